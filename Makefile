@@ -33,10 +33,10 @@ run: setup ## show it all on this machine: a coordinator, two workers, a manifes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/15_a_fleet_on_one_machine/run.sh $(ARGS)
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
-test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the house, run every test (ARGS=…)
+test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ARGS=…)
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
-check: $(STAMPS)/dev ## format, lint, types and floors, without changing a file
+check: $(STAMPS)/dev ## format, lint, types and layers, without changing a file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

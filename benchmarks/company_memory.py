@@ -63,18 +63,18 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
 
 
 def _foretell(case: dict[str, Any], gpu: str) -> Any:
-    from stoker.hardware.estimate.company import Company, Where, estimate_company
-    from stoker.hardware.estimate.families import read_shape
-    from stoker.hardware.estimate.training import Width
+    from stoker.devices.estimate.model_shapes import read_shape
+    from stoker.devices.estimate.shared_base import MemoryLocation, MultiAdapterTraining, estimate_company
+    from stoker.devices.estimate.training_setup import Width
 
-    company = Company(
+    company = MultiAdapterTraining(
         shape=read_shape(case["config"]),
         adapters=case["adapters"],
         rank=case["rank"],
         rows=case["rows"],
         sequence=case["sequence"],
         dtype=Width.BF16 if case["dtype"] == "bfloat16" else Width.FP32,
-        where=Where(case["where"]),
+        where=MemoryLocation(case["where"]),
         is_compiled=case.get("compiled", True),
         is_packed=case.get("packed", False),
     )

@@ -29,7 +29,7 @@ def main() -> int:
         folder = bench.home("detection")
         settings = {"STOKER_HOME": str(folder / "home")}
         commands = {
-            SNAPSHOT: [peer.python, "-m", "stoker.hardware.detecting"],
+            SNAPSHOT: [peer.python, "-m", "stoker.devices.detection"],
             DOCTOR: [peer.program("stoker"), "doctor"],
             "bare": [peer.python, "-c", "pass"],
         }
@@ -57,7 +57,7 @@ def main() -> int:
 def _devices_of(peer: Installed) -> str:
     """Why the figure would be of something else, if this machine has an accelerator."""
     said = subprocess.run(
-        [peer.python, "-m", "stoker.hardware.detecting"],
+        [peer.python, "-m", "stoker.devices.detection"],
         env=harness.environment_with(),
         capture_output=True,
         text=True,

@@ -23,7 +23,7 @@ from harness import Benchmark, Figure, Row
 from peers import Installed, Peer
 from security_scene import NotAsExpected, Scene, Tried, Watched
 
-from stoker.host.other_user import why_not_allowed
+from stoker.host.users import why_not_allowed
 from tests.others import folder_for_all
 from tests.servers.attacker import SYSTEM_PYTHON
 

@@ -28,13 +28,12 @@ from security_scene import (
     wait_until,
 )
 
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.capability import Capability
-from stoker.model.digests import digest_bytes
-from stoker.model.ids import job_id
-from stoker.store.listing import listing_bytes
-from stoker.wire.join_proofs import read_code
-from stoker.wire.packs import frame
+from stoker.core.capability import Capability
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
+from stoker.core.job import job_id
+from stoker.protocol.join_proofs import read_code
+from stoker.protocol.tree_messages import frame
+from stoker.store.archives.archive_members import listing_bytes
 from tests.servers import attacker
 
 TLS = "0.0.0.0:0"
@@ -493,7 +492,7 @@ _CRASHING = """
 import sys
 class Planted:
     def find_spec(self, name, *_):
-        if name == "stoker.store.local":
+        if name == "stoker.store.local_store":
             raise ZeroDivisionError("planted")
 sys.meta_path.insert(0, Planted())
 """

@@ -29,9 +29,8 @@ from security_scene import (
     wait_until,
 )
 
-from stoker.host.tls.authority import Signer, make_ca
-from stoker.host.tls.keys import make_key
-from stoker.worker.environments.sources import gather
+from stoker.host.tls.certificates import Signer, make_ca, make_key
+from stoker.jobs.pack.environment_files import gather
 from tests.servers import attacker
 from tests.unit.worker.tiny_wheels import wheel
 

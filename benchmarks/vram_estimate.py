@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _judge(bench: Benchmark, recording: Recording) -> None:
-    from stoker.hardware.estimate.calibration import CalibrationBook
+    from stoker.devices.estimate.terms import CalibrationFile
 
     gpu, torch = recording.card, recording.versions["torch"]
     measured = recording.told["measured"]
@@ -42,7 +42,7 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
     failed = [case for case in measured if "error" in case]
     cases = [case for case in measured if "error" not in case]
     with tempfile.TemporaryDirectory() as scratch:
-        book = CalibrationBook(f"{scratch}/vram.json")
+        book = CalibrationFile(f"{scratch}/vram.json")
         foretold = [_foretell(case, gpu) for case in cases]
         for case, (training, told_bytes, _) in zip(cases, foretold, strict=True):
             if case["role"] == "calibrate":
@@ -83,9 +83,9 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
 
 
 def _foretell(case: dict[str, Any], gpu: str) -> tuple[Any, int, float]:
-    from stoker.hardware.estimate.families import read_shape
-    from stoker.hardware.estimate.reading import read_training
-    from stoker.hardware.estimate.terms import estimate
+    from stoker.devices.estimate.model_shapes import read_shape
+    from stoker.devices.estimate.terms import estimate
+    from stoker.devices.estimate.training_setup import read_training
 
     started = time.perf_counter()
     shape = read_shape(case["config"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from stoker.host import large_pages
+from stoker.host import linux
 from tests.others import folder_for_all
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
     # Many tests fork, and a fork copies the tables of all this memory.
-    for _ in large_pages.moves():
+    for _ in linux.moves():
         pass
 
 
@@ -113,7 +113,7 @@ def postgres_template(postgres: PostgresServer) -> str:
 
 
 def _make_tables(url: str) -> None:
-    from stoker.coordinator.database.opening import open_database
-    from stoker.model.clock import SystemClock
+    from stoker.coordinator.database.database import open_database
+    from stoker.core.clock import SystemClock
 
     open_database(url, clock=SystemClock()).close()

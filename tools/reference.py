@@ -19,30 +19,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.aliases import ALIASES
+from stoker.cli.commands import COMMANDS, top_help
+from stoker.cli.grammar import Grammar
 from stoker.config.cluster_file import GPU, NODE, USER
-from stoker.config.manifest import HostEntry, JobEntry
-from stoker.config.manifest_file import HOST, JOB
-from stoker.faces.cli.aliases import ALIASES
-from stoker.faces.cli.commands import COMMANDS, top_help
-from stoker.faces.cli.grammar import Grammar
-from stoker.faces.view.arguments import argument_rows, example_line
-from stoker.model import errors
-from stoker.model import fleet_errors as _fleet_errors  # noqa: F401 - they are leaves of the tree of errors
-from stoker.model import gang_errors as _gang_errors  # noqa: F401 - the same
-from stoker.model.events import LOSSY, Kinds
-from stoker.model.exits import MEANINGS
-from stoker.model.fleet_events import FleetKinds
-from stoker.model.frozen import fields_of
-from stoker.model.nodes import Gpu, Node, UserPolicy
-from stoker.plan.catalogue import Catalogue, Source
-from stoker.worker.program_order import FOUND, RECIPE
+from stoker.config.manifest_file import HOST, JOB, HostEntry, JobEntry
+from stoker.core import errors
+from stoker.core import errors as _fleet_errors  # noqa: F401 - they are leaves of the tree of errors
+from stoker.core import errors as _gang_errors  # noqa: F401 - the same
+from stoker.core.events import LOSSY, FleetKinds, Kinds
+from stoker.core.exits import MEANINGS
+from stoker.core.frozen import fields_of
+from stoker.core.machine import Gpu, Node, UserPolicy
+from stoker.engine.catalogue import Catalogue, CookbookSource
+from stoker.jobs.program import FOUND, RECIPE
+from stoker.views.recipe_lines import argument_rows, example_line
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by tools/reference.py: change the code and run `make docs`. -->"
 
 SHIPPED = (
-    Source(name="command", value="stoker.cookbooks.command:COOKBOOK"),
-    Source(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK"),
+    CookbookSource(name="command", value="stoker.cookbooks.command:COOKBOOK"),
+    CookbookSource(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK"),
 )
 
 PROGRAM_LINE = "stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}"
@@ -172,7 +170,7 @@ def main() -> int:
 def commands_page() -> list[str]:
     lines = ["# Commands", "", "```", *top_help().rstrip().split("\n"), "```"]
     for command in COMMANDS:
-        grammar: Grammar = import_module(command.module).GRAMMAR
+        grammar: Grammar = getattr(import_module(command.module), command.grammar)
         if grammar.words != command.words:
             lines += ["", f"## stoker {command.words}", "", f"The same as `stoker {grammar.words}`."]
             continue

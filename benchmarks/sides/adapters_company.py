@@ -45,7 +45,7 @@ def main() -> int:
     given = gpu_parts.parse(parser)
     from transformers.models.llama import modeling_llama  # noqa: F401 - the same
 
-    from stoker.cookbooks.language.engine import slots  # noqa: F401 - the parts are forked from here
+    from stoker.cookbooks.language.compute import slots as compute_slots  # noqa: F401 - the parts are forked from here
 
     side = Side(given.base, tiny=given.tiny)
     usual: dict[str, gpu_parts.Part] = {
@@ -123,9 +123,9 @@ class Side:
             gpu_parts.forget_peaks(self.device)
 
     def _slots(self, say: Say, ranks: list[int], **how: bool) -> Any:
-        from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
-        from stoker.cookbooks.language.engine.bases import load_base
-        from stoker.cookbooks.language.engine.slots import Slots
+        from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+        from stoker.cookbooks.language.compute.base_weights import load_base
+        from stoker.cookbooks.language.compute.slots import Slots
 
         begun = time.perf_counter()
         base = load_base(self.folder, device=self.device, dtype=self.dtype)
@@ -143,7 +143,7 @@ class Side:
     def _batches(self, members: int, size: int, cut: Callable[..., Any] | None = None) -> list[Any]:
         import torch
 
-        from stoker.cookbooks.language.engine.rows import Rows
+        from stoker.cookbooks.language.compute.passes import AdapterSlotRows
 
         draws = torch.Generator().manual_seed(0)
         made = []
@@ -154,7 +154,9 @@ class Side:
             segments = cut(labels, draws) if cut is not None else None
             counts = (labels != -100).sum((1, 2)).tolist()
             everyone = tuple(range(members))
-            made.append(Rows(slots=everyone, tokens=tokens, labels=labels, segments=segments, denominators=counts))
+            made.append(
+                AdapterSlotRows(slots=everyone, tokens=tokens, labels=labels, segments=segments, denominators=counts)
+            )
         return made
 
     def _told(self, slots: Any, batches: list[Any], tokens: float, say: Say) -> None:

@@ -46,8 +46,8 @@ def main(way: str, tokens: int, steps: int, members: list[int]) -> None:
     import torch
 
     from stoker.cookbooks.language.bundled import bundled_base
-    from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
-    from stoker.cookbooks.language.engine.bases import load_base
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.base_weights import load_base
 
     torch.set_num_threads(2)
     if way == "peft-tuned":
@@ -105,8 +105,8 @@ def _by_peft(folder: Path, _base: Any, fresh: dict[int, Any], shown: dict[int, A
 def _in_company(_folder: Path, base: Any, fresh: dict[int, Any], shown: dict[int, Any], steps: int) -> dict[str, Any]:
     import torch
 
-    from stoker.cookbooks.language.engine.rows import Rows
-    from stoker.cookbooks.language.engine.slots import Slots
+    from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+    from stoker.cookbooks.language.compute.slots import Slots
 
     slots = Slots(base, count=len(fresh), rank=RANK, targets=TARGETS)
     for slot, adapter in enumerate(fresh.values()):
@@ -121,7 +121,7 @@ def _in_company(_folder: Path, base: Any, fresh: dict[int, Any], shown: dict[int
             slots.forget(everyone)
             spent.begin()
         at = max(number, 0)
-        rows = Rows(slots=everyone, tokens=tokens[:, at], labels=labels[:, at], denominators=learned)
+        rows = AdapterSlotRows(slots=everyone, tokens=tokens[:, at], labels=labels[:, at], denominators=learned)
         result = slots.step(rows, update=[number >= 0] * len(fresh), rates=[RATE] * len(fresh))
         losses = result.losses
     spent.end()

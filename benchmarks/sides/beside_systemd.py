@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from stoker.host.cgroup import own_group
+from stoker.host.resources import own_group
 
 BESIDE = Path(__file__).resolve().parents[2] / "tests" / "unit" / "host" / "beside_systemd.sh"
 

@@ -17,14 +17,14 @@ from collections.abc import Callable
 import beside_systemd
 import speak
 
-from stoker.host.containment.box import Containment, Limits
-from stoker.host.containment.choice import choose
-from stoker.host.containment.systemd import Systemd
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.box import Containment, ContainmentLimits
+from stoker.host.containment.mechanisms import choose_mechanism
+from stoker.host.containment.systemd import SystemdContainment
 from stoker.host.processes import start
-from stoker.model.errors import ContainmentUnavailable
 
 PROGRAM = ["/bin/true"]
-CAP = Limits(memory_bytes=64 * 2**20)
+CAP = ContainmentLimits(memory_bytes=64 * 2**20)
 WAYS = ("bare", "cgroup", "address_space", "watchdog", "systemd", "systemd-run")
 
 
@@ -47,23 +47,23 @@ def _once(way: str) -> Callable[[], None]:
     if way == "systemd-run":
         return lambda: _bare(["systemd-run", "--user", "--scope", "--quiet", "--collect", *PROGRAM])
     if way == "systemd":
-        return lambda: _boxed(Systemd(environment), Limits(memory_bytes=None))
-    containment = _control_groups() if way == "cgroup" else choose(way, environment=environment)
+        return lambda: _boxed(SystemdContainment(environment), ContainmentLimits(memory_bytes=None))
+    containment = _control_groups() if way == "cgroup" else choose_mechanism(way, environment=environment)
     return lambda: _boxed(containment, CAP)
 
 
 def _control_groups() -> Containment:
     try:
-        return choose("cgroup2", environment={})
+        return choose_mechanism("cgroup2", environment={})
     except ContainmentUnavailable:
-        return choose("cgroup1", environment={})
+        return choose_mechanism("cgroup1", environment={})
 
 
 def _bare(command: list[str]) -> None:
     subprocess.run(command, check=True)
 
 
-def _boxed(containment: Containment, limits: Limits) -> None:
+def _boxed(containment: Containment, limits: ContainmentLimits) -> None:
     box = containment.open("bench-program", limits, "mark")
     child = start(PROGRAM, cwd="/", env={}, entry=box.entry)
     box.took_in(child.identity)

@@ -29,7 +29,7 @@ SEGMENT = 128
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given = gpu_parts.parse(parser)
-    from stoker.cookbooks.language.engine import slots  # noqa: F401 - the parts are forked from here
+    from stoker.cookbooks.language.compute import slots as compute_slots  # noqa: F401 - the parts are forked from here
 
     parts: dict[str, gpu_parts.Part] = {name: partial(measure, case, given.tiny) for name, case in CASES.items()}
     return gpu_parts.run_parts("companies", parts, given.only or list(CASES), given)
@@ -39,8 +39,8 @@ def measure(case: Case, tiny: bool, say: Say) -> None:  # noqa: FBT001 - of a co
     """Run one case and say what it took."""
     import torch
 
-    from stoker.cookbooks.language.engine.adapters import AdapterSpec, Optim, fresh_adapter
-    from stoker.cookbooks.language.engine.slots import Slots
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
+    from stoker.cookbooks.language.compute.slots import Slots
 
     device, dtype = ("cpu", torch.float32) if tiny else ("cuda", torch.bfloat16)
     say("case", {**case, "config": shape_of(tiny=tiny), "where": device, "dtype": str(dtype).partition(".")[2]})
@@ -76,8 +76,8 @@ def random_base(config: dict[str, Any], device: str, dtype: Any) -> Any:
     """Make a base of a shape, with random weights, where it is used."""
     import torch
 
-    from stoker.cookbooks.language.engine.bases import Base, Layer
-    from stoker.cookbooks.language.engine.shapes import shape_of as read
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, LayerWeights
+    from stoker.cookbooks.language.compute.frozen_base import shape_of as read
 
     shape = read(config)
     model, hidden = shape.model, shape.hidden
@@ -89,8 +89,8 @@ def random_base(config: dict[str, Any], device: str, dtype: Any) -> Any:
     def ones(size: int) -> Any:
         return torch.ones(size, device=device, dtype=dtype)
 
-    def layer() -> Layer:
-        return Layer(
+    def layer() -> LayerWeights:
+        return LayerWeights(
             norm1=ones(hidden),
             qkv=drawn(model.q_width + 2 * model.kv_width, hidden),
             qkv_bias=None,
@@ -106,7 +106,7 @@ def random_base(config: dict[str, Any], device: str, dtype: Any) -> Any:
         )
 
     embedding = drawn(model.vocabulary, hidden)
-    return Base(
+    return BaseWeights(
         shape=shape,
         device=device,
         dtype=dtype,
@@ -120,12 +120,12 @@ def random_base(config: dict[str, Any], device: str, dtype: Any) -> Any:
 def _rows(case: Case, length: int, vocabulary: int) -> Any:
     import torch
 
-    from stoker.cookbooks.language.engine.rows import Rows
+    from stoker.cookbooks.language.compute.passes import AdapterSlotRows
 
     adapters, rows = case["adapters"], case["rows"]
     tokens = torch.randint(0, vocabulary, (adapters, rows, length), generator=torch.Generator().manual_seed(length))
     segments = (torch.arange(length) // SEGMENT).expand(adapters, rows, length).contiguous()
-    return Rows(
+    return AdapterSlotRows(
         slots=tuple(range(adapters)),
         tokens=tokens,
         labels=tokens.roll(-1, dims=-1),

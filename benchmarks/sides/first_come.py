@@ -18,13 +18,13 @@ from math import inf, nan
 from stoker.scheduler.job_types import JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.simulation.workload import Batch
+from stoker.scheduler.simulation.workload import WorkloadBatch
 
 
 class FirstComeRun:
     """The rule on machines that refuse what they can't carry, with jobs that come over time."""
 
-    def __init__(self, offers: Sequence[NodeOffer], batch: Batch) -> None:
+    def __init__(self, offers: Sequence[NodeOffer], batch: WorkloadBatch) -> None:
         self.batch = batch
         self.index = NodeIndex(offers)
         self.job_types = JobTypes(self.index)

@@ -32,12 +32,12 @@ from typing import Any
 import procfs
 import uvloop
 
+from stoker.core.capability import Capability
+from stoker.core.job import job_id
+from stoker.host.tls.certificates import make_csr, make_key
 from stoker.host.tls.contexts import client_context
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.model.capability import Capability
-from stoker.model.ids import job_id
-from stoker.wire.finding import find_coordinator
-from stoker.wire.join_proofs import finish_proof, join_key, read_code
+from stoker.protocol.discovery import find_coordinator
+from stoker.protocol.join_proofs import finish_proof, join_key, read_code
 
 GIB = 1 << 30
 ARCHIVE = b"the result of every job"

@@ -22,14 +22,14 @@ import procfs
 import uvloop
 from fleet_load import GIB, GRANTED
 
-from stoker.model.capability import Capability
-from stoker.model.devices import Answer, Backend, Device, Verdict
+from stoker.core.capability import Capability
+from stoker.core.device import Backend, Device, TriState, TriStateAnswer
 
 LINES = 50
 SHAPES = 20
 SPARE = 2_000
 KINDS = ("", "NVIDIA GeForce RTX 4090", "NVIDIA A100", "NVIDIA H100")
-YES = Answer(verdict=Verdict.YES)
+YES = TriStateAnswer(verdict=TriState.YES)
 
 
 def order(number: int) -> dict[str, object]:

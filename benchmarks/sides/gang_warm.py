@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+from stoker.core.errors import RankFailed
 from stoker.gang import Gang, RankConfig, this_rank
-from stoker.gang.warm_here import warm_here
-from stoker.model.gang_errors import RankFailed
+from stoker.gang.owner import warm_here
 
 
 def fail() -> None:

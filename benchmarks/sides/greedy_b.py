@@ -21,13 +21,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from stoker.model.devices import MemoryType
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, Wish
+from stoker.core.device import MemoryType
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements
 from stoker.scheduler.job_types import JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.simulation.workload import Batch
+from stoker.scheduler.simulation.workload import WorkloadBatch
 
 CPU_FACTOR = 0.01
 FACTORS = {
@@ -56,7 +55,7 @@ def score(node: Node, reserved_bytes: int, jobs: int, budget_bytes: int) -> floa
 
 
 def budget_of(asked: Requirements) -> int:
-    return 0 if asked.wish is Wish.NEVER else asked.vram_bytes * asked.device_count
+    return 0 if asked.wish is DevicePreference.NEVER else asked.vram_bytes * asked.device_count
 
 
 def place(nodes: Sequence[Node], budgets: Sequence[int]) -> list[int | None]:
@@ -91,7 +90,7 @@ def check_fixed_points() -> None:
     assert place(nodes, [30000 * mib]) == [None]
 
 
-def defects(nodes: Sequence[Node], batch: Batch) -> dict[str, int]:
+def defects(nodes: Sequence[Node], batch: WorkloadBatch) -> dict[str, int]:
     """Count jobs that the rule as it is never places, and jobs that it would place where no device holds them."""
     most_bytes = max((node.usable_bytes for node in nodes), default=0)
     counts = {"never placed": 0, "placed where no device holds them": 0}
@@ -115,7 +114,7 @@ def defects(nodes: Sequence[Node], batch: Batch) -> dict[str, int]:
 class GreedyRun:
     """The rule with a queue, on machines that refuse what they can't carry."""
 
-    def __init__(self, nodes: Sequence[Node], offers: Sequence[NodeOffer], batch: Batch) -> None:
+    def __init__(self, nodes: Sequence[Node], offers: Sequence[NodeOffer], batch: WorkloadBatch) -> None:
         self.nodes = nodes
         self.batch = batch
         self.board = NodeIndex(offers)
@@ -172,7 +171,7 @@ class GreedyRun:
         return best
 
     def _score(self, node: Node, at: int, asked: Requirements) -> float:
-        if asked.wish is Wish.NEVER:
+        if asked.wish is DevicePreference.NEVER:
             return CPU_FACTOR * (node.ram_mb or 0) / (asked.ram_bytes / 2**20) / (1 + self.jobs[at])
         # Where a job has the device to itself, more of its memory than is "usable" is there for it.
         free_bytes = max(node.usable_bytes - self.reserved[at], 1)

@@ -38,18 +38,19 @@ def main() -> None:
 
 
 def by_stoker(home: Path) -> Callable[[], None]:
-    from stoker.hardware.ledger.answers import Held
-    from stoker.hardware.ledger.asking import Ask, Candidate
-    from stoker.hardware.ledger.ledger import Ledger
-    from stoker.hardware.probes.meters.meter import FakeMeter
-    from stoker.model.clock import SystemClock
+    from stoker.core.clock import SystemClock
+    from stoker.devices.ledger.ledger import Ledger
+    from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
+    from stoker.devices.meter import FakeMeter
 
     ledger = Ledger(str(home / "ledger"), clock=SystemClock(), meter=FakeMeter({"GPU-a": TOTAL}))
-    ask = Ask(job="bench", devices=(Candidate(uuid="GPU-a", total_bytes=TOTAL),), vram_bytes=6 * GIB, may_share=True)
+    ask = DeviceRequest(
+        job="bench", devices=(CandidateDevice(uuid="GPU-a", total_bytes=TOTAL),), vram_bytes=6 * GIB, may_share=True
+    )
 
     def once() -> None:
         held = ledger.reserve(ask)
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldReservation)
         ledger.release(held)
 
     return once

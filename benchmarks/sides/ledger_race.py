@@ -19,15 +19,14 @@ import sys
 import time
 from collections.abc import Callable
 
-from stoker.hardware.ledger.answers import Held
-from stoker.hardware.ledger.asking import Ask, Candidate
-from stoker.hardware.ledger.ledger import Ledger
-from stoker.hardware.probes.meters.meter import FakeMeter
+from stoker.core.clock import SystemClock
+from stoker.devices.ledger.ledger import Ledger
+from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
+from stoker.devices.meter import FakeMeter
 from stoker.host.process_table import read_row
-from stoker.model.clock import SystemClock
 
 GIB = 1024**3
-CARD = Candidate(uuid="GPU-a", total_bytes=24 * GIB)
+CARD = CandidateDevice(uuid="GPU-a", total_bytes=24 * GIB)
 SLOT = struct.Struct("=qqqqq")
 """Changes, process, bytes, rounds, the most that it saw held."""
 KILL_EVERY_S = 0.1
@@ -74,7 +73,7 @@ def race(home: str, processes: int, rounds: int) -> dict[str, float]:
     def run(slot: int, seed: int) -> None:
         dice, ledger = random.Random(seed), ledger_in(home)
         while True:
-            ask = Ask(
+            ask = DeviceRequest(
                 job="race", devices=(CARD,), vram_bytes=dice.randrange(1, 13) * GIB, may_share=dice.random() < 0.8
             )
             held = ledger.wait(ask, 600.0)
@@ -108,14 +107,14 @@ def end(pid: int) -> None:
 
 
 def wake(home: str, times: int) -> dict[str, list[float]]:
-    ledger, ask = ledger_in(home), Ask(job="wake", devices=(CARD,))
+    ledger, ask = ledger_in(home), DeviceRequest(job="wake", devices=(CARD,))
     taken: dict[str, list[float]] = {"release": [], "kill": []}
     for how, seconds in taken.items():
         for _ in range(times):
             say_r, say_w = os.pipe()
             if how == "release":
                 held = ledger.reserve(ask)
-                assert isinstance(held, Held)
+                assert isinstance(held, HeldReservation)
                 waiter = fork(lambda: (ledger_in(home).wait(ask), os.write(say_w, b"x"), signal.pause())[0] and None)  # noqa: B023
                 while not ledger.state().waiting:
                     time.sleep(0.001)

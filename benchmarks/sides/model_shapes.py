@@ -5,7 +5,7 @@
 Parameters are counted on the meta device. What autograd keeps for the backward pass is counted tensor by tensor, each
 storage once and without the model's own weights, on the first GPU if there is one; the models are tiny, and every
 dimension is another prime multiple, so that a formula that is right for them is right by its terms.
-The tests of `stoker.hardware.estimate` read the file as `tests/recordings/model_shapes.json`.
+The tests of `stoker.devices.estimate` read the file as `tests/recordings/model_shapes.json`.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ import speak
 import stoker_job
 
 from stoker.cookbooks.command.cookbook import CommandArgs, command
-from stoker.host.containment.box import Box, Containment, Limits, Mechanism
-from stoker.host.containment.choice import choose
-from stoker.host.containment.systemd import Systemd
-from stoker.model.errors import ContainmentUnavailable
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.box import ContainedGroup, Containment, ContainmentLimits, Mechanism
+from stoker.host.containment.mechanisms import choose_mechanism
+from stoker.host.containment.systemd import SystemdContainment
 
 PROGRAM = "/bin/true"
 WAYS = ("bare", "cgroup", "watchdog", "none", "systemd")
@@ -59,13 +59,13 @@ def _stage(home: Path, containment: Containment) -> Callable[[], None]:
 
 def _containment(way: str) -> Containment:
     if way == "systemd":
-        return _WithoutCap(Systemd(dict(os.environ)))
+        return _WithoutCap(SystemdContainment(dict(os.environ)))
     if way != "cgroup":
-        return choose("bare" if way == "none" else way, environment={})
+        return choose_mechanism("bare" if way == "none" else way, environment={})
     try:
-        return choose("cgroup2", environment={})
+        return choose_mechanism("cgroup2", environment={})
     except ContainmentUnavailable:
-        return choose("cgroup1", environment={})
+        return choose_mechanism("cgroup1", environment={})
 
 
 class _WithoutCap:
@@ -77,8 +77,8 @@ class _WithoutCap:
     def __init__(self, inner: Containment) -> None:
         self._inner = inner
 
-    def open(self, name: str, limits: Limits, mark: str) -> Box:
-        return self._inner.open(name, Limits(memory_bytes=None), mark)
+    def open(self, name: str, limits: ContainmentLimits, mark: str) -> ContainedGroup:
+        return self._inner.open(name, ContainmentLimits(memory_bytes=None), mark)
 
 
 main()

@@ -11,7 +11,7 @@ import config_folder
 import speak
 
 from stoker.config.compose import compose
-from stoker.config.override import parse_overrides
+from stoker.config.overrides import parse_overrides
 from stoker.config.schema import Schema
 
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import speak
 
-import stoker.worker.environments.building  # noqa: F401 - otherwise imported inside the time
-from stoker.model.clock import SystemClock
-from stoker.wire.orders import EnvironmentChoice
-from stoker.worker.environments.answers import Ready
-from stoker.worker.environments.making import Maker
-from stoker.worker.environments.shelf import Shelf
-from stoker.worker.environments.sources import gather
+import stoker.worker.environments.uv  # noqa: F401 - otherwise imported inside the time
+from stoker.core.clock import SystemClock
+from stoker.jobs.pack.environment_files import gather
+from stoker.protocol.job_messages import EnvironmentChoice
+from stoker.worker.environments.environment_builder import Maker
+from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady
 
 
 def main() -> None:
@@ -37,14 +36,14 @@ def main() -> None:
         began = time.perf_counter()
         answer = maker_in(asked.home).look([choice])
     seconds = time.perf_counter() - began
-    if not isinstance(answer, Ready):
+    if not isinstance(answer, EnvironmentReady):
         sys.exit(str(answer))
     speak.tell(asked, seconds=seconds, total=None, executed=len(answer.packages))
 
 
 def maker_in(home: Path) -> Maker:
     clock = SystemClock()
-    shelf = Shelf(os.path.join(home, "envs"), clock=clock)
+    shelf = EnvironmentCache(os.path.join(home, "envs"), clock=clock)
     return Maker(shelf=shelf, environment=dict(os.environ), own_prefix=sys.prefix, clock=clock)
 
 

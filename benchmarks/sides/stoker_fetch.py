@@ -13,33 +13,34 @@ import time
 import speak
 
 import stoker.host.http.connections  # noqa: F401 - otherwise imported with the first request, inside the time
-from stoker.host.disk import free_bytes
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Digest
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import SystemClock
-from stoker.model.digests import Digest
-from stoker.store.download.engine import Stop, Tools, fetch_file
-from stoker.store.download.patience import Patience
-from stoker.store.download.wanted import Landing, Wanted
+from stoker.host.http.http_settings import HttpSettings
+from stoker.host.resources import free_bytes
+from stoker.transfer.download.download import fetch_file
+from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools, TargetFile
 
 
 def main() -> None:
     asked = speak.read_arguments(ways=("durable", "checked"))
-    wanted = Wanted(url=os.environ["FETCH_URL"], sha256=Digest(os.environ["FETCH_SHA256"]))
+    wanted = DownloadRequest(url=os.environ["FETCH_URL"], sha256=Digest(os.environ["FETCH_SHA256"]))
     transport = Urllib3Transport(HttpSettings(ca_file=os.environ.get("FETCH_CERTIFICATE", "")))
     reached_s: dict[str, float] = {}
 
     def note(step: str) -> None:
         reached_s.setdefault(step, time.perf_counter())
 
-    tools = Tools(transport=transport, clock=SystemClock(), free_bytes=free_bytes, jitter=lambda: 0.5, on_step=note)
+    tools = DownloadTools(
+        transport=transport, clock=SystemClock(), free_bytes=free_bytes, jitter=lambda: 0.5, on_step=note
+    )
     started, used = time.perf_counter(), time.process_time()
     fetched = fetch_file(
         wanted,
-        Landing(folder=str(asked.home), name="fetched"),
+        TargetFile(folder=str(asked.home), name="fetched"),
         tools=tools,
-        patience=Patience(),
-        stop=Stop(),
+        patience=DownloadTimeouts(),
+        stop=DownloadStop(),
     )
     ended, used = time.perf_counter(), time.process_time() - used
     transport.close()

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.assembly.house import Assembly
-from stoker.assembly.settings import read_settings
-from stoker.model.digests import digest_value
-from stoker.plan.graph import Plan
-from stoker.plan.outcome import RunResult
-from stoker.worker.execution import Execution
-from stoker.worker.job_folder import JobSpec
+from stoker.app.app import App
+from stoker.app.settings import read_settings
+from stoker.core.digests import digest_value
+from stoker.engine.plan import Plan
+from stoker.engine.types import RunResult
+from stoker.jobs.execution import Execution
+from stoker.jobs.job_folder import JobRecord
 
 
-def assemble(home: Path) -> Assembly:
+def assemble(home: Path) -> App:
     """The parts of one process over a home of its own."""
-    return Assembly(read_settings({"STOKER_HOME": str(home)}, str(home)))
+    return App(read_settings({"STOKER_HOME": str(home)}, str(home)))
 
 
-def run(assembly: Assembly, plan: Plan) -> RunResult:
+def run(assembly: App, plan: Plan) -> RunResult:
     """Runs a plan to its end; raises what went wrong."""
     started_s = assembly.clock.wall_s()
-    spec = JobSpec(
+    spec = JobRecord(
         attempt=f"{started_s:.6f}-{assembly.entropy():08x}",
         job_id=digest_value("job", {"plan": plan.name}),
         name=plan.name,

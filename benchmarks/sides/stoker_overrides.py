@@ -7,7 +7,7 @@ import time
 import speak
 from override_words import WORDS, cycled, words_of
 
-from stoker.config.override import parse_overrides
+from stoker.config.overrides import parse_overrides
 
 
 def main() -> None:

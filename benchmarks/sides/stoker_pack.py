@@ -11,7 +11,7 @@ import time
 import speak
 import zstandard  # noqa: F401 - otherwise imported with the first packing, inside the time
 
-from stoker.store.bundle.packing import NOT_HASHED, Source, pack
+from stoker.store.archives.pack import NOT_HASHED, PackSource, pack
 from stoker.store.trees import walk_tree
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     started, used = time.perf_counter(), time.process_time()
     with open("/dev/null", "wb") as nowhere:
         found = walk_tree(str(asked.home), hasher=lambda path: (NOT_HASHED, os.lstat(path).st_size))
-        bundle = pack([Source(entry=walked.entry, path=walked.path) for walked in found], nowhere)
+        bundle = pack([PackSource(entry=walked.entry, path=walked.path) for walked in found], nowhere)
     seconds, used = time.perf_counter() - started, time.process_time() - used
     speak.tell(asked, seconds=seconds, total=None, executed=bundle.size_bytes, cpu_seconds=used)
 

@@ -13,7 +13,7 @@ import speak
 import stoker_bench
 import stoker_job
 
-from stoker.model.json_text import loads
+from stoker.core.jsontext import loads
 
 
 def main() -> None:

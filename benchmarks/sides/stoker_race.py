@@ -12,7 +12,7 @@ from pathlib import Path
 import stoker_bench
 import stoker_job
 
-from stoker.model.json_text import loads
+from stoker.core.jsontext import loads
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import scalars
 import speak
 
 import stoker
-from stoker.plan.metrics.file import read_frames
+from stoker.engine.metrics.metrics_file import read_frames
 
 
 def main() -> None:

@@ -17,22 +17,19 @@ from contextlib import ExitStack
 import speak
 
 import stoker.host.http.connections  # noqa: F401 - otherwise imported with the first request, inside the time
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import FleetIdentity, HttpSettings
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.clock import SystemClock
-from stoker.model.digests import Digest
-from stoker.store.download.stop import Stop
-from stoker.store.local import LocalStore
-from stoker.wire.client import FleetClient
-from stoker.wire.finding import find_coordinator
-from stoker.wire.leasing import Hello
-from stoker.worker.peering.reaching import peer_opener
-from stoker.worker.peering.server import PeerServer
-from stoker.worker.peering.shelf import Shelf
-from stoker.worker.shipping.origins import FleetOrigins
-from stoker.worker.shipping.tree_receiving import receive_tree
-from stoker.worker.shipping.tree_sending import InFolder, send_tree
+from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.protocol.client import FleetClient
+from stoker.protocol.discovery import find_coordinator
+from stoker.protocol.lease_messages import Hello
+from stoker.store.local_store import LocalStore
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.peers.peer_server import PeerFiles, PeerServer
+from stoker.transfer.trees.tree_download import receive_tree
+from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, peer_opener
+from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
 
 CLOCK = SystemClock()
 
@@ -45,14 +42,16 @@ def main() -> None:
         client, transport = _line(opened)
         if asked.way == "send":
             started, used = time.perf_counter(), time.process_time()
-            send_tree(client, tree, InFolder(folder), clock=CLOCK)
+            send_tree(client, tree, FolderFileSource(folder), clock=CLOCK)
             done = tree.size_bytes
         elif asked.way == "receive":
             store = _store(os.path.join(asked.home, "store"), opened)
             # It can open the way to no other machine, so everything comes from the coordinator.
-            origins = opened.enter_context(FleetOrigins(client, transport, worker="alone", open_peer=lambda _: None))
+            origins = opened.enter_context(
+                FleetTreeSourceFinder(client, transport, worker="alone", open_peer=lambda _: None)
+            )
             started, used = time.perf_counter(), time.process_time()
-            receive_tree(origins, tree.digest(), store, stop=Stop(), clock=CLOCK)
+            receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
             done = tree.size_bytes
         else:
             started, used = time.perf_counter(), time.process_time()
@@ -66,7 +65,7 @@ def _three(home: str, tree: str, opened: ExitStack) -> int:
     threads, taken = [], []
     for name in ("one", "two", "three"):
         store = _store(os.path.join(home, name), opened)
-        server = PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK)
+        server = PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK)
         server.start()
         opened.callback(server.close)
         client, transport = _line(opened)
@@ -80,13 +79,13 @@ def _three(home: str, tree: str, opened: ExitStack) -> int:
             )
         )
         origins = opened.enter_context(
-            FleetOrigins(client, transport, worker=name, open_peer=peer_opener(None, clock=CLOCK))
+            FleetTreeSourceFinder(client, transport, worker=name, open_peer=peer_opener(None, clock=CLOCK))
         )
 
-        def bring(origins: FleetOrigins = origins, store: LocalStore = store) -> None:
+        def bring(origins: FleetTreeSourceFinder = origins, store: LocalStore = store) -> None:
             places = origins.find(tree, frozenset())
             taken.append(0 if places[0].machine else 1)
-            receive_tree(origins, tree, store, stop=Stop(), clock=CLOCK)
+            receive_tree(origins, tree, store, stop=DownloadStop(), clock=CLOCK)
 
         threads.append(threading.Thread(target=bring))
     for thread in threads:

@@ -11,9 +11,9 @@ from typing import Any
 import speak
 
 from stoker.config.compose import compose
-from stoker.config.distinct import Distinct
-from stoker.config.override import parse_overrides
-from stoker.config.schema import Declared, Schema
+from stoker.config.overrides import parse_overrides
+from stoker.config.points import DistinctPoints
+from stoker.config.schema import DeclaredLeaf, Schema
 from stoker.config.sweep import points, size
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     composed = compose([], parse_overrides(words), _schema(), {}, ".")
     if composed.sweep is None or size(composed.sweep) != asked.count:
         raise SystemExit("that is not the sweep that was asked for")
-    distinct = Distinct(points(composed.sweep), composed.identity_at, label_of=lambda point: point.label)
+    distinct = DistinctPoints(points(composed.sweep), composed.identity_at, label_of=lambda point: point.label)
     executed, longest = 0, 0
     for point, _ in distinct:
         executed += 1
@@ -39,7 +39,7 @@ def _schema() -> Schema:
     leaves = {f"{branch}.p{number}": 0.5 for branch in "abcde" for number in range(6)}
     return Schema(
         leaves={
-            path: Declared(path=path, read=float, check=_number, says="float", default=default)
+            path: DeclaredLeaf(path=path, read=float, check=_number, says="float", default=default)
             for path, default in {**leaves, "seed": 0.0}.items()
         }
     )

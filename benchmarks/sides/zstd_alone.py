@@ -11,8 +11,8 @@ from pathlib import Path
 import speak
 import zstandard
 
-from stoker.host.disk import usable_cores
-from stoker.store.bundle.packing import LEVEL, workers_here
+from stoker.host.resources import usable_cores
+from stoker.store.archives.pack import LEVEL, workers_here
 
 _PIECE_BYTES = 2**20
 

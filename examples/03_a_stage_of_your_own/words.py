@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from stoker.plan.authoring import (
+from stoker.authoring import (
     Category,
     Cookbook,
     InputPath,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stoker.plan.authoring import (
+from stoker.authoring import (
     Category,
     Cookbook,
     InputPath,

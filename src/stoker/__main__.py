@@ -1,4 +1,4 @@
-"""The `stoker` command: joins the command line with the assembly. Nothing else may import both."""
+"""The `stoker` command: run the command line with the objects that `app` builds."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stoker.assembly import Assembly
+    from stoker.app import App
 
 
 def main() -> int:
     """Run the command line of this process."""
-    from stoker.faces.cli.main import run_command_line
+    from stoker.cli.main import run_command_line
 
     code = run_command_line(sys.argv[1:], build=_build)
     # The memory goes with the process: an interpreter that looks through it once more at its end takes 60 ms for that.
@@ -20,10 +20,10 @@ def main() -> int:
     return code
 
 
-def _build() -> Assembly:
-    from stoker.assembly import Assembly
+def _build() -> App:
+    from stoker.app import App
 
-    return Assembly.here()
+    return App.here()
 
 
 if __name__ == "__main__":

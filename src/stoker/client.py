@@ -9,7 +9,7 @@
         fleet.get("resnet", "results")
 
 A front door beside the floors, like `__main__`: it joins what assembly builds with the wire. Errors are those of
-`stoker.model.errors`, each with a `message`, a `hint` and a `code`. NAME is a job's name, `name/3`, the beginning of an
+`stoker.core.errors`, each with a `message`, a `hint` and a `code`. NAME is a job's name, `name/3`, the beginning of an
 id, or `last`; the bare name of a sweep stands for all its points where a verb can mean several jobs.
 """
 
@@ -19,28 +19,32 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 
-from stoker.assembly import Assembly
+from stoker.app import App
+from stoker.cli.fleet_job import FleetResult, SyncedAttempt, fetch_result, folder_name, log_files
+from stoker.cli.job_wait import points_of, wait_for
+from stoker.core.clock import Closable
+from stoker.core.errors import NotFound
+from stoker.core.job import JobState
 from stoker.host.http.addresses import asked_directly
-from stoker.model.closable import Closable
-from stoker.model.errors import NotFound
-from stoker.model.lifecycle import JobState
-from stoker.wire.asking import DoneView, Leaderboard
-from stoker.wire.client import FleetClient
-from stoker.wire.event_stream import FleetEvent
-from stoker.wire.finding import find_coordinator, no_coordinator_known
-from stoker.wire.orders import JobOrder, OnChangedCode, Submission, Submitted
-from stoker.wire.speaking import Patience
-from stoker.wire.views import FleetStatus, JobExplanation, JobStory, JobView, MachineView
-from stoker.wire.waiting import points_of, wait_for
-from stoker.worker.growing_lines import GrowingLines
-from stoker.worker.shipping.fetching import FleetResult, fetch_result, folder_name
-from stoker.worker.shipping.line import Passage
-from stoker.worker.shipping.mirrored import Mirrored, log_files
-from stoker.worker.shipping.tree_sending import InFolder, InStore, send_tree
-from stoker.worker.submitting.manifest_orders import read_orders
-from stoker.worker.submitting.orders import Orders
-from stoker.worker.submitting.person import who_asks
-from stoker.worker.submitting.submitted_code import CodeWishes
+from stoker.jobs.log_tail import GrowingLines
+from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.pack.code_tree import PreparedSubmission, SubmittedCodeOptions
+from stoker.jobs.submitter import who_asks
+from stoker.protocol.client import FleetClient
+from stoker.protocol.discovery import find_coordinator, no_coordinator_known
+from stoker.protocol.job_messages import JobSpec, OnChangedCode, Submission, SubmissionResponse
+from stoker.protocol.transport import FleetEvent, RequestTimeouts
+from stoker.protocol.view_messages import (
+    DoneView,
+    FleetStatus,
+    JobDetails,
+    JobExplanation,
+    JobView,
+    Leaderboard,
+    MachineView,
+)
+from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, send_tree
 
 __all__ = ["Client"]
 
@@ -63,7 +67,7 @@ class Client(Closable):
         is used, else STOKER_OPERATOR_TOKEN, else what joining gave. No token is sent in clear over TCP. Raises
         `NoCoordinator` if none is known; no request is sent yet.
         """
-        self._parts = Assembly.here()
+        self._parts = App.here()
         settings = self._parts.settings
         found = find_coordinator(url or "", environment=settings.environment, state=settings.state)
         if found is None:
@@ -75,7 +79,7 @@ class Client(Closable):
             found.url,
             clock=self._parts.clock,
             token=found.token if token is None else token,
-            patience=Patience(answer_s=_ANSWER_S, silence_s=_ANSWER_S, retry_s=_RETRY_S),
+            patience=RequestTimeouts(answer_s=_ANSWER_S, silence_s=_ANSWER_S, retry_s=_RETRY_S),
         )
 
     @property
@@ -85,17 +89,17 @@ class Client(Closable):
 
     def submit(
         self,
-        what: str | os.PathLike[str] | Submission | Iterable[JobOrder],
+        what: str | os.PathLike[str] | Submission | Iterable[JobSpec],
         *,
         rerun: bool = False,
         dry_run: bool = False,
-    ) -> Submitted:
+    ) -> SubmissionResponse:
         """Hand in a manifest by its path, or orders; all or none of up to 5,000 jobs. Twice the same changes nothing.
 
         More are sent in parts, all or none of each; if one is refused, those before it stay submitted.
 
         `rerun` runs completed jobs again whose code is another now; otherwise their results are kept, and the answer
-        says so. `dry_run` says what would change, and changes nothing. Raises `ManifestFaults` with every fault.
+        says so. `dry_run` says what would change, and changes nothing. Raises `InvalidManifest` with every fault.
         Code and data of a manifest's jobs are with the coordinator before they are submitted.
         """
         if isinstance(what, Submission):
@@ -119,7 +123,7 @@ class Client(Closable):
             if not after:
                 return
 
-    def job(self, name: str) -> JobStory:
+    def job(self, name: str) -> JobDetails:
         """Give everything about one job."""
         return self._wire.job(name)
 
@@ -222,22 +226,24 @@ class Client(Closable):
         self._transport.close()
         self._parts.close()
 
-    def _orders(self, what: str | os.PathLike[str] | Iterable[JobOrder]) -> Orders:
+    def _orders(self, what: str | os.PathLike[str] | Iterable[JobSpec]) -> PreparedSubmission:
         if not isinstance(what, str | os.PathLike):
-            return Orders(jobs=tuple(what))
+            return PreparedSubmission(jobs=tuple(what))
         parts = self._parts
         path = os.path.abspath(os.path.join(parts.settings.folder, os.path.expanduser(what)))
-        wishes = CodeWishes(ours=(parts.settings.home,))
+        wishes = SubmittedCodeOptions(ours=(parts.settings.home,))
         return read_orders(path, desk=parts.desk(), code=parts.code, name=os.fspath(what), wishes=wishes)
 
-    def _ship(self, orders: Orders) -> None:
+    def _ship(self, orders: PreparedSubmission) -> None:
         for one in orders.to_send(self.url):
             tree = one.tree
             if not self._wire.want_tree(one.digest, files=len(tree.entries), size_bytes=tree.size_bytes).is_here:
-                source = InFolder(one.root) if one.record is None else InStore(self._parts.store, one.record)
+                source = (
+                    FolderFileSource(one.root) if one.record is None else StoreFileSource(self._parts.store, one.record)
+                )
                 send_tree(self._wire, tree, source, clock=self._parts.clock)
 
-    def _submission(self, orders: Orders, *, rerun: bool, dry_run: bool) -> Submission:
+    def _submission(self, orders: PreparedSubmission, *, rerun: bool, dry_run: bool) -> Submission:
         return orders.submission(
             key="" if dry_run else "".join(f"{self._parts.entropy():08x}" for _ in range(_KEY_WORDS)),
             submitter=self._who(),
@@ -252,13 +258,13 @@ class Client(Closable):
     def _get(self, point: JobView, into: str) -> list[str]:
         story = self._wire.job(point.id)
         wanted = FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
-        passage = Passage(line=self._wire, stop=threading.Event(), clock=self._parts.clock)
+        passage = TransferConnection(line=self._wire, stop=threading.Event(), clock=self._parts.clock)
         spool = os.path.join(self._parts.settings.state, "arriving")
         laid_out = fetch_result(passage, wanted, into, store=self._parts.store, spool=spool)
         return [os.path.join(laid_out.folder, file) for file in laid_out.files]
 
     def _lines_of(self, client: FleetClient, job: str, attempt: int, *, follow: bool) -> Iterator[str]:
-        mirror = Mirrored(client, job, attempt, wants=log_files)
+        mirror = SyncedAttempt(client, job, attempt, wants=log_files)
         logs: dict[str, GrowingLines] = {}
         try:
             while True:

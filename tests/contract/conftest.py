@@ -25,10 +25,10 @@ def cleared_postgres(postgres: PostgresServer, postgres_template: str) -> str:
 @pytest.fixture(scope="session")
 def kept_engines() -> Iterator[None]:
     """Let all tests of one address use one engine: it compiles statements for half of the time of a short test."""
-    from stoker.coordinator.database import opening
+    from stoker.coordinator.database import database
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "_engine", cache(opening._engine))
+        patch.setattr(database, "_engine", cache(database._engine))
         yield
 
 
@@ -59,7 +59,7 @@ def queue_url(request: pytest.FixtureRequest, replaced_sqlite: Path, kept_engine
 @pytest.fixture
 def fleet(queue_url: str) -> Iterator[Driven]:
     """A queue of which no promise may be broken, whatever a test does to it."""
-    from stoker.coordinator.database.checking import check_database
+    from stoker.coordinator.database.database_check import check_database
 
     driven = Driven(queue_url)
     driven.objects[SHA] = 10

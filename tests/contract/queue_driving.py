@@ -6,22 +6,33 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from stoker.coordinator.database.opening import Database, open_database
+from stoker.coordinator.database.database import Database, open_database
 from stoker.coordinator.queue.commands import Answer, CancelJobs, Command, RequeueJobs, Submit, Sweep, Write
 from stoker.coordinator.queue.queue import Queue, no_fault
-from stoker.coordinator.queue.reading.reader import Reader
-from stoker.model.capability import Capability
-from stoker.model.clock import FakeClock
-from stoker.model.ids import job_id
-from stoker.model.leases import Budgets, FleetTimes
+from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.core.capability import Capability
+from stoker.core.clock import FakeClock
+from stoker.core.job import job_id
+from stoker.core.leases import Budgets, FleetTimes
+from stoker.protocol.job_messages import JobSpec, Submission, SubmissionResponse
+from stoker.protocol.lease_messages import (
+    Claim,
+    ClaimResponse,
+    Fail,
+    Finish,
+    Grant,
+    Hello,
+    LeaseReport,
+    Release,
+    Renewal,
+    Start,
+)
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import Claim, Fail, Finish, Grant, Granted, Hello, LeaseReport, Release, Renewal, Start
-from stoker.wire.orders import JobOrder, Submission, Submitted
 
 GIB = 1 << 30
 
 
-def order(name: str, number: int = 0, *, recipe: str = "tabular/gbt", **more: Any) -> JobOrder:
+def order(name: str, number: int = 0, *, recipe: str = "tabular/gbt", **more: Any) -> JobSpec:
     """Order a job that is like no other of another name or number."""
     identity = {"name": name, "number": number}
     fields: dict[str, Any] = {
@@ -33,7 +44,7 @@ def order(name: str, number: int = 0, *, recipe: str = "tabular/gbt", **more: An
         "identity": identity,
         "requirements": {"ram_bytes": GIB},
     }
-    return JobOrder.model_validate(fields | more)
+    return JobSpec.model_validate(fields | more)
 
 
 class Driven:
@@ -76,7 +87,7 @@ class Driven:
         self.faults(point)
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> QueueReader:
         return self.queue.reader
 
     def close(self) -> None:
@@ -88,9 +99,9 @@ class Driven:
         self.clock.advance(1.0)
         return self.queue.ask(command)
 
-    def submit(self, *jobs: JobOrder, only_of: str | None = None, **more: Any) -> Submitted:
+    def submit(self, *jobs: JobSpec, only_of: str | None = None, **more: Any) -> SubmissionResponse:
         answer = self.ask(Submit(asked=Submission(jobs=jobs, **{"submitter": "me@desk", **more}), only_of=only_of))
-        assert isinstance(answer, Submitted)
+        assert isinstance(answer, SubmissionResponse)
         return answer
 
     def join(self, *machines: str, slots: int = 4, accepts: tuple[str, ...] = ()) -> None:
@@ -122,7 +133,7 @@ class Driven:
             most=most,
         )
         answer = self.ask(asked)
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, ClaimResponse)
         return answer.grants
 
     def start(self, grant: Grant) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
-from stoker.coordinator.queue.commands import Said, Sweep, SweepDone, Write
-from stoker.model.capability import Capability
-from stoker.wire.leasing import (
+from stoker.coordinator.queue.commands import LeaseSweepResult, Said, Sweep, Write
+from stoker.core.capability import Capability
+from stoker.protocol.lease_messages import (
     CancelConfirmed,
     CheckpointBody,
     Decline,
@@ -23,9 +23,9 @@ from stoker.wire.leasing import (
     PointCheckpoint,
     Release,
     Renewal,
-    Renewed,
-    Settled,
+    RenewalResponse,
     Start,
+    WriteResponse,
 )
 from tests.contract.queue_driving import Driven, order
 
@@ -43,9 +43,9 @@ def finish(grant: Grant, **fields: Any) -> Write:
     return Write(job=grant.job, said=Finish(**said))
 
 
-def say(fleet: Driven, grant: Grant, kind: type, **fields: Any) -> Settled:
+def say(fleet: Driven, grant: Grant, kind: type, **fields: Any) -> WriteResponse:
     answer = fleet.ask(Write(job=grant.job, said=kind(**token(grant), **fields)))
-    assert isinstance(answer, Settled)
+    assert isinstance(answer, WriteResponse)
     return answer
 
 
@@ -67,9 +67,9 @@ def kinds(fleet: Driven, name: str = "one") -> list[str]:
     return [event["kind"] for event in fleet.reader.events(ref=name)]
 
 
-def sweep(fleet: Driven) -> SweepDone:
+def sweep(fleet: Driven) -> LeaseSweepResult:
     done = fleet.ask(Sweep())
-    assert isinstance(done, SweepDone)
+    assert isinstance(done, LeaseSweepResult)
     return done
 
 
@@ -79,10 +79,10 @@ def lose(fleet: Driven, grant: Grant) -> None:
     assert grant.job in sweep(fleet).expired
 
 
-def renewed(fleet: Driven, grant: Grant, machine: str = "m1") -> Renewed:
+def renewed(fleet: Driven, grant: Grant, machine: str = "m1") -> RenewalResponse:
     report = LeaseReport(job=grant.job, **token(grant))
     answer = fleet.ask(Renewal(worker=machine, incarnation=f"incarnation-{machine}", leases=(report,)))
-    assert isinstance(answer, Renewed)
+    assert isinstance(answer, RenewalResponse)
     return answer
 
 

@@ -15,20 +15,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, NullPool, create_engine, text
 
-from stoker.coordinator.database.backing_up import back_up
-from stoker.coordinator.database.checking import check_database, check_rows
-from stoker.coordinator.database.moving import move
-from stoker.coordinator.database.opening import Database, look_into, open_database
-from stoker.coordinator.database.portable import table_digests
-from stoker.coordinator.database.restoring import next_generation, restore
-from stoker.coordinator.database.snapshots import snapshot
-from stoker.coordinator.history import Violation
+from stoker.coordinator.database.backup import back_up, move, next_generation, restore, table_digests
+from stoker.coordinator.database.database import Database, look_into, open_database, snapshot
+from stoker.coordinator.database.database_check import check_database, check_rows
+from stoker.coordinator.database.history import Violation
 from stoker.coordinator.queue.commands import Write
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Damaged, LocalFile, NotFound
-from stoker.model.fleet_errors import AlreadyServing, Conflict, StaleLease, VersionSkew
-from stoker.model.leases import Token
-from stoker.wire.leasing import Finish
+from stoker.core.clock import FakeClock
+from stoker.core.errors import AlreadyServing, Conflict, Damaged, LocalFile, NotFound, StaleLease, VersionSkew
+from stoker.core.leases import AttemptToken
+from stoker.protocol.lease_messages import Finish
 from tests.contract.queue_driving import Driven, busy, order
 from tests.servers.postgres import PostgresServer
 
@@ -256,7 +251,7 @@ def test_after_a_restore_old_epochs_never_return(fleet: Driven, tmp_path: Path):
     of_then = [(held.job, held.attempt, held.epoch), (granted_later.job, granted_later.attempt, granted_later.epoch)]
     again = {grant.job: grant for grant in fleet.claim(most=4)}
     for job, attempt, epoch in of_then:
-        assert not fleet.queue.is_current(Token(job=job, attempt=attempt, epoch=epoch, generation=1))
+        assert not fleet.queue.is_current(AttemptToken(job=job, attempt=attempt, epoch=epoch, generation=1))
         said = Finish(attempt=attempt, epoch=epoch, generation=1, **result)
         with pytest.raises(StaleLease):
             fleet.ask(Write(job=job, said=said))
@@ -343,7 +338,7 @@ def test_a_move_brings_every_row_and_running_work_goes_on(fleet: Driven, other_u
     target.close()
     fleet.url = other_url
     fleet.open()
-    token = Token(job=held.job, attempt=held.attempt, epoch=held.epoch, generation=1)
+    token = AttemptToken(job=held.job, attempt=held.attempt, epoch=held.epoch, generation=1)
     assert fleet.queue.is_current(token)
     assert found(fleet) == []
     # Before its database goes.

@@ -13,15 +13,25 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.keeping.attempts import AttemptFiles
-from stoker.model.capability import Capability
-from stoker.model.errors import BadInput, Faults, NotFound, Refused
-from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, TooLarge
-from stoker.model.principals import Role
-from stoker.wire.asking import MachineAsk
-from stoker.wire.enrolling import TokenAsk
-from stoker.wire.leasing import Claim, Fail, Finish, Grant, Granted, Hello, LeaseReport, Release, Renewal, Start
-from stoker.wire.orders import Submission
+from stoker.coordinator.storage.attempt_files import AttemptFiles
+from stoker.core.capability import Capability
+from stoker.core.errors import BadInput, Conflict, Forbidden, InvalidInput, NotFound, Refused, StaleLease, TooLarge
+from stoker.core.leases import Role
+from stoker.protocol.enrolment_messages import TokenRequest
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import (
+    Claim,
+    ClaimResponse,
+    Fail,
+    Finish,
+    Grant,
+    Hello,
+    LeaseReport,
+    Release,
+    Renewal,
+    Start,
+)
+from stoker.protocol.view_messages import MachineRequest
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.unix_http import UnixConnection
@@ -163,7 +173,7 @@ def test_a_repeated_claim_gets_the_same_grants(fleet: Fleet):
 def test_a_waiting_claim_is_answered_when_a_job_comes(fleet: Fleet):
     client = fleet.client()
     client.hello(hello())
-    answers: list[Granted] = []
+    answers: list[ClaimResponse] = []
     asking = threading.Thread(target=lambda: answers.append(client.claim(claim(wait_s=30.0))))
     asking.start()
     fleet.client().submit(Submission(jobs=(order("late"),)))
@@ -175,7 +185,7 @@ def test_a_waiting_claim_is_answered_when_a_lease_is_given_back(fleet: Fleet):
     grant = granted_one(fleet)
     client = fleet.client()
     client.hello(hello("lab"))
-    answers: list[Granted] = []
+    answers: list[ClaimResponse] = []
     asking = threading.Thread(target=lambda: answers.append(client.claim(claim(worker="lab", wait_s=30.0))))
     asking.start()
     fleet.client().release(grant.job, Release(**said(grant), why="the machine is drained"))
@@ -302,14 +312,14 @@ def test_a_sweeps_bare_name_stands_for_all_its_points_over_http_too(fleet: Fleet
 def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
     client = fleet.client()
     client.hello(hello())
-    client.drain("desk", MachineAsk(why="new fan"))
+    client.drain("desk", MachineRequest(why="new fan"))
     assert client.machine("desk").state == "drained"
     assert client.claim(claim()).closed
     client.open("desk")
     assert [machine.state for machine in client.machines()] == ["ready"]
     with pytest.raises(Refused, match="still runs"):
         client.forget("desk")
-    client.forget("desk", MachineAsk(is_forced=True))
+    client.forget("desk", MachineRequest(is_forced=True))
     assert client.machines() == ()
     with pytest.raises(NotFound):
         client.machine("desk")
@@ -317,9 +327,9 @@ def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
 
 def test_only_an_operator_may_change_what_people_asked_for(shared: Fleet):
     stranger = shared.client(token="")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         stranger.submit(Submission(jobs=(order("a"),)))
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         shared.client(token="another-token-altogether").cancel("a")
     assert asked_over_tcp(shared, "POST", "/v1/reload")[0] == 401
     assert asked_over_tcp(shared, "POST", "/v1/reload", X_Operator_Token="wrong")[0] == 403
@@ -346,7 +356,7 @@ def test_over_tcp_nothing_but_health_is_open_on_loopback_too(shared: Fleet):
 
 
 def test_a_token_that_is_shown_over_the_socket_counts_there_too(shared: Fleet):
-    made = shared.client().make_token(TokenAsk(name="ada", role=Role.READ))
+    made = shared.client().make_token(TokenRequest(name="ada", role=Role.READ))
     assert asked(shared, "POST", "/v1/reload", X_Operator_Token=made.token)[0] == 403
     assert asked(shared, "POST", "/v1/reload", X_Operator_Token="wrong")[0] == 403
     assert asked(shared, "GET", "/v1/jobs", X_Operator_Token=made.token)[0] == 200
@@ -383,7 +393,7 @@ def test_all_faults_of_a_request_come_together(shared: Fleet):
     assert status == 422
     assert {fault["where"] for fault in body["data"]["faults"]} == {"request_id", "worker", "incarnation", "most"}
     client = shared.client()
-    with pytest.raises(Faults):
+    with pytest.raises(InvalidInput):
         client.submit(Submission(jobs=(order("a"), order("a").model_copy(update={"id": "0" * 64}))))
     assert client.jobs().total == 0
 
@@ -495,10 +505,10 @@ def test_elsewhere_than_on_loopback_people_need_a_token_and_machines_a_certifica
     path.write_bytes(sqlite_template.read_bytes())
     with coordinator(f"sqlite:///{path}", tmp_path, is_secure=True) as fleet:
         assert fleet.client().jobs().jobs == ()
-        with pytest.raises(NotAllowed, match="needs a token"):
+        with pytest.raises(Forbidden, match="needs a token"):
             fleet.client(token="").jobs()
         for token in ("", TOKEN):
-            with pytest.raises(NotAllowed, match="a machine's certificate"):
+            with pytest.raises(Forbidden, match="a machine's certificate"):
                 fleet.client(token=token).hello(hello())
 
 

@@ -9,32 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.capability import Capability
-from stoker.model.clock import SystemClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import ArchiveFaults, BadInput, CorruptBytes, HashMismatch, NotFound
-from stoker.model.fleet_errors import NotAllowed
-from stoker.store.download.stop import Stop
-from stoker.store.held import held_tree
-from stoker.store.listing import listing_bytes
-from stoker.store.local import LocalStore
-from stoker.store.memo import stamp_of
-from stoker.store.putting import put_key
+from stoker.core.capability import Capability
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
+from stoker.core.errors import BadInput, CorruptBytes, Forbidden, HashMismatch, InvalidArchive, NotFound
+from stoker.host.file_stamps import stamp_of
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Hello, MachineInventory
+from stoker.protocol.tree_messages import PACKED_BYTES, SourcesRequest, TreeLocation, frame
+from stoker.protocol.view_messages import PruneRequest
+from stoker.store.archives.archive_members import listing_bytes
+from stoker.store.local_store import LocalStore
+from stoker.store.put import put_key
 from stoker.store.records import Record
 from stoker.store.trees import scan_tree
-from stoker.wire.contents import PACKED_BYTES, Place, SourcesAsk
-from stoker.wire.leasing import Hello, Holdings
-from stoker.wire.orders import Submission
-from stoker.wire.packs import frame
-from stoker.wire.retaining import PruneAsk
-from stoker.worker.peering.reaching import peer_opener
-from stoker.worker.peering.server import PeerServer
-from stoker.worker.peering.shelf import Shelf
-from stoker.worker.shipping.checkouts import check_out
-from stoker.worker.shipping.origins import FleetOrigins, Origins
-from stoker.worker.shipping.tree_receiving import Outlook, receive_tree
-from stoker.worker.shipping.tree_sending import InFolder, InStore, TreeSent, send_tree
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.peers.peer_server import PeerFiles, PeerServer
+from stoker.transfer.trees.holdings import check_out, held_tree
+from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
+from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, TreeSourceFinder, peer_opener
+from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, TreeSendResult, send_tree
 from tests.contract.queue_driving import order
 from tests.fakes.origins import CoordinatorAlone
 from tests.servers.coordinator import Fleet, coordinator
@@ -79,12 +73,12 @@ def stores(tmp_path: Path) -> Iterator[dict[str, LocalStore]]:
         store.close()
 
 
-def sent(fleet: Fleet, root: Path) -> tuple[Tree, TreeSent]:
+def sent(fleet: Fleet, root: Path) -> tuple[Tree, TreeSendResult]:
     tree = scan_tree(str(root))
-    return tree, send_tree(fleet.client(), tree, InFolder(str(root)), clock=CLOCK)
+    return tree, send_tree(fleet.client(), tree, FolderFileSource(str(root)), clock=CLOCK)
 
 
-def alone(fleet: Fleet) -> Origins:
+def alone(fleet: Fleet) -> TreeSourceFinder:
     client = fleet.client()
     return CoordinatorAlone(client, fleet.transports[-1])
 
@@ -92,13 +86,13 @@ def alone(fleet: Fleet) -> Origins:
 def test_a_tree_arrives_as_it_was(fleet: Fleet, project: Path, stores: dict[str, LocalStore], tmp_path: Path) -> None:
     tree, first = sent(fleet, project)
     assert first.tree == tree.digest()
-    outlooks: list[Outlook] = []
+    outlooks: list[TreeFetchEstimate] = []
     came: list[int] = []
     record = receive_tree(
         alone(fleet),
         tree.digest(),
         stores["one"],
-        stop=Stop(),
+        stop=DownloadStop(),
         clock=CLOCK,
         heed=came.append,
         on_outlook=outlooks.append,
@@ -129,11 +123,13 @@ def test_what_is_there_is_not_sent_again_and_a_changed_line_sends_one_file(fleet
 
 def test_a_second_machine_takes_only_what_it_lacks(fleet: Fleet, project: Path, stores: dict[str, LocalStore]) -> None:
     tree, _ = sent(fleet, project)
-    receive_tree(alone(fleet), tree.digest(), stores["one"], stop=Stop(), clock=CLOCK)
+    receive_tree(alone(fleet), tree.digest(), stores["one"], stop=DownloadStop(), clock=CLOCK)
     (project / "train.py").write_text("other")
     changed, _ = sent(fleet, project)
-    outlooks: list[Outlook] = []
-    receive_tree(alone(fleet), changed.digest(), stores["one"], stop=Stop(), clock=CLOCK, on_outlook=outlooks.append)
+    outlooks: list[TreeFetchEstimate] = []
+    receive_tree(
+        alone(fleet), changed.digest(), stores["one"], stop=DownloadStop(), clock=CLOCK, on_outlook=outlooks.append
+    )
     assert [(outlook.missing_files, outlook.missing_bytes) for outlook in outlooks] == [(1, 5)]
 
 
@@ -145,27 +141,27 @@ def test_a_tree_of_this_machine_s_store_can_be_sent_small_files_in_the_record_to
     assert (kept, bool(inline)) == (tree, True)
     made = Record.of(key=put_key(kept.digest()), tree=kept, inline=inline, body={})
     store.publish(made)
-    sent_bytes = send_tree(fleet.client(), kept, InStore(store, made), clock=CLOCK).sent_bytes
+    sent_bytes = send_tree(fleet.client(), kept, StoreFileSource(store, made), clock=CLOCK).sent_bytes
     assert sent_bytes == sum({e.sha256: e.size_bytes for e in tree.entries if not e.link_to}.values())
     server = peer(store)
     try:
         hello(fleet, "two", server.url, (tree.digest(),))
         with origins(fleet, "one") as known:
-            assert receive_tree(known, tree.digest(), stores["one"], stop=Stop(), clock=CLOCK).tree == tree
+            assert receive_tree(known, tree.digest(), stores["one"], stop=DownloadStop(), clock=CLOCK).tree == tree
     finally:
         server.close()
 
 
 def test_a_tree_that_nobody_has_is_not_found(fleet: Fleet, stores: dict[str, LocalStore]) -> None:
     with pytest.raises(NotFound):
-        receive_tree(alone(fleet), "0" * 64, stores["one"], stop=Stop(), clock=CLOCK)
+        receive_tree(alone(fleet), "0" * 64, stores["one"], stop=DownloadStop(), clock=CLOCK)
 
 
 def test_a_file_that_changed_since_it_was_hashed_is_not_sent(fleet: Fleet, project: Path) -> None:
     tree = scan_tree(str(project))
     (project / "train.py").write_text("print('other')\n")
     with pytest.raises(CorruptBytes, match="not what it was"):
-        send_tree(fleet.client(), tree, InFolder(str(project)), clock=CLOCK)
+        send_tree(fleet.client(), tree, FolderFileSource(str(project)), clock=CLOCK)
     assert not fleet.client().want_tree(tree.digest()).is_here
 
 
@@ -184,7 +180,7 @@ def test_a_listing_with_a_name_that_leads_elsewhere_is_refused(fleet: Fleet, pat
     tree = Tree((TreeEntry(path, 1, digest_bytes(data)),))
     client = fleet.client()
     client.send_pack(frame(digest_bytes(data), data))
-    with pytest.raises(ArchiveFaults):
+    with pytest.raises(InvalidArchive):
         client.keep_tree(tree.digest(), listing_bytes(tree))
 
 
@@ -200,9 +196,9 @@ def test_a_pack_that_lies_is_refused(fleet: Fleet) -> None:
 
 
 def test_whoever_has_no_token_sends_nothing(fleet: Fleet) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         fleet.client(token="").send_pack(b"")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         fleet.client(token="").keep_tree("0" * 64, b"")
 
 
@@ -212,7 +208,7 @@ def test_trees_that_jobs_need_survive_a_prune_and_others_go_with_their_files(fle
     unneeded, _ = sent(fleet, project)
     client = fleet.client()
     client.submit(Submission(jobs=(order("train").model_copy(update={"code_tree": needed.digest()}),)))
-    asked = PruneAsk(trees_unused_s=0)
+    asked = PruneRequest(trees_unused_s=0)
     outlook = client.prune(asked)
     assert (outlook.trees > 0, outlook.is_done) == (True, False)
     assert client.want_tree(unneeded.digest()).is_here
@@ -225,7 +221,7 @@ def test_trees_that_jobs_need_survive_a_prune_and_others_go_with_their_files(fle
 
 
 def peer(store: LocalStore) -> PeerServer:
-    server = PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK)
+    server = PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK)
     server.start()
     return server
 
@@ -239,22 +235,22 @@ def hello(fleet: Fleet, name: str, url: str, trees: tuple[str, ...] = ()) -> Non
         incarnation=f"incarnation-{name}",
         capability=found.to_dict(),
         capability_digest="d",
-        holdings=Holdings(trees=trees),
+        holdings=MachineInventory(trees=trees),
         contents_at=url,
     )
     fleet.client().hello(said)
 
 
-def origins(fleet: Fleet, name: str) -> FleetOrigins:
+def origins(fleet: Fleet, name: str) -> FleetTreeSourceFinder:
     client = fleet.client()
-    return FleetOrigins(client, fleet.transports[-1], worker=name, open_peer=peer_opener(None, clock=CLOCK))
+    return FleetTreeSourceFinder(client, fleet.transports[-1], worker=name, open_peer=peer_opener(None, clock=CLOCK))
 
 
 def test_a_machine_gets_a_tree_from_another_that_has_it(
     fleet: Fleet, project: Path, stores: dict[str, LocalStore]
 ) -> None:
     tree, _ = sent(fleet, project)
-    receive_tree(alone(fleet), tree.digest(), stores["one"], stop=Stop(), clock=CLOCK)
+    receive_tree(alone(fleet), tree.digest(), stores["one"], stop=DownloadStop(), clock=CLOCK)
     server = peer(stores["one"])
     try:
         hello(fleet, "one", server.url, (tree.digest(),))
@@ -264,7 +260,7 @@ def test_a_machine_gets_a_tree_from_another_that_has_it(
         # Whatever it sends, the coordinator sends no byte.
         fleet.keeping.objects.remove(next(e.sha256 for e in tree.entries if e.path == "large.bin"))
         with origins(fleet, "two") as known:
-            record = receive_tree(known, tree.digest(), stores["two"], stop=Stop(), clock=CLOCK)
+            record = receive_tree(known, tree.digest(), stores["two"], stop=DownloadStop(), clock=CLOCK)
         assert record.tree == tree
     finally:
         server.close()
@@ -274,7 +270,7 @@ def test_a_machine_that_is_gone_or_lies_is_left_for_the_coordinator(
     fleet: Fleet, project: Path, stores: dict[str, LocalStore]
 ) -> None:
     tree, _ = sent(fleet, project)
-    receive_tree(alone(fleet), tree.digest(), stores["one"], stop=Stop(), clock=CLOCK)
+    receive_tree(alone(fleet), tree.digest(), stores["one"], stop=DownloadStop(), clock=CLOCK)
     entry = next(entry for entry in tree.entries if entry.path == "large.bin")
     blob = stores["one"].places.blob(entry.sha256)
     info = os.stat(blob)
@@ -291,7 +287,7 @@ def test_a_machine_that_is_gone_or_lies_is_left_for_the_coordinator(
         hello(fleet, "liar", liar.url, (tree.digest(),))
         hello(fleet, "gone", gone.url, (tree.digest(),))
         with origins(fleet, "two") as known:
-            record = receive_tree(known, tree.digest(), stores["two"], stop=Stop(), clock=CLOCK)
+            record = receive_tree(known, tree.digest(), stores["two"], stop=DownloadStop(), clock=CLOCK)
         assert record.tree == tree
         assert stores["two"].holds(entry, heed=lambda _: None)
     finally:
@@ -319,7 +315,7 @@ def test_three_machines_take_a_tree_once_from_the_coordinator(
 
         def bring(name: str) -> None:
             with origins(fleet, name) as known:
-                receive_tree(known, tree.digest(), stores[name], stop=Stop(), clock=CLOCK)
+                receive_tree(known, tree.digest(), stores[name], stop=DownloadStop(), clock=CLOCK)
 
         threads = [threading.Thread(target=bring, args=(name,)) for name in stores]
         for thread in threads:
@@ -343,7 +339,7 @@ def test_sources_are_told_to_workers_in_a_chain(fleet: Fleet, project: Path) -> 
         hello(fleet, name, f"http://127.0.0.1:1/{name}")
 
     def asked(name: str, *failed: str) -> list[tuple[str, bool]]:
-        (told,) = client.sources(SourcesAsk(worker=name, trees=(tree.digest(),), failed=failed)).trees
+        (told,) = client.sources(SourcesRequest(worker=name, trees=(tree.digest(),), failed=failed)).trees
         return [(place.machine, place.is_partial) for place in told.places]
 
     assert asked("one") == [("", False)]
@@ -352,11 +348,11 @@ def test_sources_are_told_to_workers_in_a_chain(fleet: Fleet, project: Path) -> 
     # Asked again, each keeps its place; a machine that failed is not named again.
     assert asked("one") == [("", False)]
     assert asked("three", "two") == [("one", True), ("", False)]
-    assert client.sources(SourcesAsk(worker="one", trees=("0" * 64,))).trees[0].places == ()
+    assert client.sources(SourcesRequest(worker="one", trees=("0" * 64,))).trees[0].places == ()
 
 
 def test_a_peer_s_place_is_opened_plainly_on_loopback_alone() -> None:
     opened = peer_opener(None, clock=CLOCK)
-    assert opened(Place(machine="x", url="http://127.0.0.1:1")) is not None
-    assert opened(Place(machine="x", url="http://192.0.2.1:1")) is None
-    assert opened(Place(machine="x", url="https://192.0.2.1:1")) is None
+    assert opened(TreeLocation(machine="x", url="http://127.0.0.1:1")) is not None
+    assert opened(TreeLocation(machine="x", url="http://192.0.2.1:1")) is None
+    assert opened(TreeLocation(machine="x", url="https://192.0.2.1:1")) is None

@@ -9,27 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.capability import Capability
+from stoker.core.clock import SystemClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import Forbidden, NotFound
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import FleetIdentity, HttpSettings
-from stoker.model.capability import Capability
-from stoker.model.clock import SystemClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import NotFound
-from stoker.model.fleet_errors import NotAllowed
-from stoker.store.download.stop import Stop
-from stoker.store.local import LocalStore
+from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.protocol.client import FleetClient
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Claim, Hello, MachineInventory
+from stoker.protocol.tree_messages import PACKED_BYTES, SourcesRequest, TreeLocation
+from stoker.store.local_store import LocalStore
 from stoker.store.trees import scan_tree
-from stoker.wire.client import FleetClient
-from stoker.wire.contents import PACKED_BYTES, Place, SourcesAsk
-from stoker.wire.leasing import Claim, Hello, Holdings
-from stoker.wire.orders import Submission
-from stoker.worker.peering.admitting import Admitting
-from stoker.worker.peering.reaching import peer_opener
-from stoker.worker.peering.server import PeerServer
-from stoker.worker.peering.sharing import share_trees
-from stoker.worker.shipping.origins import FleetOrigins
-from stoker.worker.shipping.tree_receiving import receive_tree
-from stoker.worker.shipping.tree_sending import InFolder, send_tree
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.peers.peer_server import PeerServer
+from stoker.transfer.peers.peer_share import PeerAdmission, share_trees
+from stoker.transfer.trees.tree_download import receive_tree
+from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, peer_opener
+from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Lines
@@ -62,9 +59,9 @@ class Machine:
         self.store = LocalStore(str(folder / name), clock=CLOCK)
         self.store.open()
 
-    def origins(self) -> FleetOrigins:
+    def origins(self) -> FleetTreeSourceFinder:
         opener = peer_opener(self.identity, clock=CLOCK)
-        return FleetOrigins(self.client, self.transport, worker=self.name, open_peer=opener)
+        return FleetTreeSourceFinder(self.client, self.transport, worker=self.name, open_peer=opener)
 
     def hello(self, url: str = "", *trees: str) -> None:
         found = Capability(
@@ -80,7 +77,7 @@ class Machine:
             incarnation=f"incarnation-{self.name}",
             capability=found.to_dict(),
             capability_digest="d",
-            holdings=Holdings(trees=trees),
+            holdings=MachineInventory(trees=trees),
             contents_at=url,
         )
         self.client.hello(said)
@@ -96,15 +93,15 @@ def test_code_goes_from_a_person_to_one_machine_and_from_that_to_another(fleet: 
     (root / "train.py").write_text(os.urandom(8).hex())
     (root / "large.bin").write_bytes(os.urandom(PACKED_BYTES * 2))
     tree = scan_tree(str(root))
-    send_tree(fleet.client(), tree, InFolder(str(root)), clock=CLOCK)
+    send_tree(fleet.client(), tree, FolderFileSource(str(root)), clock=CLOCK)
     with closing(Lines(fleet, tmp_path)) as lines:
         one, two = Machine(fleet, lines, "one", tmp_path), Machine(fleet, lines, "two", tmp_path)
     with closing(one), closing(two):
         one.hello()
         two.hello()
         with one.origins() as origins:
-            assert receive_tree(origins, tree.digest(), one.store, stop=Stop(), clock=CLOCK).tree == tree
-        admitting = Admitting(one.client.live_certificates, clock=CLOCK)
+            assert receive_tree(origins, tree.digest(), one.store, stop=DownloadStop(), clock=CLOCK).tree == tree
+        admitting = PeerAdmission(one.client.live_certificates, clock=CLOCK)
         server = share_trees(fleet.url, one.identity, one.store, clock=CLOCK, admits=admitting.admits)
         assert isinstance(server, PeerServer)
         try:
@@ -112,21 +109,25 @@ def test_code_goes_from_a_person_to_one_machine_and_from_that_to_another(fleet: 
             # From now on nobody gets it from the coordinator.
             fleet.keeping.objects.remove(next(e.sha256 for e in tree.entries if e.path == "large.bin"))
             with two.origins() as origins:
-                assert receive_tree(origins, tree.digest(), two.store, stop=Stop(), clock=CLOCK).tree == tree
-            _is_refused_once_it_is_forgotten(fleet, two, Place(machine="one", url=server.url), tree.digest(), admitting)
+                assert receive_tree(origins, tree.digest(), two.store, stop=DownloadStop(), clock=CLOCK).tree == tree
+            _is_refused_once_it_is_forgotten(
+                fleet, two, TreeLocation(machine="one", url=server.url), tree.digest(), admitting
+            )
         finally:
             server.close()
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Forbidden):
             one.client.send_pack(b"")
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Forbidden):
             one.client.keep_tree(tree.digest(), b"")
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Forbidden):
             one.client.want_tree(tree.digest())
-        with pytest.raises(NotAllowed):
-            one.client.sources(SourcesAsk(worker="two", trees=(tree.digest(),)))
+        with pytest.raises(Forbidden):
+            one.client.sources(SourcesRequest(worker="two", trees=(tree.digest(),)))
 
 
-def _is_refused_once_it_is_forgotten(fleet: Fleet, one: Machine, place: Place, tree: str, known: Admitting) -> None:
+def _is_refused_once_it_is_forgotten(
+    fleet: Fleet, one: Machine, place: TreeLocation, tree: str, known: PeerAdmission
+) -> None:
     opened = peer_opener(one.identity, clock=CLOCK)(place)
     assert opened is not None
     line, transport = opened
@@ -135,7 +136,7 @@ def _is_refused_once_it_is_forgotten(fleet: Fleet, one: Machine, place: Place, t
         fleet.client().forget(one.name)
         # As after half a minute: with the next question, the coordinator is asked again.
         known._heard_s = known._asked_s = None
-        with pytest.raises(NotAllowed, match="taken back"):
+        with pytest.raises(Forbidden, match="taken back"):
             line.tree_listing(tree)
 
 
@@ -166,7 +167,7 @@ def test_strangers_get_nothing(fleet: Fleet) -> None:
         lambda: nobody.tree_listing("0" * 64),
         lambda: nobody.send_pack(b""),
         lambda: nobody.missing(["0" * 64]),
-        lambda: nobody.sources(SourcesAsk(worker="one", trees=())),
+        lambda: nobody.sources(SourcesRequest(worker="one", trees=())),
     ):
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Forbidden):
             ask()

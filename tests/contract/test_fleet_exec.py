@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from stoker.model.capability import Capability
-from stoker.model.errors import IllegalMove, NotFound, RateLimited
-from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, VersionSkew
-from stoker.wire.exec_sessions import ERROR, EXEC, OUT, ExecAsk, ExecEnd, ExecListen
-from stoker.wire.leasing import Claim, Grant, Granted, Hello, Release, Renewal, Start
-from stoker.wire.orders import Submission
+from stoker.core.capability import Capability
+from stoker.core.errors import Conflict, Forbidden, InvalidTransition, NotFound, RateLimited, StaleLease, VersionSkew
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Grant, Hello, Release, Renewal, Start
+from stoker.protocol.operator_messages import ERROR, EXEC, OUT, ExecEnd, ExecListen, ExecRequest
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.system.shell import wait_until
@@ -72,10 +71,10 @@ def running(fleet: Fleet, features: tuple[str, ...] = (EXEC,)) -> Grant:
 
 def test_a_machine_that_listens_hears_of_a_command_at_once_and_its_bytes_go_both_ways(fleet: Fleet):
     client, grant = fleet.client(), running(fleet)
-    heard: list[Granted] = []
+    heard: list[ClaimResponse] = []
     listening = threading.Thread(target=lambda: heard.append(fleet.client().claim(claim(2, most=0, wait_s=30))))
     listening.start()
-    begun = client.begin_exec("train", ExecAsk(argv=("/bin/cat", "--secret"), is_tty=True, rows=30, by="anna"))
+    begun = client.begin_exec("train", ExecRequest(argv=("/bin/cat", "--secret"), is_tty=True, rows=30, by="anna"))
     assert (begun.machine, begun.attempt, begun.name) == ("desk", 1, "train")
     listening.join(timeout=30)
     (call,) = heard[0].execs
@@ -121,7 +120,7 @@ def test_a_machine_that_listens_hears_of_a_command_at_once_and_its_bytes_go_both
 
 def test_a_stale_lease_neither_hears_nor_speaks(fleet: Fleet):
     client, old = fleet.client(), running(fleet)
-    begun = client.begin_exec("train", ExecAsk(argv=("true",)))
+    begun = client.begin_exec("train", ExecRequest(argv=("true",)))
     client.release(old.job, Release(**said(old)))
     (new,) = client.claim(claim(2)).grants
     client.start(new.job, Start(**said(new)))
@@ -139,32 +138,32 @@ def test_a_stale_lease_neither_hears_nor_speaks(fleet: Fleet):
 def test_a_job_that_does_not_run_says_where_it_is_instead(small: Fleet):
     client = small.client()
     client.submit(Submission(jobs=(order("train"),)))
-    with pytest.raises(IllegalMove, match="waits in line"):
-        client.begin_exec("train", ExecAsk(argv=("true",)))
+    with pytest.raises(InvalidTransition, match="waits in line"):
+        client.begin_exec("train", ExecRequest(argv=("true",)))
     join(small)
     (grant,) = client.claim(claim(1)).grants
-    with pytest.raises(IllegalMove, match="being prepared on desk"):
-        client.begin_exec("train", ExecAsk(argv=("true",)))
+    with pytest.raises(InvalidTransition, match="being prepared on desk"):
+        client.begin_exec("train", ExecRequest(argv=("true",)))
     client.start(grant.job, Start(**said(grant)))
     client.cancel("train")
-    with pytest.raises(IllegalMove, match="being cancelled on desk"):
-        client.begin_exec("train", ExecAsk(argv=("true",)))
+    with pytest.raises(InvalidTransition, match="being cancelled on desk"):
+        client.begin_exec("train", ExecRequest(argv=("true",)))
     client.release(grant.job, Release(**said(grant)))
-    with pytest.raises(IllegalMove, match=r"has ended \(cancelled on desk\)"):
-        client.begin_exec("train", ExecAsk(argv=("true",)))
+    with pytest.raises(InvalidTransition, match=r"has ended \(cancelled on desk\)"):
+        client.begin_exec("train", ExecRequest(argv=("true",)))
 
 
 def test_only_operators_begin_commands_and_only_whoever_began_one_reads_it(small: Fleet):
     running(small)
-    begun = small.client().begin_exec("train", ExecAsk(argv=("true",)))
+    begun = small.client().begin_exec("train", ExecRequest(argv=("true",)))
     nobody = small.client(token="")
-    with pytest.raises(NotAllowed):
-        nobody.begin_exec("train", ExecAsk(argv=("true",)))
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
+        nobody.begin_exec("train", ExecRequest(argv=("true",)))
+    with pytest.raises(Forbidden):
         nobody.read_exec(begun.id, offset=0)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         nobody.send_exec(begun.id, b"rm -rf .\n", offset=0)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         nobody.end_exec(begun.id)
     with pytest.raises(NotFound):
         small.client().read_exec("0" * 32, offset=0)
@@ -173,14 +172,14 @@ def test_only_operators_begin_commands_and_only_whoever_began_one_reads_it(small
 def test_a_job_has_four_commands_at_once_and_room_again_when_one_ends(small: Fleet):
     client = small.client()
     running(small)
-    begun = [client.begin_exec("train", ExecAsk(argv=("true",))) for _ in range(4)]
+    begun = [client.begin_exec("train", ExecRequest(argv=("true",))) for _ in range(4)]
     with pytest.raises(RateLimited, match="4 commands"):
-        client.begin_exec("train", ExecAsk(argv=("true",)))
+        client.begin_exec("train", ExecRequest(argv=("true",)))
     client.end_exec(begun[0].id)
-    client.begin_exec("train", ExecAsk(argv=("true",)))
+    client.begin_exec("train", ExecRequest(argv=("true",)))
 
 
 def test_a_worker_that_is_too_old_for_it_is_told_apart_at_once(small: Fleet):
     running(small, features=())
     with pytest.raises(VersionSkew, match="worker of desk is too old"):
-        small.client().begin_exec("train", ExecAsk(argv=("true",)))
+        small.client().begin_exec("train", ExecRequest(argv=("true",)))

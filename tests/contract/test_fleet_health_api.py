@@ -8,22 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.queue.health_commands import NoteSymptoms
-from stoker.model.errors import BadInput, NotFound
-from stoker.model.fleet_errors import NotAllowed
-from stoker.model.principals import Role
-from stoker.model.symptoms import Ailment, Symptom
-from stoker.wire.client import FleetClient
-from stoker.wire.enrolling import TokenAsk
-from stoker.wire.health import Found, HookAsk, MachineReport
-from stoker.wire.orders import Submission
-from stoker.wire.protocol import VERSION, VERSION_HEADER
+from stoker.coordinator.queue.commands import NoteSymptoms
+from stoker.core.errors import BadInput, Forbidden, NotFound
+from stoker.core.leases import Role, Symptom, SymptomKind
+from stoker.protocol.client import FleetClient
+from stoker.protocol.codec import VERSION, VERSION_HEADER
+from stoker.protocol.enrolment_messages import TokenRequest
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.operator_messages import DoctorFinding, MachineReport, WebhookRequest
 from tests.contract.queue_driving import order
 from tests.contract.test_fleet_contents_secure import CLOCK, Machine
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.tls_line import Lines
 
-FINDING = Found(name="disk", verdict="warn", message="3 GiB of 20 GiB free", hint="prune")
+FINDING = DoctorFinding(name="disk", verdict="warn", message="3 GiB of 20 GiB free", hint="prune")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +44,7 @@ def machine(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def person(fleet: Fleet, role: Role) -> FleetClient:
-    made = fleet.client().make_token(TokenAsk(name=f"{role.value}-{CLOCK.monotonic_s():.0f}", role=role))
+    made = fleet.client().make_token(TokenRequest(name=f"{role.value}-{CLOCK.monotonic_s():.0f}", role=role))
     return fleet.client(token=made.token)
 
 
@@ -64,9 +62,9 @@ def test_a_machine_reports_for_itself_and_everybody_sees_it(fleet: Fleet, machin
     assert view.is_skewed
     assert view.certificate_until_s is not None
     assert view.certificate_until_s > CLOCK.wall_s()
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         machine.client.report(report("other"))
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         fleet.client().report(report())
 
 
@@ -84,7 +82,7 @@ def test_a_report_is_taken_from_another_protocol_and_nothing_else_is(fleet: Flee
 
 
 def test_symptoms_stand_in_status_and_with_their_machine(fleet: Fleet, machine: Machine) -> None:
-    symptom = Symptom(machine="desk", ailment=Ailment.DISK, message="1 GiB free", hint="prune there")
+    symptom = Symptom(machine="desk", ailment=SymptomKind.DISK, message="1 GiB free", hint="prune there")
     fleet.queue.ask(NoteSymptoms(symptoms=(symptom,)))
     client = fleet.client()
     assert [one.symptom for one in client.status().symptoms] == ["disk"]
@@ -96,27 +94,27 @@ def test_symptoms_stand_in_status_and_with_their_machine(fleet: Fleet, machine: 
 def test_a_submitter_makes_hooks_for_jobs_alone_and_never_to_inner_addresses(fleet: Fleet) -> None:
     (job,) = fleet.client().submit(Submission(jobs=(order("hooked"),))).jobs
     submitter = person(fleet, Role.SUBMIT)
-    made = submitter.make_hook(HookAsk(url="https://example.org/x", jobs=(job.id,)))
+    made = submitter.make_hook(WebhookRequest(url="https://example.org/x", jobs=(job.id,)))
     assert (made.hook.jobs, len(made.secret) >= 32) == (1, True)
-    with pytest.raises(NotAllowed, match="admin"):
-        submitter.make_hook(HookAsk(url="https://example.org/x"))
+    with pytest.raises(Forbidden, match="admin"):
+        submitter.make_hook(WebhookRequest(url="https://example.org/x"))
     for inner in ("http://127.0.0.1:1/", "http://localhost/", "http://10.0.0.1/", "http://[::1]/", "http://0x7f.1/"):
-        with pytest.raises(NotAllowed):
-            submitter.make_hook(HookAsk(url=inner, jobs=(job.id,)))
+        with pytest.raises(Forbidden):
+            submitter.make_hook(WebhookRequest(url=inner, jobs=(job.id,)))
     for ask in (submitter.hooks, lambda: submitter.close_hook(made.hook.id), submitter.verdict):
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Forbidden):
             ask()
-    with pytest.raises(NotAllowed):
-        person(fleet, Role.READ).make_hook(HookAsk(url="https://example.org/x", jobs=(job.id,)))
+    with pytest.raises(Forbidden):
+        person(fleet, Role.READ).make_hook(WebhookRequest(url="https://example.org/x", jobs=(job.id,)))
     with pytest.raises(NotFound):
-        submitter.make_hook(HookAsk(url="https://example.org/x", jobs=("0" * 64,)))
+        submitter.make_hook(WebhookRequest(url="https://example.org/x", jobs=("0" * 64,)))
 
 
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("http://169.254.169.254/latest/meta-data", NotAllowed),
-        ("http://[fe80::1]/", NotAllowed),
+        ("http://169.254.169.254/latest/meta-data", Forbidden),
+        ("http://[fe80::1]/", Forbidden),
         ("ftp://example.org/", BadInput),
         ("https://me:secret@example.org/", BadInput),
     ],
@@ -124,12 +122,12 @@ def test_a_submitter_makes_hooks_for_jobs_alone_and_never_to_inner_addresses(fle
 )
 def test_not_even_an_admin_makes_a_hook_that_must_not_be(fleet: Fleet, url: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        fleet.client().make_hook(HookAsk(url=url))
+        fleet.client().make_hook(WebhookRequest(url=url))
 
 
 def test_hooks_are_listed_without_their_secret_and_closed(fleet: Fleet) -> None:
     admin = fleet.client()
-    made = admin.make_hook(HookAsk(url="https://example.org/hook?key=1", on=("failed",), by="me@desk"))
+    made = admin.make_hook(WebhookRequest(url="https://example.org/hook?key=1", on=("failed",), by="me@desk"))
     reader = fleet.queue.reader
     for told in (admin.hooks(), admin.status(), reader.events(), reader.hooks()):
         assert made.secret not in repr(told)
@@ -138,7 +136,7 @@ def test_hooks_are_listed_without_their_secret_and_closed(fleet: Fleet) -> None:
     assert admin.close_hook(made.hook.id).changed
     assert not admin.close_hook(made.hook.id).changed
     with pytest.raises(BadInput, match="nothing is called"):
-        admin.make_hook(HookAsk(url="https://example.org/", on=("everything",)))
+        admin.make_hook(WebhookRequest(url="https://example.org/", on=("everything",)))
 
 
 def test_the_verdict_names_every_promise_and_how_many_jobs_it_saw(fleet: Fleet) -> None:

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from stoker.model.capability import Capability
-from stoker.model.clock import SystemClock
-from stoker.model.errors import NotFound
-from stoker.model.fleet_errors import NotAllowed, StaleLease
-from stoker.model.frozen import changed
-from stoker.store.local import LocalStore
-from stoker.wire.leasing import Claim, Finish, Grant, Hello, Start
-from stoker.wire.orders import Submission
-from stoker.wire.retaining import PruneAsk
-from stoker.worker.shipping.bundles import pack_result
-from stoker.worker.shipping.fetching import FleetResult, fetch_result
-from stoker.worker.shipping.line import Passage
-from stoker.worker.shipping.mirror import Mirror
-from stoker.worker.shipping.sending import Sent, send
+from stoker.cli.fleet_job import FleetResult, fetch_result
+from stoker.core.capability import Capability
+from stoker.core.clock import SystemClock
+from stoker.core.errors import Forbidden, NotFound, StaleLease
+from stoker.core.frozen import changed
+from stoker.jobs.result_archives import pack_result
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
+from stoker.protocol.view_messages import PruneRequest
+from stoker.store.local_store import LocalStore
+from stoker.transfer.mirror import AttemptFolderSync
+from stoker.transfer.trees.archive_upload import ArchiveSendOutcome, send
+from stoker.transfer.trees.tree_sources import TransferConnection
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.unit.worker.conftest import Office
@@ -57,7 +56,7 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
     office = Office(tmp_path / "office")
     done = office.run("test/blobs")
     grant, client = granted(fleet), fleet.client()
-    mirror = Mirror(done.folder.path, grant.token(), client, clock=CLOCK)
+    mirror = AttemptFolderSync(done.folder.path, grant.token(), client, clock=CLOCK)
     assert mirror.drain(CLOCK.monotonic_s() + SOON_S)
     assert mirror.troubles == ()
     listed = {file.path: file.size_bytes for file in client.files("train").files}
@@ -67,10 +66,10 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
     assert listed == {path: file.stat().st_size for path, file in here.items()}
     assert client.read_file("train", "status.jsonl").data == here["status.jsonl"].read_bytes()
 
-    passage = Passage(line=client, stop=threading.Event(), clock=CLOCK)
+    passage = TransferConnection(line=client, stop=threading.Event(), clock=CLOCK)
     archive = pack_result(office.lab.store, done.folder, str(tmp_path / "spool"))
-    assert send(passage, archive) is Sent.NEW
-    assert send(passage, archive) is Sent.KNOWN
+    assert send(passage, archive) is ArchiveSendOutcome.NEW
+    assert send(passage, archive) is ArchiveSendOutcome.KNOWN
     token: dict[str, Any] = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
     said = Finish(**token, tree=archive.tree, archive_sha256=archive.sha256, size_bytes=archive.size_bytes)
     assert client.finish(grant.job, said).state == "completed"
@@ -91,7 +90,7 @@ def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Flee
 
 def _prune(fleet: Fleet, pinned: tuple[str, ...]) -> int:
     client = fleet.client()
-    asked = PruneAsk(max_bytes=0)
+    asked = PruneRequest(max_bytes=0)
     outlook = client.prune(asked)
     assert not outlook.is_done
     assert outlook.kept == ({"pinned": 1} if pinned else {})
@@ -106,12 +105,12 @@ def test_a_stale_token_s_bytes_are_refused_and_end_its_mirror(fleet: Fleet, tmp_
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.log").write_bytes(b"x")
     stale = changed(grant.token(), epoch=grant.epoch + 1)
-    mirror = Mirror(str(tmp_path / "run"), stale, fleet.client(), clock=CLOCK)
+    mirror = AttemptFolderSync(str(tmp_path / "run"), stale, fleet.client(), clock=CLOCK)
     assert not mirror.drain(CLOCK.monotonic_s() + SOON_S)
     assert isinstance(mirror.ended_by, StaleLease)
     assert fleet.client().files("train").files == ()
 
 
 def test_only_an_operator_prunes(fleet: Fleet) -> None:
-    with pytest.raises(NotAllowed):
-        fleet.client(token="").prune(PruneAsk())
+    with pytest.raises(Forbidden):
+        fleet.client(token="").prune(PruneRequest())

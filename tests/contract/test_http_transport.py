@@ -10,11 +10,11 @@ from typing import Protocol
 
 import pytest
 
+from stoker.core.errors import BadAnswer, BadInput, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import Reply, Request, Transport
-from stoker.host.http.failures import Ended
-from stoker.host.http.settings import HttpSettings
-from stoker.model.errors import BadAnswer, BadInput, NetworkFailed
+from stoker.host.http.exchange import HttpClientResponse, Request, Transport
+from stoker.host.http.http_errors import Ended
+from stoker.host.http.http_settings import HttpSettings
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.servers.faulty import Act, Answer, Asked, FaultyServer, Line, Version
 
@@ -84,12 +84,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
             yield real
 
 
-def _send(world: World, answer: Scripted | Exception, method: str = "GET") -> Reply:
+def _send(world: World, answer: Scripted | Exception, method: str = "GET") -> HttpClientResponse:
     world.answers["/it"] = answer
     return world.transport.send(Request(url=f"{world.origin}/it?key=1", method=method, headers={}))
 
 
-def _all(reply: Reply, piece_bytes: int = 1 << 20) -> bytes:
+def _all(reply: HttpClientResponse, piece_bytes: int = 1 << 20) -> bytes:
     return b"".join(iter(lambda: reply.read(piece_bytes), b""))
 
 

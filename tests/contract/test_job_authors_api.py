@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from stoker.model.errors import Faults
-from stoker.model.fleet_errors import NotAllowed
-from stoker.model.principals import Role
-from stoker.wire.client import FleetClient
-from stoker.wire.enrolling import TokenAsk
-from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, Submission
+from stoker.core.errors import Forbidden, InvalidInput
+from stoker.core.leases import Role
+from stoker.protocol.client import FleetClient
+from stoker.protocol.enrolment_messages import TokenRequest
+from stoker.protocol.job_messages import JobSpec, JobSubmissionResult, Submission, SubmissionOutcome
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.unix_http import UnixConnection
@@ -27,10 +26,10 @@ def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def person(fleet: Fleet, name: str, role: Role = Role.SUBMIT) -> FleetClient:
-    return fleet.client(token=fleet.client().make_token(TokenAsk(name=name, role=role)).token)
+    return fleet.client(token=fleet.client().make_token(TokenRequest(name=name, role=role)).token)
 
 
-def submit(client: FleetClient, job: JobOrder, claimed: str = "") -> OrderOutcome:
+def submit(client: FleetClient, job: JobSpec, claimed: str = "") -> JobSubmissionResult:
     (outcome,) = client.submit(Submission(jobs=(job,), submitter=claimed)).jobs
     return outcome
 
@@ -41,17 +40,17 @@ def authors(fleet: Fleet) -> list[tuple[str, Any]]:
 
 def test_a_submitter_can_not_rewrite_anothers_pending_job(fleet: Fleet) -> None:
     ann, ben = person(fleet, "ann"), person(fleet, "ben")
-    assert submit(ann, order("train"), "ann@laptop").outcome is Outcome.NEW
+    assert submit(ann, order("train"), "ann@laptop").outcome is SubmissionOutcome.NEW
     before = fleet.client().job("train")
     # The same identity with other arguments: what the id is not made from is refused, whoever sends it.
-    with pytest.raises(Faults, match="can't be taken"):
+    with pytest.raises(InvalidInput, match="can't be taken"):
         submit(ben, order("train", args={"name": "evil", "number": 0}))
-    with pytest.raises(Faults, match="can't be taken"):
+    with pytest.raises(InvalidInput, match="can't be taken"):
         submit(ben, order("train").model_copy(update={"id": "0" * 64}))
     # What is no part of the identity is the submitter's to change. Calling oneself ann helps nobody.
     forged = order("train", priority=9, secrets=("API_KEY",), code_tree="e" * 64)
     followed = submit(ben, forged, "ann (ann@laptop)")
-    assert (followed.outcome, followed.submitter) == (Outcome.KNOWN, "ann (ann@laptop)")
+    assert (followed.outcome, followed.submitter) == (SubmissionOutcome.KNOWN, "ann (ann@laptop)")
     assert {"priority", "secrets", "code_tree"} <= set(followed.withheld)
     assert fleet.client().job("train") == before
     assert authors(fleet) == [("job_submitted", "ann (ann@laptop)")]
@@ -72,7 +71,7 @@ def test_people_cancel_and_requeue_their_own_jobs_and_operators_all(fleet: Fleet
             partial(client.set_priority_of_jobs, ids, 5),
         )
         for verb in verbs:
-            with pytest.raises(NotAllowed):
+            with pytest.raises(Forbidden):
                 verb()
     ann.cancel("train", by="ann@laptop")
     cat.requeue("train")
@@ -96,7 +95,7 @@ def test_what_the_local_user_changes_without_saying_who_it_is_has_an_author(flee
 
 
 def test_a_token_that_the_local_user_made_says_so_in_the_list_and_in_the_event(fleet: Fleet) -> None:
-    made = fleet.client().make_token(TokenAsk(name="zed", role=Role.READ))
+    made = fleet.client().make_token(TokenRequest(name="zed", role=Role.READ))
     assert made.view.by == "local user"
     assert [one.by for one in fleet.client().tokens()] == ["local user"]
     told = [event.get("by") for event in fleet.queue.reader.events(0, 100) if event["kind"] == "token_made"]

@@ -14,12 +14,12 @@ from typing import Protocol
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import BadInput, HashMismatch, LockHeld, NoSpace, NotFound, Refused
-from stoker.store.local import LocalStore
-from stoker.store.objects.local import LocalObjects
-from stoker.store.objects.seam import Condition, ObjectStore, PutOutcome
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import BadInput, HashMismatch, LockHeld, NoSpace, NotFound, Refused
+from stoker.store.local_objects import LocalObjects
+from stoker.store.local_store import LocalStore
+from stoker.store.objects import Condition, ObjectStore, PutOutcome
 
 DAY_S = 86400.0
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stoker.coordinator.queue.commands import SetPriority
-from stoker.model.errors import NotFound
-from stoker.model.fleet_errors import Conflict
-from stoker.wire.leasing import (
-    Claim,
-    Granted,
-    Settled,
-)
+from stoker.core.errors import Conflict, NotFound
+from stoker.protocol.lease_messages import Claim, ClaimResponse, WriteResponse
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import (
     TREE,
@@ -23,7 +18,7 @@ from tests.contract.queue_words import (
 
 def test_a_job_goes_from_submission_to_completion_and_every_move_is_one_event(fleet: Driven) -> None:
     grant = started(fleet)
-    assert fleet.ask(finish(grant)) == Settled(job=grant.job, state="completed")
+    assert fleet.ask(finish(grant)) == WriteResponse(job=grant.job, state="completed")
     assert kinds(fleet) == ["job_submitted", "job_granted", "job_started", "job_finished"]
     assert fleet.reader.counts()["completed"] == 1
     assert [bundle["tree"] for bundle in fleet.reader.bundles()] == [TREE]
@@ -56,7 +51,7 @@ def test_a_repeated_claim_gets_the_same_grants(fleet: Driven) -> None:
     fleet.join("m1")
     asked = Claim(request_id="request-x", worker="m1", incarnation="incarnation-m1", most=2)
     first, again = fleet.ask(asked), fleet.ask(asked)
-    assert isinstance(first, Granted)
+    assert isinstance(first, ClaimResponse)
     assert len(first.grants) == 2
     assert again == first
     assert fleet.reader.counts()["claimed"] == 2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.queue.commands import Look, Looked
-from stoker.model.capability import Capability
-from stoker.model.ids import job_id
+from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
+from stoker.core.capability import Capability
+from stoker.core.job import job_id
+from stoker.protocol.job_messages import JobSpec
+from stoker.protocol.lease_messages import Hello
 from stoker.scheduler.explain import explain
-from stoker.wire.leasing import Hello
-from stoker.wire.orders import JobOrder
 from tests.contract.queue_driving import GIB, Driven, order
 
 TREE, OTHER, COMMIT = "a" * 64, "b" * 64, "c" * 40
@@ -29,7 +29,7 @@ def join_pinned(fleet: Driven, *accepts: str, machine: str = "m1") -> None:
     )
 
 
-def program(name: str, tree: str = TREE, commit: str = "", *argv: str, **more: Any) -> JobOrder:
+def program(name: str, tree: str = TREE, commit: str = "", *argv: str, **more: Any) -> JobSpec:
     args = {"argv": [*(argv or ("python", "train.py")), name]}
     fields = {"id": job_id(recipe="command", schema_version=1, args=args), "args": args, "identity": args, **more}
     return order(name, recipe="command", code_tree=tree, commit=commit, **fields)
@@ -40,8 +40,8 @@ def granted(fleet: Driven, machine: str = "m1") -> list[str]:
 
 
 def why_not(fleet: Driven, name: str) -> str:
-    looked = fleet.queue.ask(Look())
-    assert isinstance(looked, Looked)
+    looked = fleet.queue.ask(InspectMachines())
+    assert isinstance(looked, MachineInspection)
     wanted = next(one for one in looked.wanted.values() if name in one.code)
     (node,) = explain(wanted, looked.offers).nodes
     return str(node.to_dict())

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from stoker.coordinator.database.checking import check_database
+from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
-from stoker.model.errors import Faults
-from stoker.model.fleet_errors import NotAllowed
-from stoker.model.json_text import dumps, loads
-from stoker.wire.leasing import Fail
-from stoker.wire.orders import HostPolicy, Outcome
+from stoker.core.errors import Forbidden, InvalidInput
+from stoker.core.jsontext import dumps, loads
+from stoker.protocol.job_messages import HostPolicy, SubmissionOutcome
+from stoker.protocol.lease_messages import Fail
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, say, started
 
@@ -48,7 +47,7 @@ def test_a_second_person_follows_the_first_ones_job_and_changes_nothing(fleet: D
     shown = fleet.submit(other, dry_run=True, **BEN)
     (job,) = fleet.submit(other, **BEN).jobs
     assert shown.jobs == (job,)
-    assert (job.outcome, job.state, job.changes) == (Outcome.KNOWN, "pending", ())
+    assert (job.outcome, job.state, job.changes) == (SubmissionOutcome.KNOWN, "pending", ())
     assert job.submitter == "ann (ann@laptop)"
     assert set(job.withheld) == {"priority", "requirements", "secrets", "code"}
     assert (spec(fleet, "train"), len(fleet.reader.events())) == (before, events)
@@ -62,7 +61,7 @@ def test_a_second_person_gets_the_job_under_the_name_that_it_has(fleet: Driven) 
     fleet.submit(first, source="m.toml", **ANN)
     renamed = first.model_copy(update={"name": "mine"})
     (job,) = fleet.submit(renamed, source="m.toml", **BEN).jobs
-    assert (job.outcome, job.known_as, job.shown) == (Outcome.KNOWN, "train", "train")
+    assert (job.outcome, job.known_as, job.shown) == (SubmissionOutcome.KNOWN, "train", "train")
     assert [one.name for one in fleet.reader.page().jobs] == ["train"]
 
 
@@ -73,12 +72,12 @@ def test_a_second_persons_code_does_not_start_a_failed_or_completed_job_again(fl
     jobs = [order(name, code={"train.py": "2"}) for name in ("failed", "completed")]
     answer = fleet.submit(*jobs, on_changed_code="rerun", **BEN)
     assert [(one.outcome, one.state) for one in answer.jobs] == [
-        (Outcome.KNOWN, "failed"),
-        (Outcome.KNOWN, "completed"),
+        (SubmissionOutcome.KNOWN, "failed"),
+        (SubmissionOutcome.KNOWN, "completed"),
     ]
     assert ["code" in one.withheld for one in answer.jobs] == [True, True]
     answer = fleet.submit(*jobs, on_changed_code="rerun", **OPERATOR)
-    assert [one.outcome for one in answer.jobs] == [Outcome.REQUEUED, Outcome.REQUEUED]
+    assert [one.outcome for one in answer.jobs] == [SubmissionOutcome.REQUEUED, SubmissionOutcome.REQUEUED]
     assert ("job_requeued", "cat (cat@desk)") in authors(fleet, "failed")
 
 
@@ -94,7 +93,7 @@ def test_what_a_job_comes_after_is_its_submitters_to_say(fleet: Driven) -> None:
 def test_its_submitter_and_operators_change_a_job_and_are_recorded(fleet: Driven, who: dict[str, Any]) -> None:
     fleet.submit(order("train"), **ANN)
     (job,) = fleet.submit(order("train", priority=9), **who).jobs
-    assert (job.outcome, job.changes, job.submitter) == (Outcome.CHANGED, ("priority",), "")
+    assert (job.outcome, job.changes, job.submitter) == (SubmissionOutcome.CHANGED, ("priority",), "")
     assert authors(fleet, "train") == [("job_submitted", "ann (ann@laptop)"), ("job_changed", who["submitter"])]
 
 
@@ -102,18 +101,18 @@ def test_an_operator_who_changes_a_job_does_not_take_it_from_its_submitter(fleet
     fleet.submit(order("train"), **ANN)
     fleet.submit(order("train", priority=9), **OPERATOR)
     (job,) = fleet.submit(order("train", priority=3), **ANN).jobs
-    assert job.outcome is Outcome.CHANGED
+    assert job.outcome is SubmissionOutcome.CHANGED
 
 
 @pytest.mark.parametrize("claimed", ["ann", "ann (ann@laptop)", "ann@laptop", ""])
 def test_only_a_verified_name_owns_a_job(fleet: Driven, claimed: str) -> None:
     """The operator's own program may call itself anything; no token of that name gets the job by it."""
-    from stoker.coordinator.service.who import recorded
-    from stoker.model.principals import Principal, Role
+    from stoker.coordinator.http.access import recorded
+    from stoker.core.leases import Principal, Role
 
     fleet.submit(order("train"), submitter=recorded(Principal(name="", role=Role.ADMIN), claimed))
     (job,) = fleet.submit(order("train", priority=9), **ANN).jobs
-    assert (job.outcome, job.withheld) == (Outcome.KNOWN, ("priority",))
+    assert (job.outcome, job.withheld) == (SubmissionOutcome.KNOWN, ("priority",))
 
 
 def test_cancel_requeue_and_priority_are_refused_for_somebody_elses_job(fleet: Driven) -> None:
@@ -126,7 +125,7 @@ def test_cancel_requeue_and_priority_are_refused_for_somebody_elses_job(fleet: D
         RequeueJobs(jobs=both, by="ben", only_of="ben"),
         SetPriority(jobs=both, priority=5, by="ben", only_of="ben"),
     ):
-        with pytest.raises(NotAllowed, match="anns was submitted by ann"):
+        with pytest.raises(Forbidden, match="anns was submitted by ann"):
             fleet.ask(asked)
     assert len(fleet.reader.events()) == events
     own = (ids["bens"],)
@@ -162,7 +161,7 @@ FORGED = [
 @pytest.mark.parametrize("forged", FORGED, ids=str)
 def test_arguments_that_the_id_is_not_made_from_are_refused(fleet: Driven, forged: dict[str, Any]) -> None:
     for who in (ANN, BEN, OPERATOR):
-        with pytest.raises(Faults, match="1 of 1 jobs") as caught:
+        with pytest.raises(InvalidInput, match="1 of 1 jobs") as caught:
             fleet.submit(order("train", **forged), **who)
         assert "id is made from" in str(caught.value.faults[0])
     assert fleet.reader.page().jobs == ()

@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
-from stoker.model.errors import IllegalMove, NotFound
-from stoker.wire.leasing import (
-    CancelConfirmed,
-    Do,
-    Fail,
-    Settled,
-)
+from stoker.core.errors import InvalidTransition, NotFound
+from stoker.protocol.lease_messages import CancelConfirmed, Fail, LeaseInstructionKind, WriteResponse
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import (
     WORDS,
@@ -49,7 +44,7 @@ def test_a_running_job_is_told_to_stop_and_is_cancelled_once_its_worker_confirms
     grant = started(fleet)
     fleet.cancel(grant.job)
     assert fleet.reader.story("one").job.is_cancelling
-    assert [one.do for one in renewed(fleet, grant).orders] == [Do.CANCEL]
+    assert [one.do for one in renewed(fleet, grant).orders] == [LeaseInstructionKind.CANCEL]
     assert say(fleet, grant, CancelConfirmed).state == "cancelled"
     assert kinds(fleet)[-2:] == ["job_cancelling", "job_cancelled"]
 
@@ -59,7 +54,7 @@ def test_a_cancel_survives_a_restart(fleet: Driven) -> None:
     fleet.cancel(grant.job)
     fleet.close()
     fleet.open()
-    assert [one.do for one in renewed(fleet, grant).orders] == [Do.CANCEL]
+    assert [one.do for one in renewed(fleet, grant).orders] == [LeaseInstructionKind.CANCEL]
     say(fleet, grant, CancelConfirmed)
 
 
@@ -81,7 +76,7 @@ def test_cancel_beats_every_way_back_into_the_line(fleet: Driven, word: str) -> 
         fleet.start(grant)
     fleet.cancel(grant.job)
     answer = fleet.ask(Write(job=grant.job, said=WORDS[word](grant)))
-    assert isinstance(answer, Settled)
+    assert isinstance(answer, WriteResponse)
     assert answer.state == "cancelled"
 
 
@@ -95,14 +90,14 @@ def test_a_finish_that_came_first_stays(fleet: Driven) -> None:
 
 
 def test_nobody_confirms_a_cancel_that_nobody_asked_for(fleet: Driven) -> None:
-    with pytest.raises(IllegalMove):
+    with pytest.raises(InvalidTransition):
         say(fleet, started(fleet), CancelConfirmed)
 
 
 def test_a_live_job_is_not_requeued_and_a_pending_one_is_left_alone(fleet: Driven) -> None:
     grant = started(fleet)
     (other,) = fleet.submit(order("two")).jobs
-    with pytest.raises(IllegalMove, match="running on m1"):
+    with pytest.raises(InvalidTransition, match="running on m1"):
         fleet.ask(RequeueJobs(jobs=(other.id, grant.job)))
     answer: Any = fleet.ask(RequeueJobs(jobs=(other.id,)))
     assert answer.notes == ("two waits already",)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, text
 
-from stoker.coordinator.database.checking import check_database
-from stoker.coordinator.queue import dropping
+from stoker.coordinator.database.database_check import check_database
+from stoker.coordinator.http.fleet_routes import refuse_dropped
+from stoker.coordinator.queue import expiry
 from stoker.coordinator.queue.commands import Sweep
-from stoker.coordinator.service.fleet_routes import refuse_dropped
-from stoker.model.errors import NotFound
+from stoker.core.errors import NotFound
 from tests.contract.queue_driving import Driven, order
 
 DAY_S = 24 * 3600.0
@@ -90,7 +90,7 @@ def test_no_number_of_an_event_is_given_twice(fleet: Driven, is_of_a_machine: bo
 
 
 def test_only_some_go_with_each_commit(fleet: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropping, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(expiry, "MOST_DROPPED_AT_ONCE", 2)
     for name in "abcd":
         fleet.submit(order(name))
         fleet.cancel(fleet.reader.find(name).id)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.database.opening import open_database
+from stoker.coordinator.database.database import open_database
 from stoker.coordinator.queue.commands import Sweep
 from stoker.coordinator.queue.queue import Queue
-from stoker.model.errors import IllegalMove
-from stoker.model.leases import Budgets, FleetTimes
-from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import (
+from stoker.core.errors import InvalidTransition
+from stoker.core.leases import Budgets, FleetTimes
+from stoker.protocol.lease_messages import (
     CheckpointBody,
     Claim,
+    ClaimResponse,
     Decline,
     Fail,
-    Granted,
     LeaseReport,
     PointCheckpoint,
     Release,
     Renewal,
-    Settled,
+    WriteResponse,
 )
+from stoker.scheduler.scheduler import Scheduler
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import (
     LATE_S,
@@ -69,7 +69,7 @@ def test_a_job_that_is_another_one_now_is_offered_to_who_declined_it(fleet: Driv
 
 def test_a_running_job_can_not_be_declined(fleet: Driven) -> None:
     grant = started(fleet)
-    with pytest.raises(IllegalMove):
+    with pytest.raises(InvalidTransition):
         say(fleet, grant, Decline, reason="disk")
 
 
@@ -209,7 +209,7 @@ def test_nothing_expires_until_every_worker_had_a_whole_lease_after_a_start(flee
     assert renewed(fleet, grant).orders == ()
     fleet.clock.advance(85.0)
     assert sweep(fleet).expired == ()
-    assert fleet.ask(finish(grant)) == Settled(job=grant.job, state="completed")
+    assert fleet.ask(finish(grant)) == WriteResponse(job=grant.job, state="completed")
 
 
 def test_leases_end_after_a_start_if_nobody_speaks_for_them(fleet: Driven) -> None:
@@ -258,7 +258,7 @@ def test_not_even_a_grant_expires_while_the_coordinator_settles(fleet: Driven) -
     try:
         queue.ask(hello_anew())
         granted = queue.ask(Claim(request_id="request-x", worker="m1", incarnation="incarnation-new"))
-        assert isinstance(granted, Granted)
+        assert isinstance(granted, ClaimResponse)
         fleet.clock.advance(80.0)
         assert queue.ask(Sweep()).expired == ()  # type: ignore[union-attr]
         fleet.clock.advance(30.0)

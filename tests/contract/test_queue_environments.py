@@ -7,22 +7,21 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from stoker.coordinator.queue.commands import Look, Looked
+from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
 from stoker.coordinator.queue.queue import no_fault
-from stoker.model.digests import digest_value
-from stoker.model.errors import Faults
-from stoker.model.fleet_errors import DatabaseTrouble
-from stoker.model.json_text import dumps, loads
-from stoker.wire.environments import environment_digest, outlook, own_digest
-from stoker.wire.leasing import Hello, Holdings, Renewal, Renewed
-from stoker.wire.orders import EnvironmentChoice, JobOrder
+from stoker.core.digests import digest_value
+from stoker.core.errors import DatabaseTrouble, InvalidInput
+from stoker.core.jsontext import dumps, loads
+from stoker.protocol.environment_messages import environment_digest, outlook, own_digest
+from stoker.protocol.job_messages import EnvironmentChoice, JobSpec
+from stoker.protocol.lease_messages import Hello, MachineInventory, Renewal, RenewalResponse
 from tests.contract.queue_driving import GIB, Driven, order
 
 DIGEST = "d" * 64
 NO_WHEEL = "no wheel of torch for aarch64 cp310"
 
 
-def with_env(name: str = "resnet", **more: Any) -> JobOrder:
+def with_env(name: str = "resnet", **more: Any) -> JobSpec:
     choice = EnvironmentChoice(kind="uv.lock", path="uv.lock", digest=DIGEST, **more)
     return order(name, environment=[choice.model_dump()])
 
@@ -43,19 +42,19 @@ def join(fleet: Driven, machine: str, **held: Any) -> None:
             },
             capability_digest=machine,
             slots=4,
-            holdings=Holdings(**said) if held or machine != "old" else None,
+            holdings=MachineInventory(**said) if held or machine != "old" else None,
         )
     )
 
 
 def tell(fleet: Driven, machine: str, **held: Any) -> None:
     said = {"platform": "linux-x86_64", "libc": "glibc 2.36", "pythons": ("3.12.3",)} | held
-    fleet.ask(Renewal(worker=machine, incarnation=f"incarnation-{machine}", holdings=Holdings(**said)))
+    fleet.ask(Renewal(worker=machine, incarnation=f"incarnation-{machine}", holdings=MachineInventory(**said)))
 
 
 def reasons(fleet: Driven) -> dict[str, str]:
-    looked = fleet.ask(Look())
-    assert isinstance(looked, Looked)
+    looked = fleet.ask(InspectMachines())
+    assert isinstance(looked, MachineInspection)
     return {offer.node: "; ".join(why for _, why in offer.denied_for) for offer in looked.offers}
 
 
@@ -136,8 +135,8 @@ def test_jobs_of_two_classes_that_have_become_alike_all_run_after_a_restart(flee
     fleet.open()
     tell(fleet, "desk")
     fleet.submit(with_env("newest", refused={"linux-aarch64": "no"}))
-    looked = fleet.ask(Look())
-    assert isinstance(looked, Looked)
+    looked = fleet.ask(InspectMachines())
+    assert isinstance(looked, MachineInspection)
     assert len(looked.wanted) == 2, "the new job joins a class that is there"
     assert sorted(grant.name for grant in fleet.claim("desk", most=4)) == ["newer", "newest", "older"]
 
@@ -154,7 +153,7 @@ def test_an_interpreter_of_the_machine_can_not_go_by_the_digest_of_another_envir
     fleet: Driven, digest: str
 ) -> None:
     forged = EnvironmentChoice(kind="python", path="/nonexistent/python", digest=digest)
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         fleet.submit(order("forged", environment=[forged.model_dump()]))
     (fault,) = caught.value.faults
     assert "'/nonexistent/python' has the digest of something else" in fault.message
@@ -172,7 +171,7 @@ def test_a_machine_without_the_interpreter_of_a_job_is_not_given_it_again(fleet:
     fleet.submit(order("resnet", environment=[choice.model_dump()]))
     assert fleet.claim("desk") == ()
     assert reasons(fleet) == {"desk": why}
-    told = Holdings(platform="linux-x86_64", libc="glibc 2.36", pythons=("3.12.3",), impossible=impossible)
+    told = MachineInventory(platform="linux-x86_64", libc="glibc 2.36", pythons=("3.12.3",), impossible=impossible)
     assert outlook([choice], "desk", told).text == f"desk: {why}"
 
 
@@ -186,14 +185,14 @@ def test_a_worker_that_knows_nothing_of_environments_gets_no_such_job(fleet: Dri
 def test_jobs_of_one_environment_are_one_class_and_survive_a_restart(fleet: Driven) -> None:
     join(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
     fleet.submit(with_env("a"), with_env("b"), order("c"))
-    looked = fleet.ask(Look())
-    assert isinstance(looked, Looked)
+    looked = fleet.ask(InspectMachines())
+    assert isinstance(looked, MachineInspection)
     digest = environment_digest(with_env().environment)
     assert sorted(one.environment for one in looked.wanted.values()) == ["", digest]
     fleet.close()
     fleet.open()
-    again = fleet.ask(Look())
-    assert isinstance(again, Looked)
+    again = fleet.ask(InspectMachines())
+    assert isinstance(again, MachineInspection)
     assert again.wanted == looked.wanted
     tell(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
     assert [grant.name for grant in fleet.claim("jetson", most=4)] == ["c"]
@@ -202,14 +201,14 @@ def test_jobs_of_one_environment_are_one_class_and_survive_a_restart(fleet: Driv
 def test_a_coordinator_that_was_started_anew_asks_what_machines_have_until_it_is_told(fleet: Driven) -> None:
     join(fleet, "desk")
     beat = Renewal(worker="desk", incarnation="incarnation-desk")
-    assert isinstance(known := fleet.ask(beat), Renewed)
+    assert isinstance(known := fleet.ask(beat), RenewalResponse)
     assert not known.wants_holdings
     fleet.close()
     fleet.open()
-    assert isinstance(anew := fleet.ask(beat), Renewed)
+    assert isinstance(anew := fleet.ask(beat), RenewalResponse)
     assert anew.wants_holdings
     tell(fleet, "desk")
-    assert isinstance(told := fleet.ask(beat), Renewed)
+    assert isinstance(told := fleet.ask(beat), RenewalResponse)
     assert not told.wants_holdings
 
 
@@ -235,5 +234,5 @@ def test_what_machines_have_is_not_forgotten_when_the_rows_are_read_again(fleet:
     with pytest.raises(DatabaseTrouble):
         fleet.submit(with_env())
     assert fleet.claim("jetson") == ()
-    assert isinstance(beat := fleet.ask(Renewal(worker="jetson", incarnation="incarnation-jetson")), Renewed)
+    assert isinstance(beat := fleet.ask(Renewal(worker="jetson", incarnation="incarnation-jetson")), RenewalResponse)
     assert not beat.wants_holdings

@@ -6,16 +6,10 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.book import LATE_S
 from stoker.coordinator.queue.commands import Write
-from stoker.model.fleet_errors import Conflict, StaleLease
-from stoker.wire.leasing import (
-    CheckpointBody,
-    Do,
-    PointCheckpoint,
-    Release,
-    Settled,
-)
+from stoker.coordinator.queue.queue_state import LATE_S
+from stoker.core.errors import Conflict, StaleLease
+from stoker.protocol.lease_messages import CheckpointBody, LeaseInstructionKind, PointCheckpoint, Release, WriteResponse
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import (
     TREE,
@@ -61,7 +55,7 @@ def test_a_late_result_of_a_job_that_keeps_on_counts_while_nobody_else_has_it(fl
     grant = started(fleet, on_partition="keep")
     lose(fleet, grant)
     assert renewed(fleet, grant).orders == ()
-    assert fleet.ask(finish(grant)) == Settled(job=grant.job, state="completed")
+    assert fleet.ask(finish(grant)) == WriteResponse(job=grant.job, state="completed")
     assert fleet.claim("m1") == ()
 
 
@@ -70,7 +64,7 @@ def test_a_late_result_of_a_job_that_keeps_on_is_stale_once_somebody_else_has_it
     lose(fleet, grant)
     fleet.join("m2")
     fleet.claim("m2")
-    assert [one.do for one in renewed(fleet, grant).orders] == [Do.DROP]
+    assert [one.do for one in renewed(fleet, grant).orders] == [LeaseInstructionKind.DROP]
     with pytest.raises(StaleLease):
         fleet.ask(finish(grant))
 
@@ -84,7 +78,7 @@ def test_a_machine_that_lost_a_lease_may_send_for_an_hour_after_it_is_heard_agai
     fleet.clock.advance(LATE_S - 10)
     assert fleet.queue.may_send("m1")
     # What it says of a lease that is not kept for it makes it no longer.
-    assert [one.do for one in renewed(fleet, grant).orders] == [Do.DROP]
+    assert [one.do for one in renewed(fleet, grant).orders] == [LeaseInstructionKind.DROP]
     fleet.clock.advance(10)
     assert not fleet.queue.may_send("m1")
     fleet.claim("m1")
@@ -121,7 +115,7 @@ def test_after_a_start_of_the_coordinator_a_machine_may_send_for_an_hour_from_it
 def test_finishing_twice_with_one_result_is_a_repeat_and_with_another_a_conflict(fleet: Driven) -> None:
     grant = started(fleet)
     fleet.ask(finish(grant))
-    assert fleet.ask(finish(grant)) == Settled(job=grant.job, state="completed", is_repeat=True)
+    assert fleet.ask(finish(grant)) == WriteResponse(job=grant.job, state="completed", is_repeat=True)
     with pytest.raises(Conflict):
         fleet.ask(finish(grant, tree="c" * 64))
     assert fleet.reader.story("one").job.result == TREE
@@ -143,7 +137,7 @@ def test_the_same_word_again_is_answered_again_and_changes_nothing(fleet: Driven
     fleet.ask(said)
     told = kinds(fleet)
     again = fleet.ask(said)
-    assert isinstance(again, Settled)
+    assert isinstance(again, WriteResponse)
     assert again.is_repeat
     assert kinds(fleet) == told
 

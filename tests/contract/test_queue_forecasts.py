@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.matching.cases import Fleet, case_of_order
-from stoker.coordinator.matching.explaining import Explainer
-from stoker.coordinator.queue.commands import Look, Looked, Submit, Write
-from stoker.coordinator.service.explanations import Explanations
-from stoker.coordinator.service.foreseeing import Newcomers
-from stoker.model.clock import FakeClock
-from stoker.model.leases import FleetTimes
+from stoker.coordinator.explain.case import Fleet, case_of_order
+from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.http.forecasts import HypotheticalJobs
+from stoker.coordinator.http.overview import Explanations
+from stoker.coordinator.queue.commands import InspectMachines, MachineInspection, Submit, Write
+from stoker.core.clock import FakeClock
+from stoker.core.leases import FleetTimes
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Grant, Hello, Start
 from stoker.scheduler.snapshot import snapshot_from_dict
-from stoker.wire.leasing import Claim, Grant, Granted, Hello, Start
-from stoker.wire.orders import Submission
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.contract.queue_words import finish, token
 from tests.unit.coordinator.fleets import box, card
@@ -55,7 +55,7 @@ class Workers:
     def claim(self, name: str) -> None:
         self._requests += 1
         answer = self.queue.ask(Claim(request_id=f"request-{self._requests}", worker=name, incarnation=f"start-{name}"))
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, ClaimResponse)
         for grant in answer.grants:
             takes_s = DEVICE_S / MACHINES[name][1] if grant.devices else CPU_S
             self.queue.ask(Write(job=grant.job, said=Start(**token(grant))))
@@ -192,11 +192,11 @@ def test_jobs_of_a_dry_run_are_of_the_user_whose_name_is_verified_on_whichever_c
 ) -> None:
     fleet.submit(*jobs("early", range(4, 7)), submitter="ann (ann@desk)")
     workers.finish_all()
-    looked = fleet.queue.ask(Look(schedule=True))
-    assert isinstance(looked, Looked)
+    looked = fleet.queue.ask(InspectMachines(schedule=True))
+    assert isinstance(looked, MachineInspection)
     assert looked.schedule is not None
     explainer = Explainer(Fleet(offers=looked.offers), now_s=fleet.clock.wall_s())
-    newcomers = Newcomers(looked.schedule, explainer, "ann (ann@laptop)")
+    newcomers = HypotheticalJobs(looked.schedule, explainer, "ann (ann@laptop)")
     again = order("early-gpu", 7, requirements=ON_DEVICE)
     newcomers.add(0, case_of_order(again, now_s=fleet.clock.wall_s()), again)
     new = newcomers.snapshot().classes[-1]

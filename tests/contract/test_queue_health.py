@@ -6,28 +6,36 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.health.gathering import Gatherer
-from stoker.coordinator.health.watching import HealthWatch
-from stoker.coordinator.queue.commands import Done, OpenMachine, Write
-from stoker.coordinator.queue.health_commands import AddHook, CloseHook, MoveHook, NoteReport, NoteSymptoms
-from stoker.model.errors import NotFound
-from stoker.model.symptoms import Ailment, Symptom
-from stoker.wire.leasing import Fail, Measured, Renewal
+from stoker.coordinator.health.facts import Gatherer
+from stoker.coordinator.health.symptoms import HealthWatch
+from stoker.coordinator.queue.commands import (
+    AddHook,
+    CloseHook,
+    MoveHook,
+    NoteReport,
+    NoteSymptoms,
+    OpenMachine,
+    QueueCommandResult,
+    Write,
+)
+from stoker.core.errors import NotFound
+from stoker.core.leases import Symptom, SymptomKind
+from stoker.protocol.lease_messages import Fail, Renewal, WorkerMeasurements
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import token
 from tests.contract.test_queue_machines import with_gpus
 from tests.unit.host.real_processes import wait_until
 
-SLOW = Symptom(machine="m1", ailment=Ailment.SLOW, message="twice as slow", hint="look there")
+SLOW = Symptom(machine="m1", ailment=SymptomKind.SLOW, message="twice as slow", hint="look there")
 
 
 def told(fleet: Driven, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in fleet.reader.events() if event["kind"] in kinds]
 
 
-def note(fleet: Driven, *symptoms: Symptom) -> Done:
+def note(fleet: Driven, *symptoms: Symptom) -> QueueCommandResult:
     done = fleet.ask(NoteSymptoms(symptoms=symptoms))
-    assert isinstance(done, Done)
+    assert isinstance(done, QueueCommandResult)
     return done
 
 
@@ -56,7 +64,7 @@ def test_a_symptom_that_comes_and_goes_within_the_hour_is_no_news(fleet: Driven)
 
 def test_symptoms_survive_a_restart_and_those_of_unknown_machines_are_none(fleet: Driven) -> None:
     fleet.join("m1")
-    note(fleet, SLOW, Symptom(machine="nobody", ailment=Ailment.DISK, message="full", hint=""))
+    note(fleet, SLOW, Symptom(machine="nobody", ailment=SymptomKind.DISK, message="full", hint=""))
     fleet.close()
     fleet.open()
     assert [one.machine for one in fleet.reader.symptoms()] == ["m1"]
@@ -75,7 +83,7 @@ def test_a_report_is_kept_through_a_new_start_of_the_worker(fleet: Driven) -> No
 
 def test_a_hook_moves_on_and_is_closed_with_an_event(fleet: Driven) -> None:
     done = fleet.ask(AddHook(url="https://example.org/", secret="s", kinds=("failed",), by="me"))
-    assert isinstance(done, Done)
+    assert isinstance(done, QueueCommandResult)
     (hook,) = fleet.reader.hooks(is_open=True)
     assert (hook.id, hook.words, hook.jobs) == (done.data["id"], ("failed",), ())
     fleet.ask(MoveHook(id=hook.id, cursor=hook.cursor + 5, failures=2, failing_since_s=3.0, last_error="it hung up"))
@@ -114,7 +122,7 @@ def test_a_failing_device_is_cordoned_by_the_operators_verb_and_opened_it_starts
         said = Fail(**token(grant), cause="user", message="RuntimeError: CUDA error: unspecified launch failure")
         fleet.ask(Write(job=grant.job, said=said))
     watch = HealthWatch(fleet.queue, Gatherer(fleet.queue, clock=fleet.clock, version=""))
-    assert Ailment.FAILING in [one.ailment for one in watch.look()]
+    assert SymptomKind.FAILING in [one.ailment for one in watch.look()]
     (closing,) = [event for event in told(fleet, "machine_changed") if event.get("what") == "cordoned"]
     assert (closing["devices"], closing["by"]) == (["GPU-bad"], "the coordinator")
     assert fleet.claim("bad") == ()
@@ -156,13 +164,13 @@ def test_a_device_on_which_everything_fails_alike_is_cordoned_also_after_a_resta
 
 def test_the_watch_sees_silence_a_full_disk_and_comings(fleet: Driven) -> None:
     fleet.join("m1", "m2")
-    fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", measured=Measured(disk_free_bytes=1 << 30)))
+    fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", measured=WorkerMeasurements(disk_free_bytes=1 << 30)))
     watch = HealthWatch(fleet.queue, Gatherer(fleet.queue, clock=fleet.clock, version=""))
-    assert [(one.machine, one.ailment) for one in watch.look()] == [("m1", Ailment.DISK)]
+    assert [(one.machine, one.ailment) for one in watch.look()] == [("m1", SymptomKind.DISK)]
     fleet.clock.advance(1900.0)
-    fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", measured=Measured(disk_free_bytes=1 << 40)))
+    fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", measured=WorkerMeasurements(disk_free_bytes=1 << 40)))
     # Heartbeats are written down about once a second, with the next chore.
     fleet.close()
     fleet.open()
     watch = HealthWatch(fleet.queue, Gatherer(fleet.queue, clock=fleet.clock, version=""))
-    assert [(one.machine, one.ailment) for one in watch.look()] == [("m2", Ailment.SILENT)]
+    assert [(one.machine, one.ailment) for one in watch.look()] == [("m2", SymptomKind.SILENT)]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.queue.commands import Declare, Sweep
-from stoker.model.nodes import Cluster, UserPolicy
-from stoker.scheduler.machine import Lease
-from stoker.wire.leasing import Claim, Decline, Granted, Hello, LeaseReport, Renewal
-from stoker.wire.orders import Outcome
+from stoker.core.machine import Cluster, UserPolicy
+from stoker.protocol.job_messages import SubmissionOutcome
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Decline, Hello, LeaseReport, Renewal
+from stoker.scheduler.machine import MachineLease
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import say, token
 from tests.contract.test_queue_scheduling import FAST, ON_DEVICE, SLOW, Called, ask, join, scheduler_of
@@ -26,7 +26,7 @@ def stated(fleet: Driven) -> list[float | None]:
     return sorted((kind.stated_s for kind in classes), key=lambda stated_s: stated_s or 0.0)
 
 
-def lease_on(fleet: Driven, machine: str) -> Lease:
+def lease_on(fleet: Driven, machine: str) -> MachineLease:
     (lease,) = scheduler_of(fleet).machines.machines[machine].leases
     return lease
 
@@ -139,7 +139,7 @@ def test_a_waiting_job_that_is_submitted_with_another_time_has_that_one(fleet: D
     join(fleet, "m1")
     fleet.submit(order("one", expected_s=100.0))
     (job,) = fleet.submit(order("one", expected_s=1000.0)).jobs
-    assert (job.outcome, job.changes) == (Outcome.CHANGED, ("expected_s",))
+    assert (job.outcome, job.changes) == (SubmissionOutcome.CHANGED, ("expected_s",))
     assert ask(fleet, "m1").grants
     lease = lease_on(fleet, "m1")
     assert lease.until_s - lease.started_s == pytest.approx(1000.0, rel=0.06)
@@ -252,7 +252,7 @@ def test_the_end_of_a_machine_outlives_the_coordinator_and_ends_with_another_hel
     # Not a word of its end: its row has it.
     claim = Claim(request_id="request-again", worker="m1", incarnation="incarnation-m1")
     answer = fleet.ask(claim)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     assert answer.waiting == {"machine_ends": 1}
     greet(fleet)
     assert ask(fleet, "m1").grants
@@ -268,11 +268,11 @@ def test_the_end_of_a_machine_is_listed_and_counts_from_when_it_says_hello(fleet
     assert row.ends_s is None
 
 
-def claim_with(fleet: Driven, left_s: float, request_id: str) -> Granted:
+def claim_with(fleet: Driven, left_s: float, request_id: str) -> ClaimResponse:
     """Let m1 ask, and say how long it stays."""
     asked = Claim(request_id=request_id, worker="m1", incarnation="incarnation-m1", ends_in_s=left_s)
     answer = fleet.ask(asked)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     return answer
 
 
@@ -291,7 +291,7 @@ def test_a_jump_of_the_clock_ends_no_machine_for_longer_than_until_it_says_how_l
     assert row.ends_s == pytest.approx(now_s + 2 * HOUR_S, abs=10.0)
     claim = Claim(request_id="request-2", worker="m1", incarnation="incarnation-m1")
     answer = fleet.ask(claim)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     assert [grant.name for grant in answer.grants] == ["two"], "its heartbeat said how long it stays"
     assert claim_with(fleet, 2 * HOUR_S, "request-3").waiting == {"machine_ends": 1}
 

@@ -8,39 +8,47 @@ import pytest
 
 from stoker.coordinator.queue.commands import (
     CloseMachine,
-    Closing,
     Declare,
-    Done,
     ForgetMachine,
-    Look,
-    Looked,
+    InspectMachines,
+    MachineCloseMode,
+    MachineInspection,
     OpenMachine,
+    QueueCommandResult,
 )
-from stoker.model.capability import Capability
-from stoker.model.devices import Answer as DeviceAnswer
-from stoker.model.devices import Backend, Device
-from stoker.model.devices import Verdict as DeviceVerdict
-from stoker.model.errors import BadInput, NotFound, Refused
-from stoker.model.fleet_errors import StaleLease
-from stoker.model.leases import Token
-from stoker.model.nodes import Cluster, Node
-from stoker.wire.leasing import Claim, Do, Fail, Granted, Hello, Measured, Renewal, Welcome
+from stoker.core.capability import Capability
+from stoker.core.device import Backend, Device
+from stoker.core.device import TriState as DeviceVerdict
+from stoker.core.device import TriStateAnswer as DeviceAnswer
+from stoker.core.errors import BadInput, NotFound, Refused, StaleLease
+from stoker.core.leases import AttemptToken
+from stoker.core.machine import Cluster, Node
+from stoker.protocol.lease_messages import (
+    Claim,
+    ClaimResponse,
+    Fail,
+    Hello,
+    LeaseInstructionKind,
+    Renewal,
+    Welcome,
+    WorkerMeasurements,
+)
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, hello_anew, renewed, say, started, state, sweep, token
 
 MIB = 1 << 20
 
 
-def asked(fleet: Driven, machine: str = "m1") -> Granted:
+def asked(fleet: Driven, machine: str = "m1") -> ClaimResponse:
     answer = fleet.ask(
         Claim(request_id=f"asked-{fleet.clock.wall_s()}", worker=machine, incarnation=f"incarnation-{machine}")
     )
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     return answer
 
 
-@pytest.mark.parametrize("how", list(Closing), ids=lambda how: how.value)
-def test_a_closed_machine_gets_nothing_until_it_is_opened(fleet: Driven, how: Closing) -> None:
+@pytest.mark.parametrize("how", list(MachineCloseMode), ids=lambda how: how.value)
+def test_a_closed_machine_gets_nothing_until_it_is_opened(fleet: Driven, how: MachineCloseMode) -> None:
     fleet.submit(order("one"))
     fleet.join("m1")
     fleet.ask(CloseMachine(machine="m1", how=how, why="noisy"))
@@ -53,11 +61,11 @@ def test_a_closed_machine_gets_nothing_until_it_is_opened(fleet: Driven, how: Cl
 
 def test_a_paused_machine_is_told_to_give_its_jobs_back_and_a_drained_one_is_not(fleet: Driven) -> None:
     grant = started(fleet)
-    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.DRAIN))
     assert renewed(fleet, grant).orders == ()
-    fleet.ask(CloseMachine(machine="m1", how=Closing.PAUSE, why="a game"))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.PAUSE, why="a game"))
     answer = renewed(fleet, grant)
-    assert [(one.do, one.why) for one in answer.orders] == [(Do.RELEASE, "paused: a game")]
+    assert [(one.do, one.why) for one in answer.orders] == [(LeaseInstructionKind.RELEASE, "paused: a game")]
     assert answer.closed == "paused: a game"
     fleet.ask(finish(grant))
 
@@ -65,7 +73,7 @@ def test_a_paused_machine_is_told_to_give_its_jobs_back_and_a_drained_one_is_not
 def test_a_machine_that_was_closed_for_a_while_opens_by_itself(fleet: Driven) -> None:
     fleet.submit(order("one"))
     fleet.join("m1")
-    fleet.ask(CloseMachine(machine="m1", how=Closing.PAUSE, for_s=7200.0))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.PAUSE, for_s=7200.0))
     fleet.clock.advance(7100.0)
     assert sweep(fleet).opened == ()
     fleet.clock.advance(100.0)
@@ -76,7 +84,7 @@ def test_a_machine_that_was_closed_for_a_while_opens_by_itself(fleet: Driven) ->
 def test_closing_survives_a_restart_of_both_sides(fleet: Driven) -> None:
     fleet.submit(order("one"))
     fleet.join("m1")
-    fleet.ask(CloseMachine(machine="m1", how=Closing.CORDON, why="broken fan"))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.CORDON, why="broken fan"))
     fleet.close()
     fleet.open()
     fleet.join("m1")
@@ -96,7 +104,7 @@ def test_a_machine_that_holds_a_lease_is_not_forgotten(fleet: Driven) -> None:
 
 def test_a_drained_machine_whose_worker_lives_is_not_forgotten(fleet: Driven) -> None:
     fleet.join("m1")
-    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.DRAIN))
     with pytest.raises(Refused, match="still runs") as refused:
         fleet.ask(ForgetMachine(machine="m1"))
     assert "--force" in refused.value.hint
@@ -236,7 +244,7 @@ def test_a_device_that_vanishes_gets_no_job_until_it_is_back(fleet: Driven) -> N
 def test_jobs_are_put_on_devices_and_a_cordoned_one_gets_none(fleet: Driven) -> None:
     fleet.submit(*(order("gpu", number, requirements={"wish": "require", "ram_bytes": 0}) for number in range(1, 4)))
     fleet.ask(with_gpus("m1", "GPU-a", "GPU-b"))
-    fleet.ask(CloseMachine(machine="m1", how=Closing.CORDON, devices=("GPU-a",), why="ECC errors"))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.CORDON, devices=("GPU-a",), why="ECC errors"))
     (grant,) = fleet.claim(most=3)
     assert grant.devices == ("GPU-b",)
     fleet.close()
@@ -253,13 +261,13 @@ def test_an_old_start_of_a_worker_never_takes_over_a_new_one_also_after_a_restar
     fleet.ask(hello_anew())
     fleet.submit(order("one"))
     answer = fleet.ask(Claim(request_id="request-new", worker="m1", incarnation="incarnation-new"))
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     (grant,) = answer.grants
     fleet.close()
     fleet.open()
     with pytest.raises(StaleLease, match="newer start"):
         fleet.join("m1")
-    assert fleet.queue.is_current(Token(job=grant.job, **token(grant)))
+    assert fleet.queue.is_current(AttemptToken(job=grant.job, **token(grant)))
 
 
 def heard(fleet: Driven, **said: Any) -> None:
@@ -274,8 +282,8 @@ def test_a_worker_that_says_goodbye_is_not_counted_on_until_it_says_hello(fleet:
     told = [event["kind"] for event in fleet.reader.events() if event["kind"].startswith("machine")]
     assert told == ["machine_joined", "machine_left"]
     assert fleet.reader.machines("m1")[0].left_s is not None
-    looked = fleet.ask(Look())
-    assert isinstance(looked, Looked)
+    looked = fleet.ask(InspectMachines())
+    assert isinstance(looked, MachineInspection)
     assert (looked.offers, [offer.node for offer in looked.away]) == ((), ["m1"])
     heard(fleet)
     assert asked(fleet).grants == (), "a question from before that comes late"
@@ -289,23 +297,23 @@ def test_a_worker_that_says_goodbye_is_not_counted_on_until_it_says_hello(fleet:
 
 def test_a_machine_that_its_owner_paused_says_so_to_who_opens_it(fleet: Driven) -> None:
     fleet.join("m1")
-    fleet.ask(CloseMachine(machine="m1", how=Closing.PAUSE))
-    heard(fleet, measured=Measured(closed={"": "paused by ann"}))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.PAUSE))
+    heard(fleet, measured=WorkerMeasurements(closed={"": "paused by ann"}))
     done = fleet.ask(OpenMachine(machine="m1"))
-    assert isinstance(done, Done)
+    assert isinstance(done, QueueCommandResult)
     (note,) = done.notes
     assert "it says: paused by ann; `stoker pause --off` on m1" in note
-    looked = fleet.ask(Look())
-    assert isinstance(looked, Looked)
+    looked = fleet.ask(InspectMachines())
+    assert isinstance(looked, MachineInspection)
     assert looked.offers[0].closed == "paused by ann"
     heard(fleet)
-    assert fleet.ask(OpenMachine(machine="m1")) == Done(notes=("m1 is open already",))
+    assert fleet.ask(OpenMachine(machine="m1")) == QueueCommandResult(notes=("m1 is open already",))
 
 
 def test_opening_a_machine_names_devices_that_stay_closed(fleet: Driven) -> None:
     fleet.join("m1")
-    fleet.ask(CloseMachine(machine="m1", how=Closing.CORDON, devices=("GPU-1",)))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.CORDON, devices=("GPU-1",)))
     done = fleet.ask(OpenMachine(machine="m1"))
-    assert isinstance(done, Done)
+    assert isinstance(done, QueueCommandResult)
     assert (done.changed, done.notes[0]) == ((), "m1 is open already")
     assert "closed still: GPU-1" in done.notes[1]

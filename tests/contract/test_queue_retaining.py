@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.keeping.ingesting import Ingesting
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.models import ModelView
-from stoker.coordinator.keeping.pruning import Pruning
-from stoker.coordinator.keeping.records import QueueRecords
-from stoker.coordinator.keeping.retention import RetentionPolicy
-from stoker.coordinator.queue.commands import Done, PinJobs, PruneBundles
-from stoker.model.clock import SystemClock
-from stoker.model.errors import NotFound
-from stoker.wire.leasing import CancelConfirmed, CheckpointBody, Grant, PointCheckpoint
+from stoker.coordinator.queue.commands import PinJobs, PruneBundles, QueueCommandResult
+from stoker.coordinator.storage.models import ModelView, ModelViewUpdater
+from stoker.coordinator.storage.retention import QueueRecords, RetentionPolicy
+from stoker.coordinator.storage.retention_sweep import CoordinatorPruner
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import SystemClock
+from stoker.core.errors import NotFound
+from stoker.protocol.lease_messages import CancelConfirmed, CheckpointBody, Grant, PointCheckpoint
 from tests.contract.queue_driving import Driven
 from tests.contract.queue_words import TREE, finish, say, started
 
@@ -25,17 +23,17 @@ EVERYTHING = RetentionPolicy(older_than_s=0.0, keep_last=0)
 
 
 @pytest.fixture
-def keeping(tmp_path: Path, fleet: Driven) -> Iterator[LocalKeeping]:
+def keeping(tmp_path: Path, fleet: Driven) -> Iterator[LocalCoordinatorStorage]:
     """What is kept beside that queue. What is checked in the end is asked of it, too."""
     fleet.clock.jump(SystemClock().wall_s() - fleet.clock.wall_s() + 60.0)
-    keeping = LocalKeeping(str(tmp_path / "fleet"), fleet.clock)
+    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), fleet.clock)
     fleet.objects.clear()
     yield keeping
     fleet.objects.update({one.digest: one.size_bytes for one in keeping.objects.list()})
     keeping.close()
 
 
-def bring(fleet: Driven, keeping: LocalKeeping, data: bytes) -> str:
+def bring(fleet: Driven, keeping: LocalCoordinatorStorage, data: bytes) -> str:
     sha = hashlib.sha256(data).hexdigest()
     upload = keeping.bundles.begin(sha, len(data))
     keeping.bundles.append(upload.id, 0, data)
@@ -44,24 +42,24 @@ def bring(fleet: Driven, keeping: LocalKeeping, data: bytes) -> str:
     return sha
 
 
-def completed(fleet: Driven, keeping: LocalKeeping, name: str) -> tuple[Grant, str]:
+def completed(fleet: Driven, keeping: LocalCoordinatorStorage, name: str) -> tuple[Grant, str]:
     grant = started(fleet, name)
     sha = bring(fleet, keeping, name.encode())
     fleet.ask(finish(grant, archive_sha256=sha, size_bytes=len(name)))
     return grant, sha
 
 
-def pruning(fleet: Driven, keeping: LocalKeeping) -> Pruning:
-    return Pruning(keeping, QueueRecords(fleet.queue, fleet.database))
+def pruning(fleet: Driven, keeping: LocalCoordinatorStorage) -> CoordinatorPruner:
+    return CoordinatorPruner(keeping, QueueRecords(fleet.queue, fleet.database))
 
 
-def pin(fleet: Driven, job: str, *, is_pinned: bool = True) -> Done:
+def pin(fleet: Driven, job: str, *, is_pinned: bool = True) -> QueueCommandResult:
     done = fleet.ask(PinJobs(jobs=(job,), is_pinned=is_pinned, by="me"))
-    assert isinstance(done, Done)
+    assert isinstance(done, QueueCommandResult)
     return done
 
 
-def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
     _, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     prune = pruning(fleet, keeping)
@@ -74,7 +72,7 @@ def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping
 
 
 def test_a_job_that_is_requeued_goes_on_from_no_checkpoint_whose_bytes_were_pruned(
-    fleet: Driven, keeping: LocalKeeping
+    fleet: Driven, keeping: LocalCoordinatorStorage
 ) -> None:
     grant = started(fleet)
     sha = bring(fleet, keeping, b"a checkpoint")
@@ -91,7 +89,7 @@ def test_a_job_that_is_requeued_goes_on_from_no_checkpoint_whose_bytes_were_prun
     assert fleet.reader.story("one").job.ended_s is None
 
 
-def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
     grant = started(fleet)
     sha = bring(fleet, keeping, b"a checkpoint")
     body = CheckpointBody(scratch=TREE, tree=TREE, archive_sha256=sha, size_bytes=12)
@@ -102,7 +100,7 @@ def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: Lo
     assert again.checkpoint is None
 
 
-def test_a_pinned_result_stays_until_the_pin_is_taken_away(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_a_pinned_result_stays_until_the_pin_is_taken_away(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
     grant, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     assert pin(fleet, grant.job).changed == (grant.job,)
@@ -115,7 +113,7 @@ def test_a_pinned_result_stays_until_the_pin_is_taken_away(fleet: Driven, keepin
     assert prune.carry_out(prune.look(EVERYTHING)).archives == 1
 
 
-def test_a_pin_that_comes_between_looking_and_acting_counts(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_a_pin_that_comes_between_looking_and_acting_counts(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
     grant, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     prune = pruning(fleet, keeping)
@@ -125,27 +123,29 @@ def test_a_pin_that_comes_between_looking_and_acting_counts(fleet: Driven, keepi
     assert keeping.has_archive(sha) == 3
 
 
-def test_only_what_is_there_can_be_pinned(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_only_what_is_there_can_be_pinned(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
     grant = started(fleet, "runs")
     assert pin(fleet, grant.job).notes == ("runs has no result to keep",)
     with pytest.raises(NotFound):
         pin(fleet, "f" * 64)
 
 
-def test_marking_twice_marks_once_and_says_so(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_marking_twice_marks_once_and_says_so(fleet: Driven, keeping: LocalCoordinatorStorage) -> None:
     completed(fleet, keeping, "one")
     completed(fleet, keeping, "two")
     ids = tuple(row["id"] for row in fleet.reader.bundles())
-    assert fleet.ask(PruneBundles(bundles=(ids[0],))) == Done(changed=(str(ids[0]),))
-    assert fleet.ask(PruneBundles(bundles=ids)) == Done(changed=(str(ids[1]),))
-    assert fleet.ask(PruneBundles(bundles=())) == Done()
+    assert fleet.ask(PruneBundles(bundles=(ids[0],))) == QueueCommandResult(changed=(str(ids[0]),))
+    assert fleet.ask(PruneBundles(bundles=ids)) == QueueCommandResult(changed=(str(ids[1]),))
+    assert fleet.ask(PruneBundles(bundles=())) == QueueCommandResult()
     pruned = [event for event in fleet.reader.events(0, 100) if event.get("pruned")]
     assert len(pruned) == 2
     # The bytes are still there: what is marked may only be less than what is kept.
     assert len(list(keeping.objects.list())) == 2
 
 
-def test_a_checkpoint_keeps_its_archive_while_its_job_may_be_tried_again(fleet: Driven, keeping: LocalKeeping) -> None:
+def test_a_checkpoint_keeps_its_archive_while_its_job_may_be_tried_again(
+    fleet: Driven, keeping: LocalCoordinatorStorage
+) -> None:
     grant = started(fleet, "trains")
     sha = bring(fleet, keeping, b"checkpoint")
     body = CheckpointBody(scratch="c" * 64, tree=TREE, archive_sha256=sha, size_bytes=10, step=7)
@@ -164,14 +164,14 @@ def test_a_checkpoint_keeps_its_archive_while_its_job_may_be_tried_again(fleet: 
 
 
 def test_results_are_shown_by_model_once_also_by_a_coordinator_that_starts_anew(
-    fleet: Driven, keeping: LocalKeeping
+    fleet: Driven, keeping: LocalCoordinatorStorage
 ) -> None:
     _, sha = completed(fleet, keeping, "one")
-    ingesting = Ingesting(keeping.models, fleet.database)
+    ingesting = ModelViewUpdater(keeping.models, fleet.database)
     assert ingesting.catch_up() == 1
     completed(fleet, keeping, "two")
     assert ingesting.catch_up() == 1
-    again = Ingesting(ModelView(keeping.models.folder, None), fleet.database)
+    again = ModelViewUpdater(ModelView(keeping.models.folder, None), fleet.database)
     assert again.catch_up() == 0
     completed(fleet, keeping, "three")
     with again:

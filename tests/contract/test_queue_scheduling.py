@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.commands import CloseMachine, Closing, Declare, OpenMachine, RequeueJobs, Sweep
-from stoker.model.capability import Capability
-from stoker.model.devices import MIB, MemoryType
-from stoker.model.frozen import changed
-from stoker.model.nodes import Cluster, Node
+from stoker.coordinator.queue.commands import CloseMachine, Declare, MachineCloseMode, OpenMachine, RequeueJobs, Sweep
+from stoker.core.capability import Capability
+from stoker.core.device import MIB, MemoryType
+from stoker.core.frozen import changed
+from stoker.core.machine import Cluster, Node
+from stoker.protocol.lease_messages import (
+    CancelConfirmed,
+    Claim,
+    ClaimResponse,
+    Decline,
+    Grant,
+    Hello,
+    LeaseReport,
+    Renewal,
+)
 from stoker.scheduler.calls import ANSWER_S
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import CancelConfirmed, Claim, Decline, Grant, Granted, Hello, LeaseReport, Renewal
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.contract.queue_words import say, token
 from tests.unit.coordinator.fleets import box, card
@@ -52,10 +61,10 @@ def hello(fleet: Driven, found: Capability, *, slots: int | None = 1) -> None:
     fleet.ask(said)
 
 
-def ask(fleet: Driven, name: str) -> Granted:
+def ask(fleet: Driven, name: str) -> ClaimResponse:
     request_id = f"ask-{name}-{fleet.clock.monotonic_s()}"
     answer = fleet.ask(Claim(request_id=request_id, worker=name, incarnation=f"incarnation-{name}"))
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     return answer
 
 
@@ -158,7 +167,7 @@ def test_a_parked_worker_that_does_not_answer_is_not_waited_for(fleet: Driven) -
 def test_a_worker_whose_machine_is_opened_is_called(fleet: Driven) -> None:
     join(fleet, "m1")
     fleet.submit(order("one"))
-    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.DRAIN))
     called = Called(fleet)
     assert not ask(fleet, "m1").grants
     fleet.ask(OpenMachine(machine="m1"))

@@ -5,24 +5,23 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, text
 
+from stoker.cli.jobs_show_fleet import origin_lines
+from stoker.coordinator.http.reload import manifest_changes
 from stoker.coordinator.queue.commands import Sweep
-from stoker.coordinator.service.rereading import manifest_changes
-from stoker.faces.cli.fleet.showing import origin_lines
-from stoker.model.errors import Faults
-from stoker.model.fleet_errors import Conflict
-from stoker.model.ids import job_id
-from stoker.wire.leasing import Fail, Release
-from stoker.wire.orders import JobOrder, Outcome, Submitted
+from stoker.core.errors import Conflict, InvalidInput
+from stoker.core.job import job_id
+from stoker.protocol.job_messages import JobSpec, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.lease_messages import Fail, Release
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, kinds, say, started, state
 
 
-def outcomes(answer: Submitted) -> list[str]:
+def outcomes(answer: SubmissionResponse) -> list[str]:
     return [one.outcome.value for one in answer.jobs]
 
 
 def test_a_submission_with_one_bad_job_changes_nothing(fleet: Driven) -> None:
-    with pytest.raises(Faults, match="1 of 2"):
+    with pytest.raises(InvalidInput, match="1 of 2"):
         fleet.submit(order("good"), order("bad", seed=7))
     assert fleet.reader.page().jobs == ()
 
@@ -56,8 +55,8 @@ def test_another_priority_or_requirement_changes_a_job_and_keeps_its_state(fleet
     fleet.submit(order("waits"))
     answer = fleet.submit(order("runs", priority=2), order("waits", requirements={"ram_bytes": 1}))
     assert [(one.outcome, one.state, one.changes) for one in answer.jobs] == [
-        (Outcome.CHANGED, "running", ("priority",)),
-        (Outcome.CHANGED, "pending", ("requirements",)),
+        (SubmissionOutcome.CHANGED, "running", ("priority",)),
+        (SubmissionOutcome.CHANGED, "pending", ("requirements",)),
     ]
     fleet.ask(finish(grant))
     assert [one.ram_bytes for one in fleet.claim()] == [1]
@@ -78,7 +77,7 @@ def test_changed_code_requeues_what_failed_and_keeps_what_completed(fleet: Drive
 
 
 def test_a_job_whose_data_or_values_are_others_has_changed_and_the_one_before_stays(fleet: Driven) -> None:
-    def train(data: str) -> JobOrder:
+    def train(data: str) -> JobSpec:
         trees = {"DATA": data * 64, "MORE": "2" * 64}
         identity = {"lr": 1, "(data)": {name: f"tree:{tree}" for name, tree in trees.items()}}
         id = job_id(recipe="command", schema_version=1, args=identity)
@@ -90,7 +89,7 @@ def test_a_job_whose_data_or_values_are_others_has_changed_and_the_one_before_st
     answer = fleet.submit(train("3"), source="m.toml")
     (job,) = answer.jobs
     assert shown.jobs == answer.jobs
-    assert (job.outcome, job.told_as) == (Outcome.NEW, Outcome.CHANGED)
+    assert (job.outcome, job.told_as) == (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED)
     assert (job.instead_of, job.changes, answer.vanished) == (old.id, ("data.DATA",), ())
     assert sorted(one.id for one in fleet.reader.page().jobs) == sorted((old.id, job.id))
     again = fleet.submit(train("3"), source="m.toml")
@@ -202,7 +201,7 @@ def test_another_order_of_jobs_is_a_change(fleet: Driven) -> None:
 
 
 def test_a_name_that_nothing_goes_by_is_refused(fleet: Driven) -> None:
-    with pytest.raises(Faults, match="after"):
+    with pytest.raises(InvalidInput, match="after"):
         fleet.submit(order("one"), order("two", after=("onee",)))
     assert fleet.reader.page().jobs == ()
 
@@ -217,7 +216,7 @@ def test_many_jobs_are_taken_and_granted_in_their_order(fleet: Driven) -> None:
 
 def test_jobs_that_would_wait_for_themselves_through_known_ones_are_refused(fleet: Driven) -> None:
     fleet.submit(order("one"), order("two", after=("one",)), order("three", after=("two",)))
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         fleet.submit(order("one", after=("four",)), order("four", after=("three",)))
     (fault,) = refused.value.faults
     *names, again = fault.message.removeprefix("waits for itself: ").split(" → ")
@@ -233,9 +232,9 @@ def test_a_known_job_under_another_name_keeps_the_name_it_has(fleet: Driven) -> 
     again = order("one").model_copy(update={"name": "two", "number": 3, "label": "lr=1", "point": {"lr": 1}})
     for source, dry_run in (("", True), ("", False), ("/there/m.toml", False), ("/there/m.toml", False)):
         (job,) = fleet.submit(again, source=source, dry_run=dry_run).jobs
-        assert (job.outcome, job.known_as, job.shown, job.changes) == (Outcome.KNOWN, "one", "one", ())
+        assert (job.outcome, job.known_as, job.shown, job.changes) == (SubmissionOutcome.KNOWN, "one", "one", ())
     (job,) = fleet.submit(again.model_copy(update={"priority": 4}), source="/there/m.toml").jobs
-    assert (job.outcome, job.shown, job.changes) == (Outcome.CHANGED, "one", ("priority",))
+    assert (job.outcome, job.shown, job.changes) == (SubmissionOutcome.CHANGED, "one", ("priority",))
     (view,) = fleet.reader.page().jobs
     assert (view.name, view.label, view.priority) == ("one", "", 4)
     # Not even now does it belong to the other manifest.
@@ -247,7 +246,12 @@ def test_the_manifest_that_brought_a_job_gives_it_another_name(fleet: Driven) ->
     again = order("one").model_copy(update={"name": "two"})
     for dry_run in (True, False):
         (job,) = fleet.submit(again, source="/here/m.toml", dry_run=dry_run).jobs
-        assert (job.outcome, job.known_as, job.shown, job.changes) == (Outcome.CHANGED, "one", "two", ("name",))
+        assert (job.outcome, job.known_as, job.shown, job.changes) == (
+            SubmissionOutcome.CHANGED,
+            "one",
+            "two",
+            ("name",),
+        )
     assert fleet.submit(again, source="/here/m.toml").jobs[0].known_as == ""
     assert [job.name for job in fleet.reader.page().jobs] == ["two"]
 
@@ -262,7 +266,7 @@ def test_a_job_that_runs_again_with_other_code_is_otherwise_as_it_is_asked_for_n
     fleet.submit(order("waits", priority=5))
     again = order("one", code={"train.py": "b" * 64}, priority=9).model_copy(update={"name": "anew"})
     (job,) = fleet.submit(again, source=source).jobs
-    assert (job.outcome, job.shown) == (Outcome.REQUEUED, "anew")
+    assert (job.outcome, job.shown) == (SubmissionOutcome.REQUEUED, "anew")
     assert [grant.name for grant in fleet.claim(most=2)] == ["anew", "waits"]
     assert fleet.reader.story("anew").job.priority == 9
 

@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from stoker.coordinator.database.backing_up import back_up
-from stoker.coordinator.database.opening import open_database
-from stoker.coordinator.database.restoring import restore
-from stoker.coordinator.database.snapshots import snapshot
+from stoker.coordinator.database.backup import back_up, restore
+from stoker.coordinator.database.database import open_database, snapshot
 from stoker.coordinator.database.tables import ATTEMPTS
 from stoker.coordinator.queue.commands import RequeueJobs, Write
-from stoker.model.errors import IllegalMove, NotFound
-from stoker.model.fleet_errors import DatabaseTrouble, StaleLease
-from stoker.model.json_text import loads
-from stoker.model.leases import FleetTimes
-from stoker.wire.leasing import Claim, Do, Grant, LeaseReport, Renewal, Renewed, Settled
+from stoker.core.errors import DatabaseTrouble, InvalidTransition, NotFound, StaleLease
+from stoker.core.jsontext import loads
+from stoker.core.leases import FleetTimes
+from stoker.protocol.lease_messages import (
+    Claim,
+    Grant,
+    LeaseInstructionKind,
+    LeaseReport,
+    Renewal,
+    RenewalResponse,
+    WriteResponse,
+)
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import (
     WORDS,
@@ -60,8 +65,8 @@ def test_a_heartbeat_whose_token_is_wrong_in_one_part_is_told_to_drop_the_job_an
     fleet.clock.advance(100.0)
     report = LeaseReport(job=grant.job, **token(other(grant, part)))
     answer = fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", leases=(report,)))
-    assert isinstance(answer, Renewed)
-    assert [one.do for one in answer.orders] == [Do.DROP]
+    assert isinstance(answer, RenewalResponse)
+    assert [one.do for one in answer.orders] == [LeaseInstructionKind.DROP]
     fleet.clock.advance(30.0)
     assert sweep(fleet).expired == (grant.job,)
 
@@ -117,7 +122,7 @@ def test_a_job_whose_state_somebody_else_changed_is_looked_at_again(fleet: Drive
     grant = _claimed(fleet)
     behind_its_back(fleet, "UPDATE jobs SET state = 'running'")
     # In memory it is claimed, and what is claimed may be declined.
-    with pytest.raises(IllegalMove):
+    with pytest.raises(InvalidTransition):
         fleet.ask(Write(job=grant.job, said=WORDS["decline"](grant)))
     assert state(fleet) == "running"
     behind_its_back(fleet, "UPDATE jobs SET state = 'claimed'")
@@ -162,7 +167,7 @@ def test_an_epoch_that_a_restored_coordinator_gives_again_is_told_apart_by_its_g
         with pytest.raises(StaleLease):
             fleet.ask(Write(job=old.job, said=word(old)))
     assert not fleet.queue.is_current(old.token())
-    assert isinstance(fleet.ask(finish(new)), Settled)
+    assert isinstance(fleet.ask(finish(new)), WriteResponse)
     with pytest.raises(StaleLease):
         fleet.ask(finish(old))
 

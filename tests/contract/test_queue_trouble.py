@@ -7,15 +7,11 @@ from threading import Thread
 
 import pytest
 
-from stoker.coordinator.queue.commands import Look, Sweep, Write
+from stoker.coordinator.queue.commands import InspectMachines, Sweep, Write
 from stoker.coordinator.queue.queue import no_fault
-from stoker.model.errors import Bug, StokerError
-from stoker.model.fleet_errors import DatabaseTrouble, StaleLease
+from stoker.core.errors import DatabaseTrouble, InternalError, StaleLease, StokerError
+from stoker.protocol.lease_messages import Start, WriteResponse
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import (
-    Settled,
-    Start,
-)
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import (
     behind_its_back,
@@ -34,7 +30,7 @@ def test_the_others_of_a_group_are_not_harmed_by_one_whose_row_was_changed(fleet
     grants = {grant.name: grant for grant in granted(fleet, "a", "b", "c")}
     behind_its_back(fleet, "UPDATE leases SET epoch = 99 WHERE seq = 2")
     answers = together(fleet, *(finish(grant) for grant in grants.values()))
-    assert [type(answer) for answer in answers] == [Settled, StaleLease, Settled]
+    assert [type(answer) for answer in answers] == [WriteResponse, StaleLease, WriteResponse]
     behind_its_back(fleet, "UPDATE leases SET epoch = 1 WHERE seq = 2")
 
 
@@ -43,7 +39,7 @@ def test_commands_that_come_together_are_answered_each_for_itself(fleet: Driven)
     begin = Write(job=first.job, said=Start(**token(first)))
     stale = finish(second, epoch=9)
     answers = together(fleet, begin, stale, finish(first), finish(second), finish(first))
-    told = [answer.state if isinstance(answer, Settled) else answer.code for answer in answers]
+    told = [answer.state if isinstance(answer, WriteResponse) else answer.code for answer in answers]
     assert told == ["running", "stale_lease", "completed", "completed", "completed"]
 
 
@@ -57,7 +53,7 @@ def test_a_database_that_went_away_is_told_and_found_again(fleet: Driven, reques
     with suppress(DatabaseTrouble):
         fleet.ask(finish(grant))
     answer = fleet.ask(finish(grant))
-    assert isinstance(answer, Settled)
+    assert isinstance(answer, WriteResponse)
     assert answer.state == "completed"
     assert fleet.queue.trouble() is None
     assert kinds(fleet).count("job_finished") == 1
@@ -93,18 +89,21 @@ def test_a_bug_half_way_through_leaves_nothing_behind(fleet: Driven, monkeypatch
 
     def stumble(*_: object, **__: object) -> None:
         monkeypatch.setattr(Scheduler, "release", release)
-        raise Bug("stumbled")
+        raise InternalError("stumbled")
 
     monkeypatch.setattr(Scheduler, "release", stumble)
     answers = together(fleet, finish(first), finish(second))
-    assert [type(answer) for answer in answers] == [Settled, Settled]
+    assert [type(answer) for answer in answers] == [WriteResponse, WriteResponse]
     assert [state(fleet, name) for name in ("one", "two")] == ["completed", "completed"]
     assert kinds(fleet).count("job_finished") == 1
 
 
 def test_everybody_who_asks_while_the_queue_closes_is_answered(fleet: Driven) -> None:
     answered: list[object] = []
-    askers = [Thread(target=lambda: [fleet.queue.post(Look(), answered.append) for _ in range(200)]) for _ in range(4)]
+    askers = [
+        Thread(target=lambda: [fleet.queue.post(InspectMachines(), answered.append) for _ in range(200)])
+        for _ in range(4)
+    ]
     for asker in askers:
         asker.start()
     fleet.close()

@@ -8,36 +8,36 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.authority.invites import MOST_FAILURES
-from stoker.coordinator.authority.standing import HeldToken, Invite, IssuedCertificate
-from stoker.coordinator.database.backing_up import back_up
-from stoker.coordinator.database.opening import open_database
-from stoker.coordinator.database.restoring import restore
-from stoker.coordinator.queue.commands import Done, ForgetMachine, Write
-from stoker.coordinator.queue.trust_commands import (
+from stoker.coordinator.auth.invites import MOST_FAILURES
+from stoker.coordinator.auth.membership import ApiTokenRecord, Invite, IssuedCertificate
+from stoker.coordinator.database.backup import back_up, restore
+from stoker.coordinator.database.database import open_database
+from stoker.coordinator.queue.commands import (
     FailInvite,
+    ForgetMachine,
     IssueCertificate,
     MakeInvite,
     MakeToken,
     NoteTokens,
+    QueueCommandResult,
     RevokeCertificate,
     RevokeToken,
     RotateToken,
     UseInvite,
     WithdrawInvite,
+    Write,
 )
-from stoker.model.errors import NotFound, RateLimited, Refused
-from stoker.model.fleet_errors import Conflict, NotAllowed
-from stoker.model.frozen import changed
-from stoker.wire.leasing import Do, Finish, LeaseReport, Renewal, Renewed, Start
+from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
+from stoker.core.frozen import changed
+from stoker.protocol.lease_messages import Finish, LeaseInstructionKind, LeaseReport, Renewal, RenewalResponse, Start
 from tests.contract.queue_driving import Driven, order
 
 LIFE_S = 900.0
 
 
-def ask(fleet: Driven, command: Any) -> Done:
+def ask(fleet: Driven, command: Any) -> QueueCommandResult:
     answer = fleet.ask(command)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, QueueCommandResult)
     return answer
 
 
@@ -51,8 +51,8 @@ def certificate(fleet: Driven, serial: str, name: str = "lab1") -> IssuedCertifi
     return IssuedCertificate(serial=serial * 40, name=name, issued_s=now_s, expires_s=now_s + 30 * 86_400.0)
 
 
-def token(id: str, name: str = "ada", role: str = "submit") -> HeldToken:
-    return HeldToken(id=id, name=name, role=role, sha256=id * (64 // len(id)), by="operator")
+def token(id: str, name: str = "ada", role: str = "submit") -> ApiTokenRecord:
+    return ApiTokenRecord(id=id, name=name, role=role, sha256=id * (64 // len(id)), by="operator")
 
 
 def enrol(fleet: Driven, serial: str, machine: str = "m1", **more: Any) -> None:
@@ -77,7 +77,7 @@ def test_an_invitation_is_used_once_and_its_key_is_gone(fleet: Driven):
     assert ask(fleet, use).data == {"answer": '{"a":1}'}
     # The same words again, as after a lost answer; and any other words.
     assert ask(fleet, changed(use, answer="other")).data == {"answer": '{"a":1}'}
-    with pytest.raises(NotAllowed) as caught:
+    with pytest.raises(Forbidden) as caught:
         fleet.ask(changed(use, request="second", certificate=certificate(fleet, "2")))
     assert caught.value.data["reason"] == "used"
     reopened(fleet)
@@ -99,7 +99,7 @@ def test_a_code_that_was_open_when_a_backup_was_made_opens_nothing_after_it_is_r
     restore(database, io.BytesIO(path.read_bytes()), "backup", clock=fleet.clock, may_replace=True)
     database.close()
     fleet.open()
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         fleet.ask(UseInvite(id="K7", request="r", answer="{}", certificate=certificate(fleet, "1")))
 
 
@@ -114,7 +114,7 @@ def test_an_invitation_ends_with_its_time_with_wrong_codes_or_when_it_is_taken_b
     reopened(fleet)
     fleet.clock.advance(LIFE_S)
     for id, reason in (("AA", "spent"), ("BB", "expired"), ("CC", "expired"), ("DD", "unknown")):
-        with pytest.raises(NotAllowed) as caught:
+        with pytest.raises(Forbidden) as caught:
             fleet.ask(UseInvite(id=id, request="r", answer="{}", certificate=certificate(fleet, "1")))
         assert caught.value.data["reason"] == reason
     assert not fleet.queue.standing().certificates
@@ -133,7 +133,7 @@ def test_a_name_that_somebody_has_needs_an_invitation_for_it(fleet: Driven):
     enrol(fleet, "1", "lab1")
     with pytest.raises(Conflict, match="lab1"):
         enrol(fleet, "2", "lab1")
-    with pytest.raises(NotAllowed, match="lab2"):
+    with pytest.raises(Forbidden, match="lab2"):
         enrol(fleet, "3", "lab1", name="lab2")
     enrol(fleet, "4", "lab1", name="lab1")
     known = fleet.queue.standing().certificates
@@ -164,10 +164,10 @@ def test_a_certificate_is_renewed_as_long_as_the_present_one_is_good(fleet: Driv
     enrol(fleet, "1", "lab1")
     ask(fleet, IssueCertificate(certificate=certificate(fleet, "2"), present="1" * 40))
     for present, name in (("9" * 40, "lab1"), ("1" * 40, "lab2")):
-        with pytest.raises(NotAllowed):
+        with pytest.raises(Forbidden):
             fleet.ask(IssueCertificate(certificate=certificate(fleet, "3", name), present=present))
     ask(fleet, RevokeCertificate(serial="1" * 40, why="lost", by="ada"))
-    with pytest.raises(NotAllowed, match="lost"):
+    with pytest.raises(Forbidden, match="lost"):
         fleet.ask(IssueCertificate(certificate=certificate(fleet, "3"), present="1" * 40))
     reopened(fleet)
     assert fleet.queue.standing().certificates["1" * 40].why == "lost"
@@ -241,16 +241,16 @@ def test_a_machine_speaks_for_its_own_leases_only(fleet: Driven):
     fleet.objects["c" * 64] = 10
     finish = Finish(**said, tree="d" * 64, archive_sha256="c" * 64, size_bytes=10)
     for word in (Start(**said), finish):
-        with pytest.raises(NotAllowed, match="m2"):
+        with pytest.raises(Forbidden, match="m2"):
             fleet.ask(Write(job=grant.job, said=word, machine="m2"))
     lease = LeaseReport(job=grant.job, **said)
     renewed = fleet.ask(Renewal(worker="m2", incarnation="incarnation-m2", leases=(lease,)))
-    assert isinstance(renewed, Renewed)
-    assert [one.do for one in renewed.orders] == [Do.DROP]
+    assert isinstance(renewed, RenewalResponse)
+    assert [one.do for one in renewed.orders] == [LeaseInstructionKind.DROP]
     fleet.ask(Write(job=grant.job, said=Start(**said), machine="m1"))
     # Its lease ends; it may still bring its result, and nobody else may bring one for it.
     fleet.sweep_late()
-    with pytest.raises(NotAllowed, match="m2"):
+    with pytest.raises(Forbidden, match="m2"):
         fleet.ask(Write(job=grant.job, said=finish, machine="m2"))
     fleet.ask(Write(job=grant.job, said=finish, machine="m1"))
     assert fleet.reader.page().jobs[0].state == "completed"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.coordinator.queue.commands import CloseMachine, Closing
-from stoker.wire.leasing import Claim, Do, Grant, Granted
+from stoker.coordinator.queue.commands import CloseMachine, MachineCloseMode
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Grant, LeaseInstructionKind
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import started, sweep
 
 
-def listened(fleet: Driven, number: int = 0, **more: Any) -> Granted:
+def listened(fleet: Driven, number: int = 0, **more: Any) -> ClaimResponse:
     answer = fleet.ask(
         Claim(request_id=f"listening-{number}", worker="m1", incarnation="incarnation-m1", **{"most": 0, **more})
     )
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, ClaimResponse)
     return answer
 
 
@@ -45,7 +45,7 @@ def test_a_cancel_calls_its_machine_and_is_told_to_who_listens(fleet: Driven) ->
     fleet.cancel(grant.job)
     assert machines == [("m1",)]
     (told,) = listened(fleet, 1).orders
-    assert (told.job, told.epoch, told.do) == (grant.job, grant.epoch, Do.CANCEL)
+    assert (told.job, told.epoch, told.do) == (grant.job, grant.epoch, LeaseInstructionKind.CANCEL)
     assert listened(fleet, 1).orders == (told,), "an answer that was lost is given again"
 
 
@@ -66,12 +66,14 @@ def test_an_order_goes_before_more_work(fleet: Driven) -> None:
 
 def test_a_pause_asks_for_everything_back_and_a_drain_for_nothing(fleet: Driven) -> None:
     running(fleet)
-    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.DRAIN))
     assert listened(fleet, 1).orders == ()
     machines = called(fleet)
-    fleet.ask(CloseMachine(machine="m1", how=Closing.PAUSE, why="a game"))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.PAUSE, why="a game"))
     assert machines == [("m1",)]
-    assert [(one.do, one.why) for one in listened(fleet, 2).orders] == [(Do.RELEASE, "paused: a game")]
+    assert [(one.do, one.why) for one in listened(fleet, 2).orders] == [
+        (LeaseInstructionKind.RELEASE, "paused: a game")
+    ]
 
 
 def test_nobody_is_called_for_a_job_that_nobody_has(fleet: Driven) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.keeping.contents import Contents
-from stoker.model.clock import SystemClock
-from stoker.model.errors import Faults
-from stoker.model.ids import job_id
-from stoker.wire import submission_parts
-from stoker.wire.orders import JobOrder, Outcome, Submission
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees
+from stoker.core.clock import SystemClock
+from stoker.core.errors import InvalidInput
+from stoker.core.job import job_id
+from stoker.protocol import job_messages
+from stoker.protocol.job_messages import JobSpec, Submission, SubmissionOutcome
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 
 CLOCK = SystemClock()
@@ -23,20 +23,20 @@ CLOCK = SystemClock()
 
 @pytest.fixture
 def fleet(sqlite_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setattr(submission_parts, "MOST_JOBS_AT_ONCE", 2)
+    monkeypatch.setattr(job_messages, "MOST_JOBS_AT_ONCE", 2)
     path = tmp_path / "queue.db"
     path.write_bytes(sqlite_template.read_bytes())
     with coordinator(f"sqlite:///{path}", tmp_path) as fleet:
         yield fleet
 
 
-def order(name: str, lr: float = 0.1, **fields: Any) -> JobOrder:
+def order(name: str, lr: float = 0.1, **fields: Any) -> JobSpec:
     args = {"name": name, "lr": lr}
     id = job_id(recipe="toy", schema_version=1, args=args)
-    return JobOrder(id=id, name=name, recipe="toy", args=args, identity=args, **fields)
+    return JobSpec(id=id, name=name, recipe="toy", args=args, identity=args, **fields)
 
 
-def manifest(*jobs: JobOrder, **fields: Any) -> Submission:
+def manifest(*jobs: JobSpec, **fields: Any) -> Submission:
     return Submission(jobs=jobs, source="m.toml", **fields)
 
 
@@ -54,15 +54,15 @@ def test_a_manifest_in_parts_ends_as_in_one(fleet: Fleet):
     assert client.submit(first) == done
     changed = client.submit(manifest(order("a"), order("b", 0.2), order("d"), order("e")))
     by_name = {job.name: job for job in changed.jobs}
-    assert by_name["b"].told_as is Outcome.CHANGED
-    assert by_name["a"].outcome is Outcome.KNOWN
+    assert by_name["b"].told_as is SubmissionOutcome.CHANGED
+    assert by_name["a"].outcome is SubmissionOutcome.KNOWN
     assert set(changed.vanished) == {"end", "c"}
 
 
 def test_a_part_that_is_refused_says_what_was_submitted_before(fleet: Fleet):
     client = fleet.client()
     wrong = order("c").model_copy(update={"args": {"name": "other", "lr": 1.0}})
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         client.submit(manifest(order("a"), order("b"), wrong))
     assert "2 of 3 jobs were submitted; the same again submits the rest" in refused.value.hint
     assert client.submit(manifest(order("a"), order("b"), order("c"))).counts == {"known": 2, "new": 1}
@@ -85,7 +85,7 @@ class _Endless(io.RawIOBase):
 
 def test_a_listing_is_read_no_faster_than_it_is_taken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     listing = _Endless()
-    monkeypatch.setattr(Contents, "open_listing", lambda *_: (listing.size_bytes, listing))
+    monkeypatch.setattr(CoordinatorTrees, "open_listing", lambda *_: (listing.size_bytes, listing))
     host, _, port = fleet.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as line:
         line.sendall(f"GET /v1/trees/{'0' * 64} HTTP/1.1\r\nhost: {host}\r\nx-operator-token: {TOKEN}\r\n\r\n".encode())

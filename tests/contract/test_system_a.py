@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.service.bodies import EACH_BYTES, SPOOL_BYTES
-from stoker.model.ids import job_id
-from stoker.wire.asking import MachineAsk
-from stoker.wire.leasing import Claim, Granted, Hello
-from stoker.wire.orders import JobOrder, Submission
+from stoker.coordinator.http.submission_body import EACH_BYTES, SPOOL_BYTES
+from stoker.core.job import job_id
+from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Hello
+from stoker.protocol.view_messages import MachineRequest
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.system_a import Caller, Refused, Worker, capability, tarball
@@ -44,7 +44,7 @@ def small(url: str, tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def submit(fleet: Fleet, *jobs: JobOrder) -> None:
+def submit(fleet: Fleet, *jobs: JobSpec) -> None:
     fleet.client().submit(Submission(jobs=jobs))
 
 
@@ -54,7 +54,7 @@ def refusal(ask: Any, *said: Any) -> int:
     return refused.value.status
 
 
-def model_order(name: str, **more: Any) -> JobOrder:
+def model_order(name: str, **more: Any) -> JobSpec:
     """A job of a model that takes no mode of its own."""
     made_of: dict[str, Any] = {"mode": "oracle", "seed": 3, "split_recipe": {"by": "day"}, "train_hosts": ("lab1",)}
     identity: dict[str, Any] = {"lr": 0.1}
@@ -116,7 +116,7 @@ def test_a_claim_that_is_over_can_say_nothing_more(fleet: Fleet) -> None:
     assert first is not None
     slow.heartbeat(first)
     slow.put_model(first, tarball("slow"))
-    fleet.client().drain("slow", MachineAsk())
+    fleet.client().drain("slow", MachineRequest())
     slow.fail(first, "shutdown: SIGTERM")
     second = fast.claim()
     assert second is not None
@@ -153,7 +153,7 @@ def test_a_model_does_not_outlive_its_claim(small: Fleet) -> None:
     assert first is not None
     digest = slow.put_model(first, data)
     with closing(begin_model(small, first, len(data))) as connection:
-        small.client().drain("slow", MachineAsk())
+        small.client().drain("slow", MachineRequest())
         slow.fail(first, "shutdown: SIGTERM")
         second = fast.claim()
         assert second is not None
@@ -222,7 +222,7 @@ def test_nobody_speaks_for_a_job_that_they_did_not_claim(small: Fleet) -> None:
         )
     )
     granted = small.queue.ask(Claim(request_id="request-1", worker="desk", incarnation="incarnation-desk"))
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, ClaimResponse)
     (grant,) = granted.grants
     guessed = [
         grant.job,
@@ -284,7 +284,7 @@ def test_a_model_that_was_pruned_is_taken_again(small: Fleet) -> None:
 def test_a_host_that_was_forgotten_is_known_again_when_it_asks(small: Fleet) -> None:
     worker = Worker(small.url, "lab1")
     worker.claim()
-    small.client().forget("lab1", MachineAsk(is_forced=True))
+    small.client().forget("lab1", MachineRequest(is_forced=True))
     worker.claim()
     assert list(worker.workers()) == ["lab1"]
 

@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stoker.hardware.probes.asking import LIMIT_S, Reply, Said, Silent
+from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 
-def recorded(name: str, *, exit_code: int = 0) -> Said:
+def recorded(name: str, *, exit_code: int = 0) -> ProbeOutput:
     """Give a recording as a program's answer."""
     # As the real asker does, NULs and bytes that are no text included.
     text = (RECORDINGS / name).read_bytes().decode("utf-8", "replace").replace("\0", "")
-    return Said(out=text, exit_code=exit_code)
+    return ProbeOutput(out=text, exit_code=exit_code)
 
 
 class ScriptedAsker:
@@ -32,7 +32,7 @@ class ScriptedAsker:
         script = next((os.path.basename(word) for word in argv[1:] if word.endswith(".py")), "")
         answer = self._answers.get(script or os.path.basename(argv[0]))
         if answer is None:
-            return Silent(why=f"{argv[0]}: no such program", code="probe_missing")
+            return ProbeFailure(why=f"{argv[0]}: no such program", code="probe_missing")
         return answer(argv) if callable(answer) else answer
 
     def ask_all(self, questions: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:

@@ -17,34 +17,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.model.errors import NotFound, Refused, StokerError
-from stoker.model.fleet_errors import Conflict, NoCoordinator, StaleLease
-from stoker.model.ids import job_id
-from stoker.model.leases import Token
-from stoker.wire.asking import FileList, FileView, UploadBegun
-from stoker.wire.leasing import (
+from stoker.core.errors import Conflict, NoCoordinator, NotFound, Refused, StaleLease, StokerError
+from stoker.core.job import job_id
+from stoker.core.leases import AttemptToken
+from stoker.protocol.lease_messages import (
     CancelConfirmed,
     CheckpointBody,
     Claim,
+    ClaimResponse,
     Decline,
-    Do,
     Fail,
     Finish,
     Grant,
-    Granted,
     Hello,
-    LeaseOrder,
+    LeaseInstruction,
+    LeaseInstructionKind,
     LeaseReport,
+    LeaseTokenMessage,
     PointCheckpoint,
     Release,
     Renewal,
-    Renewed,
-    Settled,
+    RenewalResponse,
     Start,
-    Tokened,
     Welcome,
+    WriteResponse,
 )
-from stoker.wire.views import FleetStatus
+from stoker.protocol.view_messages import FileList, FileView, FleetStatus, UploadResponse
 
 PATIENCE_S = 30.0
 
@@ -58,7 +56,7 @@ class FakeJob:
     attempt: int = 0
     epoch: int = 0
     holder: str = ""
-    order: tuple[Do, str] | None = None
+    order: tuple[LeaseInstructionKind, str] | None = None
     checkpoint: CheckpointBody | None = None
     last: Any = None
     reports: list[LeaseReport] = field(default_factory=list)
@@ -83,7 +81,7 @@ class FakeCoordinator:
         self.closed = ""
         self.loses_answers_of: set[str] = set()
         self._uploads: dict[str, tuple[str, bytearray]] = {}
-        self._answered: dict[str, Granted] = {}
+        self._answered: dict[str, ClaimResponse] = {}
         self._turn = threading.Condition()
 
     def submit(self, name: str, *, recipe: str = "command", args: dict[str, Any] | None = None, **more: Any) -> str:
@@ -100,7 +98,7 @@ class FakeCoordinator:
             self._turn.notify_all()
         return job
 
-    def wish(self, job: str, do: Do, why: str = "") -> None:
+    def wish(self, job: str, do: LeaseInstructionKind, why: str = "") -> None:
         """Want something of a running job's worker, told to whoever listens and with every heartbeat."""
         with self._turn:
             self.jobs[job].order = (do, why)
@@ -142,7 +140,7 @@ class FakeCoordinator:
                 closed=self.closed,
             )
 
-    def claim(self, claim: Claim) -> Granted:
+    def claim(self, claim: Claim) -> ClaimResponse:
         deadline_s = time.monotonic() + claim.wait_s
         while True:
             with self._listening("claim"):
@@ -153,18 +151,22 @@ class FakeCoordinator:
                     return answer
                 self._turn.wait(min(left_s, 0.05))
 
-    def renew(self, renewal: Renewal) -> Renewed:
+    def renew(self, renewal: Renewal) -> RenewalResponse:
         with self._listening("renew"):
             self.renewals.append(renewal)
             orders = []
             for report in renewal.leases:
                 found = self.jobs.get(report.job)
                 if found is None or not self._is_current(report.token()):
-                    orders.append(LeaseOrder(job=report.job, epoch=report.epoch, do=Do.DROP, why="it is not yours"))
+                    orders.append(
+                        LeaseInstruction(
+                            job=report.job, epoch=report.epoch, do=LeaseInstructionKind.DROP, why="it is not yours"
+                        )
+                    )
                     continue
                 found.reports.append(report)
                 orders += self._orders(report.job)
-            return Renewed(
+            return RenewalResponse(
                 lease_s=self.lease_s,
                 heartbeat_s=self.heartbeat_s,
                 generation=self.generation,
@@ -173,28 +175,28 @@ class FakeCoordinator:
                 closed=self.closed,
             )
 
-    def start(self, job: str, said: Start) -> Settled:
+    def start(self, job: str, said: Start) -> WriteResponse:
         return self._settle("start", job, said, "running")
 
-    def decline(self, job: str, said: Decline) -> Settled:
+    def decline(self, job: str, said: Decline) -> WriteResponse:
         self.jobs[job].declined_by.add(self.jobs[job].holder)
         return self._settle("decline", job, said, "pending")
 
-    def release(self, job: str, said: Release) -> Settled:
+    def release(self, job: str, said: Release) -> WriteResponse:
         return self._settle("release", job, said, "pending")
 
-    def finish(self, job: str, said: Finish) -> Settled:
+    def finish(self, job: str, said: Finish) -> WriteResponse:
         if said.archive_sha256 not in self.objects:
             raise Conflict("no such bytes lie here")
         return self._settle("finish", job, said, "completed")
 
-    def fail(self, job: str, said: Fail) -> Settled:
+    def fail(self, job: str, said: Fail) -> WriteResponse:
         return self._settle("fail", job, said, "failed")
 
-    def cancelled(self, job: str, said: CancelConfirmed) -> Settled:
+    def cancelled(self, job: str, said: CancelConfirmed) -> WriteResponse:
         return self._settle("cancelled", job, said, "cancelled")
 
-    def checkpoint(self, job: str, said: PointCheckpoint) -> Settled:
+    def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
         settled = self._settle("checkpoint", job, said, "")
         self.jobs[job].checkpoint = said.checkpoint
         return settled
@@ -217,7 +219,7 @@ class FakeCoordinator:
                 heartbeat_s=self.heartbeat_s,
             )
 
-    def put_file(self, token: Token, path: str, data: Any, *, offset: int) -> int:
+    def put_file(self, token: AttemptToken, path: str, data: Any, *, offset: int) -> int:
         with self._listening("put_file"):
             self._fence(token)
             there = self.files_there.setdefault((token.job, token.attempt, path), bytearray())
@@ -235,11 +237,11 @@ class FakeCoordinator:
             ]
             return FileList(attempt=attempt or 0, files=tuple(found))
 
-    def begin_upload(self, digest: str, size_bytes: int) -> UploadBegun:
+    def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
         with self._listening("upload"):
             del size_bytes
             self._uploads.setdefault(digest, (digest, bytearray()))
-            return UploadBegun(id=digest, offset=len(self._uploads[digest][1]), is_known=digest in self.objects)
+            return UploadResponse(id=digest, offset=len(self._uploads[digest][1]), is_known=digest in self.objects)
 
     def append_upload(self, upload: str, data: Any, *, offset: int) -> int:
         with self._listening("upload"):
@@ -249,12 +251,12 @@ class FakeCoordinator:
             held += data
             return len(held)
 
-    def finish_upload(self, upload: str) -> UploadBegun:
+    def finish_upload(self, upload: str) -> UploadResponse:
         with self._listening("upload"):
             digest, data = self._uploads[upload]
             assert hashlib.sha256(data).hexdigest() == digest
             self.objects[digest] = bytes(data)
-            return UploadBegun(id=upload, offset=len(data), is_known=True)
+            return UploadResponse(id=upload, offset=len(data), is_known=True)
 
     @contextmanager
     def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[Any]:
@@ -265,15 +267,17 @@ class FakeCoordinator:
     def cut(self) -> None:
         """A line of its own, which nobody needs to cut: questions end by themselves soon."""
 
-    def _orders(self, job: str) -> list[LeaseOrder]:
+    def _orders(self, job: str) -> list[LeaseInstruction]:
         found = self.jobs[job]
-        return [LeaseOrder(job=job, epoch=found.epoch, do=found.order[0], why=found.order[1])] if found.order else []
+        return (
+            [LeaseInstruction(job=job, epoch=found.epoch, do=found.order[0], why=found.order[1])] if found.order else []
+        )
 
-    def _grant(self, claim: Claim) -> Granted:
+    def _grant(self, claim: Claim) -> ClaimResponse:
         held = (job for job, found in self.jobs.items() if found.holder == claim.incarnation)
         orders = [one for job in held if job not in claim.stopping for one in self._orders(job)]
         if orders:
-            return Granted(orders=tuple(orders), generation=self.generation, closed=self.closed)
+            return ClaimResponse(orders=tuple(orders), generation=self.generation, closed=self.closed)
         grants: list[Grant] = []
         for job, found in self.jobs.items():
             if found.state != "pending" or len(grants) >= claim.most or self.closed:
@@ -294,14 +298,14 @@ class FakeCoordinator:
                     **found.grant,
                 )
             )
-        return Granted(grants=tuple(grants), generation=self.generation, closed=self.closed)
+        return ClaimResponse(grants=tuple(grants), generation=self.generation, closed=self.closed)
 
-    def _settle(self, word: str, job: str, said: Tokened, state: str) -> Settled:
+    def _settle(self, word: str, job: str, said: LeaseTokenMessage, state: str) -> WriteResponse:
         with self._listening(word):
             token = said.token(job)
             found = self.jobs[job]
             if found.last == said and found.attempt == token.attempt:
-                return Settled(job=job, state=found.state, is_repeat=True)
+                return WriteResponse(job=job, state=found.state, is_repeat=True)
             self._fence(token)
             self.told.append((word, (job, said)))
             found.last = said
@@ -310,14 +314,14 @@ class FakeCoordinator:
             if state not in ("", "running"):
                 found.holder, found.order = "", None
             self._turn.notify_all()
-            return Settled(job=job, state=found.state)
+            return WriteResponse(job=job, state=found.state)
 
-    def _is_current(self, token: Token) -> bool:
+    def _is_current(self, token: AttemptToken) -> bool:
         found = self.jobs.get(token.job)
         is_same = found is not None and (found.attempt, found.epoch) == (token.attempt, token.epoch)
         return is_same and token.generation == self.generation and found is not None and bool(found.holder)
 
-    def _fence(self, token: Token) -> None:
+    def _fence(self, token: AttemptToken) -> None:
         if not self._is_current(token):
             raise StaleLease(f"job {token.job[:8]}: attempt {token.attempt} is not the one that counts")
 

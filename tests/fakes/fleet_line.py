@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from stoker.coordinator.keeping.keeping import Keeping
-from stoker.model.errors import NotFound
-from stoker.model.fleet_errors import StaleLease
-from stoker.model.leases import Token
-from stoker.wire.asking import FileList, FileView, UploadBegun
-from stoker.wire.leasing import PointCheckpoint, Settled
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.core.errors import NotFound, StaleLease
+from stoker.core.leases import AttemptToken
+from stoker.protocol.lease_messages import PointCheckpoint, WriteResponse
+from stoker.protocol.view_messages import FileList, FileView, UploadResponse
 
 Breaks = Callable[[str], Exception | None]
 
@@ -40,11 +39,11 @@ class Stream:
 class KeptLine:
     """Speaks for any token that is `current`, or for all while that is nothing."""
 
-    def __init__(self, keeping: Keeping) -> None:
+    def __init__(self, keeping: CoordinatorStorage) -> None:
         self.keeping = keeping
         self.before: Breaks = lambda _call: None
         self.after: Breaks = lambda _call: None
-        self.current: Token | None = None
+        self.current: AttemptToken | None = None
         self.calls: list[str] = []
         self.sent: list[tuple[str, int, int]] = []
         """Path, offset and size of every piece of a file."""
@@ -53,7 +52,7 @@ class KeptLine:
         self.ends_after: int | None = None
         self.knows_ranges = True
 
-    def put_file(self, token: Token, path: str, data: bytes, *, offset: int) -> int:
+    def put_file(self, token: AttemptToken, path: str, data: bytes, *, offset: int) -> int:
         with self._call("put_file"):
             if self.current is not None and token != self.current:
                 raise StaleLease(f"attempt {token.attempt} is over")
@@ -66,20 +65,20 @@ class KeptLine:
             listed = tuple(FileView(path=one.path, size_bytes=one.size_bytes) for one in kept)
             return FileList(attempt=attempt or 1, files=listed)
 
-    def begin_upload(self, digest: str, size_bytes: int) -> UploadBegun:
+    def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
         with self._call("begin_upload"):
             begun = self.keeping.bundles.begin(digest, size_bytes)
-            return UploadBegun(id=begun.id, offset=begun.offset, is_known=begun.is_known)
+            return UploadResponse(id=begun.id, offset=begun.offset, is_known=begun.is_known)
 
     def append_upload(self, upload: str, data: bytes, *, offset: int) -> int:
         with self._call("append_upload"):
             self.uploaded_bytes += len(data)
             return self.keeping.bundles.append(upload, offset, data)
 
-    def finish_upload(self, upload: str) -> UploadBegun:
+    def finish_upload(self, upload: str) -> UploadResponse:
         with self._call("finish_upload"):
             self.keeping.bundles.finish(upload)
-            return UploadBegun(id=upload, is_known=True)
+            return UploadResponse(id=upload, is_known=True)
 
     @contextmanager
     def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[Stream]:
@@ -90,14 +89,14 @@ class KeptLine:
             with self.keeping.bundles.open(sha256, start=start) as file:
                 yield Stream(file, start, self.ends_after)
 
-    def checkpoint(self, job: str, said: PointCheckpoint) -> Settled:
+    def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
         with self._call("checkpoint"):
             if self.current is not None and said.token(job) != self.current:
                 raise StaleLease(f"attempt {said.attempt} is over")
             if self.keeping.has_archive(said.checkpoint.archive_sha256) is None:
                 raise NotFound("its bytes are not here")
             self.pointed.append(said)
-            return Settled(job=job, state="running")
+            return WriteResponse(job=job, state="running")
 
     @contextmanager
     def _call(self, name: str) -> Iterator[None]:

@@ -11,18 +11,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from stoker.assembly import Assembly
-from stoker.assembly.settings import read_settings
-from stoker.hardware.admission import Memory
-from stoker.model.capability import Capability
-from stoker.model.errors import StokerError, Terminated
-from stoker.model.frozen import changed
-from stoker.worker.keeper.daemon import Daemon, Worker
-from stoker.worker.keeper.journal import Journal
-from stoker.worker.keeper.lines import Lines
-from stoker.worker.keeper.machine import Machine
-from stoker.worker.keeper.redetecting import Offer
-from stoker.worker.keeper.state import Wishes
+from stoker.app import App
+from stoker.app.settings import read_settings
+from stoker.core.capability import Capability
+from stoker.core.errors import StokerError, Terminated
+from stoker.core.frozen import changed
+from stoker.devices.memory_admission import MachineMemory
+from stoker.worker.coordinator_calls import WorkerConnections
+from stoker.worker.daemon import Daemon, Worker
+from stoker.worker.machine_checks import LocalMachine, MachineOffer
+from stoker.worker.worker_state import Journal, WorkerPolicy
 from tests.fakes.coordinator import PATIENCE_S, FakeCoordinator
 
 GIB = 1 << 30
@@ -42,20 +40,20 @@ class Keep:
         }
         self.folder = folder
         self.fleet = fleet
-        self.house = Assembly(read_settings(self.environment, str(folder)))
+        self.house = App(read_settings(self.environment, str(folder)))
         self.house.make_state()
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.machine = Machine(
-            offer=Offer(Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2)),
+        self.machine = LocalMachine(
+            offer=MachineOffer(Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2)),
             catalogue=self.house.catalogue,
             environment=self.environment,
             own_prefix=sys.prefix,
             home=str(folder),
             ledger=lambda: self.house.ledger,
-            memory=lambda: Memory(total_bytes=16 * GIB, available_bytes=8 * GIB),
+            memory=lambda: MachineMemory(total_bytes=16 * GIB, available_bytes=8 * GIB),
             disk=lambda _path: 100 * GIB,
         )
-        self.wishes = Wishes(**{"slots": 1, "stop_grace_s": 2.0, **wishes})
+        self.wishes = WorkerPolicy(**{"slots": 1, "stop_grace_s": 2.0, **wishes})
         self.preparing: Any = None
         self.detect: Callable[[], Capability] | None = None
         self.code: int | None = None
@@ -112,9 +110,9 @@ class Keep:
             slots=self.wishes.slots,
             declared={},
             version="test",
-            lines=Lines(url=fleet.url, words=fleet, bytes=fleet, ask=lambda: fleet),
+            lines=WorkerConnections(url=fleet.url, words=fleet, bytes=fleet, ask=lambda: fleet),
             machine=self.machine,
-            argv=(sys.executable, "-P", "-m", "stoker.assembly.attempting"),
+            argv=(sys.executable, "-P", "-m", "stoker.app.attempt_main"),
             folder=settings.folder,
             state=settings.state,
             place=os.path.join(settings.state, "worker", "desk"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from stoker.host.http.exchange import Transport
-from stoker.worker.shipping.origins import Origin, TreeLine
+from stoker.transfer.trees.tree_sources import TreeConnection, TreeSource
 
 
 class CoordinatorAlone:
     """Everything from the coordinator, or whoever plays it."""
 
-    def __init__(self, line: TreeLine, transport: Transport) -> None:
-        self._origin = Origin(line=line, transport=transport)
+    def __init__(self, line: TreeConnection, transport: Transport) -> None:
+        self._origin = TreeSource(line=line, transport=transport)
 
-    def find(self, tree: str, failed: frozenset[str]) -> tuple[Origin, ...]:
+    def find(self, tree: str, failed: frozenset[str]) -> tuple[TreeSource, ...]:
         return (self._origin,)

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from stoker.core.errors import StokerError
 from stoker.host.http.addresses import read_address
+from stoker.host.http.body import framing
 from stoker.host.http.exchange import Headers, Request
-from stoker.host.http.failures import Aborted, Ended, Malformed, Overlong, Step, translated
-from stoker.host.http.framing import framing
-from stoker.model.errors import StokerError
+from stoker.host.http.http_errors import Aborted, Ended, ExchangeStep, Malformed, Overlong, translated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +63,17 @@ class FakeTransport:
         address = read_address(request.url)
         host = address.origin.host_and_port
         if self._is_aborted:
-            raise translated(Aborted(), host, Step.HEAD)
+            raise translated(Aborted(), host, ExchangeStep.HEAD)
         self.requests.append(request)
         answer = self.script(request)
         if isinstance(answer, StokerError):
             raise answer
         if isinstance(answer, Exception):
-            raise translated(answer, host, Step.HEAD) from answer
+            raise translated(answer, host, ExchangeStep.HEAD) from answer
         try:
             reply = FakeReply(request, answer, url=address.url, host=host)
         except Malformed as error:
-            raise translated(error, host, Step.HEAD) from error
+            raise translated(error, host, ExchangeStep.HEAD) from error
         self._replies.append(reply)
         return reply
 
@@ -111,7 +111,7 @@ class FakeReply:
         try:
             return self._next(at_most_bytes)
         except (Aborted, Ended, Malformed) as error:
-            self._failure = translated(error, self._host, Step.BODY)
+            self._failure = translated(error, self._host, ExchangeStep.BODY)
             raise self._failure from error
 
     def _next(self, at_most_bytes: int) -> bytes:

@@ -19,19 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import stoker.host.http.connections as _loaded_before_the_fork  # noqa: F401 - else every process would load it anew
-from stoker.host.disk import free_bytes
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Digest
+from stoker.core.errors import Cancelled, StokerError, Terminated
 from stoker.host.durable import NO_STEP
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import SystemClock
-from stoker.model.digests import Digest
-from stoker.model.errors import Cancelled, StokerError, Terminated
-from stoker.store.download import content
-from stoker.store.download.engine import fetch_file
-from stoker.store.download.patience import Patience
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.download.wanted import Landing, Wanted
+from stoker.host.http.http_settings import HttpSettings
+from stoker.host.resources import free_bytes
+from stoker.transfer.download import content
+from stoker.transfer.download.download import fetch_file
+from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools, TargetFile
 
 # What changes a file system; a process may be told to die, or to fail, at the n-th of them.
 CALLS = ("rename", "replace", "unlink", "link", "mkdir", "fsync", "fdatasync", "ftruncate", "truncate", "pwrite")
@@ -60,7 +57,7 @@ def _end(order: dict[str, Any]) -> int:
 
 def carry_out(order: dict[str, Any]) -> int:
     """Fetch one file and give the exit code."""
-    stop = Stop()
+    stop = DownloadStop()
     signal.signal(signal.SIGINT, lambda number, frame: stop.ask(Cancelled("interrupted")))
     signal.signal(signal.SIGTERM, lambda number, frame: stop.ask(Terminated("terminated")))
     countdown = Countdown(**order["at"]) if order.get("at") else None
@@ -69,20 +66,20 @@ def carry_out(order: dict[str, Any]) -> int:
     if countdown is not None:
         countdown.watch_calls()
     transport = Urllib3Transport(HttpSettings(connect_s=5, read_s=order.get("read_s", 10.0)))
-    tools = Tools(
+    tools = DownloadTools(
         transport=transport,
         clock=SystemClock(),
         free_bytes=free_bytes if order.get("counts_space", True) else lambda path: 1 << 50,
         jitter=lambda: 0.0,
         on_step=countdown if countdown and countdown.steps else NO_STEP,
     )
-    wanted = Wanted(url=order["url"], sha256=Digest(order["sha256"]) if order.get("sha256") else None)
+    wanted = DownloadRequest(url=order["url"], sha256=Digest(order["sha256"]) if order.get("sha256") else None)
     try:
         fetch_file(
             wanted,
-            Landing(folder=order["folder"], name=order["name"]),
+            TargetFile(folder=order["folder"], name=order["name"]),
             tools=tools,
-            patience=Patience(**order.get("patience", {})),
+            patience=DownloadTimeouts(**order.get("patience", {})),
             stop=stop,
         )
     except StokerError as error:

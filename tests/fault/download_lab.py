@@ -15,18 +15,22 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import Clock, FakeClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import NetworkFailed, StokerError
+from stoker.core.events import Event
 from stoker.host.durable import NO_STEP
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import Clock, FakeClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import NetworkFailed, StokerError
-from stoker.model.events import Event
-from stoker.store.download.engine import fetch_file
-from stoker.store.download.patience import Patience
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.download.wanted import Fetched, Landing, Wanted
+from stoker.host.http.http_settings import HttpSettings
+from stoker.transfer.download.download import fetch_file
+from stoker.transfer.download.types import (
+    DownloadRequest,
+    DownloadStop,
+    DownloadTimeouts,
+    DownloadTools,
+    FetchedFile,
+    TargetFile,
+)
 from tests.servers import habits as bad
 from tests.servers.faulty import Asked, FaultyServer, Habit, Version, well
 
@@ -56,7 +60,7 @@ class Lab:
     events: list[Event] = field(default_factory=list)
     free_bytes: Callable[[str], int] = lambda path: PLENTY
     on_step: Callable[[str], None] = NO_STEP
-    stop: Stop = field(default_factory=Stop)
+    stop: DownloadStop = field(default_factory=DownloadStop)
     received: dict[str, Digest] = field(default_factory=dict)
     """What was put where, as receipts would say it."""
 
@@ -73,20 +77,20 @@ class Lab:
         version: Version | None = None,
         *,
         url: str = "",
-        patience: Patience | None = None,
-        landing: Landing | None = None,
+        patience: DownloadTimeouts | None = None,
+        landing: TargetFile | None = None,
         headers: dict[str, str] | None = None,
         size_bytes: int | None = None,
         **options: bool,
-    ) -> Fetched:
+    ) -> FetchedFile:
         """Fetch the file of the server; with a version, exactly that one is wanted, by its digest."""
-        wanted = Wanted(
+        wanted = DownloadRequest(
             url=url or self.server.url,
             sha256=None if version is None else digest_bytes(version.data),
             size_bytes=size_bytes,
             headers=headers or {},
         )
-        tools = Tools(
+        tools = DownloadTools(
             transport=self.transport,
             clock=self.clock,
             free_bytes=self.free_bytes,
@@ -98,9 +102,9 @@ class Lab:
         )
         return fetch_file(
             wanted,
-            landing or Landing(folder=str(self.folder), name=NAME),
+            landing or TargetFile(folder=str(self.folder), name=NAME),
             tools=tools,
-            patience=patience or Patience(attempts=3),
+            patience=patience or DownloadTimeouts(attempts=3),
             stop=self.stop,
             **options,
         )
@@ -117,7 +121,7 @@ class Lab:
         """Leave what a run leaves that is cut off after so many bytes and gives up."""
         self.server.become(bad.breaking_off(at))
         with pytest.raises(NetworkFailed):
-            self.fetch(version, patience=Patience(attempts=1), **options)  # type: ignore[arg-type]
+            self.fetch(version, patience=DownloadTimeouts(attempts=1), **options)  # type: ignore[arg-type]
         assert not self.path.exists()
 
     def has(self) -> bytes | None:

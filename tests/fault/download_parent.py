@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from stoker.model.digests import digest_bytes
+from stoker.core.digests import digest_bytes
 from tests.servers.faulty import FaultyServer, Version
 
 ROOT = Path(__file__).parents[2]

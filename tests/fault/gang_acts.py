@@ -10,8 +10,7 @@ import zlib
 from typing import Any
 
 from stoker.gang import this_rank
-from stoker.gang.page import PAGE_BYTES, Page, Slot, whole
-from stoker.gang.states import Phase, State
+from stoker.gang.mailbox import PAGE_BYTES, Phase, RankPage, RankState, Slot, whole
 from tests.unit.gang.gang_functions import fault, hang
 
 ACT = "STOKER_TEST_ACT"
@@ -95,9 +94,15 @@ def _scribble_for_ever() -> None:
         os.pwrite(fd, rng.randbytes(PAGE_BYTES), 0)
 
 
-def _page(**fields: Any) -> Page:
-    said: dict[str, Any] = {"state": State.SUCCESS, "phase": Phase.READY, "rank": 1, "nranks": 2, "pid": os.getpid()}
-    return Page(**said | fields)
+def _page(**fields: Any) -> RankPage:
+    said: dict[str, Any] = {
+        "state": RankState.SUCCESS,
+        "phase": Phase.READY,
+        "rank": 1,
+        "nranks": 2,
+        "pid": os.getpid(),
+    }
+    return RankPage(**said | fields)
 
 
 def _sealed(page: bytes, *, at: int = 0, number: int | None = None) -> bytes:
@@ -115,23 +120,25 @@ def _a_billion_buffers(_seed: int) -> bytes:
 
 
 def _failed_in_the_future(_seed: int) -> bytes:
-    return whole(_page(state=State.ERROR, phase=Phase.STAGING, failed_ns=_FUTURE_NS, error_type="E", error_text="late"))
+    return whole(
+        _page(state=RankState.ERROR, phase=Phase.STAGING, failed_ns=_FUTURE_NS, error_type="E", error_text="late")
+    )
 
 
 def _began_in_the_future(_seed: int) -> bytes:
     stamps = (1,) * (len(Phase) - 3) + (_FUTURE_NS,) * 3
-    return whole(_page(state=State.STARTED, phase=Phase.STAGING, stamps_ns=stamps))
+    return whole(_page(state=RankState.STARTED, phase=Phase.STAGING, stamps_ns=stamps))
 
 
 def _a_huge_text(_seed: int) -> bytes:
-    page = whole(_page(state=State.ERROR, phase=Phase.STAGING, error_type="E", error_text="t" * 2000))
+    page = whole(_page(state=RankState.ERROR, phase=Phase.STAGING, error_type="E", error_text="t" * 2000))
     return _sealed(page, at=_TEXT_LENGTH_AT, number=2**32 - 1)
 
 
 def _random_numbers(seed: int) -> bytes:
     """Give a page that is in order by its checksum, with a state that exists, and nonsense in all else."""
     rng = random.Random(seed)
-    made = bytearray(whole(_page(state=State(rng.randrange(len(State))))))
+    made = bytearray(whole(_page(state=RankState(rng.randrange(len(RankState))))))
     made[_BODY_AT:] = rng.randbytes(PAGE_BYTES - _BODY_AT)
     struct.pack_into("<I", made, _PHASE_AT, rng.randrange(len(Phase)))
     return _sealed(bytes(made))

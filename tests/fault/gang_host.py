@@ -8,10 +8,10 @@ import sys
 import time
 from typing import Any
 
+from stoker.core.errors import StokerError
 from stoker.gang import Gang, RankConfig
-from stoker.gang.held_meeting import HeldMeeting
-from stoker.gang.joined_meeting import JoinedMeeting
-from stoker.model.errors import StokerError
+from stoker.gang.rendezvous_guest import RendezvousClient
+from stoker.gang.rendezvous_host import RendezvousHost
 from tests.unit.gang import gang_functions as functions
 
 TOKEN = "a secret of these two hosts"
@@ -34,9 +34,9 @@ def say(**said: Any) -> None:
 
 def gang_of(name: str, at: tuple[str, int], epoch: int, **more: Any) -> Gang:
     if name == HOSTS[0]:
-        meeting: Any = HeldMeeting(HOSTS, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
+        meeting: Any = RendezvousHost(HOSTS, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
     else:
-        meeting = JoinedMeeting(name, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
+        meeting = RendezvousClient(name, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
     return Gang([RankConfig(0), RankConfig(1)], meeting=meeting, timeout_s=30, grace_s=2, **more)
 
 

@@ -21,9 +21,9 @@ from importlib import import_module
 from typing import cast
 
 from stoker.gang import Gang, RankConfig
-from stoker.gang.starting import PRELOAD, Warm
+from stoker.gang.starters import PRELOAD, RankZygote
 from stoker.host import zygote_main
-from stoker.host.channel import Channel
+from stoker.host.socket_channel import Channel
 from stoker.host.zygote import Zygote
 from tests.fault import gang_acts as acts
 
@@ -60,8 +60,8 @@ def forked_zygote() -> Zygote:
     return zygote
 
 
-def warm() -> Warm:
-    made = Warm(env=dict(os.environ), cwd=os.getcwd(), sys_path=sys.path)
+def warm() -> RankZygote:
+    made = RankZygote(env=dict(os.environ), cwd=os.getcwd(), sys_path=sys.path)
     made._zygote = forked_zygote()
     return made
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.coordinator.queue.commands import Said, Write
+from stoker.core.errors import BadInput, Conflict, Forbidden, Refused, StaleLease, StokerError, VersionSkew
+from stoker.core.job import JobState
+from stoker.core.leases import AttemptToken
 from stoker.host.identity import mine
-from stoker.model.errors import BadInput, Refused, StokerError
-from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, VersionSkew
-from stoker.model.leases import Token
-from stoker.model.lifecycle import JobState
-from stoker.wire.leasing import (
+from stoker.protocol.lease_messages import (
     CancelConfirmed,
     Claim,
     Decline,
@@ -23,36 +22,38 @@ from stoker.wire.leasing import (
     Renewal,
     Start,
 )
-from stoker.worker.keeper.deciding import decide
-from stoker.worker.keeper.ending import AttemptEnd
-from stoker.worker.keeper.happenings import (
-    Answered,
-    Began,
-    Ended,
-    Fatal,
-    Given,
-    Greeted,
-    Happening,
-    NotBegun,
-    Settled,
-    Stopped,
-    Ticked,
-    Unanswered,
-    WentStale,
-)
-from stoker.worker.keeper.instructions import (
-    AskForWork,
-    Begin,
-    CallBack,
-    Exit,
+from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.state_machine import decide
+from stoker.worker.worker_state import (
+    AttemptEnded,
+    AttemptNotStarted,
+    AttemptPhase,
+    AttemptStarted,
+    AttemptStopped,
+    ClaimAnswered,
+    ClaimJobs,
+    ClockTick,
+    ExitWorker,
+    FinalReport,
+    FinalReportAccepted,
+    FinalReportKind,
     Forget,
-    Greet,
+    Happening,
+    HelloAnswered,
+    LeaseLost,
     Renew,
-    Send,
-    Stop,
-    TellStart,
+    RenewalAnswered,
+    ReportStart,
+    RequestUnanswered,
+    SendHello,
+    SendResult,
+    StartAttempt,
+    StopAttempt,
+    WithdrawClaim,
+    WorkerPolicy,
+    WorkerRejected,
+    WorkerState,
 )
-from stoker.worker.keeper.state import Keeping, LastWord, Phase, Wishes, Word
 from tests.contract.queue_words import hello_anew
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
 FAILED = AttemptEnd(state=JobState.FAILED, error={"error": "work_failed", "message": "exit 1"}, exit_code=1)
 STOPPED = AttemptEnd(state=JobState.CANCELLED, error={"error": "terminated"}, exit_code=143)
-NEVER = (VersionSkew, NotAllowed, Conflict, StaleLease)
+NEVER = (VersionSkew, Forbidden, Conflict, StaleLease)
 SIZE_BYTES = 10
 DECLINED = 0.03
 FAILS = 0.05
@@ -76,7 +77,7 @@ class Courier:
     def __init__(self, worker: MessageWorker, grant: Grant) -> None:
         self.worker = worker
         self.grant = grant
-        self.token: Token = grant.token()
+        self.token: AttemptToken = grant.token()
         self.stood_still = False
         self.is_over = False
         self._orders: list[tuple[Said, Callable[[], None] | None]] = []
@@ -107,7 +108,7 @@ class Courier:
             if isinstance(given, (Refused, BadInput)):
                 self._orders.clear()
                 self._is_speaking = False
-                worker.take(WentStale(now_s=worker.now_s, token=self.token, message=str(given)))
+                worker.take(LeaseLost(now_s=worker.now_s, token=self.token, message=str(given)))
             elif isinstance(given, StokerError):
                 worker.later(AGAIN_S, self._speak)
             else:
@@ -139,8 +140,8 @@ class MessageWorker:
             return
         self.is_alive, self._life = True, self._life + 1
         self.is_paused, self._backlog = False, []
-        self.keeping = Keeping(wishes=Wishes(slots=2))
-        self.couriers: dict[Token, Courier] = {}
+        self.keeping = WorkerState(wishes=WorkerPolicy(slots=2))
+        self.couriers: dict[AttemptToken, Courier] = {}
         self._open: tuple[str, float] | None = None
         self._asked = 0
         self._ticks_at_s = float("inf")
@@ -167,7 +168,7 @@ class MessageWorker:
         for act in backlog:
             act()
 
-    def may_speak(self, token: Token) -> bool:
+    def may_speak(self, token: AttemptToken) -> bool:
         lease = self.keeping.leases.get(token)
         return lease is not None and (lease.is_harmless or not (lease.is_over or self.now_s >= lease.ends_s))
 
@@ -214,34 +215,34 @@ class MessageWorker:
 
     def _tick(self) -> None:
         self._ticks_at_s = float("inf")
-        self.take(Ticked(now_s=self.now_s))
+        self.take(ClockTick(now_s=self.now_s))
 
     def _perform(self, instruction: Any) -> None:
         match instruction:
-            case Greet() | AskForWork() | CallBack() | Renew():
+            case SendHello() | ClaimJobs() | WithdrawClaim() | Renew():
                 self._ask(instruction)
-            case Begin(token=token):
+            case StartAttempt(token=token):
                 self._begin(token)
-            case TellStart(token=token):
+            case ReportStart(token=token):
                 self.couriers[token].say(Start(**_fence(token)))
-            case Stop(token=token):
+            case StopAttempt(token=token):
                 self._stop(token)
-            case Send(token=token, last=last, end=end):
+            case SendResult(token=token, last=last, end=end):
                 self._send(token, last, end)
             case Forget(token=token):
                 self._forget(token)
-            case Exit():
+            case ExitWorker():
                 self.die()
                 self.world.seen.done["exit"] += 1
                 self.world.later(self.world.chance.uniform(1, 30), self.start)
 
-    def _ask(self, instruction: Greet | AskForWork | CallBack | Renew) -> None:
+    def _ask(self, instruction: SendHello | ClaimJobs | WithdrawClaim | Renew) -> None:
         match instruction:
-            case Greet():
+            case SendHello():
                 self._greet()
-            case AskForWork(most=most):
+            case ClaimJobs(most=most):
                 self._claim(most)
-            case CallBack():
+            case WithdrawClaim():
                 # Its connection is cut, and it is asked once more, without waiting.
                 self._claim(self.keeping.asking or 0, wait_s=0.0)
             case Renew():
@@ -250,11 +251,11 @@ class MessageWorker:
     def _greet(self) -> None:
         def then(given: Any) -> None:
             if isinstance(given, NEVER):
-                self.take(Fatal(now_s=self.now_s, error=given))
+                self.take(WorkerRejected(now_s=self.now_s, error=given))
             elif isinstance(given, StokerError):
                 self.later(AGAIN_S, self._greet)
             else:
-                self.take(Greeted(now_s=self.now_s, welcome=given))
+                self.take(HelloAnswered(now_s=self.now_s, welcome=given))
 
         self.world.call(self, self._hello, self.awake(then))
 
@@ -272,7 +273,7 @@ class MessageWorker:
                 self._refused(given, was_claim=True)
             else:
                 self._open = None
-                self.take(Given(now_s=self.now_s, asked_s=asked_s, answer=given))
+                self.take(ClaimAnswered(now_s=self.now_s, asked_s=asked_s, answer=given))
 
         claim = Claim(
             request_id=request_id,
@@ -296,78 +297,80 @@ class MessageWorker:
             else:
                 # Like a real one that can't tell what lies on its disk: asked for it, it does not answer at once.
                 answer = given.model_copy(update={"wants_holdings": False})
-                self.take(Answered(now_s=self.now_s, asked_s=asked_s, tokens=tokens, answer=answer))
+                self.take(RenewalAnswered(now_s=self.now_s, asked_s=asked_s, tokens=tokens, answer=answer))
 
         renewal = Renewal(worker=self.name, incarnation=self._hello.incarnation, leases=reports)
         self.world.call(self, renewal, self.awake(then))
 
     def _refused(self, error: StokerError, *, was_claim: bool) -> None:
         if isinstance(error, NEVER):
-            self.take(Fatal(now_s=self.now_s, error=error))
+            self.take(WorkerRejected(now_s=self.now_s, error=error))
         else:
             jitter = self.world.chance.random()
-            self.take(Unanswered(now_s=self.now_s, error=error, was_claim=was_claim, jitter=jitter))
+            self.take(RequestUnanswered(now_s=self.now_s, error=error, was_claim=was_claim, jitter=jitter))
 
-    def _courier(self, token: Token) -> Courier:
+    def _courier(self, token: AttemptToken) -> Courier:
         if token not in self.couriers:
             self.couriers[token] = Courier(self, self.keeping.leases[token].grant)
         return self.couriers[token]
 
-    def _begin(self, token: Token) -> None:
+    def _begin(self, token: AttemptToken) -> None:
         courier, chance = self._courier(token), self.world.chance
 
         def begin() -> None:
             lease = self.keeping.leases.get(token)
-            if lease is None or lease.phase is not Phase.STARTING:
+            if lease is None or lease.phase is not AttemptPhase.STARTING:
                 return
             if chance.random() < DECLINED:
-                self.take(NotBegun(now_s=self.now_s, token=token, reason="busy", message="no room"))
+                self.take(AttemptNotStarted(now_s=self.now_s, token=token, reason="busy", message="no room"))
                 return
             self.world.begins(courier)
-            self.take(Began(now_s=self.now_s, token=token, child=mine(), run="run"))
+            self.take(AttemptStarted(now_s=self.now_s, token=token, child=mine(), run="run"))
             self.later(chance.expovariate(1 / MEAN_S), end)
 
         def end() -> None:
             lease = self.keeping.leases.get(token)
-            if lease is not None and lease.phase is Phase.RUNNING:
+            if lease is not None and lease.phase is AttemptPhase.RUNNING:
                 self.world.ends(courier)
-                self.take(Ended(now_s=self.now_s, token=token, end=FAILED if chance.random() < FAILS else COMPLETED))
+                self.take(
+                    AttemptEnded(now_s=self.now_s, token=token, end=FAILED if chance.random() < FAILS else COMPLETED)
+                )
 
         self.later(chance.uniform(0.05, 2.0), begin)
 
-    def _stop(self, token: Token) -> None:
+    def _stop(self, token: AttemptToken) -> None:
         courier = self._courier(token)
 
         def stopped() -> None:
             self.world.ends(courier)
-            self.take(Stopped(now_s=self.now_s, token=token, end=STOPPED))
+            self.take(AttemptStopped(now_s=self.now_s, token=token, end=STOPPED))
 
         self.later(self.world.chance.uniform(0.1, 9.0), stopped)
 
-    def _send(self, token: Token, last: LastWord, end: AttemptEnd | None) -> None:
+    def _send(self, token: AttemptToken, last: FinalReport, end: AttemptEnd | None) -> None:
         fence = _fence(token)
         said: Said
-        if last.word is Word.FINISH:
+        if last.word is FinalReportKind.FINISH:
             sha256 = f"{token.job[:48]}{token.epoch:016x}"
             # Bytes first; that they arrive is not what is looked at here.
             self.world.fleet.objects[sha256] = SIZE_BYTES
             said = Finish(**fence, tree=sha256[::-1], archive_sha256=sha256, size_bytes=SIZE_BYTES)
-        elif last.word is Word.FAIL:
+        elif last.word is FinalReportKind.FAIL:
             said = Fail(**fence, cause="user" if end is None or not end.cause else str(end.cause), message=last.why)
-        elif last.word is Word.DECLINE:
+        elif last.word is FinalReportKind.DECLINE:
             said = Decline(**fence, reason=last.reason or "declined", message=last.why)
-        elif last.word is Word.CANCELLED:
+        elif last.word is FinalReportKind.CANCELLED:
             said = CancelConfirmed(**fence)
         else:
             said = Release(**fence, why=last.why)
-        self._courier(token).say(said, lambda: self.take(Settled(now_s=self.now_s, token=token)))
+        self._courier(token).say(said, lambda: self.take(FinalReportAccepted(now_s=self.now_s, token=token)))
 
-    def _forget(self, token: Token) -> None:
+    def _forget(self, token: AttemptToken) -> None:
         courier = self.couriers.pop(token, None)
         if courier is not None:
             courier.is_over = True
             self.world.ends(courier)
 
 
-def _fence(token: Token) -> dict[str, Any]:
+def _fence(token: AttemptToken) -> dict[str, Any]:
     return {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}

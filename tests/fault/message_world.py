@@ -17,14 +17,23 @@ from itertools import count
 from typing import Any
 
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Sweep, Write
-from stoker.model.errors import Bug, StokerError, Unavailable
-from stoker.wire.codec import from_json, to_json
-from stoker.wire.leasing import Claim, Finish, Granted, Hello, Renewal, Renewed, Settled, Welcome
-from stoker.wire.orders import JobOrder
+from stoker.core.errors import InternalError, StokerError, Unavailable
+from stoker.protocol.codec import from_json, to_json
+from stoker.protocol.job_messages import JobSpec
+from stoker.protocol.lease_messages import (
+    Claim,
+    ClaimResponse,
+    Finish,
+    Hello,
+    Renewal,
+    RenewalResponse,
+    Welcome,
+    WriteResponse,
+)
 from tests.contract.queue_driving import Driven
 from tests.fault.message_worker import Courier, MessageWorker
 
-ANSWERS: dict[type, type] = {Hello: Welcome, Claim: Granted, Renewal: Renewed}
+ANSWERS: dict[type, type] = {Hello: Welcome, Claim: ClaimResponse, Renewal: RenewalResponse}
 ANSWER_S = 20.0
 LOOK_AGAIN_S = 2.0
 SWEEP_EVERY_S = 5.0
@@ -71,7 +80,7 @@ class Seen:
 class MessageWorld:
     """All of it."""
 
-    def __init__(self, fleet: Driven, *, seed: int, workers: int, jobs: tuple[JobOrder, ...], weather: Weather) -> None:
+    def __init__(self, fleet: Driven, *, seed: int, workers: int, jobs: tuple[JobSpec, ...], weather: Weather) -> None:
         self.fleet = fleet
         self.chance = random.Random(seed)
         self.weather, self.seen = weather, Seen()
@@ -138,13 +147,15 @@ class MessageWorld:
                 return
             said = from_json(kind, data)
             given = self._ask(sender, Write(job=job, said=said) if job else said)
-            is_empty = isinstance(said, Claim) and isinstance(given, Granted) and not (given.grants or given.orders)
+            is_empty = (
+                isinstance(said, Claim) and isinstance(given, ClaimResponse) and not (given.grants or given.orders)
+            )
             if is_empty and sender.is_alive and waited_s < said.wait_s:
                 again_boot = self._boot
                 self.later(LOOK_AGAIN_S, lambda: arrive(again_boot, waited_s + LOOK_AGAIN_S))
                 return
             if not isinstance(given, StokerError):
-                given = from_json(ANSWERS.get(kind, Settled), to_json(given))
+                given = from_json(ANSWERS.get(kind, WriteResponse), to_json(given))
             self._travel(lambda: answer(given))
 
         for _ in range(1 + (not self.is_calm and self.chance.random() < self.weather.doubling)):
@@ -178,20 +189,20 @@ class MessageWorld:
         try:
             given = self.fleet.queue.ask(command)
         except StokerError as error:
-            if isinstance(error, Bug):
+            if isinstance(error, InternalError):
                 raise
             self.seen.stale += error.code == "stale_lease"
             return error
-        if isinstance(given, Granted):
+        if isinstance(given, ClaimResponse):
             self._see_grants(command, given)
-        if isinstance(given, Settled):
+        if isinstance(given, WriteResponse):
             self.seen.repeats += given.is_repeat
             if isinstance(command.said, Finish) and not given.is_repeat:
                 self._completed[command.job] += 1
                 assert self._completed[command.job] <= self._wishes[command.job], "a second result of one wish"
         return given
 
-    def _see_grants(self, claim: Claim, given: Granted) -> None:
+    def _see_grants(self, claim: Claim, given: ClaimResponse) -> None:
         if not given.grants:
             self.waiting = dict(given.waiting)
         for grant in given.grants:

@@ -15,16 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker.coordinator.database.checking import check_database
-from stoker.coordinator.database.opening import look_into
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.queue.reading.reader import Reader
-from stoker.host.listening import listen_at
-from stoker.model.clock import SystemClock
-from stoker.model.errors import StokerError
-from stoker.model.fleet_errors import DatabaseTrouble
-from stoker.wire.finding import whole_address
-from stoker.wire.views import JobStory
+from stoker.coordinator.database.database import look_into
+from stoker.coordinator.database.database_check import check_database
+from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import SystemClock
+from stoker.core.errors import DatabaseTrouble, StokerError
+from stoker.host.network import listen_at
+from stoker.protocol.discovery import whole_address
+from stoker.protocol.view_messages import JobDetails
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, alive, descendants, wait_until
 from tests.system.warm import WarmCommand, starts_warm
@@ -163,23 +162,25 @@ class RealFleet:
         wait_until(folder.is_dir)
         return folder
 
-    def story(self, name: str) -> JobStory:
+    def story(self, name: str) -> JobDetails:
         database = look_into(self.db, clock=CLOCK)
         try:
-            return Reader(database, clock=CLOCK).story(name)
+            return QueueReader(database, clock=CLOCK).story(name)
         finally:
             database.close()
 
-    def is_so(self, name: str, claim: Callable[[JobStory], object]) -> bool:
+    def is_so(self, name: str, claim: Callable[[JobDetails], object]) -> bool:
         """Say whether something is so of a job; of one that can't be looked at just now, nothing is."""
         try:
             return bool(claim(self.story(name)))
         except StokerError:
             return False
 
-    def wait_for(self, name: str, claim: Callable[[JobStory], object], patience_s: float = 2 * PATIENCE_S) -> JobStory:
+    def wait_for(
+        self, name: str, claim: Callable[[JobDetails], object], patience_s: float = 2 * PATIENCE_S
+    ) -> JobDetails:
         """Wait until something is so of a job; a database that is away is asked again."""
-        found: list[JobStory] = []
+        found: list[JobDetails] = []
 
         def is_so() -> bool:
             try:
@@ -216,7 +217,7 @@ class RealFleet:
         self._port.close()
 
     def check(self) -> None:
-        keeping = LocalKeeping(str(self.shell.home / "fleet"), CLOCK)
+        keeping = LocalCoordinatorStorage(str(self.shell.home / "fleet"), CLOCK)
         database = look_into(self.db, clock=CLOCK)
         try:
             assert list(check_database(database, has_object=keeping.has_archive)) == [], self.everything_said()
@@ -225,9 +226,9 @@ class RealFleet:
             keeping.close()
 
 
-def is_terminal(story: JobStory) -> bool:
+def is_terminal(story: JobDetails) -> bool:
     return story.job.state in TERMINAL
 
 
-def is_in(*states: str) -> Callable[[JobStory], bool]:
+def is_in(*states: str) -> Callable[[JobDetails], bool]:
     return lambda story: story.job.state in states

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import InvalidArchive, NoSpace
 from stoker.host.durable import NO_STEP, remove_tree
-from stoker.model.errors import ArchiveFaults, NoSpace
-from stoker.store.bundle.unpacking import unpack
-from stoker.store.local import Found
-from stoker.store.putting import PutThing, Putting, Wish
+from stoker.store.archives.unpack import unpack
+from stoker.store.local_store import RecordHit
+from stoker.store.put import PutRequest, StoredTree, StoreWriter
 from tests.fault.test_store_kills import (
     Countdown,
     assert_nothing_is_torn,
@@ -35,10 +35,10 @@ ROOT = Path(__file__).parents[2]
 FILES = {"model": b"m" * BIG, "sub/data": b"d" * BIG, "notes": b"small"}
 
 
-def put_archive(root: Path, path: Path, on_step: Callable[[str], None] = NO_STEP) -> PutThing:
+def put_archive(root: Path, path: Path, on_step: Callable[[str], None] = NO_STEP) -> StoredTree:
     store = make_store(root, on_step=on_step)
-    putting = Putting(store, clock=clock_of_now(), heed=lambda _: None, on_step=on_step)
-    return putting.put_unpacked(str(path), Wish(name="data"))
+    putting = StoreWriter(store, clock=clock_of_now(), heed=lambda _: None, on_step=on_step)
+    return putting.put_unpacked(str(path), PutRequest(name="data"))
 
 
 def test_putting_an_archive_killed_at_any_step_leaves_all_or_nothing_and_can_be_repeated(memory):
@@ -61,7 +61,7 @@ def test_putting_an_archive_killed_at_any_step_leaves_all_or_nothing_and_can_be_
         assert_rubbish_is_swept(store)
         done = put_archive(root, memory / "a.tar.zst")
         assert done.ref.digest == bundle.tree_digest
-        assert isinstance(store.lookup(done.ref.key), Found)
+        assert isinstance(store.lookup(done.ref.key), RecordHit)
         assert put_contents(store, "data") == FILES
         store.close()
         remove_tree(root)
@@ -83,15 +83,15 @@ def test_unpacking_onto_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, size
 def test_after_a_fault_nothing_is_written_any_more(tmp_path: Path) -> None:
     archive = tar(file("../evil"), file("large", bytes(2_000_000)))
     with small_disk(tmp_path / "disk", "size=1m") as disk:
-        with pytest.raises(ArchiveFaults):
+        with pytest.raises(InvalidArchive):
             unpack(io.BytesIO(archive), str(disk / "out"))
         assert os.listdir(disk) == []
 
 
 MEASURED = """
 import sys
-from stoker.store.bundle.packing import pack
-from stoker.store.bundle.unpacking import unpack
+from stoker.store.archives.pack import pack
+from stoker.store.archives.unpack import unpack
 from tests.unit.store.hostile_archives import folder_sources
 what, folder = sys.argv[1:]
 if what == "pack":

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Tree
+from stoker.core.errors import Cancelled, HashMismatch, NoSpace
+from stoker.host.file_stamps import stamp_of
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.artifacts import Tree
-from stoker.model.clock import SystemClock
-from stoker.model.errors import Cancelled, HashMismatch, NoSpace
-from stoker.store.download.stop import Stop
-from stoker.store.held import held_tree
-from stoker.store.local import LocalStore
-from stoker.store.memo import stamp_of
+from stoker.host.http.http_settings import HttpSettings
+from stoker.protocol.client import FleetClient
+from stoker.protocol.tree_messages import PACKED_BYTES
+from stoker.store.local_store import LocalStore
 from stoker.store.trees import scan_tree
-from stoker.wire.client import FleetClient
-from stoker.wire.contents import PACKED_BYTES
-from stoker.worker.shipping.tree_receiving import Outlook, receive_tree
-from stoker.worker.shipping.tree_sending import InFolder, send_tree
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.trees.holdings import held_tree
+from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
+from stoker.transfer.trees.tree_upload import FolderFileSource, send_tree
 from tests.fakes.origins import CoordinatorAlone
 from tests.fault.test_store_kills import assert_nothing_is_torn
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
@@ -70,7 +70,7 @@ def port_of(fleet: Fleet) -> int:
 
 def sent(fleet: Fleet, root: Path) -> Tree:
     tree = scan_tree(str(root))
-    send_tree(fleet.client(), tree, InFolder(str(root)), clock=CLOCK)
+    send_tree(fleet.client(), tree, FolderFileSource(str(root)), clock=CLOCK)
     return tree
 
 
@@ -82,7 +82,7 @@ def test_a_tree_comes_whole_over_a_line_that_is_cut(fleet: Fleet, data: Path, st
     with Relay(port_of(fleet)) as relay, closing(Urllib3Transport(HttpSettings())) as transport:
         relay.cuts = [cut, cut, cut]
         line = FleetClient(transport, relay.url, clock=CLOCK, token=TOKEN)
-        record = receive_tree(CoordinatorAlone(line, transport), tree.digest(), store, stop=Stop(), clock=CLOCK)
+        record = receive_tree(CoordinatorAlone(line, transport), tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
         assert relay.cut_count >= 1
         # What had come is not sent again; what was on its way when a line was cut may be.
         assert relay.came_bytes < 2 * tree.size_bytes
@@ -96,7 +96,7 @@ def test_a_tree_goes_whole_over_a_line_that_is_cut(fleet: Fleet, data: Path, cut
     with Relay(port_of(fleet)) as relay, closing(Urllib3Transport(HttpSettings())) as transport:
         relay.asked_cuts = [cut, cut]
         line = FleetClient(transport, relay.url, clock=CLOCK, token=TOKEN)
-        assert send_tree(line, tree, InFolder(str(data)), clock=CLOCK).tree == tree.digest()
+        assert send_tree(line, tree, FolderFileSource(str(data)), clock=CLOCK).tree == tree.digest()
         assert relay.cut_count >= 1
     assert fleet.client().want_tree(tree.digest()).is_here
 
@@ -120,10 +120,10 @@ def test_a_receiver_that_is_killed_leaves_nothing_torn_and_the_next_goes_on(
     assert killed.returncode == -signal.SIGKILL
     assert_nothing_is_torn(store)
     assert held_tree(store, tree.digest()) is None
-    outlooks: list[Outlook] = []
+    outlooks: list[TreeFetchEstimate] = []
     client = fleet.client()
     origins = CoordinatorAlone(client, fleet.transports[-1])
-    record = receive_tree(origins, tree.digest(), store, stop=Stop(), clock=CLOCK, on_outlook=outlooks.append)
+    record = receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK, on_outlook=outlooks.append)
     assert record.tree == tree
     if step == "publish":
         assert outlooks[0].missing_bytes == 0
@@ -133,7 +133,7 @@ def test_a_receiver_that_is_killed_leaves_nothing_torn_and_the_next_goes_on(
 
 def test_whoever_is_told_to_stop_goes_on_later_from_there(fleet: Fleet, data: Path, store: LocalStore) -> None:
     tree = sent(fleet, data)
-    client, stop = fleet.client(), Stop()
+    client, stop = fleet.client(), DownloadStop()
     origins = CoordinatorAlone(client, fleet.transports[-1])
 
     def until_half(_count: int) -> None:
@@ -143,7 +143,7 @@ def test_whoever_is_told_to_stop_goes_on_later_from_there(fleet: Fleet, data: Pa
         receive_tree(origins, tree.digest(), store, stop=stop, clock=CLOCK, heed=until_half)
     assert_nothing_is_torn(store)
     again = CoordinatorAlone(fleet.client(), fleet.transports[-1])
-    assert receive_tree(again, tree.digest(), store, stop=Stop(), clock=CLOCK).tree == tree
+    assert receive_tree(again, tree.digest(), store, stop=DownloadStop(), clock=CLOCK).tree == tree
 
 
 def test_wrong_bytes_of_the_coordinator_are_refused_and_not_kept(fleet: Fleet, data: Path, store: LocalStore) -> None:
@@ -161,7 +161,7 @@ def test_wrong_bytes_of_the_coordinator_are_refused_and_not_kept(fleet: Fleet, d
     client = fleet.client()
     origins = CoordinatorAlone(client, fleet.transports[-1])
     with pytest.raises(HashMismatch):
-        receive_tree(origins, tree.digest(), store, stop=Stop(), clock=CLOCK)
+        receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK)
     assert held_tree(store, tree.digest()) is None
     assert_nothing_is_torn(store)
     kept.close()
@@ -178,7 +178,7 @@ def test_a_full_disk_is_told_before_anything_comes_and_what_came_is_kept(
         store.open()
         came: list[int] = []
         with pytest.raises(NoSpace):
-            receive_tree(origins, tree.digest(), store, stop=Stop(), clock=CLOCK, heed=came.append)
+            receive_tree(origins, tree.digest(), store, stop=DownloadStop(), clock=CLOCK, heed=came.append)
         assert came == []
         assert_nothing_is_torn(store)
         store.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.model.errors import BadAnswer, HashMismatch, NetworkFailed
+from stoker.core.errors import BadAnswer, HashMismatch, NetworkFailed
 from tests.fault.download_lab import HALF, ONE, SIZE, Case, both_ways, goes_on, judge, open_lab, parametrised
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, Habit, Line, Version, well

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.disk import SPARE_BYTES, free_bytes
-from stoker.model.errors import NoPermission, NoSpace
+from stoker.core.errors import NoPermission, NoSpace
+from stoker.host.resources import SPARE_BYTES, free_bytes
 from tests.fault.download_lab import HALF, ONE, PLENTY, SIZE, open_lab
 from tests.fault.download_parent import Downloads
 from tests.servers import habits as bad

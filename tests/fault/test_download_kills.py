@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.direct_file import BLOCK_BYTES
+from stoker.host.writers import BLOCK_BYTES
 from tests.fault.download_lab import random_bytes
 from tests.fault.download_parent import Downloads
 from tests.servers import habits as bad

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.lockfile import Lock
-from stoker.model.errors import LockHeld
-from stoker.store.download.patience import Patience
+from stoker.core.errors import LockHeld
+from stoker.host.locks import FileLock
+from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, NAME, ONE, SIZE, TWO, open_lab, random_bytes
 from tests.fault.download_parent import Downloads
 from tests.servers import habits as bad
@@ -133,9 +133,9 @@ def test_f69_a_holder_that_hangs_is_named_and_what_it_holds_is_left_alone(memory
 
 
 def test_f69_whoever_waits_says_so_and_names_the_holder(memory):
-    with open_lab(memory / "out") as lab, Lock(lab.folder / f"{NAME}.lock", "something else"):
+    with open_lab(memory / "out") as lab, FileLock(lab.folder / f"{NAME}.lock", "something else"):
         with pytest.raises(LockHeld) as caught:
-            lab.fetch(ONE, patience=Patience(lock_wait_s=5))
+            lab.fetch(ONE, patience=DownloadTimeouts(lock_wait_s=5))
         assert caught.value.exit_code == 16
         assert [event.fields["phase"] for event in lab.events] == ["waiting"]
         assert lab.clock.monotonic_s() == pytest.approx(5, abs=0.2)

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from stoker.host.names import clashes
-from stoker.model.errors import BadAnswer, BadInput, Unavailable
-from stoker.store.download.wanted import Landing
+from stoker.core.errors import BadAnswer, BadInput, Unavailable
+from stoker.host.folders import clashes
+from stoker.transfer.download.types import TargetFile
 from tests.fault.download_lab import HALF, NAME, ONE, open_lab
 from tests.servers.faulty import well
 
@@ -47,13 +47,13 @@ def lab(memory):
 def test_f59_a_name_that_could_lead_elsewhere_is_refused_before_anything_is_asked(lab, name, memory):
     before = sorted(memory.rglob("*"))
     with pytest.raises((BadAnswer, BadInput)):
-        lab.fetch(ONE, landing=Landing(folder=str(lab.folder), name=NAMES[name]))
+        lab.fetch(ONE, landing=TargetFile(folder=str(lab.folder), name=NAMES[name]))
     assert lab.server.asked == []
     assert sorted(memory.rglob("*")) == before
 
 
 def test_f59_a_name_of_255_bytes_has_room_for_what_lies_beside_it_or_is_refused(lab):
-    landing = Landing(folder=str(lab.folder), name="m" * 255)
+    landing = TargetFile(folder=str(lab.folder), name="m" * 255)
     code = lab.code(ONE, landing=landing)
     assert (code == 0) is os.path.exists(landing.path)
     assert code != 0 or (lab.folder / ("m" * 255)).read_bytes() == ONE.data
@@ -65,14 +65,14 @@ def test_f59_names_that_are_one_file_elsewhere_are_found(pair):
 
 
 def test_a_name_may_lead_deeper(lab):
-    lab.fetch(ONE, landing=Landing(folder=str(lab.folder), name="deep/er/model.bin"))
+    lab.fetch(ONE, landing=TargetFile(folder=str(lab.folder), name="deep/er/model.bin"))
     assert (lab.folder / "deep/er/model.bin").read_bytes() == ONE.data
 
 
 def test_f60_a_file_where_a_folder_is_needed_is_told_and_stays(lab):
     (lab.folder / "deep").write_bytes(b"mine")
     with pytest.raises((BadInput, Unavailable)):
-        lab.fetch(ONE, landing=Landing(folder=str(lab.folder), name="deep/model.bin"))
+        lab.fetch(ONE, landing=TargetFile(folder=str(lab.folder), name="deep/model.bin"))
     assert (lab.folder / "deep").read_bytes() == b"mine"
 
 
@@ -129,7 +129,7 @@ def test_a_link_planted_as_a_parent_leads_no_write_out_of_the_folder(lab, memory
     planted.parent.mkdir(exist_ok=True)
     planted.symlink_to(outside)
     with pytest.raises((BadInput, Unavailable)):
-        lab.fetch(ONE, landing=Landing(folder=str(lab.folder), name="deep/er/model.bin"))
+        lab.fetch(ONE, landing=TargetFile(folder=str(lab.folder), name="deep/er/model.bin"))
     assert list(outside.iterdir()) == []
 
 

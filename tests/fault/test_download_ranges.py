@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from stoker.model.errors import BadAnswer
+from stoker.core.errors import BadAnswer
 from tests.fault.download_lab import (
     HALF,
     ONE,

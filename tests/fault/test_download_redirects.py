@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker.core.errors import BadAnswer, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.errors import BadAnswer, NetworkFailed
-from stoker.store.download.patience import Patience
+from stoker.host.http.http_settings import HttpSettings
+from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, ONE, Lab, both_ways, open_lab
 from tests.servers import habits as bad
 from tests.servers.certificates import Authority
@@ -147,7 +147,7 @@ REFUSED: dict[str, Callable[[FaultyServer], Habit]] = {
 def test_a_redirect_that_leads_nowhere_is_told_at_once(lab, case):
     lab.server.become(REFUSED[case](lab.server))
     with pytest.raises((BadAnswer, NetworkFailed)) as caught:
-        lab.fetch(ONE, patience=Patience(attempts=1))
+        lab.fetch(ONE, patience=DownloadTimeouts(attempts=1))
     assert "word" not in caught.value.message
     assert lab.has() is None
     assert len(lab.server.gets()) <= 12
@@ -171,14 +171,14 @@ FOLLOWED = {
 def test_a_redirect_may_be_written_in_many_ways(lab, case):
     lab.server.versions["/other"] = ONE
     lab.server.become(once(FOLLOWED[case].format(port=lab.server.port)))
-    lab.fetch(ONE, patience=Patience(attempts=1))
+    lab.fetch(ONE, patience=DownloadTimeouts(attempts=1))
     assert lab.has() == ONE.data
     assert not any("#" in asked.target for asked in lab.server.asked)
 
 
 def test_f57_ten_hops_are_followed(lab):
     lab.server.become(_hops(10)(lab.server))
-    lab.fetch(ONE, patience=Patience(attempts=1))
+    lab.fetch(ONE, patience=DownloadTimeouts(attempts=1))
     assert lab.has() == ONE.data
 
 
@@ -192,7 +192,7 @@ def test_f58_a_public_server_can_not_send_us_to_this_machine_or_its_neighbours(m
         transport = Urllib3Transport(HttpSettings(proxies={"http": proxy.origin}, connect_s=1))
         public = Lab(folder=lab.folder, server=lab.server, clock=lab.clock, transport=transport)
         with pytest.raises((BadAnswer, NetworkFailed)):
-            public.fetch(ONE, url="http://models.example.com/file", patience=Patience(attempts=1))
+            public.fetch(ONE, url="http://models.example.com/file", patience=DownloadTimeouts(attempts=1))
         transport.close()
         assert lab.server.asked == []
         assert len(proxy.asked) == 1

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.errors import LockHeld
+from stoker.core.frozen import changed
 from stoker.host.identity import of_pid
-from stoker.model.clock import FakeClock
-from stoker.model.errors import LockHeld
-from stoker.model.frozen import changed
-from stoker.store.download.sidecar import Sidecar, dump_sidecar, load_sidecar
-from stoker.store.download.wanted import Landing
+from stoker.transfer.download.partial import Sidecar, dump_sidecar, load_sidecar
+from stoker.transfer.download.types import TargetFile
 from tests.fault.download_lab import HALF, NAME, ONE, SIZE, TWO, both_ways, open_lab, random_bytes
 from tests.fault.download_parent import Downloads
 from tests.servers import habits as bad
@@ -156,7 +156,7 @@ def test_f67_what_lies_under_the_names_of_side_files_and_is_not_ours_is_never_de
 
 @pytest.mark.parametrize("force", [False, True])
 def test_f67_a_neighbour_that_was_fetched_by_its_own_name_stays_where_it_is(lab, force):
-    lab.fetch(ONE, landing=Landing(folder=str(lab.folder), name=lab.partial.name))
+    lab.fetch(ONE, landing=TargetFile(folder=str(lab.folder), name=lab.partial.name))
     assert lab.code(ONE, force=force) == 16
     assert lab.partial.read_bytes() == ONE.data
     assert lab.has() is None

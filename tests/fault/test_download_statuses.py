@@ -6,9 +6,9 @@ from email.utils import formatdate
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.errors import AuthRefused, BadAnswer, NetworkFailed, NotOnServer, RateLimited
-from stoker.store.download.patience import Patience
+from stoker.core.clock import FakeClock
+from stoker.core.errors import AuthRefused, BadAnswer, NetworkFailed, NotOnServer, RateLimited
+from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, ONE, SIZE, Case, both_ways, goes_on, judge, open_lab, parametrised
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Version, well
@@ -109,7 +109,7 @@ def test_f48_a_pause_of_weeks_is_cut_down_or_refused_and_never_waited(lab, clock
     lab.server.become(bad.at_first(1, bad.status(429, Retry_After="9" * 20)))
     with pytest.raises(RateLimited) as caught:
         lab.fetch(ONE)
-    assert clock.monotonic_s() <= Patience().longest_retry_after_s
+    assert clock.monotonic_s() <= DownloadTimeouts().longest_retry_after_s
     assert caught.value.exit_code == 12
     lab.fetch(ONE)
     assert lab.has() == ONE.data
@@ -118,7 +118,7 @@ def test_f48_a_pause_of_weeks_is_cut_down_or_refused_and_never_waited(lab, clock
 def test_f46_a_limit_that_outlives_the_attempts_is_told_with_its_own_exit_code(lab):
     lab.server.become(bad.status(429, Retry_After="2"))
     with pytest.raises(RateLimited):
-        lab.fetch(ONE, patience=Patience(attempts=2))
+        lab.fetch(ONE, patience=DownloadTimeouts(attempts=2))
     assert len(lab.server.gets()) == 2
 
 
@@ -179,7 +179,7 @@ def test_f51_a_link_that_is_always_refused_elsewhere_is_not_a_matter_of_our_cred
 def test_the_budget_of_time_counts_pauses_too(lab, clock):
     lab.server.become(bad.status(503, Retry_After="50"))
     with pytest.raises(NetworkFailed):
-        lab.fetch(ONE, patience=Patience(attempts=1000, no_progress_s=120))
+        lab.fetch(ONE, patience=DownloadTimeouts(attempts=1000, no_progress_s=120))
     assert clock.monotonic_s() <= 120
     lab.server.become(well)
     lab.fetch(ONE)

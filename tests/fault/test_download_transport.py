@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.errors import AuthRefused, BadAnswer, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import FakeClock
-from stoker.model.errors import AuthRefused, BadAnswer, NetworkFailed
-from stoker.store.download.patience import Patience
+from stoker.host.http.http_settings import HttpSettings
+from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, ONE, SIZE, Case, Lab, both_ways, goes_on, judge, open_lab, parametrised
 from tests.servers import habits as bad
 from tests.servers.certificates import Authority
@@ -231,7 +231,7 @@ def test_f43_a_name_that_nobody_knows_is_told(lab, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(NetworkFailed) as caught:
-        lab.fetch(url="http://no-such-host.test/file", patience=Patience())
+        lab.fetch(url="http://no-such-host.test/file", patience=DownloadTimeouts())
     assert "no-such-host.test" in caught.value.message
     assert caught.value.message.endswith("(3 attempts without a new byte)")
     assert "spelling" in caught.value.hint
@@ -245,21 +245,21 @@ def test_f43_a_proxy_that_nobody_knows_is_told(lab, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     transport = Urllib3Transport(HttpSettings(proxies={"http": "http://no-such-proxy.test:3128"}))
     with contextlib.closing(transport), pytest.raises(NetworkFailed, match=r"no-such-proxy\.test") as caught:
-        replace(lab, transport=transport).fetch(url="http://files.test/file", patience=Patience())
+        replace(lab, transport=transport).fetch(url="http://files.test/file", patience=DownloadTimeouts())
     assert "HTTP_PROXY" in caught.value.hint
     assert lab.reasons() == ["proxy", "proxy"]
 
 
 def test_f43_name_servers_that_fail_are_waited_for(lab, monkeypatch):
     answers = [socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")] * 10
-    lab.fetch(ONE, url=_by_name(lab, monkeypatch, answers), patience=Patience())
+    lab.fetch(ONE, url=_by_name(lab, monkeypatch, answers), patience=DownloadTimeouts())
     assert (lab.has(), lab.reasons()) == (ONE.data, ["dns"] * 10)
 
 
 def test_f43_a_name_that_was_reached_and_is_gone_is_waited_for(lab, monkeypatch):
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     lab.server.become(bad.at_first(1, bad.cut(HALF)))
-    lab.fetch(ONE, url=_by_name(lab, monkeypatch, [None, *[unknown] * 10]), patience=Patience())
+    lab.fetch(ONE, url=_by_name(lab, monkeypatch, [None, *[unknown] * 10]), patience=DownloadTimeouts())
     assert (lab.has(), lab.reasons()) == (ONE.data, ["short_body", *["dns"] * 10])
 
 
@@ -297,7 +297,7 @@ def test_f43_an_address_that_swallows_everything_costs_the_time_to_connect_and_n
     with black_hole() as port, contextlib.closing(quick):
         one = Lab(folder=lab.folder, server=lab.server, clock=lab.clock, transport=quick)
         with pytest.raises(NetworkFailed):
-            one.fetch(url=f"http://[::1]:{port}/file", patience=Patience(attempts=2))
+            one.fetch(url=f"http://[::1]:{port}/file", patience=DownloadTimeouts(attempts=2))
 
 
 def test_f43_a_host_whose_first_address_is_dead_is_reached_by_its_second(lab, monkeypatch):
@@ -331,7 +331,7 @@ def test_f44_a_kept_connection_that_the_server_has_ended_is_no_attempt(lab, end)
 
     lab.server.become(ended)
     for _ in range(3):
-        lab.fetch(ONE, patience=Patience(attempts=1), force=True)
+        lab.fetch(ONE, patience=DownloadTimeouts(attempts=1), force=True)
         assert lab.has() == ONE.data
     assert lab.reasons() == []
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.model.errors import BadAnswer, HashMismatch
-from stoker.store.download.wanted import Landing, Status
+from stoker.core.errors import BadAnswer, HashMismatch
+from stoker.transfer.download.types import Status, TargetFile
 from tests.fault.download_lab import (
     HALF,
     NAME,
@@ -200,7 +200,7 @@ def test_a_wanted_size_is_held_to(memory, with_digest):
 def test_f25_a_file_that_is_there_and_unchanged_is_not_fetched_again(memory, with_digest):
     wanted = ONE if with_digest else None
     with open_lab(memory / "out") as lab:
-        landing = Landing(folder=str(lab.folder), name=NAME, keeps_validators=True)
+        landing = TargetFile(folder=str(lab.folder), name=NAME, keeps_validators=True)
         assert lab.fetch(wanted, landing=landing).status == Status.DOWNLOADED
         lab.server.become(well)
         again = lab.fetch(wanted, landing=landing)
@@ -212,7 +212,7 @@ def test_f25_a_file_that_is_there_and_unchanged_is_not_fetched_again(memory, wit
 
 def test_f25_a_file_that_changed_on_the_server_is_fetched_again_and_replaces_the_old_one_whole(memory):
     with open_lab(memory / "out") as lab:
-        landing = Landing(folder=str(lab.folder), name=NAME, keeps_validators=True)
+        landing = TargetFile(folder=str(lab.folder), name=NAME, keeps_validators=True)
         lab.fetch(landing=landing)
         lab.server.become(bad.at_first(1, bad.cut(HALF)), TWO)
         lab.fetch(landing=landing)
@@ -221,7 +221,7 @@ def test_f25_a_file_that_changed_on_the_server_is_fetched_again_and_replaces_the
 
 def test_f25_an_edited_file_with_its_old_validators_is_not_passed_off_as_the_wanted_one(memory):
     with open_lab(memory / "out") as lab:
-        landing = Landing(folder=str(lab.folder), name=NAME, keeps_validators=True)
+        landing = TargetFile(folder=str(lab.folder), name=NAME, keeps_validators=True)
         lab.fetch(ONE, landing=landing)
         lab.path.chmod(0o644)
         lab.path.write_bytes(b"edited")

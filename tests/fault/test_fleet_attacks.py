@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from stoker.cli.fleet_job import get_fleet_job
 from stoker.client import Client
-from stoker.coordinator.database.snapshots import snapshot
+from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.database.tables import LEASES
+from stoker.coordinator.http.app_state import ServiceContext
+from stoker.coordinator.http.http_messages import read_message
 from stoker.coordinator.queue.commands import Write
-from stoker.coordinator.service.intake import read_message
-from stoker.coordinator.service.office import Office
-from stoker.faces.cli.fleet.getting import get_fleet_job
-from stoker.model.errors import BadAnswer, BadInput, Faults, NotFound, StokerError
-from stoker.model.events import Kinds
-from stoker.model.json_text import dumps
-from stoker.wire.codec import from_json
-from stoker.wire.leasing import Fail, Finish, Grant, Hello, LeaseReport, PointCheckpoint, Renewal, Start
-from stoker.worker.keeper.hearing import Hearing
-from stoker.worker.shipping.followed_file import FollowedFile
+from stoker.core.errors import BadAnswer, BadInput, InvalidInput, NotFound, StokerError
+from stoker.core.events import Kinds
+from stoker.core.jsontext import dumps
+from stoker.protocol.codec import from_json
+from stoker.protocol.lease_messages import Fail, Finish, Grant, Hello, LeaseReport, PointCheckpoint, Renewal, Start
+from stoker.transfer.mirror import FollowedFile
+from stoker.worker.attempt_process import AttemptJournalTail
 from tests.contract.queue_driving import Driven, order
 
 _TOKEN: dict[str, Any] = {"attempt": 1, "epoch": 1, "generation": 1}
@@ -61,7 +61,7 @@ def fleet(database_url: str) -> Iterator[Driven]:
     ],
 )
 def test_what_no_honest_worker_says_is_refused_before_anybody_acts_on_it(kind: Any, body: dict[str, Any]) -> None:
-    with pytest.raises(Faults):
+    with pytest.raises(InvalidInput):
         read_message(kind, dumps(body).encode())
 
 
@@ -118,7 +118,7 @@ def test_whoever_wants_the_whole_past_keeps_nobody_from_reading() -> None:
         reader = SimpleNamespace(events=past)
         queue = SimpleNamespace(reader=reader, on_change=_deaf, on_wish=_deaf, is_current=_deaf)
         keeping = SimpleNamespace(on_growth=_deaf)
-        office = Office(queue=queue, keeping=keeping, views=None, about=None, clock=None, reload=None)  # type: ignore[arg-type]
+        office = ServiceContext(queue=queue, keeping=keeping, views=None, about=None, clock=None, reload=None)  # type: ignore[arg-type]
         listeners = [asyncio.ensure_future(office.feed.after(0, 0.01)) for _ in range(20)]
         try:
             assert await asyncio.wait_for(office.read(lambda: "well"), 10) == "well"
@@ -156,7 +156,7 @@ def test_a_metric_that_is_no_number_for_machines_does_not_silence_the_worker(tmp
     journal = tmp_path / "status.jsonl"
     measured = {"huge": 10**400, "loss": 0.5, "\x1b[31m\nred": 1.0}
     journal.write_text(dumps({"kind": str(Kinds.STAGE_STEP), "node": "run", "step": 1, "metrics": measured}) + "\n")
-    hearing = Hearing(str(journal))
+    hearing = AttemptJournalTail(str(journal))
     heard = hearing.look()
     hearing.close()
     assert heard.metrics["loss"] == 0.5

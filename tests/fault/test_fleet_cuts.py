@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.database.checking import check_database
+from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.commands import Write
-from stoker.model.errors import StokerError
-from stoker.model.fleet_errors import DatabaseTrouble
-from stoker.wire.leasing import Settled
+from stoker.core.errors import DatabaseTrouble, StokerError
+from stoker.protocol.lease_messages import WriteResponse
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, WORDS, finish, started
 from tests.fault.network import HERE, cut_link
@@ -89,7 +88,7 @@ def test_a_queue_whose_disk_is_full_says_so_loses_nothing_and_goes_on_when_there
             with pytest.raises(DatabaseTrouble):
                 fleet.ask(Write(job=grant.job, said=WORDS["release"](grant)))
             (disk / "filler").unlink()
-            assert fleet.ask(finish(grant)) == Settled(job=grant.job, state="completed")
+            assert fleet.ask(finish(grant)) == WriteResponse(job=grant.job, state="completed")
             assert fleet.queue.trouble() is None
             assert list(check_database(fleet.database, has_object=fleet.objects.get)) == []
 

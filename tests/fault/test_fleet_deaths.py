@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.wire.views import JobStory
+from stoker.protocol.view_messages import JobDetails
 from tests.fault.real_fleet import WAITER, RealFleet, is_in, is_terminal
 from tests.servers.postgres import PostgresServer
 from tests.system.shell import Shell, descendants, wait_until
@@ -48,7 +48,7 @@ on_sqlite_first = pytest.mark.parametrize(
 )
 
 
-def endings(story: JobStory) -> list[str]:
+def endings(story: JobDetails) -> list[str]:
     return [attempt.ending for attempt in story.attempts]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.database.checking import check_database
-from stoker.wire.orders import RequirementsBody
+from stoker.coordinator.database.database_check import check_database
+from stoker.protocol.job_messages import RequirementsBody
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.fault.message_world import MessageWorld, Weather
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.service.accepting import Accepting, Crowd
+from stoker.coordinator.http.http_connection import ConnectionAcceptor, ConnectionLimits
 from tests.fault.test_fleet_trust import claim, enrolled, hello, submit
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Line, Lines
@@ -90,8 +90,8 @@ def test_one_address_takes_no_more_room_than_its_own(
     lines: Lines, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Here every address is this machine's own: they are told apart as if they were others'.
-    monkeypatch.setattr("stoker.coordinator.service.accepting.is_loopback", lambda address: address == "127.0.0.1")
-    monkeypatch.setattr(Accepting, "_is_full", few(Accepting._is_full))
+    monkeypatch.setattr("stoker.coordinator.http.http_connection.is_loopback", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(ConnectionAcceptor, "_is_full", few(ConnectionAcceptor._is_full))
     host, port = fleet.url.removeprefix("https://").split(":")
 
     def silent(number: int) -> socket.socket:
@@ -123,8 +123,8 @@ def test_one_address_takes_no_more_room_than_its_own(
 
 
 def few(is_full: Any) -> Any:
-    def judged(self: Accepting, source: str) -> bool:
-        self._crowd = Crowd(each=5, strangers_each=3)
+    def judged(self: ConnectionAcceptor, source: str) -> bool:
+        self._crowd = ConnectionLimits(each=5, strangers_each=3)
         return bool(is_full(self, source))
 
     return judged

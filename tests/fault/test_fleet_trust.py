@@ -15,16 +15,14 @@ from urllib.parse import urlencode
 
 import pytest
 
-from stoker.host.tls.authority import Signer, make_ca
+from stoker.core.capability import Capability
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
+from stoker.host.tls.certificates import Signer, make_ca, make_csr, make_key
 from stoker.host.tls.contexts import client_context, server_context
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.capability import Capability
-from stoker.model.clock import SystemClock
-from stoker.model.digests import digest_bytes
-from stoker.store.listing import listing_bytes
-from stoker.wire.join_proofs import unseal
-from stoker.wire.packs import frame
+from stoker.protocol.join_proofs import unseal
+from stoker.protocol.tree_messages import frame
+from stoker.store.archives.archive_members import listing_bytes
 from tests.contract.queue_driving import GIB, order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Line, Lines, key_of

@@ -16,12 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import (
+    BadCall,
+    BadGang,
+    Cancelled,
+    GangClosed,
+    RankFailed,
+    RankTimeout,
+    StokerError,
+    WindowMismatch,
+)
 from stoker.gang import Buffer, Gang, RankConfig
-from stoker.gang.starting import Warm
-from stoker.gang.states import Phase
-from stoker.gang.warm_here import warm_here
-from stoker.model.errors import Cancelled, StokerError
-from stoker.model.gang_errors import BadCall, BadGang, GangClosed, RankFailed, RankSilent, WindowMismatch
+from stoker.gang.mailbox import Phase
+from stoker.gang.owner import warm_here
+from stoker.gang.starters import RankZygote
 from tests.fault import gang_acts as acts
 from tests.leaks import left_open, open_files
 from tests.unit.gang import gang_functions as functions
@@ -62,12 +70,12 @@ def ranks(count=2) -> list[RankConfig]:
     return [RankConfig(rank + 4) for rank in range(count)]
 
 
-def zygote_pid(warm: Warm) -> int:
+def zygote_pid(warm: RankZygote) -> int:
     assert warm._zygote is not None
     return warm._zygote.pid
 
 
-def children(warm: Warm) -> list[int]:
+def children(warm: RankZygote) -> list[int]:
     pid = zygote_pid(warm)
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
@@ -88,7 +96,7 @@ def left_shared(before: set[str]) -> set[str]:
     return left
 
 
-def failing(monkeypatch, act: str, phase: str, warm: Warm, **more) -> None:
+def failing(monkeypatch, act: str, phase: str, warm: RankZygote, **more) -> None:
     """Bring a gang up whose second rank does this in that phase."""
     monkeypatch.setenv(acts.ACT, f"1|{phase}|{act}")
     if phase != "RUN":
@@ -99,7 +107,7 @@ def failing(monkeypatch, act: str, phase: str, warm: Warm, **more) -> None:
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
+def warm() -> Iterator[RankZygote]:
     """The zygote of this test process, which all tests of gangs share: torch is imported once."""
     here = warm_here()
     here.wait_ready()
@@ -114,7 +122,7 @@ def is_about(error: BaseException, beginning: str) -> bool:
 
 def wrong_about(error: BaseException | None, kind: str, phase: str) -> str:
     """Say what a fault's error does not tell; nothing, if it tells all."""
-    if not isinstance(error, RankSilent if kind == "hang" else RankFailed):
+    if not isinstance(error, RankTimeout if kind == "hang" else RankFailed):
         return f"{error!r}"
     verb = "is silent in" if kind == "hang" else "failed in"
     wanted = {
@@ -127,7 +135,7 @@ def wrong_about(error: BaseException | None, kind: str, phase: str) -> str:
     return ", ".join(what for what, is_there in wanted.items() if not is_there) and f"{wanted}: {error}"
 
 
-def wrong_about_config(phase: str, warm: Warm) -> str:
+def wrong_about_config(phase: str, warm: RankZygote) -> str:
     if phase == "RUN":
         with Gang(ranks(), warm=warm) as gang:
             try:
@@ -167,7 +175,7 @@ def test_six_faults_in_six_phases_are_named_with_rank_device_phase_and_cause_and
     assert wrong == [], f"{len(wrong)} of {len(KINDS) * len(PHASES)} cells are wrong:\n" + "\n".join(wrong)
 
 
-def fail_often(count: int, monkeypatch, warm: Warm, folder: Path) -> None:
+def fail_often(count: int, monkeypatch, warm: RankZygote, folder: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     rng = random.Random(8)
@@ -283,12 +291,12 @@ def test_locks_that_threads_of_the_owner_hold_hinder_no_rank(warm, capfd):
 # The phase that a liar is said to be in may be any, and whatever it says of the time, it gets no more than this.
 LIMITS_S = dict.fromkeys(Phase, 0.5)
 LIES = {
-    "scribble": (RankSilent, "; what it wrote last is no page"),
+    "scribble": (RankTimeout, "; what it wrote last is no page"),
     "scribble and die": (RankFailed, "signal 9 (SIGKILL), in the middle of a report"),
-    "scribble for ever": (RankSilent, "; what it wrote last is no page"),
+    "scribble for ever": (RankTimeout, "; what it wrote last is no page"),
     "a billion buffers": (WindowMismatch, "rank 1 was promised 0 buffers and returned 128"),
     "failed in the future": (RankFailed, "rank 1 (device 5) failed in STAGING"),
-    "began in the future": (RankSilent, "rank 1 (device 5) is silent in STAGING"),
+    "began in the future": (RankTimeout, "rank 1 (device 5) is silent in STAGING"),
     "a huge text": (RankFailed, "rank 1 (device 5) failed in STAGING"),
 }
 

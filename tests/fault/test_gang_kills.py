@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import ProcessLost
 from stoker.gang import Gang, RankConfig
-from stoker.gang.warm_here import warm_here
-from stoker.model.errors import ProcessLost
+from stoker.gang.owner import warm_here
 from tests.fault import gang_acts as acts
 from tests.fault.test_gang_faults import children, left_shared, shared
 from tests.unit.gang import gang_functions as functions
@@ -29,7 +29,7 @@ WITHIN_S = 5.0
 """A tenth of a second where nobody else computes; a machine that others load stalls for seconds."""
 COLD = """
 import os, sys, threading
-from stoker.gang.warm_here import warm_here
+from stoker.gang.owner import warm_here
 zygote = warm_here()._warm()
 print(zygote.pid, flush=True)
 threading.Event().wait()

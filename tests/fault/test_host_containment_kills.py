@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from stoker.host.cgroup import own_group
-from stoker.host.containment.box import Limits
-from stoker.host.containment.cgroup2 import Cgroup2
-from stoker.host.containment.control_group import ControlGroup, Folders, end_everybody
-from stoker.host.containment.loose import Bare
-from stoker.host.containment.naming import box_name, is_abandoned
-from stoker.host.containment.watchdog import AddressSpace, Watchdog
-from stoker.model.clock import FakeClock
-from stoker.model.errors import ProcessLost
+from stoker.core.clock import FakeClock
+from stoker.core.errors import ProcessLost
+from stoker.host.containment.box import ContainmentLimits, box_name, is_abandoned
+from stoker.host.containment.cgroups import Cgroup2, CgroupFolders, ControlGroup, end_everybody
+from stoker.host.containment.watchdog import AddressSpace, NoContainment, Watchdog
+from stoker.host.resources import own_group
 from tests.unit.host.real_boxes import CAP, LEAVE_STRAYS, MIB, PYTHON, cgroup1, run_in, start_in
 from tests.unit.host.real_processes import fork, is_running, kill_and_reap, wait_until
 from tests.unit.host.recorded_groups import RecordedGroups
@@ -34,7 +31,7 @@ def cgroup2() -> Cgroup2:
 class Owner:
     """A process that opened a box, started a program in it which left strays, and then waits to be killed."""
 
-    def __init__(self, make: Callable[[], Any], *, limits: Limits = CAP, strays: int = 2) -> None:
+    def __init__(self, make: Callable[[], Any], *, limits: ContainmentLimits = CAP, strays: int = 2) -> None:
         read_fd, write_fd = os.pipe()
 
         def own() -> None:
@@ -69,7 +66,7 @@ class Owner:
 
 
 GROUPS = pytest.mark.parametrize(
-    ("make", "limits"), [(cgroup1, CAP), (cgroup2, Limits(memory_bytes=None))], ids=["cgroup1", "cgroup2"]
+    ("make", "limits"), [(cgroup1, CAP), (cgroup2, ContainmentLimits(memory_bytes=None))], ids=["cgroup1", "cgroup2"]
 )
 
 
@@ -81,9 +78,9 @@ def test_an_owner_killed_at_once_leaves_neither_processes_nor_groups(make, limit
     wait_until(lambda: not owner.left)
 
 
-@pytest.mark.parametrize("make", [Bare, Watchdog, AddressSpace])
+@pytest.mark.parametrize("make", [NoContainment, Watchdog, AddressSpace])
 def test_where_no_group_keeps_them_whoever_carries_the_mark_dies_with_its_owner(make):
-    owner = Owner(make, limits=Limits(memory_bytes=2048 * MIB))
+    owner = Owner(make, limits=ContainmentLimits(memory_bytes=2048 * MIB))
     owner.kill()
     wait_until(lambda: not owner.left)
 
@@ -166,6 +163,6 @@ def test_a_group_that_stays_busy_is_named(tmp_path):
     def refuse(folder: str) -> None:
         raise OSError(16, "Device or resource busy", folder)
 
-    group = ControlGroup(str(tmp_path), folders=Folders(remove=refuse), clock=FakeClock())
+    group = ControlGroup(str(tmp_path), folders=CgroupFolders(remove=refuse), clock=FakeClock())
     with pytest.raises(ProcessLost, match="busy"):
         group.remove()

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from stoker.core.errors import ProcessLost
 from stoker.host.zygote import Zygote
-from stoker.model.errors import ProcessLost
 from tests.unit.host.real_processes import is_running, wait_until
 
 ENTRIES = "tests.unit.host.forked_entries"

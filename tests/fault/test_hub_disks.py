@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from stoker.host.disk import free_bytes
-from stoker.model.errors import NoSpace
-from stoker.model.frozen import changed
-from stoker.store.download.wanted import Status
-from stoker.store.hub.repository import first_cause
+from stoker.core.errors import NoSpace
+from stoker.core.frozen import changed
+from stoker.host.resources import free_bytes
+from stoker.transfer.download.types import Status
+from stoker.transfer.hub.repository import first_cause
 from tests.servers.hub import FakeHub, Served, small_files
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, content, scenes
@@ -22,13 +22,13 @@ FETCH = """
 import sys
 from pathlib import Path
 from tests.unit.store.real_hubs import client_of, REPO
-from stoker.store.hub.repository import Order, fetch_repository
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository
 endpoint, folder = sys.argv[1:]
 with client_of(endpoint, Path(folder)) as hub:
     revision = hub.resolve(REPO)
     files = hub.files(REPO, revision.commit)
     print("go", flush=True)
-    fetch_repository(hub, Order(repo=REPO, revision=revision, files=files, workers=4))
+    fetch_repository(hub, RepoRequest(repo=REPO, revision=revision, files=files, workers=4))
 """
 
 

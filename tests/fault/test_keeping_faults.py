@@ -13,27 +13,25 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.keeping.attempts import AttemptFiles
-from stoker.coordinator.keeping.bundles import Bundles
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.limits import KeepingLimits
-from stoker.coordinator.keeping.pruning import Pruning
-from stoker.coordinator.keeping.retention import BundleRow, RetentionPolicy
+from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits
+from stoker.coordinator.storage.retention import BundleRow, RetentionPolicy
+from stoker.coordinator.storage.retention_sweep import CoordinatorPruner
+from stoker.coordinator.storage.storage import Bundles, LocalCoordinatorStorage
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import NoSpace, Unavailable
+from stoker.core.frozen import changed
+from stoker.core.leases import AttemptToken
 from stoker.host.durable import remove_tree
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import NoSpace, Unavailable
-from stoker.model.frozen import changed
-from stoker.model.leases import Token
-from stoker.worker.shipping.mirror import Mirror, MirrorSettings
+from stoker.transfer.mirror import AttemptFolderSync, AttemptFolderSyncSettings
 from tests.fakes.fleet_line import KeptLine
 from tests.fault.test_store_disks import use_up
 from tests.fault.test_store_kills import Countdown, survives
 from tests.unit.host.real_mounts import small_disk
 
 JOB = digest_bytes(b"a job")
-TOKEN = Token(job=JOB, attempt=1, epoch=1, generation=1)
-NO_FLOOR = KeepingLimits(free_floor_bytes=0)
+TOKEN = AttemptToken(job=JOB, attempt=1, epoch=1, generation=1)
+NO_FLOOR = CoordinatorStorageLimits(free_floor_bytes=0)
 TEXT = random.Random(3).randbytes(300_000)
 
 
@@ -67,8 +65,10 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
     (run / "end.json").write_bytes(b"{}")
     with small_disk(tmp_path / "disk", "size=2m") as disk:
         clock = FakeClock()
-        keeping = LocalKeeping(str(disk / "fleet"), clock, limits=NO_FLOOR)
-        mirror = Mirror(str(run), TOKEN, KeptLine(keeping), clock=clock, settings=MirrorSettings(longest_pause_s=0.01))
+        keeping = LocalCoordinatorStorage(str(disk / "fleet"), clock, limits=NO_FLOOR)
+        mirror = AttemptFolderSync(
+            str(run), TOKEN, KeptLine(keeping), clock=clock, settings=AttemptFolderSyncSettings(longest_pause_s=0.01)
+        )
         use_up(disk)
         for _ in range(5):
             assert mirror.ship() > 0
@@ -83,7 +83,7 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
 def test_an_upload_goes_on_when_a_full_disk_has_room_again(tmp_path):
     sha = hashlib.sha256(TEXT).hexdigest()
     with small_disk(tmp_path / "disk", "size=2m") as disk:
-        keeping = LocalKeeping(str(disk / "fleet"), FakeClock(), limits=NO_FLOOR)
+        keeping = LocalCoordinatorStorage(str(disk / "fleet"), FakeClock(), limits=NO_FLOOR)
         upload = keeping.bundles.begin(sha, len(TEXT))
         keeping.bundles.append(upload.id, 0, TEXT[:1000])
         use_up(disk)
@@ -149,7 +149,7 @@ def test_killed_at_every_step_a_mirror_is_a_beginning_and_an_end_means_all_of_it
 class Database:
     """A queue's writer as far as results go: one thing after another, and a row only for bytes that are there."""
 
-    def __init__(self, keeping: LocalKeeping) -> None:
+    def __init__(self, keeping: LocalCoordinatorStorage) -> None:
         self.keeping = keeping
         self.rows: dict[int, BundleRow] = {}
         self.pruned: set[int] = set()
@@ -203,9 +203,9 @@ def bring(bundles: Bundles, data: bytes) -> str:
 
 def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
     """Equal results come again and again while a prune takes them away; each time both sides see the same truth."""
-    keeping = LocalKeeping(str(memory / "fleet"), SystemClock(), limits=NO_FLOOR)
+    keeping = LocalCoordinatorStorage(str(memory / "fleet"), SystemClock(), limits=NO_FLOOR)
     database = Database(keeping)
-    pruning = Pruning(keeping, database)
+    pruning = CoordinatorPruner(keeping, database)
     is_over = threading.Event()
     pruned = 0
 
@@ -239,7 +239,7 @@ def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
 def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_way(memory, dies):
     folder = str(memory / "fleet")
     clock = SystemClock()
-    keeping = LocalKeeping(folder, clock, limits=NO_FLOOR)
+    keeping = LocalCoordinatorStorage(folder, clock, limits=NO_FLOOR)
     database = Database(keeping)
     for number in range(3):
         database.finish(bring(keeping.bundles, b"result %d" % number))
@@ -247,9 +247,9 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
     marks = memory / "marks"
 
     def die_on_the_way() -> None:
-        ours = LocalKeeping(folder, clock, limits=NO_FLOOR)
+        ours = LocalCoordinatorStorage(folder, clock, limits=NO_FLOOR)
         records = Marking(ours, database.rows, marks, dies)
-        pruning = Pruning(ours, records)
+        pruning = CoordinatorPruner(ours, records)
         if dies == "between bytes and bytes":
             countdown = Countdown(1)
             remove = os.unlink
@@ -262,16 +262,16 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
         pruning.carry_out(pruning.look(EVERYTHING))
 
     assert not survives(die_on_the_way)
-    keeping = LocalKeeping(folder, clock, limits=NO_FLOOR)
+    keeping = LocalCoordinatorStorage(folder, clock, limits=NO_FLOOR)
     records = Marking(keeping, database.rows, marks, "")
     assert records.lies() == []
-    pruning = Pruning(keeping, records)
+    pruning = CoordinatorPruner(keeping, records)
     pruning.carry_out(pruning.look(EVERYTHING))
     assert records.lies() == []
     # What lost its name before the kill is swept once it is old enough.
     keeping.close()
-    late = LocalKeeping(folder, FakeClock(clock.wall_s() + 30 * 86400), limits=NO_FLOOR)
-    pruning = Pruning(late, Marking(late, database.rows, marks, ""))
+    late = LocalCoordinatorStorage(folder, FakeClock(clock.wall_s() + 30 * 86400), limits=NO_FLOOR)
+    pruning = CoordinatorPruner(late, Marking(late, database.rows, marks, ""))
     pruning.carry_out(pruning.look(EVERYTHING))
     assert list(late.objects.list()) == []
     late.close()
@@ -280,7 +280,7 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
 class Marking(Database):
     """A database whose marks are in a file, so that they outlive the process."""
 
-    def __init__(self, keeping: LocalKeeping, rows: dict[int, BundleRow], marks: Path, dies: str) -> None:
+    def __init__(self, keeping: LocalCoordinatorStorage, rows: dict[int, BundleRow], marks: Path, dies: str) -> None:
         super().__init__(keeping)
         self.rows = {id_: changed(row) for id_, row in rows.items()}
         self.marks = marks

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.ledger.answers import Progress
-from stoker.hardware.ledger.clerk import STEPS
-from stoker.hardware.ledger.ledger import Ledger
+from stoker.devices.ledger.ledger import Ledger
+from stoker.devices.ledger.transactions import STEPS
+from stoker.devices.ledger.types import DeviceWaitProgress
 from stoker.host.identity import of_pid
-from tests.unit.hardware.ledger.lab import held, not_now, real_ledger, whole
+from tests.unit.devices.ledger.lab import held, not_now, real_ledger, whole
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, wait_until
 
 
@@ -120,7 +120,7 @@ def test_a_waiter_hears_of_the_death_of_who_was_before_it(memory: Path) -> None:
     wait_until(lambda: len(ledger.state().waiting) == 1)
     places: list[int] = []
 
-    def follow(progress: Progress) -> None:
+    def follow(progress: DeviceWaitProgress) -> None:
         places.append(progress.place)
         if len(places) == 1:
             os.kill(ahead, signal.SIGKILL)

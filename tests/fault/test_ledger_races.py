@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.ledger.answers import Held
-from stoker.hardware.ledger.asking import Ask
-from stoker.model.resources import GIB
-from tests.unit.hardware.ledger.lab import CARD, USABLE_BYTES, real_ledger
+from stoker.core.device import GIB
+from stoker.devices.ledger.types import DeviceRequest, HeldReservation
+from tests.unit.devices.ledger.lab import CARD, USABLE_BYTES, real_ledger
 from tests.unit.host.real_processes import fork, is_running
 
 PROCESSES = 32
@@ -60,9 +59,9 @@ def race(folder: Path, table: Table, slot: int, seed: int) -> None:
     while True:
         share = dice.random() < 0.8
         size_bytes = dice.randrange(1, 13) * GIB
-        ask = Ask(job=f"racer {slot}", devices=(CARD,), vram_bytes=size_bytes, may_share=share)
+        ask = DeviceRequest(job=f"racer {slot}", devices=(CARD,), vram_bytes=size_bytes, may_share=share)
         held = ledger.reserve(ask) if dice.random() < 0.5 else None
-        if not isinstance(held, Held):
+        if not isinstance(held, HeldReservation):
             held = ledger.wait(ask, 60.0)
         table.say(slot, size_bytes if share else CARD.total_bytes)
         most = table.most_at_once()
@@ -106,7 +105,7 @@ def test_32_processes_never_hold_more_than_there_is_though_they_are_killed(memor
     assert killed > 5
     # Whatever the dead held is free, and nothing of them is left.
     ledger = real_ledger(memory)
-    assert isinstance(ledger.reserve(Ask(job="after", devices=(CARD,))), Held)
+    assert isinstance(ledger.reserve(DeviceRequest(job="after", devices=(CARD,))), HeldReservation)
     assert len(list((memory / "ledger" / "leases").iterdir())) == 1
     assert list((memory / "ledger" / "line").iterdir()) == []
     assert ledger.warnings == []

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import NoSpace, NotFound
-from stoker.store.local import LocalStore
-from stoker.store.objects.local import LocalObjects
-from stoker.store.objects.seam import Condition, PutOutcome
-from stoker.store.retention import GRACE_S
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import NoSpace, NotFound
+from stoker.store.local_objects import LocalObjects
+from stoker.store.local_store import LocalStore
+from stoker.store.objects import Condition, PutOutcome
+from stoker.store.prune import GRACE_S
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.store.real_stores import (
     clock_of_now,

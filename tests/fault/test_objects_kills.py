@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import NotFound
 from stoker.host.durable import remove_tree
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import NotFound
-from stoker.store.local import LocalStore
-from stoker.store.objects.local import LocalObjects
-from stoker.store.objects.seam import PutOutcome, Upload
-from stoker.store.sealed import seal, unseal
+from stoker.store.local_objects import LocalObjects
+from stoker.store.local_store import LocalStore
+from stoker.store.objects import PutOutcome, Upload
+from stoker.store.records import seal, unseal
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, memory, survives
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import clock_of_now, make_store

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from stoker.plan.authoring import PlanBuilder
-from stoker.plan.graph import Plan
-from stoker.plan.lease import LeaseBook
-from stoker.store.local import Found
-from stoker.store.objects.local import LocalObjects
+from stoker.authoring import PlanBuilder
+from stoker.engine.key_leases import KeyLeases
+from stoker.engine.plan import Plan
+from stoker.jobs.upkeep import clear_rubbish, find_rubbish
+from stoker.store.local_objects import LocalObjects
+from stoker.store.local_store import RecordHit
 from stoker.store.prune import all_records
-from stoker.worker.upkeep import clear_rubbish, find_rubbish
+from tests.unit.engine.lab import Lab, Ran, quick_folder
+from tests.unit.engine.stages import CountArgs, NumberArgs, add, blob, blob_sum, count, double
 from tests.unit.host.real_processes import code_of, fork
-from tests.unit.plan.lab import Lab, Ran, quick_folder
-from tests.unit.plan.stages import CountArgs, NumberArgs, add, blob, blob_sum, count, double
 
 
 def plan() -> Plan:
@@ -61,7 +61,7 @@ def check_the_store(folder: Path) -> None:
     with Lab(folder) as lab:
         for record, _ in all_records(lab.store):
             found = lab.store.verify_record(record.key)
-            assert isinstance(found, Found)
+            assert isinstance(found, RecordHit)
             assert found.has_bytes
 
 
@@ -97,7 +97,7 @@ def _keys(home: Path) -> list[str]:
 def _clear(home: Path) -> None:
     """What the dead left is found, and can be cleared without harm."""
     with Lab(home) as lab:
-        leases = LeaseBook(lab.store.places.leases, clock=lab.clock)
+        leases = KeyLeases(lab.store.places.leases, clock=lab.clock)
         objects = LocalObjects(lab.store, clock=lab.clock)
         clear_rubbish(find_rubbish(lab.store, objects, leases, lab.clock), leases)
         assert lab.staged() == []

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from stoker.host.imports import watch_imports
-from stoker.model.clock import SystemClock
-from stoker.plan.authoring import Plan, PlanBuilder
-from tests.unit.plan.lab import Lab, Ran
+from stoker.authoring import Plan, PlanBuilder
+from stoker.core.clock import SystemClock
+from stoker.host.import_watch import watch_imports
+from tests.unit.engine.lab import Lab, Ran
 
 CLOCK = SystemClock()
 FILES = ("stages.py", "helper.py", "late.py")
@@ -32,7 +32,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from stoker.plan.authoring import Alone, JsonKind, Needs, Program, StageContext, Together, TreeKind, arg, stage
+from stoker.authoring import Alone, JsonKind, Needs, Program, StageContext, Together, TreeKind, arg, stage
 from {package} import helper
 
 TEXT = 1
@@ -404,7 +404,7 @@ def test_an_edit_of_one_file_is_enough(lab: Lab, project: Project, stage: str, n
 
 
 def test_ranks_of_a_gang_all_have_the_code_that_was_digested(tmp_path: Path, project: Project) -> None:
-    with Lab(tmp_path / "lab", preload=("torch", "stoker.assembly.gang_child")) as lab:
+    with Lab(tmp_path / "lab", preload=("torch", "stoker.app.gang_child")) as lab:
         flight = lab.start(project.plan("gang", gated=True))
         until(project.has_begun, "the stage does not begin")
         project.edit(1, 2)
@@ -577,7 +577,7 @@ def test_an_edit_that_was_taken_back_while_the_stage_ran_is_noticed(lab: Lab, pr
 
 
 def test_a_rank_that_goes_around_the_pinned_code_is_noticed(tmp_path: Path, project: Project) -> None:
-    with Lab(tmp_path / "lab", preload=("torch", "stoker.assembly.gang_child")) as lab:
+    with Lab(tmp_path / "lab", preload=("torch", "stoker.app.gang_child")) as lab:
         flight = lab.start(project.plan_around("around_gang", "program", gated=True))
         until(project.has_begun, "the stage does not begin")
         project.edit(1, 2, "late.py")

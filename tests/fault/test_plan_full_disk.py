@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import NoSpace
-from stoker.plan.authoring import PlanBuilder, StageContext, stage
-from stoker.store.local import Found
+from stoker.authoring import PlanBuilder, StageContext, stage
+from stoker.core.errors import NoSpace
+from stoker.store.local_store import RecordHit
 from stoker.store.prune import all_records
+from tests.unit.engine.lab import Lab, plan_of
+from tests.unit.engine.misbehaving import HowArgs, misbehave
+from tests.unit.engine.stages import Folder, NumberArgs, blob, blob_sum, number
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import is_running
-from tests.unit.plan.lab import Lab, plan_of
-from tests.unit.plan.misbehaving import HowArgs, misbehave
-from tests.unit.plan.stages import Folder, NumberArgs, blob, blob_sum, number
 
 
 @stage("test/hoard")
@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_during_a_commit_is_no_space_left(disk: Path, tmp_p
         assert again.result.error is None
         assert again.endings == {"blob": "ran", "blob-sum": "ran"}
         for record, _ in all_records(lab.store):
-            assert isinstance(lab.store.verify_record(record.key), Found)
+            assert isinstance(lab.store.verify_record(record.key), RecordHit)
 
 
 def test_what_was_kept_before_the_disk_filled_up_is_still_a_hit(disk: Path, tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker.core.clock import SystemClock
+from stoker.engine.key_leases import LEASE_S
 from stoker.host.process_table import read_row
-from stoker.model.clock import SystemClock
-from stoker.plan.lease import LEASE_S
+from tests.unit.engine.lab import Lab, lines_of, plan_of
+from tests.unit.engine.stages import PaceArgs, note, process_slow, slow
 from tests.unit.host.real_processes import code_of, fork, is_running, kill_and_reap, wait_until
-from tests.unit.plan.lab import Lab, lines_of, plan_of
-from tests.unit.plan.stages import PaceArgs, note, process_slow, slow
 
 
 class Tomorrow(SystemClock):

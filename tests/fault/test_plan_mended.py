@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest
-from stoker.model.errors import Faults
-from stoker.plan.lease import LeaseBook
-from stoker.store.local import LocalStore
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest
+from stoker.core.errors import InvalidInput
+from stoker.engine.key_leases import KeyLeases
+from stoker.store.local_store import LocalStore
 
 KEY = Digest("a" * 64)
 
 
 def test_giving_back_a_lease_that_vanished_is_no_error(tmp_path: Path) -> None:
-    book = LeaseBook(str(tmp_path), clock=FakeClock())
+    book = KeyLeases(str(tmp_path), clock=FakeClock())
     book.take(KEY)
     os.unlink(tmp_path / KEY)
     book.give_back(KEY)
@@ -25,12 +25,12 @@ def test_giving_back_a_lease_that_vanished_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_protects_nobody_is_dropped_without_writing(tmp_path: Path) -> None:
-    book = LeaseBook(str(tmp_path), clock=FakeClock())
+    book = KeyLeases(str(tmp_path), clock=FakeClock())
     (tmp_path / KEY).write_bytes(b"")
     assert book.drop_dead(KEY)
     assert not (tmp_path / KEY).exists()
     book.take(KEY)
-    other = LeaseBook(str(tmp_path), clock=FakeClock())
+    other = KeyLeases(str(tmp_path), clock=FakeClock())
     assert other.drop_dead(KEY), "it is our own process: its lease is ours to drop"
 
 
@@ -42,5 +42,5 @@ def test_a_staging_folder_that_was_replaced_is_refused(tmp_path: Path, *, is_lin
     os.rmdir(staging)
     if is_link:
         os.symlink(tmp_path, staging)
-    with pytest.raises(Faults, match="was removed, or something else put in its place"):
+    with pytest.raises(InvalidInput, match="was removed, or something else put in its place"):
         store.take_in(staging)

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.admission import Memory
-from stoker.host.containment.choice import choose
-from stoker.model.errors import Cancelled, ContainmentUnavailable, NoSpace, OutOfMemory, ProcessLost, StageFailed
-from stoker.plan.program import watch
-from stoker.plan.program.launch import Surroundings
-from stoker.plan.program.runner import ProgramRunner
+from stoker.core.errors import Cancelled, ContainmentUnavailable, NoSpace, OutOfMemory, ProcessLost, StageFailed
+from stoker.devices.memory_admission import MachineMemory
+from stoker.engine.runners.program import program_watch
+from stoker.engine.runners.program.launch import ProgramContext
+from stoker.engine.runners.program.program_runner import ProgramRunner
+from stoker.host.containment.mechanisms import choose_mechanism
+from tests.unit.engine.lab import TRAINER, Lab, containment, message_of, quick_folder
+from tests.unit.engine.programs import Project
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import is_running, wait_until
-from tests.unit.plan.lab import TRAINER, Lab, containment, message_of, quick_folder
-from tests.unit.plan.programs import Project
 
 MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_LAST_WORDS_S", 0.15)
+    monkeypatch.setattr(program_watch, "_LAST_WORDS_S", 0.15)
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def project(tmp_path: Path) -> Iterator[Project]:
 def contained(project: Project, request: pytest.FixtureRequest) -> Project:
     """The same by every mechanism that this machine has."""
     try:
-        containment = choose(request.param, environment={})
+        containment = choose_mechanism(request.param, environment={})
     except ContainmentUnavailable as error:
         pytest.skip(str(error))
-    around = Surroundings(
+    around = ProgramContext(
         environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=False
     )
     project.lab.programs = ProgramRunner(around, lambda: containment, project.lab.clock)
@@ -156,7 +156,7 @@ def test_one_that_closes_its_streams_goes_on_to_its_end(project: Project) -> Non
 def test_one_that_eats_all_memory_is_killed_at_its_cap_and_the_cause_is_named(contained: Project) -> None:
     if contained.lab.programs._containment().mechanism == "bare":
         pytest.skip("nothing limits it")
-    contained.lab.memory = Memory(total_bytes=400 * MIB, available_bytes=300 * MIB)
+    contained.lab.memory = MachineMemory(total_bytes=400 * MIB, available_bytes=300 * MIB)
     body = 'x = []\nfor _ in range(4000): x.append(b"x" * (1 << 20))'
     ran = contained.lab.run(contained.python(body))
     error = ran.result.error
@@ -174,7 +174,7 @@ def test_whoever_of_it_was_killed_for_memory_that_is_why_it_failed_and_the_other
 ) -> None:
     if containment().mechanism not in ("cgroup1", "cgroup2", "systemd"):
         pytest.skip("nobody is killed by the kernel")
-    project.lab.memory = Memory(total_bytes=200 * MIB, available_bytes=200 * MIB)
+    project.lab.memory = MachineMemory(total_bytes=200 * MIB, available_bytes=200 * MIB)
     start_s = time.monotonic()
     ran = project.lab.run(project.shell(f"{sys.executable} -S -E -c 'x = bytearray(2 << 30)'; {then}"))
     assert isinstance(ran.result.error, OutOfMemory)
@@ -342,7 +342,7 @@ def test_a_box_that_can_not_be_had_is_said_and_nothing_runs(project: Project) ->
         def open(self, name: str, limits: object, mark: str) -> None:
             raise ContainmentUnavailable("no groups today", hint="tomorrow")
 
-    around = Surroundings(environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder="", has_gpus=False)
+    around = ProgramContext(environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder="", has_gpus=False)
     project.lab.programs = ProgramRunner(around, Broken, project.lab.clock)  # type: ignore[arg-type]
     ran = project.lab.run(project.shell("touch ran"))
     assert isinstance(ran.result.error, ContainmentUnavailable)

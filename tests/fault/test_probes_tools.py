@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.probes.asking import ProcessAsker
-from stoker.hardware.probes.devices import find_devices
-from stoker.hardware.probes.found import Found
+from stoker.devices.probes.inventory import find_devices
+from stoker.devices.probes.observations import DetectedDevices
+from stoker.host.command_runner import SubprocessRunner
 from tests.fakes.machine import FileMachine
 
 LIMIT_S = 1.0
@@ -40,8 +40,8 @@ def machine(tmp_path: Path) -> FileMachine:
     return machine
 
 
-def find(machine: FileMachine, limit_s: float = LIMIT_S, **given) -> Found:
-    ask = ProcessAsker(machine.environment)
+def find(machine: FileMachine, limit_s: float = LIMIT_S, **given) -> DetectedDevices:
+    ask = SubprocessRunner(machine.environment)
     return find_devices(
         machine.environment, ask=ask, files=str(machine.root), limit_s=limit_s, torch_limit_s=limit_s, **given
     )
@@ -92,6 +92,6 @@ def test_an_interpreter_that_hangs_in_torch_is_one_more_finding(machine: FileMac
 def test_the_real_library_without_a_driver_is_a_finding(machine: FileMachine) -> None:
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("there is a driver here")
-    ask = ProcessAsker(os.environ)
+    ask = SubprocessRunner(os.environ)
     found = find_devices(machine.environment, ask=ask, files=str(machine.root), witnesses=frozenset({"nvml"}))
     assert [one.code for one in found.findings] == ["nvml_library_missing"]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.database.checking import check_database
+from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Submit, Write
-from stoker.model.clock import FakeClock
-from stoker.wire.leasing import Claim, Fail, Finish, Grant, Release, Start
-from stoker.wire.orders import Submission
+from stoker.core.clock import FakeClock
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import Claim, Fail, Finish, Grant, Release, Start
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, TREE, hello_anew, token
 from tests.fault.coordinator_child import Death

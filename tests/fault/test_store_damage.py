@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import CorruptBytes
-from stoker.store.local import Found, LocalStore, Missing
-from stoker.store.pins import list_pins, pin
+from stoker.core.errors import CorruptBytes
+from stoker.store.local_store import LocalStore, RecordHit, RecordMiss
 from stoker.store.prune import all_records
-from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.views import open_view
+from stoker.store.refs import list_pins, pin
+from stoker.store.results import SIDECAR, ResultPart, lay_out
+from stoker.store.tree_views import open_view
 from tests.unit.store.real_stores import (
     BIG,
     blob_of,
@@ -151,10 +151,10 @@ def test_a_damaged_record_is_a_miss_with_its_reason(filled, damage):
         store = make_store(copy)
         assert [record.key for record, _ in all_records(store)] == [key_of("other")]
         outcome = getattr(store, look)(key_of("a"))
-        assert isinstance(outcome, Missing)
+        assert isinstance(outcome, RecordMiss)
         assert bool(outcome.damage) is (damage is not delete)
         assert quarantined(store) == ([outcome.damage] if outcome.damage else [])
-        assert getattr(store, look)(key_of("a")) == Missing()
+        assert getattr(store, look)(key_of("a")) == RecordMiss()
         assert_whole_again(store)
         store.close()
 
@@ -265,7 +265,7 @@ def test_every_flipped_page_of_a_memo_leaves_the_truth_alone(filled):
         (filled / "memo.db").write_bytes(damaged)
         store = make_store(filled)
         outcome = store.lookup(key_of("a"))
-        assert isinstance(outcome, Found)
+        assert isinstance(outcome, RecordHit)
         assert outcome.lost == ("model",)
         assert found(store, "other").has_bytes
         store.close()
@@ -320,7 +320,7 @@ def test_a_damaged_pin_never_stops_looking_or_listing(filled, damage):
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_a_damaged_sidecar_never_stops_a_result_from_being_laid_out(filled, tmp_path, damage):
     store = make_store(filled)
-    part = Part(record=found(store, "a").record, folder="", sidecar={})
+    part = ResultPart(record=found(store, "a").record, folder="", sidecar={})
     out = tmp_path / "out"
     lay_out(store, [part], str(out))
     damage(out / SIDECAR)
@@ -337,7 +337,7 @@ def test_a_missing_folder_is_made_again(filled, folder):
     shutil.rmtree(filled / folder)
     store = make_store(filled)
     outcome = store.lookup(key_of("a"))
-    assert isinstance(outcome, Missing) if folder == "records" else isinstance(outcome, Found)
+    assert isinstance(outcome, RecordMiss) if folder == "records" else isinstance(outcome, RecordHit)
     commit(store, "other", {"other": b"o" * BIG})
     assert_whole_again(store)
     store.close()

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import NoPermission, NoSpace
 from stoker.host.durable import remove_tree
-from stoker.model.errors import NoPermission, NoSpace
-from stoker.store.local import Found, LocalStore, Missing
-from stoker.store.local_files import digest_path
-from stoker.store.memo import stamp_of
-from stoker.store.pins import pin
-from stoker.store.prune import candidates, carry_out
+from stoker.host.file_stamps import stamp_of
+from stoker.store.local_store import LocalStore, RecordHit, RecordMiss
+from stoker.store.memo import digest_path
+from stoker.store.prune import PruneDecision, candidates, carry_out, decide_prune
 from stoker.store.records import Record
-from stoker.store.results import Part, lay_out
-from stoker.store.retention import PruneDecision, decide_prune
-from stoker.store.views import changed_inputs, open_view
+from stoker.store.refs import pin
+from stoker.store.results import ResultPart, lay_out
+from stoker.store.tree_views import changed_inputs, open_view
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -88,7 +87,7 @@ def test_a_full_disk_is_named_staging_can_be_cleared_and_earlier_results_stay(tm
         with pytest.raises(NoSpace) as caught:
             take_in_and_publish(store, staging)
         assert caught.value.exit_code == 10
-        assert store.lookup(key_of("new")) == Missing()
+        assert store.lookup(key_of("new")) == RecordMiss()
         assert contents(store, found(store, "earlier").record) == EARLIER
         assert [path for path in Path(store.places.records).rglob("*") if path.name.startswith(".stoker-tmp-")] == []
         remove_tree(staging)
@@ -120,7 +119,7 @@ def test_a_full_disk_can_be_pruned(tmp_path):
         for name in (*range(10), "earlier"):
             outcome = store.lookup(key_of(name))
             # Where there was no room for a tombstone there is none.
-            assert isinstance(outcome, Missing) or outcome.record.is_tombstone
+            assert isinstance(outcome, RecordMiss) or outcome.record.is_tombstone
         commit(store, "new", {"x": b"n" * 100_000})
         assert found(store, "new").has_bytes
 
@@ -134,7 +133,7 @@ def test_damage_on_a_full_disk_is_still_only_a_miss(tmp_path):
         with open(blob_of(store, "blob", "x"), "r+b") as file:
             file.write(b"!")
         outcome = store.lookup(key_of("earlier"))
-        assert isinstance(outcome, Missing)
+        assert isinstance(outcome, RecordMiss)
         assert outcome.damage
         assert found(store, "blob").lost == ("x",)
 
@@ -148,11 +147,11 @@ def test_a_view_or_a_result_that_does_not_fit_leaves_no_half_of_it(tmp_path):
         with pytest.raises(NoSpace):
             open_view(store, record)
         with pytest.raises(NoSpace):
-            lay_out(store, [Part(record=record, folder="", sidecar={})], str(out))
+            lay_out(store, [ResultPart(record=record, folder="", sidecar={})], str(out))
         assert os.listdir(store.places.views) == []
         assert [path for path in out.rglob("*") if path.is_file()] == []
         (tmp_path / "disk" / "filler").unlink()
-        assert lay_out(store, [Part(record=record, folder="", sidecar={})], str(out)).kept_edits == ()
+        assert lay_out(store, [ResultPart(record=record, folder="", sidecar={})], str(out)).kept_edits == ()
 
 
 @pytest.fixture
@@ -179,14 +178,14 @@ def test_a_read_only_store_can_be_read(read_only, tmp_path):
     assert changed_inputs(store, found(store, "a").record) == []
     assert found(store, "lost").lost == ("x",)
     outcome = store.lookup(key_of("damaged"))
-    assert isinstance(outcome, Missing)
+    assert isinstance(outcome, RecordMiss)
     assert outcome.damage
-    assert isinstance(store.verify_record(key_of("a")), Found)
+    assert isinstance(store.verify_record(key_of("a")), RecordHit)
     assert store.memo.recall(blob_of(store, "a", "x").name, stamp_of(blob_of(store, "a", "x").stat()))
     (tmp_path / "data").write_bytes(b"1")
     assert digest_path(str(tmp_path / "data"), memo=store.memo, clock=clock_of_now())
     out = tmp_path / "out"
-    lay_out(store, [Part(record=found(store, "a").record, folder="", sidecar={})], str(out))
+    lay_out(store, [ResultPart(record=found(store, "a").record, folder="", sidecar={})], str(out))
     assert (out / "x").read_bytes() == b"1" * BIG
     store.close()
 

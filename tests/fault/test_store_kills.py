@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.digests import digest_bytes, is_digest
 from stoker.host.durable import remove_tree
-from stoker.model.clock import FakeClock
-from stoker.model.digests import digest_bytes, is_digest
-from stoker.store.local import Found, LocalStore, Missing
-from stoker.store.prune import all_records, candidates, carry_out
+from stoker.store.local_store import LocalStore, RecordHit, RecordMiss
+from stoker.store.prune import GRACE_S, all_records, candidates, carry_out, decide_prune
 from stoker.store.records import Record
-from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.retention import GRACE_S, decide_prune
-from stoker.store.views import open_view
+from stoker.store.results import SIDECAR, ResultPart, lay_out
+from stoker.store.tree_views import open_view
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
     BIG,
@@ -95,7 +94,7 @@ def assert_nothing_is_torn(store: LocalStore) -> None:
     for path in Path(store.places.records).rglob("*"):
         if path.is_file() and is_digest(path.name):
             outcome = store.lookup(path.name)  # type: ignore[arg-type]
-            assert isinstance(outcome, Found)
+            assert isinstance(outcome, RecordHit)
             assert outcome.lost == ()
     assert quarantined(store) == []
 
@@ -146,9 +145,9 @@ def test_a_commit_killed_at_any_step_leaves_all_or_nothing_and_can_be_repeated(m
         store = make_store(root)
         assert_nothing_is_torn(store)
         outcome = store.lookup(key_of("key"))
-        if isinstance(outcome, Found) and outcome.has_bytes:
+        if isinstance(outcome, RecordHit) and outcome.has_bytes:
             assert contents(store, outcome.record) in (OLD, NEW)
-        if isinstance(outcome, Missing):
+        if isinstance(outcome, RecordMiss):
             assert before in (_before_nothing, _before_shared_blob)
             assert outcome.damage == ""
         commit(store, "key", NEW, replace=replace)
@@ -233,7 +232,7 @@ THREE = {"report": b"three", "plots/roc": b"3" * BIG, "new/file": b"newer", "sam
 
 def lay(store: LocalStore, out: Path, files: dict[str, bytes]) -> tuple[str, ...]:
     record = commit(store, tuple(files.items()), files).record
-    return lay_out(store, [Part(record=record, folder="", sidecar={})], str(out)).kept_edits
+    return lay_out(store, [ResultPart(record=record, folder="", sidecar={})], str(out)).kept_edits
 
 
 @pytest.mark.parametrize("after", [ONE, TWO, THREE], ids=["the old one", "the same one", "a third one"])
@@ -250,7 +249,7 @@ def test_a_laying_out_killed_at_any_call_shows_whole_files_and_can_be_repeated(m
             other = make_store(memory / "store")
             record = found(other, tuple(TWO.items())).record
             Countdown(moment).watch_calls()
-            lay_out(other, [Part(record=record, folder="", sidecar={})], str(out))
+            lay_out(other, [ResultPart(record=record, folder="", sidecar={})], str(out))
 
         ended = survives(again)
         for path, data in files_below(out).items():

@@ -12,20 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.errors import NoSpace, Refused
+from stoker.engine.key_leases import KeyLeases
 from stoker.host.durable import remove_tree
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.errors import NoSpace, Refused
-from stoker.plan.lease import LeaseBook
-from stoker.store import staging_copy
-from stoker.store.local import Found, LocalStore
-from stoker.store.prune import candidates, carry_out
-from stoker.store.put_index import read_index
-from stoker.store.putting import Putting, Wish, survey
+from stoker.jobs.leased_put import LeasedStoreWriter
+from stoker.jobs.leftovers import stale_staging
+from stoker.jobs.upkeep import why_kept, why_let_go
+from stoker.store import put as store_put
+from stoker.store.local_store import LocalStore, RecordHit
+from stoker.store.prune import GRACE_S, candidates, carry_out, decide_prune
+from stoker.store.put import PutRequest, StoreWriter, read_index, survey
 from stoker.store.refs import find_ref, list_refs, remove_ref
-from stoker.store.retention import GRACE_S, decide_prune
-from stoker.worker.leased_putting import LeasedPutting
-from stoker.worker.leftovers import stale_staging
-from stoker.worker.upkeep import why_kept, why_let_go
 from tests.fault.test_store_disks import use_up
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, assert_rubbish_is_swept, memory, survives
 from tests.fault.test_store_races import all_at_once
@@ -52,7 +50,7 @@ NEW = {"model": b"new" * BIG, "notes": b"n", "shared": b"shared" * BIG, "deep/co
 def prune_all(store: LocalStore, *, ahead_s: float = 10.0) -> None:
     """Prune as the command does, so much later than every file that exists."""
     clock = FakeClock(start_s=time.time() + ahead_s)
-    leases = LeaseBook(store.places.leases, clock=clock)
+    leases = KeyLeases(store.places.leases, clock=clock)
     found = candidates(store, kept=why_kept(store, leases, "/nowhere"), label=lambda _: "", let_go=why_let_go(store))
     carry_out(store, decide_prune(found, now_s=clock.wall_s(), max_bytes=0, older_than_s=None), clock=clock)
 
@@ -89,8 +87,8 @@ def test_a_put_killed_at_any_step_leaves_all_or_nothing_and_can_be_repeated(memo
         def put(root: Path = root, folder: Path = folder, moment: int = moment) -> None:
             countdown = Countdown(moment)
             other = make_store(root, on_step=countdown)
-            putting = Putting(other, clock=SystemClock(), heed=lambda _: None, on_step=countdown)
-            putting.put(survey(str(folder)), Wish(name="data", replace=True))
+            putting = StoreWriter(other, clock=SystemClock(), heed=lambda _: None, on_step=countdown)
+            putting.put(survey(str(folder)), PutRequest(name="data", replace=True))
 
         ended = survives(put)
         assert files_below(folder) == NEW
@@ -119,10 +117,10 @@ def test_puts_killed_at_any_moment_leave_no_torn_file_and_staging_that_is_known_
 
     def put_for_ever() -> None:
         store = make_store(tmp_path / "store")
-        leases = LeaseBook(store.places.leases, clock=SystemClock())
-        way_in = LeasedPutting(store, leases=leases, clock=SystemClock(), heed=lambda _: None)
+        leases = KeyLeases(store.places.leases, clock=SystemClock())
+        way_in = LeasedStoreWriter(store, leases=leases, clock=SystemClock(), heed=lambda _: None)
         for number in itertools.count(os.getpid()):
-            way_in.put(survey(str(tmp_path / f"data-{number % 4}")), Wish(name=f"n{number % 3}", replace=True))
+            way_in.put(survey(str(tmp_path / f"data-{number % 4}")), PutRequest(name=f"n{number % 3}", replace=True))
             prune_all(store, ahead_s=0.0)
 
     for _ in range(12):
@@ -135,7 +133,7 @@ def test_puts_killed_at_any_moment_leave_no_torn_file_and_staging_that_is_known_
         for ref in list_refs(store.places):
             assert ref.damage == ""
             assert set(put_contents(store, ref.name)) == {"x", "y", "z"}
-        held = LeaseBook(store.places.leases, clock=SystemClock()).held()
+        held = KeyLeases(store.places.leases, clock=SystemClock()).held()
         left = os.listdir(store.places.staging)
         assert [os.path.basename(path) for path in stale_staging(store, held)] == sorted(left)
         for name in left:
@@ -157,7 +155,7 @@ def test_a_put_that_does_not_fit_is_refused_with_its_numbers_before_the_disk_is_
 def test_a_disk_that_fills_while_a_put_copies_is_named_and_left_as_it_was(tmp_path, monkeypatch):
     fill(tmp_path / "data", {"small": b"s", "x": b"x" * 500_000, "y": b"y" * 3_000_000})
     # As if somebody else filled it after we had looked.
-    monkeypatch.setattr(staging_copy, "free_bytes", lambda path: 1 << 40)
+    monkeypatch.setattr(store_put, "free_bytes", lambda path: 1 << 40)
     with small_disk(tmp_path / "disk", "size=2m") as disk:
         store = make_store(disk / "store")
         fill(tmp_path / "earlier", {"e": b"e" * BIG})
@@ -175,7 +173,7 @@ def test_a_disk_that_fills_while_a_put_copies_is_named_and_left_as_it_was(tmp_pa
 
 
 def test_a_disk_that_is_full_at_any_block_of_a_put_leaves_names_and_index_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging_copy, "free_bytes", lambda path: 1 << 40)
+    monkeypatch.setattr(store_put, "free_bytes", lambda path: 1 << 40)
     fill(tmp_path / "data", {"x": b"x" * 20_000, "small": b"s" * 100, "y": b"y" * 9_000})
     outcomes = []
     for blocks in range(24):
@@ -259,8 +257,8 @@ def test_a_prune_at_every_step_of_a_put_takes_nothing_of_it(tmp_path, before):
         other.close()
 
     store = make_store(tmp_path / "store", on_step=prune)
-    putting = Putting(store, clock=SystemClock(), heed=lambda _: None, on_step=prune)
-    putting.put(survey(str(tmp_path / "data")), Wish(name="data", replace=True))
+    putting = StoreWriter(store, clock=SystemClock(), heed=lambda _: None, on_step=prune)
+    putting.put(survey(str(tmp_path / "data")), PutRequest(name="data", replace=True))
     assert {"copy", "publish", "ref", "index"} <= set(steps)
     assert put_contents(store, "data") == NEW
     prune_all(store)
@@ -283,9 +281,9 @@ def test_what_a_prune_takes_while_a_put_copies_is_copied_again(tmp_path):
         sweep(other, clock=FakeClock(start_s=time.time() + GRACE_S + 100))
         other.close()
 
-    Putting(store, clock=SystemClock(), heed=prune).put(survey(str(tmp_path / "data")), Wish(name="data"))
+    StoreWriter(store, clock=SystemClock(), heed=prune).put(survey(str(tmp_path / "data")), PutRequest(name="data"))
     assert put_contents(store, "data") == {"a": b"a" * BIG, "b": b"b" * BIG}
-    assert isinstance(store.lookup(store.peek(list_refs(store.places)[0].key).key), Found)  # type: ignore[union-attr]
+    assert isinstance(store.lookup(store.peek(list_refs(store.places)[0].key).key), RecordHit)  # type: ignore[union-attr]
     store.close()
 
 
@@ -299,13 +297,13 @@ def test_a_put_in_a_container_that_nobody_can_see_into_is_not_cleared_away(tmp_p
         (mine,) = os.listdir(store.places.staging)
         foreign = Path(store.places.staging, f".999999.1.{mine.split('.', 3)[3]}")
         foreign.mkdir(exist_ok=True)
-        held = LeaseBook(store.places.leases, clock=SystemClock()).held()
+        held = KeyLeases(store.places.leases, clock=SystemClock()).held()
         seen.append(list(stale_staging(store, held)))
         foreign.rmdir()
 
-    leases = LeaseBook(store.places.leases, clock=SystemClock())
-    putting = LeasedPutting(store, leases=leases, clock=SystemClock(), heed=look)
-    putting.put(survey(str(tmp_path / "data")), Wish(name="data"))
+    leases = KeyLeases(store.places.leases, clock=SystemClock())
+    putting = LeasedStoreWriter(store, leases=leases, clock=SystemClock(), heed=look)
+    putting.put(survey(str(tmp_path / "data")), PutRequest(name="data"))
     assert seen
     assert all(stale == [] for stale in seen)
     assert leases.held() == []

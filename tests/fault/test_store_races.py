@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import CorruptBytes
 from stoker.host.durable import remove_tree
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import CorruptBytes
-from stoker.store.local import Found, LocalStore
-from stoker.store.prune import all_records, candidates, carry_out
+from stoker.store.local_store import LocalStore, RecordHit
+from stoker.store.prune import GRACE_S, all_records, candidates, carry_out, decide_prune
 from stoker.store.records import Record
-from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.retention import GRACE_S, decide_prune
-from stoker.store.views import changed_inputs, open_view
+from stoker.store.results import SIDECAR, ResultPart, lay_out
+from stoker.store.tree_views import changed_inputs, open_view
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
     BIG,
@@ -116,7 +115,7 @@ def test_twenty_processes_that_find_one_damage_set_it_aside_once(tmp_path):
 
     def look(number: int) -> None:
         other = make_store(tmp_path / "store", clock=SystemClock())
-        assert not isinstance(other.lookup(key_of("record")), Found)
+        assert not isinstance(other.lookup(key_of("record")), RecordHit)
         assert found(other, "blob").lost == ("x",)
         other.close()
 
@@ -149,7 +148,7 @@ def test_results_laid_out_by_many_at_once_are_whole_files_of_one_of_them(tmp_pat
 
     def lay(number: int) -> None:
         other = make_store(tmp_path / "store", clock=SystemClock())
-        part = Part(record=records[number % 4], folder="", sidecar={})
+        part = ResultPart(record=records[number % 4], folder="", sidecar={})
         lay_out(other, [part], str(out))
         other.close()
 
@@ -158,7 +157,7 @@ def test_results_laid_out_by_many_at_once_are_whole_files_of_one_of_them(tmp_pat
         if path != SIDECAR:
             assert data in [files[path.partition("~")[0]] for files in versions]
     # Whoever comes afterwards, alone, gets exactly what is wanted.
-    lay_out(store, [Part(record=records[2], folder="", sidecar={})], str(out))
+    lay_out(store, [ResultPart(record=records[2], folder="", sidecar={})], str(out))
     assert {name: (out / name).read_bytes() for name in versions[2]} == versions[2]
     store.close()
 
@@ -242,7 +241,7 @@ def test_a_store_used_in_every_way_at_once_gives_right_bytes_or_none(tmp_path):
 
 def _read(store: LocalStore, name: int, expected: dict[str, bytes]) -> None:
     outcome = store.lookup(key_of(name))
-    if not isinstance(outcome, Found) or not outcome.has_bytes:
+    if not isinstance(outcome, RecordHit) or not outcome.has_bytes:
         return
     try:
         view = open_view(store, outcome.record)
@@ -283,7 +282,7 @@ def test_a_record_is_never_seen_half_written(tmp_path):
         deadline_s = time.monotonic() + 20
         while len(seen) < 20:
             outcome = store.lookup(key_of("key"))
-            if isinstance(outcome, Found):
+            if isinstance(outcome, RecordHit):
                 seen.add(outcome.record.body["n"])
             assert time.monotonic() < deadline_s
     finally:

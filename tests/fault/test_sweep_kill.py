@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.model.json_text import loads
-from stoker.plan.lease import LeaseBook
-from stoker.store.local import Found, LocalStore
+from stoker.core.clock import SystemClock
+from stoker.core.jsontext import loads
+from stoker.engine.key_leases import KeyLeases
+from stoker.store.local_store import LocalStore, RecordHit
 from stoker.store.prune import all_records
 from tests.system.shell import Shell, wait_until
 
@@ -111,7 +111,7 @@ class Torture:
         for record, _ in all_records(store):
             number = int(record.body["action"]["args"]["params"]["n"])
             whole = store.verify_record(record.key)
-            assert isinstance(whole, Found), f"trial {number} was recorded and is gone"
+            assert isinstance(whole, RecordHit), f"trial {number} was recorded and is gone"
             assert not whole.lost, f"trial {number} was recorded and has lost {whole.lost}"
             assert store.read_bytes(record, "result") == f"result of {number}\n".encode()
             found.add(number)
@@ -146,7 +146,7 @@ class Torture:
     def check_tidiness(self) -> None:
         assert strays(self.shell.home) == []
         assert self.shell.staged() == []
-        leases = LeaseBook(str(self.shell.home / "store" / "leases"), clock=SystemClock())
+        leases = KeyLeases(str(self.shell.home / "store" / "leases"), clock=SystemClock())
         assert leases.held() == []
         ends = [loads(path.read_bytes())["state"] for path in self.shell.home.glob("runs/*/end.json")]
         assert set(ends) == {"completed"}

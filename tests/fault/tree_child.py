@@ -7,14 +7,14 @@ import signal
 import sys
 from contextlib import closing
 
+from stoker.core.clock import SystemClock
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import FleetIdentity, HttpSettings
-from stoker.model.clock import SystemClock
-from stoker.store.download.stop import Stop
-from stoker.store.local import LocalStore
-from stoker.wire.client import FleetClient
-from stoker.worker.shipping.origins import FleetOrigins
-from stoker.worker.shipping.tree_receiving import receive_tree
+from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.protocol.client import FleetClient
+from stoker.store.local_store import LocalStore
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.trees.tree_download import receive_tree
+from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder
 
 
 def main() -> None:
@@ -32,8 +32,8 @@ def main() -> None:
     store.open()
     with closing(Urllib3Transport(HttpSettings(fleet=FleetIdentity(sockets=(path,))))) as transport:
         client = FleetClient(transport, url, clock=clock)
-        origins = FleetOrigins(client, transport, worker="child", open_peer=lambda _: None)
-        receive_tree(origins, tree, store, stop=Stop(), clock=clock, on_step=at)
+        origins = FleetTreeSourceFinder(client, transport, worker="child", open_peer=lambda _: None)
+        receive_tree(origins, tree, store, stop=DownloadStop(), clock=clock, on_step=at)
     store.close()
 
 

@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.model.leases import Budgets, FleetTimes
+from stoker.core.leases import Budgets, FleetTimes
 
 TIMES, BUDGETS = FleetTimes(), Budgets()
 LASTS_S = TIMES.lease_s + TIMES.grace_s

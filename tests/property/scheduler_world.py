@@ -8,15 +8,14 @@ from heapq import heappop, heappush
 
 from hypothesis import strategies as st
 
-from stoker.model.frozen import changed, frozen
-from stoker.model.nodes import Gpu, Node, UserPolicy
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.decisions import Grant, Hold, HoldReason
-from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.core.device import GIB
+from stoker.core.frozen import changed, frozen
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob, UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.decisions import HoldDecision, HoldReason, StartDecision
+from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import NodeOffer, offer_of
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import Measured
 
 NAMES = ("a", "b", "c", "d", "e")
 KINDS: dict[str, tuple[tuple[str, ...], int, int]] = {
@@ -31,17 +30,22 @@ KINDS: dict[str, tuple[tuple[str, ...], int, int]] = {
 }
 """Kinds of machines: devices, their memory in GiB, priority."""
 ASKS: dict[str, Requirements] = {
-    "small": Requirements(wish=Wish.REQUIRE, vram_bytes=4 * GIB, ram_bytes=GIB, cores=1),
-    "large": Requirements(wish=Wish.REQUIRE, vram_bytes=20 * GIB, ram_bytes=GIB, cores=1),
-    "two": Requirements(wish=Wish.REQUIRE, device_count=2, vram_bytes=8 * GIB, ram_bytes=GIB, cores=1),
-    "either": Requirements(wish=Wish.PREFER, vram_bytes=8 * GIB, ram_bytes=GIB, cores=2),
-    "shared": Requirements(wish=Wish.REQUIRE, vram_bytes=6 * GIB, ram_bytes=GIB, may_share=True),
+    "small": Requirements(wish=DevicePreference.REQUIRE, vram_bytes=4 * GIB, ram_bytes=GIB, cores=1),
+    "large": Requirements(wish=DevicePreference.REQUIRE, vram_bytes=20 * GIB, ram_bytes=GIB, cores=1),
+    "two": Requirements(wish=DevicePreference.REQUIRE, device_count=2, vram_bytes=8 * GIB, ram_bytes=GIB, cores=1),
+    "either": Requirements(wish=DevicePreference.PREFER, vram_bytes=8 * GIB, ram_bytes=GIB, cores=2),
+    "shared": Requirements(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB, ram_bytes=GIB, may_share=True),
     "adapter": Requirements(
-        wish=Wish.REQUIRE, vram_bytes=6 * GIB, ram_bytes=GIB, may_share=True, base="llama", base_bytes=4 * GIB
+        wish=DevicePreference.REQUIRE,
+        vram_bytes=6 * GIB,
+        ram_bytes=GIB,
+        may_share=True,
+        base="llama",
+        base_bytes=4 * GIB,
     ),
     "cpu": Requirements(ram_bytes=GIB, cores=2),
     "wide": Requirements(ram_bytes=GIB, cores=14),
-    "nowhere": Requirements(wish=Wish.REQUIRE, vram_bytes=500 * GIB, ram_bytes=GIB),
+    "nowhere": Requirements(wish=DevicePreference.REQUIRE, vram_bytes=500 * GIB, ram_bytes=GIB),
 }
 MOST_STEPS = 3000
 
@@ -56,8 +60,8 @@ class Class:
     true_s: float = 600.0
     preferred: tuple[str, ...] = ()
 
-    def wanted(self) -> WantedJob:
-        return WantedJob(name="job", requirements=ASKS[self.asks], preferred_hosts=self.preferred)
+    def wanted(self) -> SchedulableJob:
+        return SchedulableJob(name="job", requirements=ASKS[self.asks], preferred_hosts=self.preferred)
 
 
 def offer(name: str, kind: str, *, shares: bool | None = None, slots: int | None = None) -> NodeOffer:
@@ -135,7 +139,7 @@ class World:
         name = spec.name
         self.offers[name] = spec.offer()
         ends_s = None if spec.left_s is None else self.now_s + spec.left_s
-        self.scheduler.put_machine(Machine(self.offers[name], ends_s=ends_s))
+        self.scheduler.put_machine(MatchableMachine(self.offers[name], ends_s=ends_s))
         self.silent.discard(name)
         self.declining.discard(name)
         self.ask(name)
@@ -159,7 +163,7 @@ class World:
     def close(self, name: str, closed: bool) -> None:
         """Let the owner of a machine pause it, or let it go on."""
         if name in self.offers:
-            self.scheduler.measure(name, Measured(closed={"": "paused"} if closed else {}))
+            self.scheduler.measure(name, WorkerMeasurements(closed={"": "paused"} if closed else {}))
             self.ask(name)
 
     def silence(self, name: str) -> None:
@@ -210,7 +214,7 @@ class World:
         has_any = False
         while True:
             decision = self.scheduler.choose(name, self.now_s, tells=self.tells)
-            if isinstance(decision, Hold):
+            if isinstance(decision, HoldDecision):
                 assert HoldReason.ORDER not in decision.waiting, (name, decision.waiting)
                 return has_any
             if self.tells:
@@ -227,7 +231,7 @@ class World:
             self.start(decision)
             has_any = True
 
-    def start(self, decision: Grant) -> None:
+    def start(self, decision: StartDecision) -> None:
         self.scheduler.grant(decision, self.now_s)
         seq = self._take(decision)
         self.started.append(seq)
@@ -280,7 +284,7 @@ class World:
     def waiting(self) -> dict[tuple[int, int], list[int]]:
         return {key: jobs for key, jobs in self.ready.items() if jobs}
 
-    def check_grant(self, grant: Grant) -> None:
+    def check_grant(self, grant: StartDecision) -> None:
         """A grant is the first ready job of its class, it fits, and the limits of its user leave room."""
         key = (grant.head.class_id, grant.head.priority)
         assert self.ready[key][0] == grant.head.seq
@@ -293,7 +297,7 @@ class World:
             if priority > key[1]:
                 self._check_not_passed(machine, class_id, priority, jobs[0])
 
-    def _check_not_passed(self, machine: Machine, class_id: int, priority: int, seq: int) -> None:
+    def _check_not_passed(self, machine: MatchableMachine, class_id: int, priority: int, seq: int) -> None:
         """A job that is passed by one of lower priority does not fit, is held for a reason, or has a better machine."""
         scheduler = self.scheduler
         one = scheduler.ready.classes[class_id].type
@@ -319,7 +323,7 @@ class World:
             if not machine.is_parked or machine.is_called or name in self.silent:
                 continue
             decision = self.scheduler.choose(name, self.now_s, tells=True)
-            assert isinstance(decision, Hold), f"{name} was not called for {decision.head} ({decision.why})"
+            assert isinstance(decision, HoldDecision), f"{name} was not called for {decision.head} ({decision.why})"
             assert HoldReason.ORDER not in decision.waiting
 
     def check_books(self) -> None:
@@ -375,14 +379,14 @@ class World:
         for name in set(self.offers) - self.silent:
             machine = self.scheduler.machines.machines[name]
             decision = self.scheduler.choose(name, self.now_s, tells=True)
-            assert isinstance(decision, Hold), f"{name} was not called for {decision.head} ({decision.why})"
+            assert isinstance(decision, HoldDecision), f"{name} was not called for {decision.head} ({decision.why})"
             for reason in decision.waiting:
                 assert reason in (HoldReason.ENDS, HoldReason.LIMIT) or reason not in set(HoldReason), (name, decision)
             assert machine.kept is None
 
     # -- inside
 
-    def _take(self, grant: Grant) -> int:
+    def _take(self, grant: StartDecision) -> int:
         key = (grant.head.class_id, grant.head.priority)
         seq = self.ready[key].pop(0)
         assert seq == grant.head.seq

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.host.names import clashes
-from stoker.model.errors import ArchiveFaults
-from stoker.store.bundle.members import Limits, link_fault, path_fault
-from stoker.store.bundle.unpacking import unpack
+from stoker.core.errors import InvalidArchive
+from stoker.host.folders import clashes
+from stoker.store.archives.archive_members import ArchiveLimits, link_fault, path_fault
+from stoker.store.archives.unpack import unpack
 from stoker.store.trees import scan_tree
 from tests.lengths import examples
 from tests.unit.store.hostile_archives import (
@@ -159,8 +159,8 @@ def assert_harmless(
     with empty_folder() as here:
         (here / "x").write_bytes(b"mine")
         try:
-            unpacked = unpack(io.BytesIO(bytes(mutable)), str(here / "out"), limits=Limits(total_bytes=1 << 20))
-        except ArchiveFaults:
+            unpacked = unpack(io.BytesIO(bytes(mutable)), str(here / "out"), limits=ArchiveLimits(total_bytes=1 << 20))
+        except InvalidArchive:
             assert sorted(path.name for path in here.iterdir()) == ["x"]
         else:
             assert scan_tree(str(here / "out")) == unpacked.tree

@@ -7,12 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.model.capability import Capability
-from stoker.model.capability_reading import capability_from_dict
-from stoker.model.devices import Answer, Backend, Device, Verdict
-from stoker.model.errors import BadInput
+from stoker.core.capability import Capability, capability_from_dict
+from stoker.core.device import Backend, Device, TriState, TriStateAnswer
+from stoker.core.errors import BadInput
 
-YES = Answer(verdict=Verdict.YES)
+YES = TriStateAnswer(verdict=TriState.YES)
 GOOD = Capability(
     hostname="desk",
     os="linux",

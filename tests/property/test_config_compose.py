@@ -10,22 +10,18 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.config.compose import compose
-from stoker.config.composed import Composed
+from stoker.config.compose import ComposedConfig, TrialFingerprints, compose, identity_fingerprint, to_json, to_yaml
 from stoker.config.config_file import read_config
-from stoker.config.fingerprint import TrialFingerprints, identity_fingerprint
-from stoker.config.located import Located, Source
-from stoker.config.override import parse_overrides
+from stoker.config.interpolation import parse
+from stoker.config.overrides import parse_overrides
+from stoker.config.positions import LocatedValue, SourceFile
 from stoker.config.schema import NOTHING, Schema
 from stoker.config.sweep import points
-from stoker.config.template import parse
 from stoker.config.toml_file import read_toml
-from stoker.config.trees import found, leaf_paths, merged, replaced, with_value, without
-from stoker.config.view import to_json, to_yaml
+from stoker.config.values import found, leaf_paths, merged, replaced, with_value, without
 from stoker.config.yaml_file import read_yaml
-from stoker.model.errors import ConfigFaults
-from stoker.model.faults import Fault
-from stoker.model.json_text import loads
+from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.jsontext import loads
 
 FREE = Schema(leaves={}, is_open=True)
 
@@ -56,7 +52,7 @@ def same(one: Any, other: Any) -> bool:
 
 def read_yaml_text(text: str) -> Any:
     faults: list[Fault] = []
-    tree = read_yaml(Source(name="a.yaml", path="a.yaml", text=text, lines=tuple(text.split("\n"))), faults)
+    tree = read_yaml(SourceFile(name="a.yaml", path="a.yaml", text=text, lines=tuple(text.split("\n"))), faults)
     assert not faults, (text, faults)
     assert tree is not None
     return tree.plain()
@@ -132,7 +128,7 @@ LINES = st.lists(
 def test_whatever_lines_stand_together_every_place_is_one_of_the_file(lines: list[str]) -> None:
     text = "\n".join(lines)
     faults: list[Fault] = []
-    source = Source(name="a.yaml", path="a.yaml", text=text, lines=tuple(text.split("\n")))
+    source = SourceFile(name="a.yaml", path="a.yaml", text=text, lines=tuple(text.split("\n")))
     tree = read_yaml(source, faults)
     assert faults or tree is not None
     for fault in faults:
@@ -144,7 +140,7 @@ def test_whatever_lines_stand_together_every_place_is_one_of_the_file(lines: lis
             assert 1 <= node.line <= len(source.lines) + 1
 
 
-def nodes_in(node: Located) -> list[Located]:
+def nodes_in(node: LocatedValue) -> list[LocatedValue]:
     inner = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
     return [node, *(one for item in inner for one in nodes_in(item))]
 
@@ -174,7 +170,7 @@ TOML_LINES = st.one_of(
 @given(st.lists(TOML_LINES, max_size=6))
 def test_every_place_in_toml_is_where_the_key_and_the_value_stand(lines: list[str]) -> None:
     text = "\n".join(lines)
-    source = Source(name="a.toml", path="a.toml", text=text, lines=tuple(text.split("\n")))
+    source = SourceFile(name="a.toml", path="a.toml", text=text, lines=tuple(text.split("\n")))
     faults: list[Fault] = []
     tree = read_toml(source, faults)
     if tree is None:
@@ -191,7 +187,7 @@ def test_every_place_in_toml_is_where_the_key_and_the_value_stand(lines: list[st
             assert at_value[0] in "\"'"
 
 
-def keyed_nodes(tree: Located) -> list[tuple[str, Located]]:
+def keyed_nodes(tree: LocatedValue) -> list[tuple[str, LocatedValue]]:
     if isinstance(tree.value, dict):
         return [pair for key, node in tree.value.items() for pair in ((key, node), *keyed_nodes(node))]
     return [pair for node in tree.value for pair in keyed_nodes(node)] if isinstance(tree.value, list) else []
@@ -225,7 +221,7 @@ def test_references_always_end_in_values_or_in_faults_that_name_them(values: dic
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.yaml").write_text(to_yaml(values), encoding="utf-8")
         composed = composed_or_faults(folder, [], {"N": "${a}"})
-    if isinstance(composed, ConfigFaults):
+    if isinstance(composed, InvalidConfig):
         assert all(fault.where.startswith("a.yaml:") for fault in composed.faults)
         assert len(composed.faults) <= len(values)
         return
@@ -235,10 +231,10 @@ def test_references_always_end_in_values_or_in_faults_that_name_them(values: dic
             assert composed.values[key] == value
 
 
-def composed_or_faults(folder: str, words: list[str], environment: dict[str, str]) -> Composed | ConfigFaults:
+def composed_or_faults(folder: str, words: list[str], environment: dict[str, str]) -> ComposedConfig | InvalidConfig:
     try:
         return compose(["a.yaml"], parse_overrides(words), FREE, environment, folder)
-    except ConfigFaults as error:
+    except InvalidConfig as error:
         return error
 
 
@@ -306,7 +302,7 @@ def test_whatever_words_stand_together_they_compose_or_are_faults(words: list[st
             Path(folder, group, "two.yaml").write_text("x: 2\ny: ${a}\n")
         Path(folder, "a.yaml").write_text("defaults:\n  - g: two\na: 0\nb: {c: 0}\nl: [1, 2]\n")
         composed = composed_or_faults(folder, words, {})
-        if isinstance(composed, ConfigFaults):
+        if isinstance(composed, InvalidConfig):
             return
         composed.record()
         composed.rows()

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from stoker.config.compose import compose
-from stoker.config.override import parse_overrides
+from stoker.config.overrides import parse_overrides
 from stoker.config.schema import Schema
-from stoker.model.errors import StokerError
+from stoker.core.errors import StokerError
 
 FREE = Schema(leaves={}, is_open=True)
 PAGE = Path(__file__).parents[2] / "docs" / "hydra-differences.md"

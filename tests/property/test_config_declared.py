@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.config.cluster_file import CLUSTER, GPU, NODE, read_cluster
-from stoker.config.cluster_text import render_cluster, write_cluster
+from stoker.cli.check_files import read_declared
+from stoker.config.cluster_file import CLUSTER, GPU, NODE, read_cluster, render_cluster, write_cluster
 from stoker.config.manifest_file import HOST, JOB, MANIFEST, read_manifest
-from stoker.config.recognising import read_declared
-from stoker.model.devices import MemoryType
-from stoker.model.errors import Faults
-from stoker.model.nodes import Cluster, Gpu, Node, NodeTransport
+from stoker.core.device import MemoryType
+from stoker.core.errors import InvalidInput
+from stoker.core.machine import Cluster, Gpu, Node, NodeTransport
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 HOSTS = st.one_of(NAMES, st.ip_addresses().map(str)).filter(lambda host: not host.startswith("_"))
@@ -127,10 +126,10 @@ def _read_all(name: str, path: Path) -> None:
             assert len(fault.shown.splitlines()) in (0, 2)
 
 
-def _error_of(read: Callable[[str, str], object], name: str, path: Path) -> Faults | None:
+def _error_of(read: Callable[[str, str], object], name: str, path: Path) -> InvalidInput | None:
     try:
         read(name, str(path))
-    except Faults as error:
+    except InvalidInput as error:
         return error
     return None
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.config.axis import Axis, Choice
-from stoker.config.override import parse_override, read_overrides
+from stoker.config.overrides import parse_override, read_overrides
+from stoker.config.sweep import Axis, AxisValue
 from stoker.config.value_grammar import Unreadable, read_value, split_items, split_pairs
 from stoker.config.values import same, text_of
-from stoker.model.encoding import encode
+from stoker.core.digests import encode
 
 bounded = settings(max_examples=120, deadline=None)
 
@@ -81,7 +81,7 @@ def test_the_text_of_a_choice_is_what_its_value_was_read_from(text: str) -> None
         assert same(read_value(found.text).value, found.value)
 
 
-def read_or_refuse(text: str) -> Choice | Unreadable:
+def read_or_refuse(text: str) -> AxisValue | Unreadable:
     try:
         return read_value(text)
     except Unreadable as error:

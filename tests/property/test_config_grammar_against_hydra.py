@@ -14,21 +14,26 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stoker.config.axis import Axis
-from stoker.config.override import Kind, parse_override, read_overrides
+from stoker.config.overrides import OverrideKind, parse_override, read_overrides
+from stoker.config.sweep import Axis
 from stoker.config.values import scalar
-from stoker.model.errors import ConfigFaults
+from stoker.core.errors import InvalidConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "hydra-differences.md"
 REFUSED = "refused"
 MOST_LISTED = 50
-KINDS = {"CHANGE": Kind.CHANGE, "ADD": Kind.ADD, "FORCE_ADD": Kind.FORCE, "DEL": Kind.DELETE}
+KINDS = {
+    "CHANGE": OverrideKind.CHANGE,
+    "ADD": OverrideKind.ADD,
+    "FORCE_ADD": OverrideKind.FORCE,
+    "DEL": OverrideKind.DELETE,
+}
 
 
 class Reading(NamedTuple):
     """What a word means: the value is a list for an axis."""
 
-    kind: Kind
+    kind: OverrideKind
     key: str
     joint: str
     """` = `, ` over `, or nothing for a deletion without a value."""
@@ -72,7 +77,7 @@ def stoker(word: str) -> Reading | None:
     """Our reading of a word; nothing if we refuse it."""
     try:
         found = parse_override(word)
-    except ConfigFaults:
+    except InvalidConfig:
         return None
     key = found.path if found.package is None else f"{found.path}@{found.package}"
     if isinstance(found.value, Axis):
@@ -165,7 +170,9 @@ CHANGED: dict[str, Callable[[str, Reading, Reading], bool]] = {
     "exact-ranges": lambda word, theirs, ours: (
         re.match(r"[^=]*=[ \t]*range[ \t]*\(", word) is not None and close(theirs, ours)
     ),
-    "list-edits": lambda word, theirs, ours: str(ours) == str(Reading(Kind.REMOVE, theirs.key[:-1], *theirs[2:])),
+    "list-edits": lambda word, theirs, ours: (
+        str(ours) == str(Reading(OverrideKind.REMOVE, theirs.key[:-1], *theirs[2:]))
+    ),
 }
 # What may make us read a word that Hydra refuses; each looks at the word without what stands in quotes.
 OURS_ONLY: dict[str, Callable[[str], bool]] = {

@@ -8,9 +8,21 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.config.axis import Axis, Choice, Listed
-from stoker.config.spacing import spaced
-from stoker.config.sweep import Concat, Exclude, Product, Sample, Sweep, Zip, paths_of, points, size
+from stoker.config.sweep import (
+    Axis,
+    AxisValue,
+    Concat,
+    Exclude,
+    ListedAxisValues,
+    Sweep,
+    SweepProduct,
+    SweepSample,
+    Zip,
+    paths_of,
+    points,
+    size,
+)
+from stoker.config.sweep_ranges import spaced
 from stoker.config.values import same
 
 bounded = settings(max_examples=100, deadline=None)
@@ -26,7 +38,7 @@ def axes(draw: st.DrawFn, path: str, count: int | None = None) -> Axis:
         step = draw(st.sampled_from([1, 2, -1, -3]))
         return Axis(path=path, choices=spaced("range", ["1", str(1 + length * step), str(step)]))
     items = draw(st.lists(VALUES, min_size=count or 1, max_size=count or 4))
-    return Axis(path=path, choices=Listed(tuple(Choice(str(item), item) for item in items)))
+    return Axis(path=path, choices=ListedAxisValues(tuple(AxisValue(str(item), item) for item in items)))
 
 
 @st.composite
@@ -42,13 +54,13 @@ def sweeps(draw: st.DrawFn, depth: int = 2, prefix: str = "p") -> Sweep:
             return Zip(tuple(draw(axes(f"{prefix}z{index}", count)) for index in range(draw(st.integers(1, 3)))))
         case "product":
             parts = draw(st.integers(0, 3))
-            return Product(tuple(draw(sweeps(depth - 1, f"{prefix}{index}")) for index in range(parts)))
+            return SweepProduct(tuple(draw(sweeps(depth - 1, f"{prefix}{index}")) for index in range(parts)))
         case "concat":
             # The same paths may come up in several parts.
             return Concat(tuple(draw(sweeps(depth - 1, f"{prefix}{draw(st.integers(0, 1))}")) for _ in range(2)))
     of = draw(sweeps(depth - 1, prefix))
     if kind == "sample":
-        return Sample(of=of, count=draw(st.integers(1, 6)), seed=draw(st.integers(0, 3)))
+        return SweepSample(of=of, count=draw(st.integers(1, 6)), seed=draw(st.integers(0, 3)))
     known = st.sampled_from([*paths_of(of), "other"])
     conditions = draw(st.lists(st.dictionaries(known, VALUES, min_size=1, max_size=2), max_size=4))
     return Exclude(of=of, conditions=tuple(conditions))
@@ -62,13 +74,13 @@ def expected(sweep: Sweep) -> list[Row]:
         case Zip():
             rows = zip(*(expected(axis) for axis in sweep.parts), strict=True)
             return [sum(row, ()) for row in rows]
-        case Product():
+        case SweepProduct():
             return [sum(row, ()) for row in product(*map(expected, sweep.parts))]
         case Concat():
             return [row for part in sweep.parts for row in expected(part)]
         case Exclude():
             return [row for row in expected(sweep.of) if not any(agrees(dict(row), one) for one in sweep.conditions)]
-        case Sample():
+        case SweepSample():
             return walked(sweep)
 
 
@@ -93,7 +105,7 @@ def test_points_are_those_of_nested_loops_and_are_counted_without_them(sweep: Sw
 def test_a_sample_is_a_part_of_the_sweep_in_its_order(sweep: Sweep, count: int, seed: int) -> None:
     everything, found = (
         map(repr, walked(sweep)),
-        [repr(row) for row in walked(Sample(of=sweep, count=count, seed=seed))],
+        [repr(row) for row in walked(SweepSample(of=sweep, count=count, seed=seed))],
     )
     assert len(found) == min(count, size(sweep))
     # Each is found in what is left after the one before it.

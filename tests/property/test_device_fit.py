@@ -7,27 +7,32 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.ledger.asking import Ask, Candidate
-from stoker.hardware.ledger.deciding import Books, Grant, decide
-from stoker.hardware.ledger.entries import Entry, Share
-from stoker.hardware.ledger.room import charges_on, left_for, total_of
-from stoker.hardware.ledger.state import DeviceState, Holder
-from stoker.model.clock import FakeClock
-from stoker.model.devices import MIB, MemoryType
-from stoker.model.frozen import changed
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB, Needs
-from stoker.plan.device.held_base import held_base
-from stoker.plan.device.ledger_gate import LedgerGate
+from stoker.core.clock import FakeClock
+from stoker.core.device import GIB, MIB, MemoryType, Needs
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
+from stoker.devices.ledger.entries import Reservation, ReservationShare
+from stoker.devices.ledger.ledger_rules import (
+    DeviceAssignment,
+    LedgerDecisionInputs,
+    charges_on,
+    decide,
+    left_for,
+    total_of,
+)
+from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
+from stoker.devices.ledger.types import CandidateDevice, DeviceRequest
+from stoker.engine.device_gate import held_base
+from stoker.engine.ledger_gate import LedgerGate
+from stoker.protocol.lease_messages import Grant as Granted
 from stoker.scheduler.fit import Placement, choose
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, Sharing
-from stoker.scheduler.shapes import Shape, shape_of
-from stoker.wire.leasing import Grant as Granted
-from stoker.worker.keeper.machine import room_for
+from stoker.scheduler.shapes import PlacementShape, shape_of
+from stoker.worker.machine_checks import room_for
 from tests.lengths import examples
-from tests.unit.hardware.ledger.lab import someone
-from tests.unit.plan.lab import card
+from tests.unit.devices.ledger.lab import someone
+from tests.unit.engine.lab import card
 
 BASES = {"llama": 4 * GIB, "qwen": 1000 * MIB}
 USABLE = (20879 * MIB, 4915 * MIB, 14745 * MIB)
@@ -48,7 +53,7 @@ class Job(NamedTuple):
     def requirements(self) -> Requirements:
         base_bytes = BASES.get(self.base, 0)
         return Requirements(
-            wish=Wish.REQUIRE,
+            wish=DevicePreference.REQUIRE,
             vram_bytes=self.vram_bytes + base_bytes,
             ram_bytes=0,
             may_share=self.may_share,
@@ -68,7 +73,7 @@ steps = st.lists(
     max_size=12,
 )
 devices = st.builds(
-    Candidate,
+    CandidateDevice,
     uuid=st.just("GPU-a"),
     total_bytes=st.sampled_from([24564 * MIB, 8192 * MIB]),
     memory_type=st.sampled_from(MemoryType),
@@ -80,7 +85,7 @@ devices = st.builds(
 class Both:
     """One device as the scheduler has it and as the ledger has it."""
 
-    def __init__(self, device: Candidate) -> None:
+    def __init__(self, device: CandidateDevice) -> None:
         self.device = device
         offered = DeviceOffer(
             uuid=device.uuid,
@@ -93,15 +98,15 @@ class Both:
             slots=device.slots or None,
         )
         self.node = NodeUsage(NodeOffer(node="a", devices=(offered,), slots=99), 0)
-        self.placed: list[tuple[Shape, Placement]] = []
-        self.books = Books()
+        self.placed: list[tuple[PlacementShape, Placement]] = []
+        self.books = LedgerDecisionInputs()
 
-    def place(self, asked: Requirements) -> tuple[Shape, Placement | None]:
-        shape = shape_of(WantedJob(name="", requirements=asked))
+    def place(self, asked: Requirements) -> tuple[PlacementShape, Placement | None]:
+        shape = shape_of(SchedulableJob(name="", requirements=asked))
         return shape, choose(shape, self.node)
 
-    def ask(self, asked: Requirements) -> Ask:
-        return Ask(
+    def ask(self, asked: Requirements) -> DeviceRequest:
+        return DeviceRequest(
             job="",
             devices=(self.device,),
             vram_bytes=asked.vram_bytes,
@@ -110,13 +115,13 @@ class Both:
             base_bytes=asked.base_bytes,
         )
 
-    def take(self, shape: Shape, placement: Placement, ask: Ask) -> None:
+    def take(self, shape: PlacementShape, placement: Placement, ask: DeviceRequest) -> None:
         self.node.take(shape, placement)
         self.placed.append((shape, placement))
         self.books = changed(self.books, entries=(*self.books.entries, self._entry(ask)))
 
-    def _entry(self, ask: Ask) -> Entry:
-        share = Share(
+    def _entry(self, ask: DeviceRequest) -> Reservation:
+        share = ReservationShare(
             uuid=self.device.uuid,
             promised_bytes=ask.vram_bytes,
             total_bytes=self.device.total_bytes,
@@ -124,7 +129,7 @@ class Both:
             is_exclusive=not ask.shares(self.device),
         )
         times: dict[str, Any] = {"since_s": 0.0, "since_wall_s": 0.0, "lease_s": 90.0, "lease_until_s": 90.0}
-        return Entry(
+        return Reservation(
             id="", job="", owner=someone(7), shares=(share,), base=ask.base, base_bytes=ask.base_bytes, **times
         )
 
@@ -156,7 +161,7 @@ class Both:
         return total_of(charges_on(self.device.uuid, self.books.entries))
 
 
-def walk(device: Candidate, said: list[Any], come: Any) -> None:
+def walk(device: CandidateDevice, said: list[Any], come: Any) -> None:
     both = Both(device)
     for step in said:
         if isinstance(step, Job):
@@ -173,7 +178,7 @@ def agree(both: Both, asked: Requirements) -> None:
     shape, placement = both.place(asked)
     ask = both.ask(asked)
     answer = decide(ask, both.books)
-    assert (placement is not None) is isinstance(answer, Grant), answer
+    assert (placement is not None) is isinstance(answer, DeviceAssignment), answer
     if placement is not None:
         assert placement.devices[0].is_shared is ask.shares(both.device)
         both.take(shape, placement, ask)
@@ -183,7 +188,9 @@ def agree(both: Both, asked: Requirements) -> None:
 
 @settings(max_examples=examples(150, 2000), deadline=None)
 @given(devices, steps)
-def test_the_scheduler_and_the_ledger_agree_about_every_job_on_a_device(device: Candidate, said: list[Any]) -> None:
+def test_the_scheduler_and_the_ledger_agree_about_every_job_on_a_device(
+    device: CandidateDevice, said: list[Any]
+) -> None:
     walk(device, said, agree)
 
 
@@ -218,13 +225,13 @@ def look_again(both: Both, asked: Requirements) -> None:
     ask = room_for(grant, (changed(both.device, shares=False, slots=0),))
     assert ask.shares(both.device) is grant.is_shared
     answer = decide(ask, both.books)
-    assert isinstance(answer, Grant), answer
+    assert isinstance(answer, DeviceAssignment), answer
     both.take(shape, placement, ask)
 
 
 @settings(max_examples=examples(150, 2000), deadline=None)
 @given(devices, steps)
-def test_what_the_scheduler_grants_is_not_declined_at_the_second_look(device: Candidate, said: list[Any]) -> None:
+def test_what_the_scheduler_grants_is_not_declined_at_the_second_look(device: CandidateDevice, said: list[Any]) -> None:
     walk(device, said, look_again)
 
 
@@ -259,8 +266,10 @@ def test_a_run_is_refused_at_once_exactly_if_an_empty_machine_never_fits_it(
         )
         for one in here
     )
-    wants = Requirements(wish=Wish.REQUIRE, vram_bytes=vram_bytes, device_count=count, ram_bytes=0, may_share=may_share)
-    shape = shape_of(WantedJob(name="", requirements=wants))
+    wants = Requirements(
+        wish=DevicePreference.REQUIRE, vram_bytes=vram_bytes, device_count=count, ram_bytes=0, may_share=may_share
+    )
+    shape = shape_of(SchedulableJob(name="", requirements=wants))
     fits = choose(shape, NodeOffer(node="a", devices=offers, slots=9)) is not None
     needs = Needs(gpu=count, vram_gib=vram_bytes / GIB, shares=may_share)
     assert (gate.never(needs) == "") is fits
@@ -268,7 +277,7 @@ def test_a_run_is_refused_at_once_exactly_if_an_empty_machine_never_fits_it(
 
 @settings(max_examples=examples(150, 2000), deadline=None)
 @given(devices, steps)
-def test_the_room_that_is_shown_of_a_device_is_what_can_be_had_of_it(device: Candidate, said: list[Any]) -> None:
+def test_the_room_that_is_shown_of_a_device_is_what_can_be_had_of_it(device: CandidateDevice, said: list[Any]) -> None:
     device = changed(device, slots=0)
     shown: list[Both] = []
 
@@ -281,15 +290,17 @@ def test_the_room_that_is_shown_of_a_device_is_what_can_be_had_of_it(device: Can
         entries = both.books.entries
         state = DeviceState(
             device=device,
-            holders=tuple(Holder(entry=entry, share=entry.shares[0], held_s=0.0, is_late=False) for entry in entries),
+            holders=tuple(
+                DeviceHolder(entry=entry, share=entry.shares[0], held_s=0.0, is_late=False) for entry in entries
+            ),
             reserved_bytes=both.charged_bytes,
             free_bytes=both.books.free_bytes.get(device.uuid),
             taken_bytes=both.books.taken_bytes.get(device.uuid, 0),
         )
 
         def can_have(size_bytes: int, both: Both = both) -> bool:
-            ask = Ask(job="", devices=(device,), vram_bytes=size_bytes, may_share=True)
-            return ask.shares(device) and isinstance(decide(ask, both.books), Grant)
+            ask = DeviceRequest(job="", devices=(device,), vram_bytes=size_bytes, may_share=True)
+            return ask.shares(device) and isinstance(decide(ask, both.books), DeviceAssignment)
 
         assert not state.room_bytes or can_have(state.room_bytes)
         assert not can_have(state.room_bytes + 1)

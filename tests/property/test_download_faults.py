@@ -29,9 +29,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.model.frozen import changed
-from stoker.store.download.patience import Patience
-from stoker.store.download.sidecar import Sidecar, dump_sidecar, load_sidecar
+from stoker.core.frozen import changed
+from stoker.transfer.download.partial import Sidecar, dump_sidecar, load_sidecar
+from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import NAME, Lab, open_lab, random_bytes
 from tests.fault.download_parent import Downloads
 from tests.servers import habits as bad
@@ -187,7 +187,7 @@ class DownloadMachine(RuleBasedStateMachine):
         wanted = wanted or self.published[-1]
         self.lab.server.become(habit or one_after_another(drawn))
         code = self.lab.code(
-            wanted if self.has_digest else None, patience=Patience(attempts=attempts), force=not self.has_digest
+            wanted if self.has_digest else None, patience=DownloadTimeouts(attempts=attempts), force=not self.has_digest
         )
         assert code in ENDS
         if code == 0:

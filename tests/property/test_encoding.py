@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stoker.model.encoding import encode
+from stoker.core.digests import encode
 
 # Values that careless encodings confuse, kept few so that two draws often meet.
 CONFUSABLE = st.sampled_from(

@@ -7,11 +7,10 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.estimate.allocator import MIB, Allocator, Block
-from stoker.hardware.estimate.families import families, read_shape
-from stoker.hardware.estimate.shape import ModelShape
-from stoker.hardware.estimate.terms import estimate
-from stoker.hardware.estimate.training import Attention, Method, Optimiser, Training, Width
+from stoker.devices.estimate.model_shapes import ModelShape, families, read_shape
+from stoker.devices.estimate.tape import MIB, AllocatorBlock, CachingAllocator
+from stoker.devices.estimate.terms import estimate
+from stoker.devices.estimate.training_setup import Attention, Method, Optimiser, TrainingSpec, Width
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40 * MIB)), max_size=80)
 
@@ -32,9 +31,9 @@ def shapes(draw) -> ModelShape:
 
 
 @st.composite
-def trainings(draw) -> Training:
+def trainings(draw) -> TrainingSpec:
     dtype = draw(st.sampled_from(Width))
-    return Training(
+    return TrainingSpec(
         shape=draw(shapes()),
         method=draw(st.sampled_from(Method)),
         rank=draw(st.integers(1, 64)),
@@ -74,8 +73,8 @@ def test_a_training_has_one_estimate(training):
 
 @given(st.booleans(), STEPS)
 def test_blocks_never_overlap_and_nothing_is_lost(is_expandable, steps):
-    allocator = Allocator(is_expandable=is_expandable)
-    held: list[tuple[Block, int]] = []
+    allocator = CachingAllocator(is_expandable=is_expandable)
+    held: list[tuple[AllocatorBlock, int]] = []
     for takes, size in steps:
         if takes or not held:
             block = allocator.take(size)

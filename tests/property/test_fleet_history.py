@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.history import check_job
-from stoker.model.leases import Budgets
+from stoker.coordinator.database.history import check_job
+from stoker.core.leases import Budgets
 from tests.unit.coordinator.histories import SHA, SIZE, Life
 
 PLENTY = Budgets(user=100, lost=100, poisoned=100)

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.gang import meeting_lines as lines
-from stoker.gang.meeting import Cause, HostPart, Verdict
-from stoker.gang.meeting_lines import BadLine
+from stoker.gang import rendezvous as lines
+from stoker.gang.rendezvous import BadLine
+from stoker.gang.rendezvous_types import HostFailure, HostPart, RendezvousOutcome
 
 KEYS = st.sampled_from(
     ["kind", "name", "ranks", "devices", "hosts", "cause", "collateral", "facts", "missing", "rank", "text", "after_s",
@@ -48,14 +48,14 @@ def test_a_cause_arrives_as_it_was_meant_but_for_what_is_too_long(
     message: str, host: str, missing: list[str], echo: bool, trace: str
 ) -> None:
     facts = {"rank": 3, "device": "device 0", "phase": "COMM", "how": "raised", "type": "ValueError", "text": message}
-    cause = Cause(
+    cause = HostFailure(
         host=host,
         message=message,
         is_echo=echo,
         missing=tuple(missing),
         facts={**facts, "exit": None, "after_s": 0.5, "traceback": trace},
     )
-    data = lines.write_over(Verdict(cause=cause, collateral=(cause,) * 20), 1)
+    data = lines.write_over(RendezvousOutcome(cause=cause, collateral=(cause,) * 20), 1)
     assert data.count(b"\n") == 1
     assert len(data) <= lines.MOST_LINE_BYTES
     verdict = lines.read_verdict(lines.read(data))
@@ -68,8 +68,8 @@ def test_a_cause_arrives_as_it_was_meant_but_for_what_is_too_long(
 def test_the_longest_of_all_verdicts_still_is_one_line() -> None:
     long = "\U0001f525" * 20_000
     words = dict.fromkeys(("device", "phase", "how", "type", "text", "exit", "traceback"), long)
-    cause = Cause(host="h" * 64, message=long, code="x", hint=long, facts={**words, "rank": 1, "after_s": 1.0})
-    data = lines.write_over(Verdict(cause=cause, collateral=(cause,) * 300), 1)
+    cause = HostFailure(host="h" * 64, message=long, code="x", hint=long, facts={**words, "rank": 1, "after_s": 1.0})
+    data = lines.write_over(RendezvousOutcome(cause=cause, collateral=(cause,) * 300), 1)
     assert len(data) <= lines.MOST_LINE_BYTES
     assert lines.read_verdict(lines.read(data)).cause.facts["rank"] == 1
 

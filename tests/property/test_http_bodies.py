@@ -12,11 +12,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.host.http.body import body
-from stoker.host.http.cord import Cord
-from stoker.host.http.failures import Ended, Malformed
-from stoker.host.http.framing import Framing
-from stoker.host.http.wire import Wire
+from stoker.host.http.body import Framing, body
+from stoker.host.http.http_errors import Ended, Malformed
+from stoker.host.http.streams import CancelHandle, Wire
 
 CHUNKED = Framing(is_chunked=True)
 bodies = st.lists(st.binary(min_size=1, max_size=300), max_size=8)
@@ -41,7 +39,7 @@ def _received(sent: bytes, cuts: list[int], frame: Framing, piece_bytes: int) ->
     got = b""
     try:
         with closing(Wire(near, near.dup())) as wire:
-            wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+            wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
             wire.expect_body(5)
             found = body(wire, frame)
             while piece := found.read(piece_bytes):

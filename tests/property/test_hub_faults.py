@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.model.frozen import changed
-from stoker.store.hub.repository import Order, fetch_repository, first_cause
+from stoker.core.frozen import changed
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
 from tests.lengths import examples
 from tests.servers.hub import Answer, Asked, Served
 from tests.unit.store.real_hubs import FILES, REPO, Scene, content, path_of, scenes
@@ -53,7 +53,7 @@ def test_whatever_a_hub_answers_a_name_stands_for_the_right_bytes_or_is_not_ther
         hub = scene.hub()
         hub.patience = changed(hub.patience, attempts=1)
         revision = hub.resolve(REPO)
-        order = Order(repo=REPO, revision=revision, files=hub.files(REPO, revision.commit), workers=workers)
+        order = RepoRequest(repo=REPO, revision=revision, files=hub.files(REPO, revision.commit), workers=workers)
         left = iter(faults)
 
         def tamper(asked: Asked, answer: Answer) -> Answer:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stoker.worker.submitting.ignore_patterns import IgnorePatterns
+from stoker.jobs.pack.ignore import IgnorePatterns
 
 NAMES = ("a", "b", "ab", "a.log", "[x]", "!b", "#c", "a b", "-", "é", "a]")
 FILES = tuple(

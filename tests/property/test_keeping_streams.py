@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.keeping.attempts import AttemptFiles
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.host.log_file import LogFile
-from stoker.model.clock import FakeClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import Refused
-from stoker.model.fleet_errors import NoCoordinator
-from stoker.model.leases import Token
-from stoker.worker.shipping.mirror import Mirror, MirrorSettings
+from stoker.coordinator.storage.attempt_files import AttemptFiles
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import FakeClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import NoCoordinator, Refused
+from stoker.core.leases import AttemptToken
+from stoker.host.writers import LogFile
+from stoker.transfer.mirror import AttemptFolderSync, AttemptFolderSyncSettings
 from tests.fakes.fleet_line import KeptLine
 
 JOB = digest_bytes(b"a job")
-TOKEN = Token(job=JOB, attempt=1, epoch=1, generation=1)
+TOKEN = AttemptToken(job=JOB, attempt=1, epoch=1, generation=1)
 TEXT = bytes(range(256)) * 2
 # Not the disk is tested here.
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -87,7 +86,7 @@ class World:
             (self.folder / name).mkdir(parents=True)
         self.fleet = top / "fleet"
         self.clock = FakeClock()
-        self.line = KeptLine(LocalKeeping(str(self.fleet), self.clock))
+        self.line = KeptLine(LocalCoordinatorStorage(str(self.fleet), self.clock))
         self.written: dict[str, bytes] = {}
         self.logs: dict[str, LogFile] = {}
         self.turn_over = turn_over
@@ -155,8 +154,10 @@ class World:
                 os.truncate(path, kept.size_bytes // 2)
 
     def _restart(self) -> None:
-        self.line.keeping = LocalKeeping(str(self.fleet), self.clock)
+        self.line.keeping = LocalCoordinatorStorage(str(self.fleet), self.clock)
 
-    def _mirror(self) -> Mirror:
-        settings = MirrorSettings(piece_bytes=16, pieces_in_turn=2, open_files=1, longest_pause_s=0.001)
-        return Mirror(str(self.folder), TOKEN, self.line, clock=self.clock, settings=settings, chance=lambda: 0.0)
+    def _mirror(self) -> AttemptFolderSync:
+        settings = AttemptFolderSyncSettings(piece_bytes=16, pieces_in_turn=2, open_files=1, longest_pause_s=0.001)
+        return AttemptFolderSync(
+            str(self.folder), TOKEN, self.line, clock=self.clock, settings=settings, chance=lambda: 0.0
+        )

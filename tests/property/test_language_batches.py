@@ -16,9 +16,9 @@ from stoker.cookbooks.language.data.batches import (  # noqa: E402 - numpy may b
     MemberRows,
     Position,
     evaluation_rows,
+    pack,
 )
 from stoker.cookbooks.language.data.examples import ExampleFacts, ExampleSet  # noqa: E402
-from stoker.cookbooks.language.data.packing import pack  # noqa: E402
 
 WIDEST = 24
 PAD = 9999

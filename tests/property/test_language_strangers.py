@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.authoring import StageInputError
 from stoker.cookbooks.language.bundled import base_files
-from stoker.cookbooks.language.data.reading import Layout, LineFaults, read_lines
-from stoker.cookbooks.language.safetensors_header import DamagedHeader, pinch, read_header
-from stoker.plan.authoring import StageInputError
+from stoker.cookbooks.language.data.reading import InvalidLines, Layout, read_lines
+from stoker.cookbooks.language.safetensors import DamagedHeader, pinch, read_header
 
 _KEYS = st.sampled_from(["text", "prompt", "completion", "messages", "role", "content", "type", "assistant", "x"])
 _VALUES = st.recursive(
@@ -34,7 +34,7 @@ def place(tmp_path_factory) -> Path:
 def test_any_data_file_gives_examples_and_faults_of_its_own_lines(place, lines, layout: Layout):
     content = b"\n".join(lines)
     place.write_bytes(content)
-    faults = LineFaults("file")
+    faults = InvalidLines("file")
     try:
         found = list(read_lines(place, layout, faults))
         faults.refuse()

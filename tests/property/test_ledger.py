@@ -14,16 +14,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from stoker.hardware.ledger.answers import Held, NeverFits, NoRoomNow
-from stoker.hardware.ledger.asking import Ask, Candidate
-from stoker.hardware.ledger.line import Place
+from stoker.core.device import GIB
+from stoker.devices.ledger.ledger import QueuedRequest
+from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, DevicesBusy, HeldReservation, NeverFits
 from stoker.host.identity import Liveness, ProcessIdentity
-from stoker.model.resources import GIB
 from tests.lengths import examples
-from tests.unit.hardware.ledger.lab import Lab, someone
+from tests.unit.devices.ledger.lab import Lab, someone
 
 DEVICES = tuple(
-    Candidate(uuid=f"GPU-{name}", total_bytes=total * GIB) for name, total in (("a", 20), ("b", 20), ("c", 10))
+    CandidateDevice(uuid=f"GPU-{name}", total_bytes=total * GIB) for name, total in (("a", 20), ("b", 20), ("c", 10))
 )
 USABLE = {device.uuid: device.total_bytes * 85 // 100 // 2**20 * 2**20 for device in DEVICES}
 TOTAL = {device.uuid: device.total_bytes for device in DEVICES}
@@ -31,7 +30,7 @@ LEASE_S = 90.0
 SEEN_S = 30.0
 
 asks = st.builds(
-    lambda uuids, size, count, share, base: Ask(
+    lambda uuids, size, count, share, base: DeviceRequest(
         job="job",
         devices=tuple(device for device in DEVICES if device.uuid[-1] in uuids),
         count=count,
@@ -77,13 +76,13 @@ class Model:
                 return False
         return True
 
-    def can_ever(self, ask: Ask, uuid: str) -> bool:
+    def can_ever(self, ask: DeviceRequest, uuid: str) -> bool:
         return ask.vram_bytes <= TOTAL[uuid]
 
-    def shares(self, ask: Ask, uuid: str) -> bool:
+    def shares(self, ask: DeviceRequest, uuid: str) -> bool:
         return ask.may_share and 0 < ask.vram_bytes <= USABLE[uuid]
 
-    def fits(self, ask: Ask, uuid: str, before: int | None, now_s: float) -> bool:
+    def fits(self, ask: DeviceRequest, uuid: str, before: int | None, now_s: float) -> bool:
         for number, ticket in self.line.items():
             is_ahead = before is None or number < before
             if is_ahead and uuid in ticket["uuids"] and now_s < ticket["seen_s"] + SEEN_S:
@@ -94,12 +93,12 @@ class Model:
         wanted = {"uuids": (uuid,), "size": ask.vram_bytes, "base": ask.base_bytes, "measured": {}}
         return not self.shares(ask, uuid) or self.charged(uuid, wanted) <= USABLE[uuid]
 
-    def expects(self, ask: Ask, before: int | None, now_s: float) -> type:
+    def expects(self, ask: DeviceRequest, before: int | None, now_s: float) -> type:
         could = [device.uuid for device in ask.devices if self.can_ever(ask, device.uuid)]
         if len(could) < ask.count:
             return NeverFits
         fitting = [uuid for uuid in could if self.fits(ask, uuid, before, now_s)]
-        return Held if len(fitting) >= ask.count else NoRoomNow
+        return HeldReservation if len(fitting) >= ask.count else DevicesBusy
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -127,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.lab.says[identity] = Liveness.ALIVE if is_seen else Liveness.UNKNOWN
         return identity
 
-    def remember(self, held: Held, ask: Ask, owner: ProcessIdentity) -> None:
+    def remember(self, held: HeldReservation, ask: DeviceRequest, owner: ProcessIdentity) -> None:
         assert len(held.uuids) == ask.count
         self.model.holds[held.id] = {
             "uuids": held.uuids,
@@ -149,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.model.late[key] = one
 
     @rule(target=rooms, ask=asks, is_seen=st.booleans())
-    def reserve(self, ask: Ask, is_seen: bool) -> Any:
+    def reserve(self, ask: DeviceRequest, is_seen: bool) -> Any:
         owner = self.owner(is_seen=is_seen)
         self.forget_the_gone()
         expected = self.model.expects(ask, None, self.now_s)
@@ -157,19 +156,19 @@ class LedgerMachine(RuleBasedStateMachine):
             self.lab.another().reserve(_for(ask, owner)) if self.pid % 2 else self.lab.ledger.reserve(_for(ask, owner))
         )
         assert type(answer) is expected, answer
-        if not isinstance(answer, Held):
+        if not isinstance(answer, HeldReservation):
             return multiple()
         self.remember(answer, ask, owner)
         return answer
 
     @rule(room=consumes(rooms))
-    def release(self, room: Held) -> None:
+    def release(self, room: HeldReservation) -> None:
         self.lab.ledger.release(room)
         self.model.holds.pop(room.id, None)
         self.model.late.pop(room.id, None)
 
     @rule(room=rooms)
-    def renew(self, room: Held) -> None:
+    def renew(self, room: HeldReservation) -> None:
         self.forget_the_gone()
         # Only who holds it can renew it: what another ledger took is not this one's.
         was_ours = self.is_ours(room)
@@ -186,7 +185,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.model.holds[room.id] = {**late, "renewed_s": self.now_s}
 
     @rule(room=rooms, is_seen=st.booleans())
-    def hand_over(self, room: Held, is_seen: bool) -> None:
+    def hand_over(self, room: HeldReservation, is_seen: bool) -> None:
         self.forget_the_gone()
         if self.is_ours(room) and room.id in self.model.holds:
             child = self.owner(is_seen=is_seen)
@@ -194,7 +193,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.model.holds[room.id] |= {"owner": child, "renewed_s": self.now_s}
 
     @rule(room=rooms, size=st.integers(0, 12))
-    def measure(self, room: Held, size: int) -> None:
+    def measure(self, room: HeldReservation, size: int) -> None:
         self.forget_the_gone()
         if self.is_ours(room) and room.id in self.model.holds:
             uuid = room.uuids[0]
@@ -204,19 +203,19 @@ class LedgerMachine(RuleBasedStateMachine):
             known["renewed_s"] = self.now_s
 
     @rule(room=consumes(rooms))
-    def kill(self, room: Held) -> None:
+    def kill(self, room: HeldReservation) -> None:
         self.forget_the_gone()
         if room.id in self.model.holds:
             self.lab.says[self.model.holds[room.id]["owner"]] = Liveness.GONE
 
     @rule(target=places, ask=asks)
-    def line_up(self, ask: Ask) -> Any:
+    def line_up(self, ask: DeviceRequest) -> Any:
         owner = self.owner(is_seen=True)
         place = self.lab.place(_for(ask, owner))
         return (place, owner)
 
     @rule(target=rooms, waiting=places)
-    def look(self, waiting: tuple[Place, ProcessIdentity]) -> Any:
+    def look(self, waiting: tuple[QueuedRequest, ProcessIdentity]) -> Any:
         place, owner = waiting
         self.forget_the_gone()
         if place in getattr(self, "served", set()):
@@ -225,7 +224,7 @@ class LedgerMachine(RuleBasedStateMachine):
         expected = self.model.expects(place.ask, number, self.now_s)
         answer = place.look()
         assert type(answer) is expected, answer
-        if isinstance(answer, NoRoomNow):
+        if isinstance(answer, DevicesBusy):
             assert answer.number is not None
             uuids = [one.uuid for one in place.ask.devices if self.model.can_ever(place.ask, one.uuid)]
             known = self.model.line.setdefault(answer.number, {"place": place, "uuids": uuids, "seen_s": self.now_s})
@@ -240,7 +239,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return answer
 
     @rule(waiting=consumes(places))
-    def leave(self, waiting: tuple[Place, ProcessIdentity]) -> None:
+    def leave(self, waiting: tuple[QueuedRequest, ProcessIdentity]) -> None:
         waiting[0].leave()
         self.model.line = {number: one for number, one in self.model.line.items() if one["place"] is not waiting[0]}
 
@@ -265,12 +264,12 @@ class LedgerMachine(RuleBasedStateMachine):
             assert device.reserved_bytes == self.model.charged(device.device.uuid)
         assert [one.ticket.number for one in state.waiting] == sorted(self.model.line)
 
-    def is_ours(self, room: Held) -> bool:
+    def is_ours(self, room: HeldReservation) -> bool:
         return room.id in self.lab.ledger._ours
 
 
-def _for(ask: Ask, owner: ProcessIdentity) -> Ask:
-    from stoker.model.frozen import changed
+def _for(ask: DeviceRequest, owner: ProcessIdentity) -> DeviceRequest:
+    from stoker.core.frozen import changed
 
     return changed(ask, owner=owner)
 

@@ -12,33 +12,31 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from stoker.coordinator.matching.joining import join
-from stoker.model.capability import Capability
-from stoker.model.devices import Answer, Backend, Device, MemoryType, Verdict
-from stoker.model.frozen import changed
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.decisions import Grant, Hold, HoldReason, Why
+from stoker.coordinator.explain.joined_machines import join
+from stoker.core.capability import Capability
+from stoker.core.device import GIB, Backend, Device, MemoryType, TriState, TriStateAnswer
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.decisions import HoldDecision, HoldReason, StartDecision, StartReason
 from stoker.scheduler.fit import choose
-from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase
-from stoker.scheduler.ready_queue import Head
+from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
-from stoker.scheduler.shapes import Shape, shape_of
-from stoker.wire.leasing import Measured
+from stoker.scheduler.shapes import PlacementShape, shape_of
 
 NAMES = ("a", "b", "c")
 PRIORITIES = st.sampled_from([0, 5, 9])
-YES = Answer(verdict=Verdict.YES)
+YES = TriStateAnswer(verdict=TriState.YES)
 
 wanted = st.builds(
-    WantedJob,
+    SchedulableJob,
     name=st.sampled_from(["x", "gbt", "resnet/3"]),
     model=st.sampled_from(["", "lora"]),
     requirements=st.builds(
         Requirements,
-        wish=st.sampled_from([*Wish, Wish.REQUIRE, Wish.REQUIRE]),
+        wish=st.sampled_from([*DevicePreference, DevicePreference.REQUIRE, DevicePreference.REQUIRE]),
         backend=st.sampled_from([Backend.CUDA] * 5 + [Backend.ROCM]),
         device_count=st.sampled_from([1, 1, 2]),
         vram_bytes=st.sampled_from([0, 6 * GIB, 12 * GIB, 22 * GIB]),
@@ -93,7 +91,7 @@ def nodes(draw: st.DrawFn, name: str) -> tuple[Node, Capability]:
     return node, capability
 
 
-def charged(device: DeviceOffer, shape: Shape, *, is_shared: bool) -> DeviceOffer:
+def charged(device: DeviceOffer, shape: PlacementShape, *, is_shared: bool) -> DeviceOffer:
     """Count a job in, slowly."""
     if not is_shared:
         return changed(device, is_held=True, jobs=device.jobs + 1, promised_bytes=shape.vram_bytes)
@@ -106,7 +104,7 @@ def charged(device: DeviceOffer, shape: Shape, *, is_shared: bool) -> DeviceOffe
     return changed(device, jobs=device.jobs + 1, promised_bytes=promised, bases=resident)
 
 
-def after(offer: NodeOffer, shape: Shape, uuids: Iterable[str], *, is_shared: bool) -> NodeOffer:
+def after(offer: NodeOffer, shape: PlacementShape, uuids: Iterable[str], *, is_shared: bool) -> NodeOffer:
     """Give the offer once a job came."""
     taken = set(uuids)
     return changed(
@@ -131,8 +129,8 @@ class Fleet(RuleBasedStateMachine):
         self.closed: dict[str, str] = {}
         self.available: dict[str, int] = {}
         self.free: dict[str, int] = {}
-        self.wanted: dict[int, WantedJob] = {}
-        self.heads: dict[tuple[int, int], Head] = {}
+        self.wanted: dict[int, SchedulableJob] = {}
+        self.heads: dict[tuple[int, int], ReadyHead] = {}
         self.leases: list[LeaseAllocation] = []
         self.now_s, self.seq = 0.0, 0
         for name in NAMES[: data.draw(st.sampled_from([1, 1, 2, 3]))]:
@@ -147,7 +145,7 @@ class Fleet(RuleBasedStateMachine):
         for device in capability.devices:
             self.free.pop(device.uuid, None)
         offer = changed(join(name, capability, node).offer, closed=closed)
-        self.scheduler.put_machine(Machine(offer, capability.ram_available_bytes))
+        self.scheduler.put_machine(MatchableMachine(offer, capability.ram_available_bytes))
 
     @rule(data=st.data())
     def hello_again(self, data: st.DataObject) -> None:
@@ -160,19 +158,19 @@ class Fleet(RuleBasedStateMachine):
         self.found.pop(name, None)
 
     @rule(wish=wanted, priority=PRIORITIES, count=st.integers(1, 3))
-    def submit(self, wish: WantedJob, priority: int, count: int) -> None:
+    def submit(self, wish: SchedulableJob, priority: int, count: int) -> None:
         self.submit_one(wish, priority, count)
 
-    def submit_one(self, wish: WantedJob, priority: int, count: int) -> None:
+    def submit_one(self, wish: SchedulableJob, priority: int, count: int) -> None:
         class_id = next((one for one, known in self.wanted.items() if known == wish), len(self.wanted))
         if class_id not in self.wanted:
             self.wanted[class_id] = wish
             self.scheduler.put_class(class_id, wish)
         if (class_id, priority) not in self.heads:
             self.seq += 1
-            self.put_head(Head(class_id=class_id, priority=priority, seq=self.seq, count=count))
+            self.put_head(ReadyHead(class_id=class_id, priority=priority, seq=self.seq, count=count))
 
-    def put_head(self, head: Head) -> None:
+    def put_head(self, head: ReadyHead) -> None:
         self.heads[head.class_id, head.priority] = head
         self.scheduler.ready.set_head(head.class_id, head.priority, head.seq, head.count)
 
@@ -195,14 +193,14 @@ class Fleet(RuleBasedStateMachine):
         self.scheduler.measure(name, self.measure(name, data))
         for _ in range(data.draw(st.integers(1, 4))):
             decision = self.scheduler.choose(name, self.now_s, tells=True)
-            if isinstance(decision, Hold):
+            if isinstance(decision, HoldDecision):
                 self.assert_reasons(name, decision)
                 return
             self.assert_fits(decision)
             self.assert_priority(decision)
             self.grant(decision)
 
-    def assert_reasons(self, name: str, hold: Hold) -> None:
+    def assert_reasons(self, name: str, hold: HoldDecision) -> None:
         """Every ready job is counted, and one that fits is not said to lack room."""
         offer = self.offer(name)
         assert bool(hold.closed) == bool(offer.closed)
@@ -212,13 +210,13 @@ class Fleet(RuleBasedStateMachine):
         held = sum(count for reason, count in hold.waiting.items() if reason in set(HoldReason))
         assert held == (0 if hold.closed else fitting)
 
-    def assert_fits(self, grant: Grant) -> None:
+    def assert_fits(self, grant: StartDecision) -> None:
         allocation = grant.allocation
         assert grant.head == self.heads[grant.head.class_id, grant.head.priority]
         offer, shape = self.offer(allocation.machine), self.shape(grant.head)
-        placed_as = changed(shape, wish=Wish.REQUIRE if allocation.devices else Wish.NEVER)
+        placed_as = changed(shape, wish=DevicePreference.REQUIRE if allocation.devices else DevicePreference.NEVER)
         machine = self.scheduler.machines.machines[allocation.machine]
-        if machine.kept is not None and grant.why is not Why.KEPT:
+        if machine.kept is not None and grant.why is not StartReason.KEPT:
             # Of a machine that is kept it gets what the other job does not need, if that is enough.
             mine = [changed(one, closed="" if one.uuid in allocation.devices else "kept") for one in offer.devices]
             offer = changed(offer, devices=tuple(mine))
@@ -227,14 +225,14 @@ class Fleet(RuleBasedStateMachine):
         assert allocation.devices == tuple(offer.devices[one.at].uuid for one in choice.devices)
         assert not choice.devices or allocation.is_shared == choice.devices[0].is_shared
 
-    def assert_priority(self, grant: Grant) -> None:
+    def assert_priority(self, grant: StartDecision) -> None:
         """Where no other machine could have it, nothing that fits waits behind a lower priority."""
         if len(self.found) == 1:
             offer = self.offer(grant.allocation.machine)
             fitting = [head.priority for head in self.heads.values() if choose(self.shape(head), offer) is not None]
             assert grant.head.priority == max(fitting)
 
-    def measure(self, name: str, data: st.DataObject) -> Measured:
+    def measure(self, name: str, data: st.DataObject) -> WorkerMeasurements:
         available = data.draw(st.sampled_from([None] * 5 + [5 * GIB, 20 * GIB]))
         free = {
             device.uuid: data.draw(st.sampled_from([GIB, 7 * GIB, 23 * GIB]))
@@ -244,9 +242,9 @@ class Fleet(RuleBasedStateMachine):
         self.free |= free
         if available is not None:
             self.available[name] = available + self.held(name)
-        return Measured(ram_available_bytes=available, free_bytes=free)
+        return WorkerMeasurements(ram_available_bytes=available, free_bytes=free)
 
-    def grant(self, grant: Grant) -> None:
+    def grant(self, grant: StartDecision) -> None:
         self.scheduler.grant(grant, self.now_s)
         self.leases.append(grant.allocation)
         head = grant.head
@@ -257,7 +255,7 @@ class Fleet(RuleBasedStateMachine):
         else:
             self.scheduler.ready.set_head(head.class_id, head.priority, 0, 0)
 
-    def shape(self, head: Head) -> Shape:
+    def shape(self, head: ReadyHead) -> PlacementShape:
         return shape_of(self.wanted[head.class_id])
 
     def held(self, name: str) -> int:

@@ -7,21 +7,20 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.coordinator.matching.joining import join
-from stoker.hardware.admission import Admitted, Memory, admit
-from stoker.model.capability import Capability
-from stoker.model.devices import MIB, Backend, Device, MemoryType
-from stoker.model.ids import job_id
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.coordinator.explain.joined_machines import join
+from stoker.core.capability import Capability
+from stoker.core.device import MIB, Backend, Device, MemoryType
+from stoker.core.job import job_id
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.devices.memory_admission import Admission, MachineMemory, admit
+from stoker.protocol.lease_messages import Grant, WorkerMeasurements
 from stoker.scheduler.fit import UnfitReason, choose
-from stoker.scheduler.machine import Machine as ScheduledMachine
+from stoker.scheduler.machine import MatchableMachine as ScheduledMachine
 from stoker.scheduler.offers import agree, node_of
 from stoker.scheduler.reasons import obstacles
 from stoker.scheduler.shapes import shape_of
-from stoker.wire.leasing import Grant, Measured
-from stoker.worker.keeper.checking import Look, why_not
-from tests.unit.hardware.machines import NO, UNKNOWN, YES, capability, device
+from stoker.worker.machine_checks import Precheck, why_not
+from tests.unit.devices.machines import NO, UNKNOWN, YES, capability, device
 
 mib = st.integers(0, 48 * 1024)
 sizes = st.one_of(st.sampled_from([0, 1, 8 * 1024, 12 * 1024, 24 * 1024]), mib)
@@ -77,7 +76,7 @@ def machines(draw: st.DrawFn) -> Capability:
 @st.composite
 def wishes(draw: st.DrawFn) -> Requirements:
     return Requirements(
-        wish=draw(st.sampled_from(list(Wish))),
+        wish=draw(st.sampled_from(list(DevicePreference))),
         backend=draw(st.sampled_from([Backend.CUDA, Backend.ROCM])),
         device_count=draw(st.integers(1, 3)),
         vram_bytes=draw(sizes) * MIB,
@@ -92,7 +91,7 @@ def test_reasons_of_an_idle_machine_are_there_exactly_if_the_job_does_not_fit_an
     machine: Capability, wish: Requirements
 ) -> None:
     offer = agree(None, machine).offer
-    shape = shape_of(WantedJob(name="", requirements=wish))
+    shape = shape_of(SchedulableJob(name="", requirements=wish))
     found = obstacles(shape, offer)
     assert bool(found) == (choose(shape, offer) is None)
     for one in found:
@@ -130,20 +129,20 @@ def test_what_is_agreed_is_never_more_than_either_side_says(
 def test_a_job_fits_the_ram_of_a_machine_exactly_if_its_worker_admits_it(
     machine: Capability, more: int, edge: str
 ) -> None:
-    memory = Memory(total_bytes=machine.ram_total_bytes, available_bytes=machine.ram_available_bytes)
+    memory = MachineMemory(total_bytes=machine.ram_total_bytes, available_bytes=machine.ram_available_bytes)
     amount = (memory.room_bytes if edge == "room" else memory.most_bytes) or 0
-    wish = Requirements(wish=Wish.NEVER, ram_bytes=max(1, amount + more))
-    shape = shape_of(WantedJob(name="", requirements=wish))
-    look = Look(memory=memory, disk_free_bytes=None, recipe_version=1)
-    admits = isinstance(admit(wish.ram_bytes, memory), Admitted)
+    wish = Requirements(wish=DevicePreference.NEVER, ram_bytes=max(1, amount + more))
+    shape = shape_of(SchedulableJob(name="", requirements=wish))
+    look = Precheck(memory=memory, disk_free_bytes=None, recipe_version=1)
+    admits = isinstance(admit(wish.ram_bytes, memory), Admission)
     assert (choose(shape, agree(None, machine).offer) is not None) == admits
     assert (why_not(granted(wish.ram_bytes), look) is None) == admits
     # The coordinator, which looks at what is measured with each claim.
     joined = ScheduledMachine(join("desk", machine).offer)
-    joined.measure(Measured(ram_room_bytes=memory.room_bytes), 0)
+    joined.measure(WorkerMeasurements(ram_room_bytes=memory.room_bytes), 0)
     fits = choose(shape, joined.idle()) is not None
     assert fits <= admits
-    assert fits or not isinstance(admit(wish.ram_bytes + RAM_STEP_BYTES, memory), Admitted)
+    assert fits or not isinstance(admit(wish.ram_bytes + RAM_STEP_BYTES, memory), Admission)
 
 
 @given(machines())

@@ -6,14 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.model.devices import Backend, MemoryType, usable_bytes
-from stoker.model.frozen import changed
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB, Backend, MemoryType, usable_bytes
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
 from stoker.scheduler.fit import Placement, choose
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, ResidentProcess, Sharing
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 from tests.lengths import examples
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -70,12 +69,12 @@ def fleets(draw: st.DrawFn) -> list[NodeOffer]:
 
 hosts = st.sampled_from([(), (), (), ("a",), ("b", "c"), ("c", "d", "e")])
 wanted = st.builds(
-    WantedJob,
+    SchedulableJob,
     name=st.sampled_from(["x", "gbt", "resnet/3"]),
     model=st.sampled_from(["", "lora", "resnet"]),
     requirements=st.builds(
         Requirements,
-        wish=st.sampled_from(Wish),
+        wish=st.sampled_from(DevicePreference),
         backend=st.sampled_from([Backend.CUDA, Backend.CUDA, Backend.ROCM]),
         device_count=st.sampled_from([1, 1, 1, 2, 3]),
         vram_bytes=st.sampled_from([0, 2 * GIB, 6 * GIB, 12 * GIB, 22 * GIB, USABLE, USABLE - 2 * GIB]),
@@ -91,7 +90,7 @@ wanted = st.builds(
 )
 
 
-def naive(shape: Shape, fleet: dict[str, NodeOffer]) -> tuple[str, Placement] | None:
+def naive(shape: PlacementShape, fleet: dict[str, NodeOffer]) -> tuple[str, Placement] | None:
     """Ask the rule about every node; the first of the best."""
     best: tuple[str, Placement] | None = None
     for node, offer in fleet.items():
@@ -101,7 +100,7 @@ def naive(shape: Shape, fleet: dict[str, NodeOffer]) -> tuple[str, Placement] | 
     return best
 
 
-def charged(device: DeviceOffer, shape: Shape, is_shared: bool, sign: int) -> DeviceOffer:
+def charged(device: DeviceOffer, shape: PlacementShape, is_shared: bool, sign: int) -> DeviceOffer:
     """Count a job in (+1) or out (-1), slowly."""
     if not is_shared:
         promised = shape.vram_bytes if sign > 0 else 0
@@ -120,7 +119,7 @@ def charged(device: DeviceOffer, shape: Shape, is_shared: bool, sign: int) -> De
 
 
 def processes_after(
-    offer: NodeOffer, shape: Shape, choice: Placement, sign: int
+    offer: NodeOffer, shape: PlacementShape, choice: Placement, sign: int
 ) -> tuple[tuple[ResidentProcess, ...], int]:
     """Give the processes that jobs share once one came or went, and by how much less RAM that counts for."""
     if not shape.base_ram_bytes:
@@ -139,7 +138,7 @@ def processes_after(
     return kept, shape.base_ram_bytes if others else 0
 
 
-def after(offer: NodeOffer, shape: Shape, choice: Placement, sign: int) -> NodeOffer:
+def after(offer: NodeOffer, shape: PlacementShape, choice: Placement, sign: int) -> NodeOffer:
     """Give the offer once a job came (+1) or went (-1)."""
     changing = {one.at: one.is_shared for one in choice.devices}
     processes, shared_bytes = processes_after(offer, shape, choice, sign)
@@ -165,10 +164,10 @@ class Machine(RuleBasedStateMachine):
         self.board = NodeIndex(fleet)
         self.fleet = {offer.node: offer for offer in fleet}
         self.placed: list[PlacedJob] = []
-        self.shapes: list[Shape] = []
+        self.shapes: list[PlacementShape] = []
 
     @rule(job=wanted)
-    def come(self, job: WantedJob) -> None:
+    def come(self, job: SchedulableJob) -> None:
         shape = self.board.shape_of(job)
         if shape not in self.shapes:
             self.shapes.append(shape)

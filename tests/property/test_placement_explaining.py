@@ -5,13 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.model.devices import MIB, Backend, MemoryType
-from stoker.model.frozen import changed
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.model.units import parse_size
-from stoker.scheduler.changes import What, at_best, best_of_each, changes_on, is_true, nearest, shown_bytes
-from stoker.scheduler.explain import Groups, explain, judge_node
+from stoker.core.device import GIB, MIB, Backend, MemoryType
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
+from stoker.core.text import parse_size
+from stoker.scheduler.changes import ChangeKind, at_best, best_of_each, changes_on, is_true, nearest, shown_bytes
+from stoker.scheduler.explain import NodeGroups, explain, judge_node
 from stoker.scheduler.fit import choose
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, Sharing
 from stoker.scheduler.reasons import obstacles
@@ -72,11 +71,13 @@ fleets = st.tuples(offers("a"), offers("b"), offers("c")).flatmap(
     lambda three: st.integers(1, 3).map(lambda count: list(three[:count]))
 )
 wanted = st.builds(
-    WantedJob,
+    SchedulableJob,
     name=st.sampled_from(["x", "gbt", "lora/2"]),
     requirements=st.builds(
         Requirements,
-        wish=st.sampled_from([Wish.REQUIRE, Wish.REQUIRE, Wish.PREFER, Wish.NEVER]),
+        wish=st.sampled_from(
+            [DevicePreference.REQUIRE, DevicePreference.REQUIRE, DevicePreference.PREFER, DevicePreference.NEVER]
+        ),
         device_count=st.sampled_from([1, 1, 2]),
         vram_bytes=st.just(0) | sizes,
         ram_bytes=st.just(0) | sizes,
@@ -92,7 +93,7 @@ few = settings(max_examples=120, deadline=None)
 
 @few
 @given(job=wanted, offer=offers("a"))
-def test_there_are_reasons_exactly_where_the_rule_says_no(job: WantedJob, offer: NodeOffer) -> None:
+def test_there_are_reasons_exactly_where_the_rule_says_no(job: SchedulableJob, offer: NodeOffer) -> None:
     shape = shape_of(job)
     found = obstacles(shape, offer)
     assert (choose(shape, offer) is None) == bool(found)
@@ -103,13 +104,13 @@ def test_there_are_reasons_exactly_where_the_rule_says_no(job: WantedJob, offer:
 
 @few
 @given(job=wanted, fleet=fleets)
-def test_every_starts_now_if_is_true(job: WantedJob, fleet: list[NodeOffer]) -> None:
+def test_every_starts_now_if_is_true(job: SchedulableJob, fleet: list[NodeOffer]) -> None:
     told = explain(job, fleet)
     for change in told.changes:
         assert is_true(change)
         # It is about this fleet: one node as it stands, or with the one thing changed that the text names.
         (now,) = [offer for offer in fleet if offer.node == change.node]
-        if change.what not in (What.SHARE_NODE, What.SLOTS, What.LISTS):
+        if change.what not in (ChangeKind.SHARE_NODE, ChangeKind.SLOTS, ChangeKind.LISTS):
             assert change.offer == now
     if told.best is None:
         assert not told.changes or told.nearest is not None
@@ -121,10 +122,10 @@ def test_every_starts_now_if_is_true(job: WantedJob, fleet: list[NodeOffer]) -> 
 @few
 @given(job=wanted, fleet=fleets, part=st.floats(0.01, 1.0))
 def test_an_amount_that_is_told_works_as_a_user_would_write_it_and_so_does_every_smaller_one(
-    job: WantedJob, fleet: list[NodeOffer], part: float
+    job: SchedulableJob, fleet: list[NodeOffer], part: float
 ) -> None:
     for change in explain(job, fleet).changes:
-        if change.what is not What.VRAM:
+        if change.what is not ChangeKind.VRAM:
             continue
         written = parse_size(change.text.removeprefix("min_vram ≤ "))
         for asked in (written, max(1, int(written * part))):
@@ -141,7 +142,7 @@ def test_an_amount_that_is_told_works_as_a_user_would_write_it_and_so_does_every
 
 @few
 @given(job=wanted, fleet=fleets)
-def test_never_means_never(job: WantedJob, fleet: list[NodeOffer]) -> None:
+def test_never_means_never(job: SchedulableJob, fleet: list[NodeOffer]) -> None:
     told = explain(job, fleet)
     shape = shape_of(job)
     possible = [offer.node for offer in fleet if choose(shape, at_best(offer)) is not None]
@@ -155,7 +156,7 @@ def test_never_means_never(job: WantedJob, fleet: list[NodeOffer]) -> None:
 @few
 @given(job=wanted, fleet=fleets)
 def test_the_best_node_of_an_explanation_is_the_one_that_the_rule_prefers(
-    job: WantedJob, fleet: list[NodeOffer]
+    job: SchedulableJob, fleet: list[NodeOffer]
 ) -> None:
     shape = shape_of(job)
     choices = {offer.node: choice for offer in fleet if (choice := choose(shape, offer)) is not None}
@@ -183,10 +184,10 @@ def test_what_is_shown_is_never_more_than_what_is_there(size: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(job=wanted, fleet=fleets, copies=st.integers(1, 3))
 def test_nodes_in_equal_states_are_told_of_as_if_each_had_been_looked_at(
-    job: WantedJob, fleet: list[NodeOffer], copies: int
+    job: SchedulableJob, fleet: list[NodeOffer], copies: int
 ) -> None:
     fleet = [renamed(offer, copy) for copy in range(copies) for offer in fleet]
-    shape, told = shape_of(job), explain(job, fleet, groups=Groups())
+    shape, told = shape_of(job), explain(job, fleet, groups=NodeGroups())
     assert told.nodes == tuple(judge_node(shape, offer) for offer in fleet)
     if told.best is not None:
         return

@@ -8,10 +8,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.model.artifacts import ArtifactRef, KindRef
-from stoker.model.digests import Digest
-from stoker.model.json_text import dumps, loads
-from stoker.plan.action import Action, StageFacts, differences
+from stoker.core.digests import ArtifactRef, Digest, KindRef
+from stoker.core.jsontext import dumps, loads
+from stoker.engine.action import Action, StageFacts, differences
 from tests.lengths import examples
 
 # Few and confusable, so that two draws often meet, or nearly.

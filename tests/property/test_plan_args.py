@@ -8,11 +8,11 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.model.encoding import encode
-from stoker.model.json_text import dumps, loads
-from stoker.plan.arg_types import arg_type_of
-from stoker.plan.args import ArgsSchema
-from stoker.plan.authoring import InputPath, arg
+from stoker.authoring import InputPath, arg
+from stoker.core.digests import encode
+from stoker.core.jsontext import dumps, loads
+from stoker.engine.arg_types import arg_type_of
+from stoker.engine.args import ArgsSchema
 
 TYPES = [
     bool, int, float, str, InputPath, Literal["a", 1], int | None, list[int], tuple[float, ...], dict[str, int | None],

@@ -11,11 +11,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.plan.authoring import PlanBuilder, Tip
-from stoker.plan.graph import Plan
+from stoker.authoring import PlanBuilder, Tip
+from stoker.engine.plan import Plan
 from stoker.store.records import Record
-from tests.unit.plan.lab import Lab, quick_folder
-from tests.unit.plan.stages import CountArgs, NumberArgs, add, blob, blob_sum, count, double, parity
+from tests.unit.engine.lab import Lab, quick_folder
+from tests.unit.engine.stages import CountArgs, NumberArgs, add, blob, blob_sum, count, double, parity
 
 SEEDS = st.integers(0, 2)
 VALUES = st.integers(0, 3)

@@ -11,13 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from stoker.core.device import GIB, MemoryType, Needs, usable_bytes
+from stoker.engine.device_gate import AttemptDevices, DeviceWait
+from stoker.engine.ledger_gate import LedgerGate
 from stoker.host.durable import remove_tree
-from stoker.model.devices import MemoryType, usable_bytes
-from stoker.model.resources import GIB, Needs
-from stoker.plan.device.gate import Taken, Wait
-from stoker.plan.device.ledger_gate import LedgerGate
-from tests.unit.plan.device.test_device_ledger_gate import Machine
-from tests.unit.plan.lab import card
+from tests.unit.engine.device.test_device_ledger_gate import Machine
+from tests.unit.engine.lab import card
 
 TOTAL = 24 * GIB
 USABLE = usable_bytes(TOTAL, MemoryType.DISCRETE)
@@ -40,14 +39,14 @@ class Runs(RuleBasedStateMachine):
         self.folder = mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.machine = Machine(Path(self.folder), card("a", TOTAL), card("b", TOTAL))
         self.gates = [self.machine.gate() for _ in range(GATES)]
-        self.held: list[tuple[LedgerGate, Needs, Taken]] = []
+        self.held: list[tuple[LedgerGate, Needs, AttemptDevices]] = []
         self.waiting: set[tuple[int, Needs]] = set()
 
     @rule(number=st.integers(0, GATES - 1), needs=st.sampled_from(SHAPES))
     def ask(self, number: int, needs: Needs) -> None:
         gate = self.gates[number]
         answer = self.machine.ask(gate, needs)
-        if isinstance(answer, Taken):
+        if isinstance(answer, AttemptDevices):
             self.held.append((gate, needs, answer))
             self.waiting.discard((number, needs))
         else:
@@ -87,7 +86,7 @@ class Runs(RuleBasedStateMachine):
             assert time.monotonic() < deadline_s, self.waiting
             for number, needs in sorted(self.waiting, key=repr):
                 answer = self.machine.ask(self.gates[number], needs)
-                if not isinstance(answer, Wait):
+                if not isinstance(answer, DeviceWait):
                     self.gates[number].give_back(answer)
                     self.waiting.discard((number, needs))
             time.sleep(0.001)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.model.resources import GIB, Capacity
-from stoker.plan.authoring import Needs, PlanBuilder, StageContext, Tip, arg, stage
-from stoker.plan.graph import Plan
+from stoker.authoring import Needs, PlanBuilder, StageContext, Tip, arg, stage
+from stoker.core.device import GIB, Capacity
+from stoker.engine.plan import Plan
 from tests.lengths import examples
-from tests.unit.plan.lab import Lab, Ran, quick_folder
-from tests.unit.plan.stages import ASIDE_S, Number
+from tests.unit.engine.lab import Lab, Ran, quick_folder
+from tests.unit.engine.stages import ASIDE_S, Number
 
 bounded = settings(max_examples=examples(12, 25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CAPACITY = Capacity(cpu=3, memory_bytes=4 * GIB)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stoker.model.errors import Faults
-from stoker.model.json_places import find_places
-from stoker.model.json_text import dumps, loads
-from stoker.model.resources import Needs
-from stoker.plan.authoring import PlanBuilder
-from stoker.plan.graph import Plan
-from stoker.plan.plan_file import plan_from, plan_to_json, read_plan
-from tests.unit.plan.stages import NumberArgs, add, count, double, number, pair, read
+from stoker.authoring import PlanBuilder
+from stoker.core.device import Needs
+from stoker.core.errors import InvalidInput
+from stoker.core.json_places import find_places
+from stoker.core.jsontext import dumps, loads
+from stoker.engine.plan import Plan
+from stoker.engine.plan_file import plan_from, plan_to_json, read_plan
+from tests.unit.engine.stages import NumberArgs, add, count, double, number, pair, read
 
 STAGES = {stage.name: stage for stage in (number, add, double, count, pair, read)}
 GOOD: dict[str, Any] = {
@@ -103,11 +103,11 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-def answer(read: Callable[[], Plan]) -> Plan | Faults:
+def answer(read: Callable[[], Plan]) -> Plan | InvalidInput:
     """A plan, or faults; anything else is raised and fails the test."""
     try:
         return read()
-    except Faults as faults:
+    except InvalidInput as faults:
         return faults
 
 
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_a_plan_or_faults(data: st.DataObject, tmp_path: Path)
     path = tmp_path / "plan.json"
     path.write_text(text, errors="surrogatepass")
     got = answer(lambda: read_plan(str(path), STAGES))
-    if isinstance(got, Faults):
+    if isinstance(got, InvalidInput):
         assert got.faults
         assert all(str(fault).startswith(str(path)) for fault in got.faults)
 
@@ -194,5 +194,5 @@ def test_the_example_is_a_plan() -> None:
     plan = of(GOOD)
     assert plan is not None
     assert plan.final == "sum"
-    with pytest.raises(Faults):
+    with pytest.raises(InvalidInput):
         plan_from({**GOOD, "final": 5}, STAGES)

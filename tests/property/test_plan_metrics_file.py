@@ -11,19 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.plan.metrics.curves import curves, last_values, thin
-from stoker.plan.metrics.file import MAGIC, Damage, Row, Source, clean_name, encode_frame, read_frames, read_metrics
+from stoker.engine.metrics.curves import curves, last_values, thin
+from stoker.engine.metrics.metrics_file import (
+    MAGIC,
+    Damage,
+    MetricRow,
+    MetricSource,
+    clean_name,
+    encode_frame,
+    read_frames,
+    read_metrics,
+)
 
 STEPS = st.integers(-(2**63), 2**63 - 1)
 ROWS = st.builds(
-    Row,
+    MetricRow,
     st.integers(0, 50) | STEPS,
     st.floats(0, 2e9),
     st.sampled_from(["loss", "acc", "é"]) | st.text(max_size=30).map(clean_name),
     st.floats(),
 )
 BATCHES = st.lists(
-    st.tuples(st.lists(ROWS, max_size=8), st.sampled_from(Source), st.integers(0, 2**64 - 1)), max_size=5
+    st.tuples(st.lists(ROWS, max_size=8), st.sampled_from(MetricSource), st.integers(0, 2**64 - 1)), max_size=5
 )
 JUNK = st.lists(st.binary(max_size=20) | st.sampled_from([MAGIC, MAGIC[:4], MAGIC + b"\x10\0\0\0"]), max_size=4).map(
     b"".join
@@ -36,18 +45,18 @@ def path() -> Iterator[str]:
         yield str(Path(folder, "a.skm"))
 
 
-def written(batches: list[tuple[list[Row], Source, int]]) -> list[bytes]:
+def written(batches: list[tuple[list[MetricRow], MetricSource, int]]) -> list[bytes]:
     return [encode_frame(rows, source=source, lost=lost) for rows, source, lost in batches]
 
 
-def expected(batches: list[tuple[list[Row], Source, int]]) -> list[str]:
+def expected(batches: list[tuple[list[MetricRow], MetricSource, int]]) -> list[str]:
     # By their text, which tells NaN from nothing and -0.0 from 0.0.
     return [repr(row._replace(source=source)) for rows, source, _ in batches for row in rows]
 
 
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
-def test_everything_comes_back(path: str, batches: list[tuple[list[Row], Source, int]]) -> None:
+def test_everything_comes_back(path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]) -> None:
     Path(path).write_bytes(b"".join(written(batches)))
     assert list(map(repr, read_metrics([path]))) == expected(batches)
     assert [frame.lost for frame in read_frames(path)] == [lost for _, _, lost in batches]
@@ -56,7 +65,7 @@ def test_everything_comes_back(path: str, batches: list[tuple[list[Row], Source,
 @settings(max_examples=60, deadline=None)
 @given(BATCHES, st.data())
 def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
-    path: str, batches: list[tuple[list[Row], Source, int]], data: st.DataObject
+    path: str, batches: list[tuple[list[MetricRow], MetricSource, int]], data: st.DataObject
 ) -> None:
     frames = written(batches)
     whole = b"".join(frames)
@@ -75,7 +84,7 @@ def test_a_file_cut_anywhere_gives_the_frames_before_the_cut(
 @settings(max_examples=100, deadline=None)
 @given(BATCHES, st.lists(JUNK, min_size=6, max_size=6), st.data())
 def test_junk_and_flipped_bits_cost_no_other_frame(
-    path: str, batches: list[tuple[list[Row], Source, int]], junk: list[bytes], data: st.DataObject
+    path: str, batches: list[tuple[list[MetricRow], MetricSource, int]], junk: list[bytes], data: st.DataObject
 ) -> None:
     frames = written(batches)
     hurt = data.draw(st.sets(st.integers(0, len(frames) - 1), max_size=2)) if frames else set()
@@ -125,7 +134,9 @@ def test_thinning_keeps_ends_and_extremes(points: list[tuple[int, float]], limit
 
 @settings(max_examples=100, deadline=None)
 @given(BATCHES)
-def test_curves_and_last_values_agree_with_the_rows(path: str, batches: list[tuple[list[Row], Source, int]]) -> None:
+def test_curves_and_last_values_agree_with_the_rows(
+    path: str, batches: list[tuple[list[MetricRow], MetricSource, int]]
+) -> None:
     Path(path).write_bytes(b"".join(written(batches)))
     rows = list(read_metrics([path]))
     best = {row.name: min(other.source for other in rows if other.name == row.name) for row in rows}

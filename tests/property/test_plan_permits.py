@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from stoker.model.resources import GIB, Capacity, Needs
-from stoker.plan.permits import Grant, Permits, Shortage
+from stoker.core.device import GIB, Capacity, Needs
+from stoker.engine.permits import PermitGrant, Permits, Shortage
 
 CAPACITY = Capacity(cpu=4, network=3, disk=2, memory_bytes=8 * GIB)
 NEEDS = st.builds(
@@ -25,7 +25,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.permits = Permits(CAPACITY)
-        self.held: list[Grant] = []
+        self.held: list[PermitGrant] = []
 
     def used(self) -> tuple[int, int, int, int]:
         return (
@@ -42,8 +42,8 @@ class Machine(RuleBasedStateMachine):
         wanted = [min(need, limit) for need, limit in zip(asked, limits, strict=True)]
         fits = all(want <= limit - use for want, limit, use in zip(wanted, limits, self.used(), strict=True))
         taken = self.permits.take(needs)
-        assert isinstance(taken, Grant if fits else Shortage)
-        if isinstance(taken, Grant):
+        assert isinstance(taken, PermitGrant if fits else Shortage)
+        if isinstance(taken, PermitGrant):
             self.held.append(taken)
         else:
             assert taken.short_of
@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         for grant in self.held:
             self.permits.give_back(grant)
         whole = self.permits.take(Needs(cpu=4, network=3, disk=2, memory_gib=8.0))
-        assert isinstance(whole, Grant)
+        assert isinstance(whole, PermitGrant)
 
 
 TestPermits = Machine.TestCase

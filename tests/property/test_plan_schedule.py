@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.plan.execution.schedule import ENDED, Schedule, State
+from stoker.engine.execution.schedule import ENDED, NodeState, Schedule
 
 
 @st.composite
@@ -47,7 +47,7 @@ class Run:
         return self.chance.choice(sorted(names)) if names else None
 
     def take(self) -> None:
-        ready = [f"n{index}" for index in range(len(self.graph)) if self.schedule.state(f"n{index}") is State.READY]
+        ready = [f"n{index}" for index in range(len(self.graph)) if self.schedule.state(f"n{index}") is NodeState.READY]
         name = self.schedule.next_ready()
         assert name == (ready[0] if ready else None)
         if name is not None:
@@ -61,12 +61,12 @@ class Run:
             self.done.add(name)
             self.ever_done.add(name)
             for freed in self.schedule.done(name):
-                assert self.schedule.state(freed) is State.READY
+                assert self.schedule.state(freed) is NodeState.READY
 
     def fail(self) -> None:
         if self.chance.random() < 0.2 and (name := self.pick(self.running)):
             self.running.discard(name)
-            for pruned in self.schedule.end(name, State.FAILED):
+            for pruned in self.schedule.end(name, NodeState.FAILED):
                 assert pruned not in self.done
                 self.parked.discard(pruned)
                 self.ended.add(pruned)
@@ -82,7 +82,7 @@ class Run:
         if name := self.pick(self.parked):
             self.parked.discard(name)
             self.schedule.unpark(name)
-            assert self.schedule.state(name) is State.READY
+            assert self.schedule.state(name) is NodeState.READY
 
     def rewind(self) -> None:
         then = self.pick(self.running) if self.chance.random() < 0.2 else None
@@ -91,7 +91,7 @@ class Run:
             self.running.discard(then)
             self.done.discard(name)
             self.schedule.rewind(name, then=then)
-            assert self.schedule.state(then) is State.WAITING
+            assert self.schedule.state(then) is NodeState.WAITING
 
 
 @settings(max_examples=300, deadline=None)
@@ -106,8 +106,8 @@ def test_every_run_ends_with_every_node_accounted_for(graph: list[set[int]], see
     for index in range(len(graph)):
         state = run.schedule.state(f"n{index}")
         assert state in ENDED
-        assert (state is State.DONE) == (f"n{index}" in run.done)
-        assert (state is State.DONE) != (f"n{index}" in run.ended)
+        assert (state is NodeState.DONE) == (f"n{index}" in run.done)
+        assert (state is NodeState.DONE) != (f"n{index}" in run.ended)
     assert not run.running
     assert not run.parked
 

@@ -10,12 +10,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.model.clock import FakeClock
-from stoker.model.json_text import dumps
-from stoker.plan.speech.output_lines import OutputLines
-from stoker.plan.speech.stdout_pairs import pairs_in
-from stoker.plan.speech.trainer_lines import LINE_BYTES, Eval, Malformed, Plain, Said, Step, parse_control, parse_line
-from stoker.plan.speech.trainer_talk import Talk
+from stoker.core.clock import FakeClock
+from stoker.core.jsontext import dumps
+from stoker.engine.output.parser import OutputLines
+from stoker.engine.output.trainer_lines import (
+    LINE_BYTES,
+    Eval,
+    MalformedTrainerLine,
+    PlainOutputLine,
+    Said,
+    TrainerParser,
+    TrainerStep,
+    pairs_in,
+    parse_control,
+    parse_line,
+)
 
 # Pieces of what programs print, so that draws often come near to something that means something.
 PIECES = st.sampled_from(
@@ -71,11 +80,11 @@ NAMES = st.text(min_size=1, max_size=20)
 @given(OUTPUT)
 @example(b'{"kind":"step","step":1,"metrics":{"a":1e999}}')
 def test_any_line_is_read_as_something_and_can_be_heard(line: bytes) -> None:
-    talk = Talk()
+    talk = TrainerParser()
     for said in (parse_line(line), parse_control(line)):
         fault = talk.hear(said)
         assert fault is None or isinstance(fault, str)
-        if isinstance(said, Malformed):
+        if isinstance(said, MalformedTrainerLine):
             assert len(said.shown) <= 200
 
 
@@ -104,7 +113,7 @@ def test_what_is_written_as_json_is_read_back(step: int, metrics: dict[str, floa
         if "$" in "".join(metrics):
             continue
         said = parse_line(text.encode("utf-8", "surrogatepass"))
-        assert isinstance(said, Step)
+        assert isinstance(said, TrainerStep)
         assert said.step == step
         assert sorted(map(repr, said.metrics.values())) == sorted(map(repr, metrics.values()))
 
@@ -163,12 +172,12 @@ def test_time_is_linear_in_a_hostile_line(unit: bytes) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(OUTPUT, max_size=6))
 def test_the_last_word_stands_whatever_follows(lines: list[bytes]) -> None:
-    talk = Talk()
+    talk = TrainerParser()
     talk.hear(parse_line(b'{"kind":"done"}'))
     word = talk.last_word
     for line in lines:
         said: Said = parse_line(line)
         fault = talk.hear(said)
-        assert not (isinstance(said, Step | Eval) and fault is None)
-        assert isinstance(said, Plain) or talk.speaks
+        assert not (isinstance(said, TrainerStep | Eval) and fault is None)
+        assert isinstance(said, PlainOutputLine) or talk.speaks
     assert talk.last_word is word

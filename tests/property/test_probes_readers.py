@@ -9,32 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.probes.asking import Reply, Said, Silent
-from stoker.hardware.probes.merging import merge
-from stoker.hardware.probes.precedence import WITNESSES
-from stoker.hardware.probes.sighting import Sighting, Statement
-from stoker.hardware.probes.three_answers import MachineFacts
-from stoker.hardware.probes.visibility import Candidate, read_list, visible_answers
-from stoker.hardware.probes.witnesses import amd, metal, nvidia_smi, nvml, torch_witness
-from stoker.hardware.probes.witnesses.kfd import read_properties
-from stoker.hardware.probes.witnesses.speaking import SPEAKERS
-from stoker.hardware.probes.witnesses.speaking import read as read_speaker
-from stoker.model.devices import Answer, Backend, MemoryType, Verdict
+from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
+from stoker.devices.probes import amd, nvidia, others
+from stoker.devices.probes.amd import read_properties
+from stoker.devices.probes.inventory import merge
+from stoker.devices.probes.observations import WITNESSES, DeviceReport, ProbeResult
+from stoker.devices.probes.others import SPEAKERS
+from stoker.devices.probes.others import read as read_speaker
+from stoker.devices.probes.visibility import DetectedMachineFacts, VisibilityDevice, read_list, visible_answers
+from stoker.host.command_runner import ProbeFailure, ProbeOutput, Reply
 from tests.fakes.asker import RECORDINGS
 
-READERS: dict[str, Callable[[Reply], Statement]] = {
-    "nvidia-smi": nvidia_smi.read,
-    "nvml": nvml.read,
-    "torch": torch_witness.read,
+READERS: dict[str, Callable[[Reply], ProbeResult]] = {
+    "nvidia-smi": nvidia.read_nvidia_smi,
+    "nvml": nvidia.read_nvml,
+    "torch": others.read_torch,
     "amd-smi": amd.read_amd,
     "rocm-smi": amd.read_rocm,
-    "system_profiler": metal.read,
+    "system_profiler": others.read_system_profiler,
     **{one.witness: partial(read_speaker, one) for one in SPEAKERS},
 }
 RECORDED = sorted(path for path in RECORDINGS.rglob("*") if path.is_file() and path.parent.name in READERS)
 
 
-def check(statement: Statement) -> None:
+def check(statement: ProbeResult) -> None:
     for finding in statement.findings:
         assert finding.code
         assert finding.message.isprintable()
@@ -48,8 +46,8 @@ def check(statement: Statement) -> None:
 @pytest.mark.parametrize("tool", READERS)
 @given(out=st.text(max_size=300), err=st.text(max_size=50), exit_code=st.integers(-20, 255))
 def test_any_text_is_read(tool: str, out: str, err: str, exit_code: int) -> None:
-    check(READERS[tool](Said(out=out, err=err, exit_code=exit_code)))
-    check(READERS[tool](Silent(why=err, code="probe_timeout", out=out)))
+    check(READERS[tool](ProbeOutput(out=out, err=err, exit_code=exit_code)))
+    check(READERS[tool](ProbeFailure(why=err, code="probe_timeout", out=out)))
 
 
 KEYS = [
@@ -95,7 +93,7 @@ def test_any_json_is_read(value: object) -> None:
     text = json.dumps(value)
     for tool, read in READERS.items():
         mark = "stoker-probe:" if tool in ("nvml", "torch") else ""
-        check(read(Said(out=f"{mark}{text}\n")))
+        check(read(ProbeOutput(out=f"{mark}{text}\n")))
 
 
 @given(data=st.data())
@@ -105,7 +103,7 @@ def test_a_recording_that_was_cut_spliced_or_spoilt_is_read(data: st.DataObject)
     start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
     noise = data.draw(st.text(max_size=5))
     for spoilt in (text[:end], text[start:], text[:start] + noise + text[end:], text[:start] + noise + text[start:]):
-        check(READERS[path.parent.name](Said(out=spoilt)))
+        check(READERS[path.parent.name](ProbeOutput(out=spoilt)))
 
 
 @given(st.text(max_size=200))
@@ -116,7 +114,7 @@ def test_any_properties_are_read(text: str) -> None:
 NAMES = st.sampled_from(["", "NVIDIA H200", "Orin (nvgpu)", "NVIDIA GB10", "Tesla K80"])
 UUIDS = st.sampled_from(["", "GPU-1", "GPU-2", "gpu-1", "MIG-7", "MIG-1"])
 SIGHTINGS = st.builds(
-    Sighting,
+    DeviceReport,
     backend=st.sampled_from([Backend.CUDA, Backend.ROCM, Backend.METAL]),
     uuid=UUIDS,
     pci=st.sampled_from(["", "0000:01:00.0", "0000:02:00.0"]),
@@ -129,11 +127,11 @@ SIGHTINGS = st.builds(
     free_bytes=st.none() | st.integers(0, 1 << 40),
     parent=st.sampled_from(["", "", "GPU-1"]),
     is_split=st.booleans(),
-    works=st.none() | st.builds(Answer, verdict=st.sampled_from(Verdict), why=st.just("tried")),
+    works=st.none() | st.builds(TriStateAnswer, verdict=st.sampled_from(TriState), why=st.just("tried")),
 )
 STATEMENTS = st.lists(
     st.builds(
-        Statement,
+        ProbeResult,
         witness=st.sampled_from(WITNESSES),
         sightings=st.lists(SIGHTINGS, max_size=4).map(tuple),
         was_heard=st.booleans(),
@@ -146,13 +144,15 @@ ENVIRONMENTS = st.dictionaries(
     st.sampled_from(["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"]),
     st.sampled_from(["", "0", "1,0", "-1", "GPU-1", "GPU-", "MIG-7,GPU-1", "all", "void", "x"]),
 )
-FACTS = MachineFacts(tag="here", ram_total_bytes=1 << 36, ram_available_bytes=1 << 35, device_files={0: True, 2: False})
+FACTS = DetectedMachineFacts(
+    tag="here", ram_total_bytes=1 << 36, ram_available_bytes=1 << 35, device_files={0: True, 2: False}
+)
 
 
 @settings(max_examples=150)
 @given(statements=STATEMENTS, environment=ENVIRONMENTS)
 def test_whatever_witnesses_say_the_answer_holds_together(
-    statements: list[Statement], environment: dict[str, str]
+    statements: list[ProbeResult], environment: dict[str, str]
 ) -> None:
     found = merge(statements, environment, FACTS)
     uuids = [one.uuid for one in found.devices]
@@ -186,7 +186,7 @@ def test_a_list_never_names_what_is_not_there(value: str, count: int) -> None:
     backends=st.lists(st.sampled_from(Backend), max_size=5),
 )
 def test_variables_can_only_hide(environment: dict[str, str], backends: list[Backend]) -> None:
-    candidates = [Candidate(uuid=f"GPU-{at}", backend=backend) for at, backend in enumerate(backends)]
+    candidates = [VisibilityDevice(uuid=f"GPU-{at}", backend=backend) for at, backend in enumerate(backends)]
     answers = visible_answers(candidates, environment)
     assert len(answers) == len(candidates)
     assert all(answer.why for answer in answers if not answer.is_yes)

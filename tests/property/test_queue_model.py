@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from stoker.coordinator.database.backing_up import back_up
-from stoker.coordinator.database.checking import check_database
-from stoker.coordinator.database.opening import open_database
-from stoker.coordinator.database.restoring import restore
+from stoker.coordinator.database.backup import back_up, restore
+from stoker.coordinator.database.database import open_database
+from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
-from stoker.model.errors import IllegalMove, NotFound, StokerError
-from stoker.model.fleet_errors import Conflict, StaleLease
-from stoker.wire.leasing import Claim, Fail, Grant, Granted, LeaseReport, Renewal, Settled
+from stoker.core.errors import Conflict, InvalidTransition, NotFound, StaleLease, StokerError
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Fail, Grant, LeaseReport, Renewal, WriteResponse
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, TREE, WORDS, finish, hello_anew, sweep, token
 from tests.property.queue_model import LIVE, TERMINAL, Job, Model, Pass
@@ -34,7 +32,7 @@ from tests.property.queue_model import LIVE, TERMINAL, Job, Model, Pass
 MACHINES = ("m1", "m2", "m3")
 JOBS: dict[str, dict[str, Any]] = {"a": {"attempts": 2}, "b": {"on_partition": "keep"}, "c": {}, "d": {"attempts": 3}}
 WORDS_SAID = ("start", "start", "finish", "finish", "release", "decline", "cancelled")
-OUTCOMES: dict[type, str] = {StaleLease: "stale", Conflict: "conflict", IllegalMove: "illegal"}
+OUTCOMES: dict[type, str] = {StaleLease: "stale", Conflict: "conflict", InvalidTransition: "illegal"}
 OTHER_TREE = "c" * 64
 
 
@@ -120,11 +118,11 @@ class QueueBesideModel(RuleBasedStateMachine):
         except StaleLease:
             assert known != claim.incarnation
             return multiple()
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, ClaimResponse)
         assert known == claim.incarnation
         return multiple(*self.take(claim, answer))
 
-    def take(self, claim: Claim, answer: Granted) -> list[Grant]:
+    def take(self, claim: Claim, answer: ClaimResponse) -> list[Grant]:
         before = self.given.get(claim.request_id, ())
         awaited = [one for one in before if self.model.is_live(one) and self.model.jobs[one[0]].state == "claimed"]
         passes = [pass_of(grant) for grant in answer.grants]
@@ -158,7 +156,7 @@ class QueueBesideModel(RuleBasedStateMachine):
         except StokerError as error:
             outcome = OUTCOMES[type(error)]
         else:
-            assert isinstance(answer, Settled)
+            assert isinstance(answer, WriteResponse)
             outcome = "repeat" if answer.is_repeat else "done"
         assert outcome == self.model.say(pass_of(grant), word, fields, self.now_s)
 
@@ -189,7 +187,7 @@ class QueueBesideModel(RuleBasedStateMachine):
         job = self.model.jobs[id]
         try:
             self.fleet.ask(RequeueJobs(jobs=(id,)))
-        except IllegalMove:
+        except InvalidTransition:
             assert job.state in LIVE
             return
         assert job.state not in LIVE

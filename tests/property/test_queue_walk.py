@@ -17,22 +17,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.database.checking import check_database
+from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, SetPriority, Write
-from stoker.model.errors import Bug, StokerError, Unavailable
-from stoker.wire.leasing import (
+from stoker.core.errors import InternalError, StokerError, Unavailable
+from stoker.protocol.lease_messages import (
     CancelConfirmed,
     Claim,
+    ClaimResponse,
     Decline,
     Fail,
     Finish,
     Grant,
-    Granted,
     LeaseReport,
     Release,
     Renewal,
-    Settled,
     Start,
+    WriteResponse,
 )
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import SHA, TREE, hello_anew, sweep, token
@@ -70,10 +70,10 @@ class Walk:
         try:
             answer = getattr(self, verb)(number)
         except StokerError as error:
-            if isinstance(error, Bug | Unavailable):
+            if isinstance(error, InternalError | Unavailable):
                 raise
             return
-        if isinstance(answer, Settled) and not answer.is_repeat:
+        if isinstance(answer, WriteResponse) and not answer.is_repeat:
             self.accepted(self.last_spoken)
 
     def accepted(self, grant: Grant) -> None:
@@ -91,7 +91,7 @@ class Walk:
         )
         self.claims.append(asked)
         answer = self.fleet.ask(asked)
-        assert isinstance(answer, Granted)
+        assert isinstance(answer, ClaimResponse)
         for grant in answer.grants:
             assert all(grant.epoch > one.epoch for _, one in self.grants if one.job == grant.job)
             self.grants.append((machine, grant))
@@ -100,7 +100,7 @@ class Walk:
         if self.claims:
             asked = self.claims[number % len(self.claims)]
             answer = self.fleet.ask(asked)
-            assert isinstance(answer, Granted)
+            assert isinstance(answer, ClaimResponse)
             known = [grant for _, grant in self.grants]
             for grant in answer.grants:
                 if grant not in known:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.model.frozen import changed
-from stoker.scheduler.decisions import Grant
+from stoker.core.frozen import changed
+from stoker.scheduler.decisions import StartDecision
 from stoker.scheduler.fit import choose
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.shapes import shape_of
 from tests.lengths import examples
 from tests.property.scheduler_world import ASKS, KINDS, NAMES, Class, Spec, World, classes, machines, steps
@@ -72,14 +72,14 @@ def test_a_machine_gets_the_oldest_job_that_fits(spec: Spec, known: list[Class],
     world = World(known)
     for at in coming:
         world.come(at % len(known))
-    world.scheduler.put_machine(Machine(spec.offer()))
+    world.scheduler.put_machine(MatchableMachine(spec.offer()))
     fitting = [
         seq
         for seq, (class_id, _) in sorted(world.job_of.items())
         if choose(shape_of(known[class_id].wanted(), listed=()), spec.offer()) is not None
     ]
     decision = world.scheduler.choose("a", world.now_s)
-    assert (decision.head.seq if isinstance(decision, Grant) else None) == (fitting[0] if fitting else None)
+    assert (decision.head.seq if isinstance(decision, StartDecision) else None) == (fitting[0] if fitting else None)
 
 
 def test_a_thousand_users_share_a_fleet_and_all_of_them_are_served() -> None:

@@ -7,14 +7,13 @@ from itertools import combinations, permutations, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.prices import run_options
 from stoker.scheduler.shapes import node_types_of, shape_of
 from stoker.scheduler.simulation.simulation_report import lower_bound
-from stoker.scheduler.simulation.workload import Batch, JobShape
+from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch
 from tests.unit.scheduler.simulation.auditor import ON_CPU, SPEEDS, Held
 
 Place = tuple[int, tuple[str, ...]]
@@ -46,7 +45,11 @@ def fleets(draw: st.DrawFn) -> list[Node]:
 def jobs(draw: st.DrawFn) -> list[tuple[Requirements, float]]:
     drawn = []
     for _ in range(draw(st.integers(1, 4))):
-        wish = draw(st.sampled_from([Wish.REQUIRE, Wish.REQUIRE, Wish.PREFER, Wish.NEVER]))
+        wish = draw(
+            st.sampled_from(
+                [DevicePreference.REQUIRE, DevicePreference.REQUIRE, DevicePreference.PREFER, DevicePreference.NEVER]
+            )
+        )
         base = draw(st.sampled_from(["", "llama"]))
         asked = Requirements(
             wish=wish,
@@ -65,9 +68,10 @@ def jobs(draw: st.DrawFn) -> list[tuple[Requirements, float]]:
 @settings(max_examples=60, deadline=None)
 def test_no_schedule_beats_the_bound(nodes: list[Node], wanted: list[tuple[Requirements, float]]) -> None:
     shapes = [
-        JobShape(wanted=WantedJob(name="job", requirements=one), expected_s=work, weight=1.0) for one, work in wanted
+        JobShape(wanted=SchedulableJob(name="job", requirements=one), expected_s=work, weight=1.0)
+        for one, work in wanted
     ]
-    batch = Batch(shapes)
+    batch = WorkloadBatch(shapes)
     for number, (_, work_s) in enumerate(wanted):
         batch.add(number, work_s)
     node_types, _ = node_types_of(offer_of(node) for node in nodes)
@@ -92,10 +96,10 @@ def shortest(nodes: list[Node], wanted: list[tuple[Requirements, float]]) -> flo
 def places_for(nodes: list[Node], asked: Requirements) -> list[Place]:
     found: list[Place] = []
     for at, node in enumerate(nodes):
-        if asked.wish is not Wish.NEVER:
+        if asked.wish is not DevicePreference.NEVER:
             uuids = [gpu.uuid for gpu in node.gpus]
             found += [(at, chosen) for chosen in combinations(uuids, asked.device_count)]
-        if asked.wish is not Wish.REQUIRE:
+        if asked.wish is not DevicePreference.REQUIRE:
             found.append((at, ()))
     return [place for place in found if not alone(nodes, asked, place)]
 
@@ -119,7 +123,9 @@ def schedule(
         asked, work_s = wanted[job]
         at, devices = placing[job]
         types = {gpu.uuid: gpu.type for gpu in nodes[at].gpus}
-        speed = min((SPEEDS[types[uuid]] for uuid in devices), default=1.0 if asked.wish is Wish.NEVER else ON_CPU)
+        speed = min(
+            (SPEEDS[types[uuid]] for uuid in devices), default=1.0 if asked.wish is DevicePreference.NEVER else ON_CPU
+        )
         takes_s = work_s / speed
         for start_s in sorted({0.0, *(end for _, end in spans.values())}):
             spans[job] = (start_s, start_s + takes_s)

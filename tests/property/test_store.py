@@ -18,15 +18,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import digest_bytes
-from stoker.store.local import Found, Missing
-from stoker.store.pins import list_pins, pin, unpin
-from stoker.store.prune import candidates, carry_out
+from stoker.core.clock import FakeClock
+from stoker.core.digests import digest_bytes
+from stoker.store.local_store import RecordHit, RecordMiss
+from stoker.store.prune import GRACE_S, candidates, carry_out, decide_prune
 from stoker.store.records import Record
-from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.retention import GRACE_S, decide_prune
-from stoker.store.views import changed_inputs, open_view
+from stoker.store.refs import list_pins, pin, unpin
+from stoker.store.results import SIDECAR, ResultPart, lay_out
+from stoker.store.tree_views import changed_inputs, open_view
 from tests.lengths import examples
 from tests.unit.store.real_stores import (
     BIG,
@@ -172,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._damage(Path(self.store.places.record(key_of(name))), how)
         del self.model.known[name]
         outcome = self.store.lookup(key_of(name))
-        assert isinstance(outcome, Missing)
+        assert isinstance(outcome, RecordMiss)
         assert bool(outcome.damage) is (how != "delete")
         self.damaged += how != "delete"
 
@@ -227,9 +226,9 @@ class StoreMachine(RuleBasedStateMachine):
     def _check(self, name: str, *, verify: bool) -> None:
         outcome = self.store.verify_record(key_of(name)) if verify else self.store.lookup(key_of(name))
         if name not in self.model.known:
-            assert outcome == Missing()
+            assert outcome == RecordMiss()
             return
-        assert isinstance(outcome, Found)
+        assert isinstance(outcome, RecordHit)
         if not verify:
             self._use(name)
         assert sorted(outcome.lost) == self.model.lost(name)
@@ -246,9 +245,11 @@ class StoreMachine(RuleBasedStateMachine):
     def lay_out(self, chance: random.Random) -> None:
         name = chance.choice([name for name in sorted(self.model.known) if self.model.has_bytes(name)])
         outcome = self.store.lookup(key_of(name))
-        assert isinstance(outcome, Found)
+        assert isinstance(outcome, RecordHit)
         self._use(name)
-        laid_out = lay_out(self.store, [Part(record=outcome.record, folder="", sidecar={})], str(self.folder / "out"))
+        laid_out = lay_out(
+            self.store, [ResultPart(record=outcome.record, folder="", sidecar={})], str(self.folder / "out")
+        )
         assert laid_out.kept_edits == ()
         shown = files_below(self.folder / "out")
         del shown[SIDECAR]

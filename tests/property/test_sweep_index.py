@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from stoker.model.digests import Digest, digest_value
-from stoker.worker.sweep_index import Finished, SweepIndex, decide_kept
+from stoker.core.digests import Digest, digest_value
+from stoker.jobs.sweeps import FinishedTrial, SweepIndex, decide_kept
 
 TRIALS = [digest_value("trial", number) for number in range(6)]
 trials = st.sampled_from(TRIALS)
@@ -26,7 +26,7 @@ class Index(RuleBasedStateMachine):
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / f"{digest_value('family', 1)}.jsonl"
         self.index = SweepIndex(self._folder.name, digest_value("family", 1))
-        self.finished: dict[str, Finished] = {}
+        self.finished: dict[str, FinishedTrial] = {}
         self.attempts: dict[str, str] = {}
         self.is_ended = False
         self._count = 0
@@ -45,7 +45,7 @@ class Index(RuleBasedStateMachine):
     @rule(trial=trials, code=codes)
     def note(self, trial: Digest, code: str) -> None:
         self._count += 1
-        one = Finished(key="k" * 64, digest=f"{self._count:064}", code=code, attempt=f"attempt-{self._count}")
+        one = FinishedTrial(key="k" * 64, digest=f"{self._count:064}", code=code, attempt=f"attempt-{self._count}")
         self.index.note(trial, one)
         self.finished[trial] = one
 

@@ -7,10 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.plan.authoring import PlanBuilder
-from stoker.plan.graph import Node, Plan
-from stoker.plan.sweep_plan import SweepPlan, join_plans
-from tests.unit.plan.stages import NumberArgs, add, number
+from stoker.authoring import PlanBuilder
+from stoker.engine.plan import Plan, PlanNode, SweepPlan, join_plans
+from tests.unit.engine.stages import NumberArgs, add, number
 
 # A trial: values of its first stages, and for each of its later ones a value and what it reads.
 shapes = st.tuples(
@@ -30,7 +29,7 @@ def plan_of(shape: tuple[list[int], list[tuple[int, set[int]]]]) -> Plan:
     return builder.finish(tips[-1], keep=tuple(tips[:-1]))
 
 
-def meaning(nodes: dict[str, Node], name: str) -> tuple[Any, ...]:
+def meaning(nodes: dict[str, PlanNode], name: str) -> tuple[Any, ...]:
     """What a node is, down to its roots, whatever anything is called."""
     node = nodes[name]
     inputs = tuple((port, *(meaning(nodes, one) for one in feeding)) for port, feeding in sorted(node.inputs.items()))

@@ -16,28 +16,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.assembly.secure_serving import SecureServing
-from stoker.coordinator.authority.revocations import Revocations
-from stoker.coordinator.database.opening import open_database
-from stoker.coordinator.keeping.keeping import LocalKeeping
+from stoker.app.coordinator_app import CoordinatorTls
+from stoker.coordinator.auth.membership import Revocations
+from stoker.coordinator.database.database import open_database
+from stoker.coordinator.http.access import rules_for
+from stoker.coordinator.http.app_state import CoordinatorInfo
+from stoker.coordinator.http.http_app import CoordinatorParts, CoordinatorService
+from stoker.coordinator.http.http_connection import PATIENCE, ClientLimits
+from stoker.coordinator.http.reload import CoordinatorFiles
+from stoker.coordinator.http.server import CoordinatorServer, CoordinatorSocket, ServerSetup
+from stoker.coordinator.http.server_options import ServeOptions
 from stoker.coordinator.queue.queue import Queue
-from stoker.coordinator.service.access import rules_for
-from stoker.coordinator.service.connection import PATIENCE, Patience
-from stoker.coordinator.service.office import About
-from stoker.coordinator.service.options import ServeOptions
-from stoker.coordinator.service.rereading import Files
-from stoker.coordinator.service.running import Local, Running, Stage
-from stoker.coordinator.service.service import Parts, Service
-from stoker.host.door import Door, KeptDoor
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.frozen import changed
+from stoker.core.leases import Budgets, FleetTimes
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import FleetIdentity, HttpSettings
-from stoker.host.listening import listen_at
-from stoker.model.clock import Clock, SystemClock
-from stoker.model.frozen import changed
-from stoker.model.leases import Budgets, FleetTimes
+from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.network import listen_at
+from stoker.host.sockets import DaemonSocket, NamedSocket
+from stoker.protocol.client import FleetClient
+from stoker.protocol.discovery import socket_folders, socket_name
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.client import FleetClient
-from stoker.wire.local_socket import socket_folders, socket_name
 
 TOKEN = "a-token-for-tests-only"
 PATIENCE_S = 60.0
@@ -49,11 +49,11 @@ class Fleet:
 
     url: str
     queue: Queue
-    keeping: LocalKeeping
+    keeping: LocalCoordinatorStorage
     stop: Callable[[], None]
     said: list[str] = field(default_factory=list)
     transports: list[Urllib3Transport] = field(default_factory=list)
-    secure: SecureServing | None = None
+    secure: CoordinatorTls | None = None
     """How it speaks TLS, if it does."""
     socket: str = ""
     """Its Unix socket, where commands of this user look for it."""
@@ -78,7 +78,7 @@ def coordinator(
     *,
     times: FleetTimes | None = None,
     clock: Clock | None = None,
-    patience: Patience = PATIENCE,
+    patience: ClientLimits = PATIENCE,
     host: str = "127.0.0.1",
     is_secure: bool = False,
     files: dict[str, Any] | None = None,
@@ -88,7 +88,7 @@ def coordinator(
     """Serve a database until the block ends."""
     clock, times = clock or SystemClock(), times or FleetTimes()
     with ExitStack() as held:
-        keeping = LocalKeeping(str(folder / "fleet"), clock)
+        keeping = LocalCoordinatorStorage(str(folder / "fleet"), clock)
         held.callback(keeping.close)
         database = open_database(url, clock=clock)
         held.callback(database.close)
@@ -104,14 +104,14 @@ def coordinator(
         held.callback(queue.close)
         listening = held.enter_context(listen_at(host, 0))
         port = listening.getsockname()[1]
-        about = About(version="test", database=database.shown, started_s=clock.wall_s(), times=times)
+        about = CoordinatorInfo(version="test", database=database.shown, started_s=clock.wall_s(), times=times)
         secure = None
         if is_secure:
-            secure = SecureServing(str(folder / "state"), ServeOptions(), host=host, port=port, clock=clock)
-        parts = Parts(
+            secure = CoordinatorTls(str(folder / "state"), ServeOptions(), host=host, port=port, clock=clock)
+        parts = CoordinatorParts(
             queue=queue,
             keeping=keeping,
-            files=Files(queue, **files or {}),
+            files=CoordinatorFiles(queue, **files or {}),
             about=about,
             clock=clock,
             enrolment=secure.enrolment() if secure is not None else None,
@@ -119,21 +119,21 @@ def coordinator(
         rules = changed(rules_for(token=TOKEN, host=host, port=port), system_a=system_a)
         if secure is not None:
             rules = changed(rules, hosts=frozenset())
-        door = Door(socket_folders(os.environ)[0], socket_name(host, port))
-        local = KeptDoor.open(door)
+        door = NamedSocket(socket_folders(os.environ)[0], socket_name(host, port))
+        local = DaemonSocket.open(door)
         assert local is not None
         held.callback(local.close)
         said: list[str] = []
         is_ready = threading.Event()
-        running = Running(
-            Stage(
+        running = CoordinatorServer(
+            ServerSetup(
                 listening=listening,
-                make=lambda: Service(parts, rules, say=said.append),
+                make=lambda: CoordinatorService(parts, rules, say=said.append),
                 on_ready=is_ready.set,
                 say=said.append,
                 patience=patience,
                 tls=secure.tls() if secure is not None else None,
-                local=Local(listener=local.listener, renew=local.renew, every_s=renew_s),
+                local=CoordinatorSocket(listener=local.listener, renew=local.renew, every_s=renew_s),
             )
         )
         thread = threading.Thread(target=running.run, name="coordinator", daemon=True)

@@ -15,16 +15,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from stoker.host.tls.authority import KeyPair, Signer, make_ca
-from stoker.host.tls.contexts import server_context
-from stoker.host.tls.keys import make_key
-from stoker.host.tls.peer import read_peer
-from stoker.model.clock import Clock, SystemClock
-from stoker.model.principals import Role
-from stoker.wire.codec import to_json
-from stoker.wire.enrolling import JoinBegin, JoinBegun, Joined, JoinFinish, RenewCertificate
-from stoker.wire.join_proofs import JoinCode, begin_proof, finish_proof, is_same_proof, join_key, make_code
-from stoker.worker.enrolling.invitation import Invitation
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.leases import Role
+from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_key
+from stoker.host.tls.contexts import read_peer, server_context
+from stoker.protocol.codec import to_json
+from stoker.protocol.enrolment_messages import (
+    JoinBegin,
+    JoinBeginResponse,
+    JoinFinish,
+    JoinFinishResponse,
+    RenewCertificate,
+)
+from stoker.protocol.join_proofs import JoinCode, begin_proof, finish_proof, is_same_proof, join_key, make_code
+from stoker.worker.enrolment import Invitation
 from tests.servers.little import Got, LittleServer, Said, said
 
 SERVER_NONCE = "5e" * 16
@@ -101,7 +105,7 @@ class Door:
             role=self.role,
             name=self.name,
         )
-        begun = JoinBegun(
+        begun = JoinBeginResponse(
             ca_pem=self.ca_shown,
             nonce=SERVER_NONCE,
             proof=proof,
@@ -123,7 +127,7 @@ class Door:
             return refused("that is not the code", reason="wrong")
         if self.role is Role.WORKER:
             return _message(to_json(self._certificate(asked.csr_pem, asked.name)))
-        joined = Joined(name=asked.name, role=self.role, ca_pem=self.ca.certificate_pem, token="t" * 40)
+        joined = JoinFinishResponse(name=asked.name, role=self.role, ca_pem=self.ca.certificate_pem, token="t" * 40)
         return _message(to_json(joined))
 
     def _renew(self, got: Got) -> Said:
@@ -134,9 +138,9 @@ class Door:
         asked = RenewCertificate.model_validate_json(got.body)
         return _message(to_json(self._certificate(asked.csr_pem, peer.machine)))
 
-    def _certificate(self, csr_pem: str, name: str) -> Joined:
+    def _certificate(self, csr_pem: str, name: str) -> JoinFinishResponse:
         signed = Signer(self.ca).machine(csr_pem, name, now_s=self.now_s, life_s=self.life_s)
-        return Joined(
+        return JoinFinishResponse(
             name=name,
             role=Role.WORKER,
             ca_pem=self.ca.certificate_pem,

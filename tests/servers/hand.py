@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from stoker.model.capability import Capability
-from stoker.model.json_text import dumps
-from stoker.wire.client import FleetClient
-from stoker.wire.leasing import Claim, Finish, Grant, Hello, Start
+from stoker.core.capability import Capability
+from stoker.core.jsontext import dumps
+from stoker.protocol.client import FleetClient
+from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
 
 BLOB = b"a result's archive, as far as anybody here looks into it"
 

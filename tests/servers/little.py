@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from stoker.model.json_text import dumps, loads
+from stoker.core.jsontext import dumps, loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

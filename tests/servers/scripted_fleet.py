@@ -24,22 +24,21 @@ from itertools import count, groupby
 from math import inf
 from typing import Any, NamedTuple
 
-from stoker.coordinator.queue.commands import Declare, Look, Looked, Sweep
-from stoker.model.capability import Capability
-from stoker.model.clock import FakeClock
-from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.frozen import changed, fields_of
-from stoker.model.ids import job_id
-from stoker.model.nodes import Cluster, Node
-from stoker.model.requirements import Wish
+from stoker.coordinator.queue.commands import Declare, InspectMachines, MachineInspection, Sweep
+from stoker.core.capability import Capability
+from stoker.core.clock import FakeClock
+from stoker.core.device import MIB, Backend, Device, TriState, TriStateAnswer
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.frozen import changed, fields_of
+from stoker.core.job import job_id
+from stoker.core.machine import Cluster, DevicePreference, Node
+from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
 from stoker.scheduler.job_types import rounded_s
 from stoker.scheduler.offers import NodeOffer, offer_of
 from stoker.scheduler.score import CPU_SPEED
 from stoker.scheduler.simulation.simulator import Simulator
-from stoker.scheduler.simulation.workload import Batch, JobShape, make_batch, make_nodes, make_shapes, mixes
-from stoker.wire.leasing import Claim, Finish, Grant, Hello, Start
-from stoker.wire.orders import JobOrder, Submission
+from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch, make_batch, make_nodes, make_shapes, mixes
 from tests.servers.coordinator import Fleet
 
 SEED = 7
@@ -47,7 +46,7 @@ SPAN_S = 4 * 3600.0
 """The second half of the jobs comes over this time, one by one."""
 BLOB = b"the result of every job"
 SHA = hashlib.sha256(BLOB).hexdigest()
-YES = Answer(verdict=Verdict.YES)
+YES = TriStateAnswer(verdict=TriState.YES)
 
 
 class ScriptClock(FakeClock):
@@ -76,7 +75,7 @@ class Script:
     """Machines, and jobs in the order in which they come."""
 
     nodes: tuple[Node, ...]
-    batch: Batch
+    batch: WorkloadBatch
 
 
 @dataclass
@@ -96,7 +95,7 @@ def make_script(mix_name: str, *, machines: int, jobs: int, shapes: int, users: 
     mix = mixes()[mix_name]
     nodes = make_nodes(mix, machines, seed)
     drawn = {shape.wanted.requirements: shape for shape in make_shapes(mix, shapes, seed)}
-    empty = Simulator([offer_of(node) for node in nodes], Batch(tuple(drawn.values())))
+    empty = Simulator([offer_of(node) for node in nodes], WorkloadBatch(tuple(drawn.values())))
     made = [shape for number, shape in enumerate(drawn.values()) if number not in set(empty.unplaceable)]
     # Every two shapes are one recipe: what is learned of one is used for the other.
     made = [
@@ -113,7 +112,7 @@ def make_script(mix_name: str, *, machines: int, jobs: int, shapes: int, users: 
     half = rest // 2
     batch.come_s[:half] = array("d", [0.0]) * half
     first = sorted(range(half), key=lambda job: batch.user_of[job])
-    script = Batch(made)
+    script = WorkloadBatch(made)
     for user in range(users):
         for shape, one in enumerate(made):
             script.add(shape, round(one.expected_s, 3), user=user)
@@ -164,8 +163,8 @@ class _Driver:
         self._next_job = 0
         self._running: list[tuple[float, int, str, Grant]] = []
         self._join()
-        looked = self._queue.ask(Look())
-        assert isinstance(looked, Looked)
+        looked = self._queue.ask(InspectMachines())
+        assert isinstance(looked, MachineInspection)
         self._played = Played(looked.offers)
         self._speeds = {device.uuid: device.speed for offer in looked.offers for device in offer.devices}
         self._free = {offer.node: offer.slots for offer in looked.offers}
@@ -257,7 +256,7 @@ class _Driver:
             self._played.decisions.append(Decision(job, machine, grant.devices, at_s))
             self._client.start(grant.job, Start(**_token(grant)))
             wish = batch.shapes[batch.shape_of[job]].wanted.requirements.wish
-            on_cpu = 1.0 if wish is Wish.NEVER else CPU_SPEED
+            on_cpu = 1.0 if wish is DevicePreference.NEVER else CPU_SPEED
             speed = min((self._speeds[uuid] for uuid in grant.devices), default=on_cpu)
             heappush(self._running, (at_s + batch.work_s[job] / speed, job, machine, grant))
 
@@ -296,7 +295,7 @@ def _capability(node: Node) -> Capability:
     )
 
 
-def _order(job: int, shape: JobShape, priority: int) -> JobOrder:
+def _order(job: int, shape: JobShape, priority: int) -> JobSpec:
     args = {"job": job}
     fields = {
         "id": job_id(recipe=shape.like, schema_version=1, args=args),
@@ -311,7 +310,7 @@ def _order(job: int, shape: JobShape, priority: int) -> JobOrder:
             name: value for name, value in fields_of(shape.wanted.requirements).items() if name != "backend"
         },
     }
-    return JobOrder.model_validate(fields)
+    return JobSpec.model_validate(fields)
 
 
 def _token(grant: Grant) -> dict[str, Any]:

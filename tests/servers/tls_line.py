@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from stoker.host.tls.certificates import make_csr, make_key
 from stoker.host.tls.contexts import client_context, unproven_context
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.wire.join_proofs import begin_proof, finish_proof, join_key, read_code
+from stoker.protocol.join_proofs import begin_proof, finish_proof, join_key, read_code
 from tests.servers.coordinator import Fleet
 
 _addresses = count(10)

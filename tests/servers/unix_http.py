@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 
-from stoker.host.door import Door
+from stoker.host.sockets import NamedSocket
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -23,6 +23,6 @@ class UnixConnection(http.client.HTTPConnection):
 def connect(path: str) -> socket.socket:
     """Return a socket connected to a path, however long it is."""
     folder, _, name = path.rpartition("/")
-    link = Door(folder, name.removesuffix(".sock")).knock()
+    link = NamedSocket(folder, name.removesuffix(".sock")).knock()
     assert link is not None, f"nothing listens at {path}"
     return link

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stoker.core.clock import SystemClock
+from stoker.core.frozen import changed
+from stoker.core.job import job_id
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import read_http_settings
-from stoker.model.clock import SystemClock
-from stoker.model.frozen import changed
-from stoker.model.ids import job_id
-from stoker.wire.client import FleetClient
-from stoker.wire.finding import find_coordinator
-from stoker.wire.orders import JobOrder, RequirementsBody, Submission
+from stoker.host.http.http_settings import read_http_settings
+from stoker.protocol.client import FleetClient
+from stoker.protocol.discovery import find_coordinator
+from stoker.protocol.job_messages import JobSpec, RequirementsBody, Submission
 
 
 class FleetDesk:
@@ -43,7 +43,7 @@ class FleetDesk:
         args = {"argv": list(argv), "params": {"nonce": os.urandom(4).hex()}}
         needs = RequirementsBody(ram_bytes=1 << 28, **more.pop("needs", {}))
         wanted = job_id(recipe="command", schema_version=1, args=args)
-        order = JobOrder(
+        order = JobSpec(
             id=wanted,
             identity=args,
             name=name,

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.coordinator.database.opening import Database, look_into
-from stoker.coordinator.queue.reading.reader import Reader
-from stoker.model.clock import SystemClock
-from stoker.model.errors import StokerError
-from stoker.wire.views import AttemptView, JobStory
+from stoker.coordinator.database.database import Database, look_into
+from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.core.clock import SystemClock
+from stoker.core.errors import StokerError
+from stoker.protocol.view_messages import AttemptView, JobDetails
 from tests.system.hosts import Host, Lan, Running
 from tests.system.shell import PATIENCE_S, wait_until
 
@@ -50,16 +50,18 @@ class HostFleet:
         host.env |= {"API_KEY": secret_of(host), "UV_OFFLINE": "1"}
         return host.begin("work", "--json", *words)
 
-    def story(self, name: str) -> JobStory | None:
+    def story(self, name: str) -> JobDetails | None:
         """Give how a job stands; nothing where it can't be told just now."""
         try:
             if self._database is None:
                 self._database = look_into(f"sqlite:///{self.desk.home / 'fleet' / 'queue.db'}", clock=CLOCK)
-            return Reader(self._database, clock=CLOCK).story(name)
+            return QueueReader(self._database, clock=CLOCK).story(name)
         except StokerError:
             return None
 
-    def wait_for(self, name: str, claim: Callable[[JobStory], object], patience_s: float = 2 * PATIENCE_S) -> JobStory:
+    def wait_for(
+        self, name: str, claim: Callable[[JobDetails], object], patience_s: float = 2 * PATIENCE_S
+    ) -> JobDetails:
         """Wait until something is so of a job."""
         deadline_s = CLOCK.monotonic_s() + patience_s
         while (story := self.story(name)) is None or not claim(story):
@@ -81,16 +83,16 @@ def let_go(host: Host) -> None:
     (host.top / "user" / "go").touch()
 
 
-def is_running(story: JobStory) -> bool:
+def is_running(story: JobDetails) -> bool:
     return story.job.state == "running"
 
 
-def is_completed(story: JobStory) -> bool:
+def is_completed(story: JobDetails) -> bool:
     assert story.job.state != "failed", story
     return story.job.state == "completed"
 
 
-def last_try(story: JobStory) -> AttemptView:
+def last_try(story: JobDetails) -> AttemptView:
     return story.attempts[-1]
 
 

@@ -7,10 +7,9 @@ import sys
 import threading
 from pathlib import Path
 
-from stoker.host.tls.authority import Signer, make_ca
+from stoker.core.clock import SystemClock
+from stoker.host.tls.certificates import Signer, make_ca, make_key
 from stoker.host.tls.contexts import server_context
-from stoker.host.tls.keys import make_key
-from stoker.model.clock import SystemClock
 from tests.servers.tls_middle import Middle
 
 

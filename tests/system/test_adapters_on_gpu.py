@@ -23,14 +23,13 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
-from stoker.cookbooks.language.company.capping import OnDevice
-from stoker.cookbooks.language.company.running import run_company
-from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Optim
-from stoker.cookbooks.language.engine.bases import Base, load_base
-from stoker.cookbooks.language.engine.passing import Given, Passing
-from stoker.cookbooks.language.engine.rows import Rows
-from stoker.cookbooks.language.engine.slots import Slots
+from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
+from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput, PassRunner
+from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
+from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
+from stoker.cookbooks.language.shared.loop import run_company
 from tests.unit.cookbooks.language.company.companions import Gathering, Person, some_examples
 from tests.unit.cookbooks.language.engine.peft_alone import (
     Batch,
@@ -71,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(folder: Path) -> Base:
+def base(folder: Path) -> BaseWeights:
     return load_base(folder, device=DEVICE, dtype="bfloat16")
 
 
@@ -103,7 +102,7 @@ def records_of(slots: Slots) -> int:
     return len(slots._graphs._recorded)
 
 
-def trained(base: Base, everyone: list[Member], steps: int = SHORT, **how: Any) -> list[Adapter]:
+def trained(base: BaseWeights, everyone: list[Member], steps: int = SHORT, **how: Any) -> list[AdapterState]:
     slots = room_for(base, everyone, **how)
     train(slots, dict(enumerate(everyone)), range(steps), length=32)
     return [slots.adapter(slot) for slot in range(slots.count)]
@@ -125,7 +124,7 @@ def test_in_32_bits_fifty_steps_in_company_lose_what_peft_loses_alone(name: str,
 
 
 def test_in_16_bits_company_is_as_exact_as_peft_and_within_the_spread_of_two_solo_runs(
-    folder: Path, base: Base
+    folder: Path, base: BaseWeights
 ) -> None:
     everyone = members(STEPS)
     one = everyone[0]
@@ -153,7 +152,7 @@ def mean_distance(one: list[float], other: list[float]) -> float:
     return sum(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
-def test_a_poisoned_member_is_left_alone_and_the_others_stay_equal_to_the_bit(base: Base) -> None:
+def test_a_poisoned_member_is_left_alone_and_the_others_stay_equal_to_the_bit(base: BaseWeights) -> None:
     healthy = trained(base, members())
     everyone = members()
     slots = room_for(base, everyone)
@@ -171,7 +170,7 @@ def test_a_poisoned_member_is_left_alone_and_the_others_stay_equal_to_the_bit(ba
     assert same_bits(slots.adapter(2), healthy[2])
 
 
-def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others(base: Base) -> None:
+def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others(base: BaseWeights) -> None:
     healthy = trained(base, members())
     everyone = members()
     slots = room_for(base, everyone)
@@ -188,7 +187,7 @@ def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others(base: Base
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_recorded_steps_are_plain_steps_and_a_new_rate_records_nothing(base: Base, dropout: float) -> None:
+def test_recorded_steps_are_plain_steps_and_a_new_rate_records_nothing(base: BaseWeights, dropout: float) -> None:
     plain = members(dropout=dropout)
     expected = trained(base, plain, compiles=False, records=False)
     recorded = members(dropout=dropout)
@@ -210,7 +209,7 @@ def test_recorded_steps_are_plain_steps_and_a_new_rate_records_nothing(base: Bas
     assert counts[-1] == counts[SHORT // 2]
 
 
-def test_compiled_steps_lose_what_plain_steps_lose(base: Base) -> None:
+def test_compiled_steps_lose_what_plain_steps_lose(base: BaseWeights) -> None:
     plain, compiled = members(), members()
     trained(base, plain, compiles=False, records=False)
     trained(base, compiled)
@@ -240,7 +239,7 @@ def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, f
     peak = torch.cuda.max_memory_reserved()
     torch.cuda.empty_cache()
     rest = torch.cuda.memory_reserved()
-    ceiling = rest + (peak - rest) // 2 + OnDevice().context_bytes
+    ceiling = rest + (peak - rest) // 2 + CurrentDeviceAllocator().context_bytes
     print(f"held before it {rest >> 20} MiB, at its fullest {peak >> 20} MiB")
     capped: Any = type("Capped", (gathering,), {"ceiling_bytes": ceiling})
     try:
@@ -255,7 +254,7 @@ def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, f
         assert mine == pytest.approx(theirs, rel=5e-3)
 
 
-def test_passes_of_other_lengths_find_room_in_the_memory_of_recorded_ones(base: Base) -> None:
+def test_passes_of_other_lengths_find_room_in_the_memory_of_recorded_ones(base: BaseWeights) -> None:
     if DEVICE != "cuda":
         pytest.skip("only a card's memory is counted")
 
@@ -266,7 +265,7 @@ def test_passes_of_other_lengths_find_room_in_the_memory_of_recorded_ones(base: 
         draws, losses, held = torch.Generator().manual_seed(7), [], 0
         for number in range(24):
             tokens = torch.randint(0, 256, (1, 64, 512 if number < 6 else 512 - 64 * (number % 4)), generator=draws)
-            rows = Rows(slots=(0,), tokens=tokens, labels=tokens, denominators=[tokens.numel()])
+            rows = AdapterSlotRows(slots=(0,), tokens=tokens, labels=tokens, denominators=[tokens.numel()])
             losses.append(slots.step(rows, update=[True], rates=[1e-3]).losses[0])
             if number == 5:
                 held = torch.cuda.memory_reserved() - empty
@@ -280,20 +279,20 @@ def test_passes_of_other_lengths_find_room_in_the_memory_of_recorded_ones(base: 
     assert growth < 1.4
 
 
-def test_a_recording_that_fails_leaves_everything_as_it_was(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_fails_leaves_everything_as_it_was(base: BaseWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE != "cuda":
         pytest.skip("only a card records")
     plain, spoiled = members(), members()
     expected = trained(base, plain, compiles=False, records=False)
-    outside, step = torch.cuda.current_stream(), Passing.step
+    outside, step = torch.cuda.current_stream(), PassRunner.step
 
-    def spoil(passing: Passing, given: Given) -> Any:
+    def spoil(passing: PassRunner, given: PassInput) -> Any:
         told = step(passing, given)
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
         return told
 
-    monkeypatch.setattr(Passing, "step", spoil)
+    monkeypatch.setattr(PassRunner, "step", spoil)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     slots = room_for(base, spoiled, compiles=False, records=True)
@@ -308,19 +307,19 @@ def test_a_recording_that_fails_leaves_everything_as_it_was(base: Base, monkeypa
 
 
 def test_a_recording_that_fails_keeps_other_steps_from_being_recorded_only_once(
-    base: Base, monkeypatch: pytest.MonkeyPatch
+    base: BaseWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if DEVICE != "cuda":
         pytest.skip("only a card records")
-    step, third = Passing.step, SHORT // 3
+    step, third = PassRunner.step, SHORT // 3
 
-    def spoil(passing: Passing, given: Given) -> Any:
+    def spoil(passing: PassRunner, given: PassInput) -> Any:
         told = step(passing, given)
         if given.tokens.shape[2] == 48 and torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
         return told
 
-    monkeypatch.setattr(Passing, "step", spoil)
+    monkeypatch.setattr(PassRunner, "step", spoil)
     plain, spoiled = members(), members()
     unrecorded = room_for(base, plain, compiles=False, records=False)
     slots = room_for(base, spoiled, compiles=False, records=True)
@@ -336,7 +335,7 @@ def test_a_recording_that_fails_keeps_other_steps_from_being_recorded_only_once(
         assert one.losses == pytest.approx(other.losses, rel=2e-3)
 
 
-def test_compiled_steps_of_many_lengths_are_all_recorded(base: Base) -> None:
+def test_compiled_steps_of_many_lengths_are_all_recorded(base: BaseWeights) -> None:
     """A recording can compile nothing: kernels for other lengths must be there before."""
     if DEVICE != "cuda":
         pytest.skip("only a card records")
@@ -346,13 +345,15 @@ def test_compiled_steps_of_many_lengths_are_all_recorded(base: Base) -> None:
     for number in range(24):
         tokens = torch.randint(0, 256, (1, 4, 128 - 32 * (number % 3)), generator=draws)
         segments = torch.arange(tokens.shape[2]).expand_as(tokens) // 16 if number % 2 else None
-        rows = Rows(slots=(0,), tokens=tokens, labels=tokens, segments=segments, denominators=[tokens.numel()])
+        rows = AdapterSlotRows(
+            slots=(0,), tokens=tokens, labels=tokens, segments=segments, denominators=[tokens.numel()]
+        )
         slots.step(rows, update=[True], rates=[1e-4]).losses  # noqa: B018 - waits
     assert slots.why_not_recorded == ""
     assert records_of(slots) == 6
 
 
-def test_the_memory_of_a_company_returns(base: Base) -> None:
+def test_the_memory_of_a_company_returns(base: BaseWeights) -> None:
     if DEVICE != "cuda":
         pytest.skip("only a card's memory is counted")
     trained(base, members())
@@ -365,16 +366,16 @@ def test_the_memory_of_a_company_returns(base: Base) -> None:
     assert isinstance(room_for(base, members()), Slots)
 
 
-def test_packed_rows_lose_what_they_lose_one_by_one(base: Base) -> None:
+def test_packed_rows_lose_what_they_lose_one_by_one(base: BaseWeights) -> None:
     slots = room_for(base, members()[:1])
     sequences = some_batches(5, 1, rows=4, shortest=8, longest=32)[0].sequences
     together = torch.cat(sequences)
     segments = torch.cat([torch.full_like(one, number) for number, one in enumerate(sequences)])
     alone = 0.0
     for one in sequences:
-        rows = Rows(slots=(0,), tokens=one[None, None], labels=one[None, None], denominators=[1])
+        rows = AdapterSlotRows(slots=(0,), tokens=one[None, None], labels=one[None, None], denominators=[1])
         alone += slots.losses(rows)[0][0]
-    packed = Rows(
+    packed = AdapterSlotRows(
         slots=(0,),
         tokens=together[None, None],
         labels=together[None, None],

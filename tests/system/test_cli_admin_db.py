@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.database.backing_up import back_up
-from stoker.coordinator.database.checking import check_database
-from stoker.coordinator.database.opening import look_into, open_database
-from stoker.model.clock import SystemClock
+from stoker.coordinator.database.backup import back_up
+from stoker.coordinator.database.database import look_into, open_database
+from stoker.coordinator.database.database_check import check_database
+from stoker.core.clock import SystemClock
 from tests.contract.queue_driving import busy
 from tests.system.shell import Shell
 

@@ -185,19 +185,17 @@ def test_a_cookbook_that_can_not_be_loaded_is_told_and_stops_nobody_else(tmp_pat
         done = shell.stoker("recipes")
         assert done.code == 0
         assert done.err.count("note: cookbook bad can't be loaded: ModuleNotFoundError") == 1
-    (broken / "bad_cookbook.py").write_text(
-        "from stoker.plan.authoring import Cookbook\nCOOKBOOK = Cookbook(name='bad')\n"
-    )
+    (broken / "bad_cookbook.py").write_text("from stoker.authoring import Cookbook\nCOOKBOOK = Cookbook(name='bad')\n")
     assert shell.stoker("recipes").err == ""
 
 
 BROKEN = """
 import sys
-from stoker.assembly import Assembly
-from stoker.faces.cli.main import run_command_line
+from stoker.app import App
+from stoker.cli.main import run_command_line
 
 def build():
-    parts = Assembly.here()
+    parts = App.here()
     parts.clock = None
     return parts
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.capability import Capability
-from stoker.model.json_text import loads
-from stoker.wire.leasing import Claim, Hello, Holdings
-from stoker.worker.environments.sources import gather
+from stoker.core.capability import Capability
+from stoker.core.jsontext import loads
+from stoker.jobs.pack.environment_files import gather
+from stoker.protocol.lease_messages import Claim, Hello, MachineInventory
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import Shell, finish, wait_until
 from tests.unit.worker.tiny_wheels import locked_project, wheel
@@ -51,7 +51,7 @@ def join(desk: FleetDesk, name: str, **held: object) -> None:
             incarnation=f"incarnation-{name}",
             capability=found.to_dict(),
             capability_digest=str(found.digest),
-            holdings=Holdings.model_validate(held),
+            holdings=MachineInventory.model_validate(held),
         )
     )
 

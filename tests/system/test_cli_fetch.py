@@ -360,7 +360,7 @@ def test_the_everyday_commands_do_not_pay_for_downloads(shell: Shell) -> None:
         assert "urllib3" not in loaded
         assert "zstandard" not in loaded
         if words != ["fetch", "--help"]:
-            assert not [name for name in loaded if name.startswith(("stoker.store.download", "stoker.store.hub"))]
+            assert not [name for name in loaded if name.startswith(("stoker.transfer.download", "stoker.transfer.hub"))]
 
 
 def test_a_proxy_of_the_environment_is_asked(shell: Shell, server: FaultyServer) -> None:

@@ -87,11 +87,11 @@ def test_a_second_ctrl_c_ends_at_once_whatever_goes_on(shell: Shell, server: Fau
     # It hangs where the first signal can't reach: in the code that tells of progress.
     script = (
         "import sys, time, signal\n"
-        "from stoker.store.download import telling\n"
+        "from stoker.transfer.download import download_events\n"
         "def hang(*_a, **_k):\n"
         "    print('hangs', flush=True)\n"
         "    while True: time.sleep(0.05)\n"
-        "telling.Teller.start = hang\n"
+        "download_events.DownloadEvents.start = hang\n"
         "from stoker.__main__ import main\n"
         "sys.exit(main())\n"
     )

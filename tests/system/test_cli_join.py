@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.tls.authority import KeyPair, Signer
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.model.clock import SystemClock
+from stoker.core.clock import SystemClock
+from stoker.host.tls.certificates import KeyPair, Signer, make_csr, make_key
 from tests.fault.network import HERE, CutLink, cut_link
 from tests.system.shell import PATIENCE_S, Shell
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.cookbooks.language.bundled import bundled_base
-from stoker.model import json_text
+from stoker.core import jsontext
 from tests.servers.hub import FakeHub, Served
 from tests.system.fetching import fetching_shell
 from tests.system.shell import Done, Shell
@@ -41,7 +41,7 @@ def test_a_sweep_over_one_base_is_trained_together_and_then_known(shell: Shell) 
     assert len(joined) == 1, logs
     for label in ("rank=4,lr=0.001", "rank=8,lr=0.003"):
         folder = shell.folder / "stoker-out/lora" / label
-        rank = json_text.loads((folder / "adapter_config.json").read_text())["r"]
+        rank = jsontext.loads((folder / "adapter_config.json").read_text())["r"]
         assert label.startswith(f"rank={rank},")
         assert (folder / "summary.json").is_file()
     again = trained(shell, *words)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.json_text import loads
+from stoker.core.jsontext import loads
 from tests.system.shell import Shell, finish, wait_until
 
 WHO = {

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.lockfile import Lock
+from stoker.core.clock import SystemClock
+from stoker.host.locks import FileLock
 from stoker.host.process_table import rows
-from stoker.model.clock import SystemClock
-from stoker.worker.environments.making import Maker
-from stoker.worker.environments.shelf import Shelf, key_of
-from stoker.worker.environments.sources import gather
+from stoker.jobs.pack.environment_files import gather
+from stoker.worker.environments.environment_builder import Maker
+from stoker.worker.environments.environment_cache import EnvironmentCache, key_of
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
 from tests.unit.worker.tiny_wheels import locked_project, wheel
@@ -175,7 +175,7 @@ def preparing(home: Path) -> list[int]:
     found = []
     for row in rows():
         with suppress(OSError):
-            if b"stoker.assembly.preparing" in Path(f"/proc/{row.pid}/cmdline").read_bytes() and (
+            if b"stoker.app.prepare_main" in Path(f"/proc/{row.pid}/cmdline").read_bytes() and (
                 str(home).encode() in Path(f"/proc/{row.pid}/environ").read_bytes()
             ):
                 found.append(row.pid)
@@ -187,11 +187,11 @@ def test_what_is_being_prepared_can_be_killed_cancelled_and_given_back(town: Tow
     project_in(town.desk.folder)
     (town.desk.folder / "m.toml").write_text(MANIFEST.replace('secrets = ["MY_TOKEN"]', ""))
     lab, clock = town.lab, SystemClock()
-    shelf = Shelf(str(lab.home / "envs"), clock=clock)
+    shelf = EnvironmentCache(str(lab.home / "envs"), clock=clock)
     maker = Maker(shelf=shelf, environment=lab.env, own_prefix=sys.prefix, clock=clock)
     key = key_of(gather(str(town.desk.folder), "uv.lock").digest, maker.platform)
     shelf.make_locks()
-    lock = Lock(shelf.lock_path(key), "builds it", wait_s=0.0, clock=clock)
+    lock = FileLock(shelf.lock_path(key), "builds it", wait_s=0.0, clock=clock)
     lock.acquire()
     with FleetDesk(town.url, town.desk.home) as desk:
         assert town.desk.stoker("submit", "m.toml", "-y").code == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.cgroup import own_group
+from stoker.host.resources import own_group
 from tests.system.shell import Done, Shell, alive, descendants, finish, wait_until
 
 # Started quickly, and by a name that means no environment.

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stoker.host.door import Door
+from stoker.host.sockets import NamedSocket
 from tests.servers.unix_http import UnixConnection, connect
 from tests.system.shell import PATIENCE_S, Done, Shell, finish, wait_until
 
@@ -145,7 +145,7 @@ def test_what_a_killed_coordinator_left_is_replaced_and_a_live_one_s_socket_is_n
     assert again.ready["socket"] == first.ready["socket"]
     assert again.get("/v1/jobs")["jobs"] == []
     assert again.end().code == 143
-    opened = Door(shell.env["STOKER_RUNTIME"], port).open()
+    opened = NamedSocket(shell.env["STOKER_RUNTIME"], port).open()
     assert opened is not None
     with opened.listener:
         other = serve(shell, started, "--listen", f"127.0.0.1:{port}")

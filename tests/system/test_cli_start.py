@@ -9,8 +9,8 @@ from importlib import import_module
 
 import pytest
 
-from stoker.faces.cli.commands import COMMANDS, Command, find_command
-from stoker.faces.cli.grammar import Grammar
+from stoker.cli.commands import COMMANDS, Command, find_command
+from stoker.cli.grammar import Grammar
 from tests.system.shell import Shell
 
 DUMP = """
@@ -44,13 +44,13 @@ def modules_of(shell: Shell, *words: str) -> set[str]:
 
 def test_the_help_imports_next_to_nothing(shell: Shell) -> None:
     loaded = modules_of(shell, "--help")
-    assert not loaded & (NEVER | {"dataclasses", "enum", "re", "sqlite3", "typing", "inspect", "stoker.assembly"})
+    assert not loaded & (NEVER | {"dataclasses", "enum", "re", "sqlite3", "typing", "inspect", "stoker.app"})
 
 
 def test_the_list_of_recipes_imports_no_cookbook_and_no_store(shell: Shell) -> None:
     shell.stoker("recipes")
     loaded = modules_of(shell, "recipes")
-    assert not loaded & (NEVER | {"stoker_toy", "stoker.cookbooks", "sqlite3", "stoker.plan.recipe", "stoker.store"})
+    assert not loaded & (NEVER | {"stoker_toy", "stoker.cookbooks", "sqlite3", "stoker.engine.recipe", "stoker.store"})
 
 
 FOR_OTHER_RUNS = {
@@ -58,11 +58,11 @@ FOR_OTHER_RUNS = {
     "random",
     "shutil",
     "socket",
-    "stoker.hardware.estimate",
+    "stoker.devices.estimate",
     "stoker.host.interpreter",
-    "stoker.plan.plan_file",
-    "stoker.plan.preview",
-    "stoker.worker.trial_watch",
+    "stoker.engine.plan_file",
+    "stoker.engine.preview",
+    "stoker.jobs.trial_watch",
     "tempfile",
     "textwrap",
 }
@@ -82,7 +82,7 @@ def test_a_run_of_nothing_but_hits_imports_nothing_heavy(shell: Shell, words: tu
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
 def test_every_command_explains_itself_with_examples_that_paste(shell: Shell, command: Command) -> None:
-    grammar: Grammar = import_module(command.module).GRAMMAR
+    grammar: Grammar = getattr(import_module(command.module), command.grammar)
     assert shell.stoker("help", *command.path).out == grammar.help()
     assert grammar.examples
     script = "\n".join(grammar.examples)
@@ -92,7 +92,7 @@ def test_every_command_explains_itself_with_examples_that_paste(shell: Shell, co
         assert words[0] == "stoker"
         found, rest = find_command(words[1:])
         assert found is not None
-        import_module(found.module).GRAMMAR.parse(rest)
+        getattr(import_module(found.module), found.grammar).parse(rest)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_recipes_are_listed_by_category(shell: Shell) -> None:
 
 
 def test_the_categories_of_the_command_are_those_of_recipes() -> None:
-    from stoker.faces.cli import recipes
-    from stoker.plan.recipe import Category
+    from stoker.cli import recipes
+    from stoker.engine.recipe import Category
 
     assert list(recipes._CATEGORIES) == [str(category) for category in Category]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.model.json_text import loads
+from stoker.core.jsontext import loads
 from tests.system.shell import Done, Shell, finish, wait_until
 
 MANIFEST = """

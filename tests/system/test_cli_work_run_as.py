@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stoker.host.other_user import why_not_allowed
-from stoker.host.user_processes import processes_of
-from stoker.model.ids import job_id
-from stoker.wire.orders import EnvironmentChoice, JobOrder, RequirementsBody, Submission
-from stoker.worker.environments.sources import gather
+from stoker.core.job import job_id
+from stoker.host.user_switch import processes_of
+from stoker.host.users import why_not_allowed
+from stoker.jobs.pack.environment_files import gather
+from stoker.protocol.job_messages import EnvironmentChoice, JobSpec, RequirementsBody, Submission
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
 from tests.unit.worker.tiny_wheels import wheel
@@ -180,7 +180,7 @@ def smuggling(project: Path, tree: str) -> Submission:
     """Order a recipe, which runs as the worker, with code and an environment that would be on its path."""
     identity = {"value": 4}
     digest = gather(str(project), "requirements.txt").digest
-    order = JobOrder(
+    order = JobSpec(
         id=job_id(recipe="toy/sum", schema_version=1, args=identity),
         name="smuggler",
         recipe="toy/sum",
@@ -206,7 +206,7 @@ def spying(path: Path, folder: Path) -> Submission:
     """Order a program that declares a file of root as its input: its digest would stand in the result's record."""
     args: dict[str, Any] = {"argv": ["true"], "inputs": [str(path)], "params": {}}
     wanted = job_id(recipe="command", schema_version=1, args=args)
-    order = JobOrder(id=wanted, name="spy", recipe="command", folder=str(folder), args=args, identity=args)
+    order = JobSpec(id=wanted, name="spy", recipe="command", folder=str(folder), args=args, identity=args)
     return Submission(jobs=(order,))
 
 
@@ -215,7 +215,7 @@ def guessing(path: Path, folder: Path) -> Submission:
     args: dict[str, Any] = {"argv": ["true"], "inputs": [str(path)], "params": {}}
     identity = {**args, "inputs": [{"content": f"sha256:{'0' * 64}"}]}
     wanted = job_id(recipe="command", schema_version=1, args=identity)
-    order = JobOrder(id=wanted, name="guesser", recipe="command", folder=str(folder), args=args, identity=identity)
+    order = JobSpec(id=wanted, name="guesser", recipe="command", folder=str(folder), args=args, identity=identity)
     return Submission(jobs=(order,))
 
 

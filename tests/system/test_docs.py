@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.config.override import parse_overrides
-from stoker.faces.cli.aliases import expand
-from stoker.faces.cli.commands import COMMANDS, find_command, top_help
-from stoker.faces.cli.flags import take_flags
+from stoker.cli.aliases import expand
+from stoker.cli.commands import COMMANDS, find_command, top_help
+from stoker.cli.flags import take_flags
+from stoker.config.overrides import parse_overrides
 from tests.system.pages import GENERATED, PAGES, ROOT, Block, blocks_of, name_of, to_paste
 from tests.system.pasting import Understood, has, live_through, words_of
 from tests.system.shell import Shell
@@ -63,7 +63,9 @@ def test_an_example_is_a_command_that_stoker_takes(page: Path, tmp_path: Path) -
 
 
 def test_the_examples_of_the_help_paste_into_both_shells(tmp_path: Path) -> None:
-    examples = [example for command in COMMANDS for example in import_module(command.module).GRAMMAR.examples]
+    examples = [
+        example for command in COMMANDS for example in getattr(import_module(command.module), command.grammar).examples
+    ]
     examples += [line.strip() for line in top_help().split("try\n")[1].splitlines() if line.startswith("  ")]
     shells = [shell for shell in ("bash", "zsh") if has(shell)]
     understood = [words_of(shell, "\n".join(examples) + "\n", tmp_path) for shell in shells]
@@ -150,7 +152,7 @@ def _read(words: list[str]) -> None:
         return
     command, rest = find_command(expand(plain))
     assert command is not None, f"there is no command: stoker {' '.join(words)}"
-    given = import_module(command.module).GRAMMAR.parse(rest)
+    given = getattr(import_module(command.module), command.grammar).parse(rest)
     values = given.get("values", [])
     if given.get("program") is not None and given.get("target"):
         values = [given["target"], *values]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import SystemClock
+from stoker.core.clock import SystemClock
 from tests.servers.nginx import PROGRAM, nginx
 from tests.system.shell import Shell
 

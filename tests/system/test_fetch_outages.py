@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import SystemClock
+from stoker.core.clock import SystemClock
 from tests.servers.slow_file import content
 from tests.system.fetching import fetching_shell
 from tests.system.shell import Shell

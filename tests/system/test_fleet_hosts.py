@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.wire.views import JobStory
+from stoker.protocol.view_messages import JobDetails
 from tests.fault.network import ip
 from tests.system.fleet_project import MANIFEST, make_data, make_project
 from tests.system.host_fleet import PORT, HostFleet, is_completed, is_running, last_try, let_go
@@ -127,7 +127,7 @@ def wait_for_losses(fleet: HostFleet, number: int) -> None:
     fleet.wait_for("study/1", lambda story: lost(story) == number)
 
 
-def lost(story: JobStory) -> int:
+def lost(story: JobDetails) -> int:
     return sum(one.ending == "expired" for one in story.attempts)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker.core.errors import RankFailed
 from stoker.gang import Buffer, Gang, RankConfig, this_rank
-from stoker.model.gang_errors import RankFailed
 from tests.unit.host.real_processes import wait_until
 
 pytestmark = pytest.mark.gpu

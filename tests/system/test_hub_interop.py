@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.store.download.wanted import Status
-from stoker.store.hub.cache import HubCache, Unfinished
-from stoker.store.hub.repository import first_cause
+from stoker.transfer.download.types import Status
+from stoker.transfer.hub.cache_layout import HubCache, UnfinishedDownload
+from stoker.transfer.hub.repository import first_cause
 from tests.servers.hub import Answer, Asked, Served, small_files
 from tests.unit.store.real_hubs import FILES, LARGE, Scene, content, fetched, scenes
 
@@ -188,7 +188,7 @@ def test_what_the_client_left_unfinished_is_listed_and_left_alone(scene: Scene):
     blobs.mkdir(parents=True)
     (blobs / "abc.1234abcd.incomplete").write_bytes(b"12345")
     scene.fetch()
-    left = Unfinished(paths=(str(blobs / "abc.1234abcd.incomplete"),), size_bytes=5, is_foreign=True)
+    left = UnfinishedDownload(paths=(str(blobs / "abc.1234abcd.incomplete"),), size_bytes=5, is_foreign=True)
     assert HubCache(str(scene.cache)).partials() == [left]
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from stoker.host.listening import listen_at
-from stoker.host.other_user import why_not_allowed
+from stoker.host.network import listen_at
+from stoker.host.users import why_not_allowed
 from tests.servers.attacker import NOBODY, SYSTEM_PYTHON, subprocess_of
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, finish, wait_until

@@ -20,16 +20,15 @@ import time
 
 import pytest
 
-from stoker.hardware.probes.asking import ProcessAsker, Reply
-from stoker.hardware.probes.devices import find_devices
-from stoker.hardware.probes.found import Found
-from stoker.hardware.probes.meters.metering import open_meter
-from stoker.hardware.probes.sighting import Sighting, Statement
-from stoker.hardware.probes.witnesses import nvidia_smi, nvml, torch_witness
-from stoker.model.devices import MIB, Backend, Device
+from stoker.core.device import MIB, Backend, Device
+from stoker.devices.meters import open_meter
+from stoker.devices.probes import nvidia, others
+from stoker.devices.probes.inventory import find_devices
+from stoker.devices.probes.observations import DetectedDevices, DeviceReport, ProbeResult
+from stoker.host.command_runner import Reply, SubprocessRunner
 
 HAS_GPU = any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "nvidia0", "dxg"))
-HAS_NVML = bool(nvml.library_folder())
+HAS_NVML = bool(nvidia.library_folder())
 HAS_SMI = shutil.which("nvidia-smi") is not None
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 TORCH_LIMIT_S = 120.0
@@ -41,22 +40,22 @@ pytestmark = [
 ]
 
 
-def found_by(*witnesses: str, limit_s: float = TORCH_LIMIT_S) -> Found:
-    ask = ProcessAsker(os.environ)
+def found_by(*witnesses: str, limit_s: float = TORCH_LIMIT_S) -> DetectedDevices:
+    ask = SubprocessRunner(os.environ)
     return find_devices(os.environ, ask=ask, python=sys.executable, witnesses=frozenset(witnesses), limit_s=limit_s)
 
 
-def usable(found: Found, witness: str) -> list[Device]:
+def usable(found: DetectedDevices, witness: str) -> list[Device]:
     """Give the devices that a witness names and programs may see."""
     seen = [one for one in found.devices if witness in one.installed.why and one.backend is Backend.CUDA]
     return [one for one in seen if not one.visible.is_no]
 
 
 def ask(argv: list[str], limit_s: float = 30.0) -> Reply:
-    return ProcessAsker(os.environ).ask(argv, limit_s=limit_s)
+    return SubprocessRunner(os.environ).ask(argv, limit_s=limit_s)
 
 
-def wholes(statement: Statement) -> dict[str, Sighting]:
+def wholes(statement: ProbeResult) -> dict[str, DeviceReport]:
     """Give what a witness says of devices that are not parts, by UUID."""
     print(f"\n{statement.witness}: {statement.sightings} {statement.findings}")
     assert statement.was_heard, statement.findings
@@ -64,35 +63,35 @@ def wholes(statement: Statement) -> dict[str, Sighting]:
 
 
 @pytest.fixture(scope="module")
-def by_nvml() -> dict[str, Sighting]:
+def by_nvml() -> dict[str, DeviceReport]:
     if not HAS_NVML:
         pytest.skip("nvidia-ml-py is not installed")
-    return wholes(nvml.read(ask(nvml.child_command(nvml.library_folder(), "snapshot"))))
+    return wholes(nvidia.read_nvml(ask(nvidia.child_command(nvidia.library_folder(), "snapshot"))))
 
 
 @pytest.fixture(scope="module")
-def by_smi() -> dict[str, Sighting]:
+def by_smi() -> dict[str, DeviceReport]:
     if not HAS_SMI:
         pytest.skip("nvidia-smi is not installed")
-    reply = ask(nvidia_smi.question())
-    if nvidia_smi.wants_old_question(reply):
-        reply = ask(nvidia_smi.question(is_old=True))
-    return wholes(nvidia_smi.read(reply))
+    reply = ask(nvidia.question())
+    if nvidia.wants_old_question(reply):
+        reply = ask(nvidia.question(is_old=True))
+    return wholes(nvidia.read_nvidia_smi(reply))
 
 
 @pytest.fixture(scope="module")
-def by_torch() -> dict[str, Sighting]:
+def by_torch() -> dict[str, DeviceReport]:
     if not HAS_TORCH:
         pytest.skip("torch is not installed")
-    return wholes(torch_witness.read(ask(torch_witness.question(sys.executable), TORCH_LIMIT_S)))
+    return wholes(others.read_torch(ask(others.torch_question(sys.executable), TORCH_LIMIT_S)))
 
 
 @pytest.fixture(scope="module")
-def together() -> Found:
+def together() -> DetectedDevices:
     return found_by("nvml", "nvidia-smi", "torch")
 
 
-def test_nvml_and_nvidia_smi_agree(by_nvml: dict[str, Sighting], by_smi: dict[str, Sighting]) -> None:
+def test_nvml_and_nvidia_smi_agree(by_nvml: dict[str, DeviceReport], by_smi: dict[str, DeviceReport]) -> None:
     assert by_nvml
     assert sorted(by_nvml) == sorted(by_smi)
     for uuid, one in by_nvml.items():
@@ -103,9 +102,9 @@ def test_nvml_and_nvidia_smi_agree(by_nvml: dict[str, Sighting], by_smi: dict[st
 
 @pytest.mark.parametrize("witness", ["by_nvml", "by_smi"])
 def test_torch_sees_the_same_devices_less_what_the_driver_keeps(
-    by_torch: dict[str, Sighting], witness: str, request: pytest.FixtureRequest
+    by_torch: dict[str, DeviceReport], witness: str, request: pytest.FixtureRequest
 ) -> None:
-    listed: dict[str, Sighting] = request.getfixturevalue(witness)
+    listed: dict[str, DeviceReport] = request.getfixturevalue(witness)
     if any(one.is_split for one in listed.values()) or "CUDA_VISIBLE_DEVICES" in os.environ:
         pytest.skip("torch does not see all devices here")
     if not all(by_torch):
@@ -119,14 +118,14 @@ def test_torch_sees_the_same_devices_less_what_the_driver_keeps(
             assert abs(seen - (one.total_bytes or 0)) <= SAME_BYTES, (other, one)
 
 
-def test_all_together_disagree_about_nothing(together: Found) -> None:
+def test_all_together_disagree_about_nothing(together: DetectedDevices) -> None:
     differences = [one for one in together.findings if one.code.startswith(("disagree", "torch_", "duplicate"))]
     assert differences == []
     expected = set() if HAS_NVML else {"nvml_missing"}
     assert {one.code for one in together.findings} & {"nvml_missing", "nvml_sees_nothing"} == expected
 
 
-def test_a_program_has_computed_on_every_device_that_torch_sees(together: Found) -> None:
+def test_a_program_has_computed_on_every_device_that_torch_sees(together: DetectedDevices) -> None:
     if not HAS_TORCH:
         pytest.skip("torch is not installed")
     seen = usable(together, "torch")
@@ -145,14 +144,14 @@ def test_nvml_and_nvidia_smi_alone_answer_within_their_limit() -> None:
 
 def test_hiding_every_device_leaves_them_installed_and_not_visible() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    ask = ProcessAsker(environment)
+    ask = SubprocessRunner(environment)
     found = find_devices(environment, ask=ask, witnesses=frozenset({"nvml", "nvidia-smi"}), limit_s=30.0)
     assert found.devices
     assert all(one.installed.is_yes and one.visible.is_no for one in found.devices if one.backend is Backend.CUDA)
     assert Backend.CUDA not in found.backends
 
 
-def test_the_meter_measures_what_a_program_takes(together: Found) -> None:
+def test_the_meter_measures_what_a_program_takes(together: DetectedDevices) -> None:
     if not HAS_TORCH or not HAS_NVML:
         pytest.skip("torch or nvidia-ml-py is not installed")
     device = next(one for one in usable(together, "nvml") if not one.usable.is_no)

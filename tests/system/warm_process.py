@@ -21,28 +21,32 @@ from collections.abc import Sequence
 from importlib import import_module, invalidate_caches
 
 # Rooms whose modules commands import as they go. Not cookbooks: what is imported of those is a part of their identity.
-_ROOMS = (
-    "model",
+_PACKAGES = (
+    "core",
     "host",
     "config",
     "store",
-    "hardware",
-    "plan",
-    "wire",
+    "devices",
+    "protocol",
+    "engine",
+    "transfer",
     "scheduler",
+    "jobs",
+    "views",
     "coordinator",
     "worker",
-    "faces",
-    "assembly",
+    "launch",
+    "cli",
+    "app",
 )
 _MESSAGE_BYTES = 1 << 20
 
 
 def main() -> None:
     """Import, then fork for every message until nobody can send one any more."""
-    _import_rooms()
-    import_module("stoker.model.frozen").compile_constructors()
-    import_module("stoker.wire.protocol").build_messages()
+    _import_packages()
+    import_module("stoker.core.frozen").compile_constructors()
+    import_module("stoker.protocol.codec").build_messages()
     # Collecting would write to every page that forks share.
     gc.collect()
     gc.freeze()
@@ -73,10 +77,10 @@ def main() -> None:
     os._exit(code or 0)
 
 
-def _import_rooms() -> None:
-    for room in _ROOMS:
-        package = import_module(f"stoker.{room}")
-        for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"stoker.{room}."):
+def _import_packages() -> None:
+    for name in _PACKAGES:
+        package = import_module(f"stoker.{name}")
+        for module in pkgutil.walk_packages(getattr(package, "__path__", ()), f"stoker.{name}."):
             # Scripts of children and of migrations stand alone; and what draws is heavy, and seldom asked for.
             if not module.name.endswith(("_child", "_main", ".png")) and ".migrations." not in module.name:
                 import_module(module.name)

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker import Client
-from stoker.model.errors import ManifestFaults, NotFound
-from stoker.model.fleet_errors import NoCoordinator, NotAllowed
-from stoker.wire.leasing import CancelConfirmed, Grant, Release, Start
-from stoker.wire.orders import Submission
+from stoker.core.errors import Forbidden, InvalidManifest, NoCoordinator, NotFound
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.lease_messages import CancelConfirmed, Grant, Release, Start
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.hand import Hand, said
@@ -58,7 +57,7 @@ def test_without_a_coordinator_it_says_how_to_get_one():
 def test_the_environment_names_the_coordinator_and_the_token(fleet: Fleet, monkeypatch):
     monkeypatch.setenv("STOKER_COORDINATOR", fleet.url)
     monkeypatch.setenv("STOKER_OPERATOR_TOKEN", "a token of nobody")
-    with Client() as stranger, pytest.raises(NotAllowed):
+    with Client() as stranger, pytest.raises(Forbidden):
         stranger.submit([order("gbt")])
     monkeypatch.setenv("STOKER_OPERATOR_TOKEN", TOKEN)
     with Client() as writer:
@@ -73,7 +72,7 @@ def test_a_manifest_is_checked_whole_and_submitted_once(client: Client, tmp_path
     manifest = tmp_path / "project" / "manifest.toml"
     manifest.parent.mkdir()
     manifest.write_text('[[jobs]]\nname = "a"\ncommnad = "true"\n[[jobs]]\nname = "b"\n')
-    with pytest.raises(ManifestFaults) as caught:
+    with pytest.raises(InvalidManifest) as caught:
         client.submit("project/manifest.toml")
     assert len(caught.value.faults) >= 2
     assert list(client.jobs()) == []

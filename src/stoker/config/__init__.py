@@ -1,4 +1,5 @@
-"""Files and words into values: layered configuration whose every leaf knows where it came from, overrides, sweeps.
+"""Read files and command-line words into typed values: cluster file, manifest, layered configuration, sweeps.
 
-Recipes' schemas are handed in; nothing here knows a stage, a store or a machine.
+Promises: every value knows the file and line it came from; all diagnostics of a file are reported at once.
+Start with `compose` (layers into one configuration) and `manifest_file`; recipes' schemas are passed in.
 """

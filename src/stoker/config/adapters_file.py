@@ -23,15 +23,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.config.adapters import LABEL_RULE, AdapterEntry, AdaptersFile, is_label
-from stoker.config.declared_file import read_as
-from stoker.config.field_kinds import Text
-from stoker.config.fields import PLAIN, WRONG, Given, Reading, below, shown
-from stoker.config.located import Located
+from stoker.config.adapter_entries import LABEL_RULE, AdapterEntry, AdaptersFile, is_label
+from stoker.config.fields import PLAIN, WRONG, FileDiagnostics, ParsedMap, Text, below, read_as, shown
+from stoker.config.positions import LocatedValue
 from stoker.config.schema import Schema
-from stoker.model.errors import AdaptersFaults
-from stoker.model.frozen import frozen
-from stoker.model.suggest import did_you_mean_path
+from stoker.core.errors import InvalidAdapters
+from stoker.core.frozen import frozen
+from stoker.core.text import did_you_mean_path
 
 T = TypeVar("T")
 
@@ -52,7 +50,7 @@ _FORM_HINT = "one adapter is [[adapter]] and its keys below it"
 
 
 @frozen
-class Around:
+class AdaptersContext:
     """What there is to know beside the file."""
 
     schema: Schema | None = None
@@ -63,10 +61,10 @@ class Around:
     """What was said beside the file, by argument. Nothing if the file alone is looked at: then it may lack a base."""
 
 
-class ReadAdapter(NamedTuple):
+class ParsedAdapter(NamedTuple):
     """One adapter on its way: what was read of it, and where that stands."""
 
-    given: Given
+    given: ParsedMap
     """Its values by the recipe's arguments; `checkpoint`, `data` and `label` by their own names."""
     entry: AdapterEntry | None
     """Nothing if it lacks what it has to have; the faults say why."""
@@ -75,41 +73,43 @@ class ReadAdapter(NamedTuple):
     own: Mapping[str, str] = MappingProxyType({})
     """Its data, folder and label, as far as they are right; paths from the root on."""
 
-    def note(self, argument: str, message: str, hint: str, reading: Reading) -> None:
+    def note(self, argument: str, message: str, hint: str, reading: FileDiagnostics) -> None:
         """Note what is wrong with an argument, where the adapter says it."""
         word = self.words.get(argument, argument)
         reading.refuse(self.given.at(word), below(self.given.key, word), message, hint)
 
 
-class Whole(NamedTuple):
+class ParsedAdaptersFile(NamedTuple):
     """A file on its way."""
 
     file: AdaptersFile
-    top: ReadAdapter
+    top: ParsedAdapter
     """What stands at its top; no adapter."""
-    adapters: Sequence[ReadAdapter]
+    adapters: Sequence[ParsedAdapter]
 
 
-Making = Callable[[Whole, Reading], T]
+Making = Callable[[ParsedAdaptersFile, FileDiagnostics], T]
 """Makes something of a file. It may note faults: places are known only as long as it works."""
 
 
-def read_adapters(name: str, path: str, around: Around | None = None) -> AdaptersFile:
+def read_adapters(name: str, path: str, around: AdaptersContext | None = None) -> AdaptersFile:
     """Read an adapters file, called `name` in what is said about it.
 
-    Raises `AdaptersFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    Raises `InvalidAdapters` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
     """
     return read_adapters_into(file_as_it_is, name, path, around)
 
 
-def read_adapters_into(make: Making[T], name: str, path: str, around: Around | None = None) -> T:
+def read_adapters_into(make: Making[T], name: str, path: str, around: AdaptersContext | None = None) -> T:
     """Read an adapters file and make something of it; what is noted meanwhile is raised with all the rest."""
-    return read_as(WHAT, name, path, lambda reading, tree: adapters_of(make, reading, tree, around or Around()))
+    return read_as(
+        WHAT, name, path, lambda reading, tree: adapters_of(make, reading, tree, around or AdaptersContext())
+    )
 
 
-def adapters_of(make: Making[T], reading: Reading, tree: Located | None, around: Around) -> T:
+def adapters_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | None, around: AdaptersContext) -> T:
     """Make something of a file that was opened."""
-    at = tree if tree is not None else Located({}, 1, 1, 1, 1)
+    at = tree if tree is not None else LocatedValue({}, 1, 1, 1, 1)
     top = _Words(around, reading, noun="adapters file").read_map(at, "", own=(ADAPTERS,))
     if tree is not None and around.given is not None and not top.given.says("base") and "base" not in around.given:
         hint = 'base = "org/name", or a folder, above the first [[adapter]]; or base=… beside the file'
@@ -119,9 +119,9 @@ def adapters_of(make: Making[T], reading: Reading, tree: Located | None, around:
     entries = tuple(one.entry for one in adapters if one.entry is not None)
     shared = {name: value for name, value in top.given.values.items() if name != ADAPTERS}
     file = AdaptersFile(path=reading.source.path, shared=_with_alpha(shared, around), adapters=entries)
-    made = make(Whole(file=file, top=top, adapters=adapters), reading)
+    made = make(ParsedAdaptersFile(file=file, top=top, adapters=adapters), reading)
     reading.sort()
-    reading.raise_any(AdaptersFaults)
+    reading.raise_any(InvalidAdapters)
     return made
 
 
@@ -132,12 +132,12 @@ def argument_of(word: str, value: object) -> str:
     return OLDER_WORDS.get(word, word)
 
 
-def file_as_it_is(whole: Whole, _reading: Reading) -> AdaptersFile:
+def file_as_it_is(whole: ParsedAdaptersFile, _reading: FileDiagnostics) -> AdaptersFile:
     """Make nothing else of a file."""
     return whole.file
 
 
-def _adapters(tree: Located, reading: Reading, around: Around) -> Iterator[ReadAdapter]:
+def _adapters(tree: LocatedValue, reading: FileDiagnostics, around: AdaptersContext) -> Iterator[ParsedAdapter]:
     listed = tree.value.get(ADAPTERS)
     if listed is None or listed.value in ([], None):
         at = tree if listed is None else listed
@@ -159,7 +159,7 @@ def _adapters(tree: Located, reading: Reading, around: Around) -> Iterator[ReadA
         yield read._replace(entry=_entry(read, index, labels, around))
 
 
-def _own(given: Given, folder: str, reading: Reading, around: Around) -> dict[str, str]:
+def _own(given: ParsedMap, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> dict[str, str]:
     """Read what an adapter has words of its own for."""
     own: dict[str, str] = {}
     for word, kind in _OWN_KINDS.items():
@@ -188,7 +188,7 @@ _OWN_KINDS = {
 }
 
 
-def _entry(read: ReadAdapter, index: int, labels: _Labels, around: Around) -> AdapterEntry | None:
+def _entry(read: ParsedAdapter, index: int, labels: _Labels, around: AdaptersContext) -> AdapterEntry | None:
     own = read.own
     if "data" not in own or "checkpoint" not in own or read.given.says("label") is not ("label" in own):
         return None
@@ -201,7 +201,7 @@ def _entry(read: ReadAdapter, index: int, labels: _Labels, around: Around) -> Ad
     )
 
 
-def _with_alpha(values: Mapping[str, Any], around: Around) -> dict[str, Any]:
+def _with_alpha(values: Mapping[str, Any], around: AdaptersContext) -> dict[str, Any]:
     """Give values with the alpha that a rank brings with it: twice as much, as the file has always meant it."""
     rank = values.get("rank")
     knows_alpha = around.schema is None or "alpha" in around.schema.leaves
@@ -210,11 +210,11 @@ def _with_alpha(values: Mapping[str, Any], around: Around) -> dict[str, Any]:
     return {**values, "alpha": _checked_alpha(2 * rank, around)}
 
 
-def _checked_alpha(alpha: int, around: Around) -> Any:
+def _checked_alpha(alpha: int, around: AdaptersContext) -> Any:
     return alpha if around.schema is None else around.schema.leaves["alpha"].check(alpha)
 
 
-def _data(given: Given, data: str, folder: str, reading: Reading, around: Around) -> str:
+def _data(given: ParsedMap, data: str, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> str:
     if around.data is not None and data in around.data:
         return data
     path = _from(folder, data)
@@ -225,7 +225,7 @@ def _data(given: Given, data: str, folder: str, reading: Reading, around: Around
     return ""
 
 
-def _checkpoint(given: Given, checkpoint: str, folder: str, reading: Reading) -> str:
+def _checkpoint(given: ParsedMap, checkpoint: str, folder: str, reading: FileDiagnostics) -> str:
     path = _from(folder, checkpoint)
     if os.path.exists(path) and not os.path.isdir(path):
         where = f"{given.key}.checkpoint"
@@ -238,10 +238,10 @@ def _from(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
 
 
-def _refuse_shared(adapters: Sequence[ReadAdapter], reading: Reading) -> None:
+def _refuse_shared(adapters: Sequence[ParsedAdapter], reading: FileDiagnostics) -> None:
     """Refuse two adapters of one label, or with one folder for their checkpoints, or one inside of the other."""
     for word, what in (("label", "the label"), ("checkpoint", "the folder")):
-        first: dict[str, ReadAdapter] = {}
+        first: dict[str, ParsedAdapter] = {}
         for one in adapters:
             value = one.own.get(word, "")
             if value and word == "checkpoint":
@@ -255,7 +255,7 @@ def _refuse_shared(adapters: Sequence[ReadAdapter], reading: Reading) -> None:
             _refuse_nested(first, reading)
 
 
-def _refuse_nested(folders: Mapping[str, ReadAdapter], reading: Reading) -> None:
+def _refuse_nested(folders: Mapping[str, ParsedAdapter], reading: FileDiagnostics) -> None:
     """Refuse a folder for checkpoints inside of another adapter's, who replaces what lies there."""
     for folder, one in folders.items():
         above = next((outer for outer in _above(folder) if outer in folders), None)
@@ -275,7 +275,7 @@ def _above(folder: str) -> Iterator[str]:
 class _Labels:
     """Labels for those that have none: by their checkpoints' folder, as long as that tells them apart."""
 
-    def __init__(self, items: Sequence[Located]) -> None:
+    def __init__(self, items: Sequence[LocatedValue]) -> None:
         # Numbers that are so far apart are nobody else's.
         self._count = max(1000, len(items))
         maps = [item.value if type(item.value) is dict else {} for item in items]
@@ -301,12 +301,14 @@ def _leaf(path: str) -> str:
 class _Words:
     """Reads the keys of one map that are arguments of the recipe."""
 
-    def __init__(self, around: Around, reading: Reading, *, noun: str) -> None:
+    def __init__(self, around: AdaptersContext, reading: FileDiagnostics, *, noun: str) -> None:
         self._leaves = around.schema.leaves if around.schema is not None else None
         self._reading = reading
         self._noun = noun
 
-    def read_map(self, node: Located, key: str, *, own: Sequence[str], elsewhere: Sequence[str] = ()) -> ReadAdapter:
+    def read_map(
+        self, node: LocatedValue, key: str, *, own: Sequence[str], elsewhere: Sequence[str] = ()
+    ) -> ParsedAdapter:
         """Read every key; `own` are left to whoever asks, what belongs `elsewhere` is refused."""
         values: dict[str, Any] = {}
         words: dict[str, str] = {}
@@ -325,9 +327,9 @@ class _Words:
                 elif (value := self._value(name, leaf, below(key, path), own)) is not WRONG:
                     values[name] = value
                 words.setdefault(name, path)
-        return ReadAdapter(given=Given(node, key, values), entry=None, words=words)
+        return ParsedAdapter(given=ParsedMap(node, key, values), entry=None, words=words)
 
-    def _in_record(self, word: str, item: Located) -> Iterator[tuple[str, Located]]:
+    def _in_record(self, word: str, item: LocatedValue) -> Iterator[tuple[str, LocatedValue]]:
         """Give the leaves of a map that is a record of the recipe's; any other value as it is."""
         is_record = self._leaves is not None and any(path.startswith(f"{word}.") for path in self._leaves)
         if not is_record or type(item.value) is not dict:
@@ -336,7 +338,7 @@ class _Words:
         for name, inner in item.value.items():
             yield from self._in_record(f"{word}.{name}", inner)
 
-    def _value(self, name: str, item: Located, key: str, own: Sequence[str]) -> Any:
+    def _value(self, name: str, item: LocatedValue, key: str, own: Sequence[str]) -> Any:
         if self._leaves is None:
             return item.plain()
         declared = self._leaves.get(name)

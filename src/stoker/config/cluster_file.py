@@ -21,16 +21,31 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
 
-from stoker.config.declared_file import read_as
-from stoker.config.field_kinds import Choice, Flag, ListOf, MapOf, Number, Text, Whole
-from stoker.config.fields import Field, Form, Given, Reading
-from stoker.config.located import Located
-from stoker.model.devices import MIB, MemoryType
-from stoker.model.errors import ClusterFaults
-from stoker.model.names import NODE_NAME_RULE, is_node_name
-from stoker.model.nodes import ANY_USER, Cluster, Gpu, Node, NodeTransport, UserPolicy
+from stoker.config.compose import scalar_text
+from stoker.config.fields import (
+    EnumField,
+    Field,
+    FileDiagnostics,
+    Flag,
+    IntegerField,
+    ListOf,
+    MapOf,
+    MapSchema,
+    NumberField,
+    ParsedMap,
+    Text,
+    read_as,
+)
+from stoker.config.positions import LocatedValue
+from stoker.core.device import MIB, MemoryType
+from stoker.core.errors import InvalidCluster
+from stoker.core.frozen import fields_of
+from stoker.core.machine import ANY_USER, Cluster, Gpu, Node, NodeTransport, UserPolicy
+from stoker.core.text import NODE_NAME_RULE, is_node_name, one_line
 
 WHAT = "cluster file"
 MOST_MIB = 2**30
@@ -88,7 +103,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-GPU = Form(
+GPU = MapSchema(
     "GPU",
     (
         Field(
@@ -105,15 +120,15 @@ GPU = Form(
         ),
         Field(
             "vram_mb",
-            Whole(least=1, most=MOST_MIB, unit_bytes=MIB, let_pass=0),
+            IntegerField(least=1, most=MOST_MIB, unit_bytes=MIB, let_pass=0),
             "its memory in MiB, such as 24564",
             is_required=True,
         ),
-        Field("memory_type", Choice(MemoryType), "whose memory it works in: its own, or the machine's"),
+        Field("memory_type", EnumField(MemoryType), "whose memory it works in: its own, or the machine's"),
     ),
 )
 
-NODE = Form(
+NODE = MapSchema(
     "node",
     (
         Field(
@@ -129,7 +144,9 @@ NODE = Form(
             is_required=True,
         ),
         Field(
-            "transport", Choice(NodeTransport), "how it would be reached from here; read and shown, nothing uses it yet"
+            "transport",
+            EnumField(NodeTransport),
+            "how it would be reached from here; read and shown, nothing uses it yet",
         ),
         Field(
             "user",
@@ -140,14 +157,14 @@ NODE = Form(
         Field("gpus", ListOf(GPU), "its devices; none: jobs run on its CPU"),
         Field(
             "max_adapters",
-            Whole(least=1, most=MOST_SLOTS, let_pass=0),
+            IntegerField(least=1, most=MOST_SLOTS, let_pass=0),
             "how many jobs at once; more than one: they may share devices",
         ),
-        Field("cpu_cores", Whole(least=1, most=1_000_000), "physical cores", may_be_null=True),
-        Field("ram_mb", Whole(least=1, most=MOST_MIB, unit_bytes=MIB), "memory in MiB", may_be_null=True),
+        Field("cpu_cores", IntegerField(least=1, most=1_000_000), "physical cores", may_be_null=True),
+        Field("ram_mb", IntegerField(least=1, most=MOST_MIB, unit_bytes=MIB), "memory in MiB", may_be_null=True),
         Field(
             "slots",
-            Whole(least=1, most=MOST_SLOTS),
+            IntegerField(least=1, most=MOST_SLOTS),
             "how many jobs at once, where that is not max_adapters or one per device",
             may_be_null=True,
         ),
@@ -159,21 +176,21 @@ NODE = Form(
         ),
         Field("allow_jobs", JOB_LIST, "only these jobs or recipes; empty: all"),
         Field("deny_jobs", JOB_LIST, "not these; wins over allow_jobs"),
-        Field("priority", Whole(least=-(2**31)), "better than others if it is higher"),
+        Field("priority", IntegerField(least=-(2**31)), "better than others if it is higher"),
         Field("description", Text(may_be_empty=True), "a note for people"),
     ),
 )
 
-USER = Form(
+USER = MapSchema(
     "user",
     (
         Field(
             "weight",
-            Number(least=_LEAST_WEIGHT, most=_MOST_WEIGHT),
+            NumberField(least=_LEAST_WEIGHT, most=_MOST_WEIGHT),
             "share beside other users within a priority: 2 is twice as much as 1, which is the default",
         ),
-        Field("most_jobs", Whole(least=1), "how many jobs at once", may_be_null=True),
-        Field("most_devices", Whole(least=1), "how many devices at once", may_be_null=True),
+        Field("most_jobs", IntegerField(least=1), "how many jobs at once", may_be_null=True),
+        Field("most_devices", IntegerField(least=1), "how many devices at once", may_be_null=True),
     ),
     meant={
         **dict.fromkeys(("share", "shares", "priority"), "weight"),
@@ -182,7 +199,7 @@ USER = Form(
     },
 )
 
-CLUSTER = Form(
+CLUSTER = MapSchema(
     WHAT,
     (
         Field("nodes", ListOf(NODE), "the machines", may_be_null=True),
@@ -199,17 +216,17 @@ CLUSTER = Form(
 def read_cluster(name: str, path: str) -> Cluster:
     """Read a cluster file, called `name` in what is said about it.
 
-    Raises `ClusterFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    Raises `InvalidCluster` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
     """
     return read_as(WHAT, name, path, cluster_of)
 
 
-def cluster_of(reading: Reading, tree: Located | None) -> Cluster:
+def cluster_of(reading: FileDiagnostics, tree: LocatedValue | None) -> Cluster:
     """Make the nodes of a file that was opened."""
-    nodes: tuple[Given, ...] = ()
-    users: Mapping[str, Given] = {}
+    nodes: tuple[ParsedMap, ...] = ()
+    users: Mapping[str, ParsedMap] = {}
     if tree is not None:
-        given: Given = CLUSTER.read(tree, "", reading)
+        given: ParsedMap = CLUSTER.read(tree, "", reading)
         nodes, users = given.get("nodes", ()), given.get("users", {})
         listed = tree.value.get("nodes", tree)
         # Machines that join need no entry, so a file may be about users alone.
@@ -217,7 +234,7 @@ def cluster_of(reading: Reading, tree: Located | None) -> Cluster:
             hint = "such as - {name: laptop, host: localhost}"
             reading.refuse(listed, "nodes", "a cluster has at least one node", hint)
         _Rules(reading).check(nodes)
-    reading.raise_any(ClusterFaults)
+    reading.raise_any(InvalidCluster)
     return Cluster(
         nodes=tuple(map(_node, nodes)), users={name: UserPolicy(**user.values) for name, user in users.items()}
     )
@@ -226,12 +243,12 @@ def cluster_of(reading: Reading, tree: Located | None) -> Cluster:
 class _Rules:
     """What nodes and their devices mean together, in the order in which system B looked at it."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: FileDiagnostics) -> None:
         self._reading = reading
-        self._names: dict[str, Given] = {}
-        self._devices: dict[str, tuple[Given, Given]] = {}
+        self._names: dict[str, ParsedMap] = {}
+        self._devices: dict[str, tuple[ParsedMap, ParsedMap]] = {}
 
-    def check(self, nodes: tuple[Given, ...]) -> None:
+    def check(self, nodes: tuple[ParsedMap, ...]) -> None:
         for node in nodes:
             self._check_name(node)
             self._check_slots(node)
@@ -240,7 +257,7 @@ class _Rules:
                 self._check_memory(node, gpu)
                 self._check_uuid(node, gpu)
 
-    def _check_name(self, node: Given) -> None:
+    def _check_name(self, node: ParsedMap) -> None:
         name = node.get("name")
         if name is None:
             return
@@ -248,23 +265,23 @@ class _Rules:
         if first is not node:
             self._refuse(node, "name", f"duplicate node name {name!r}", f"first on line {first.at('name').line}")
 
-    def _check_slots(self, node: Given) -> None:
+    def _check_slots(self, node: ParsedMap) -> None:
         if node.get("max_adapters") == 0:
             message = f"{_called(node)}: max_adapters is 0, so it would never get a job"
             self._refuse(node, "max_adapters", message, "at least 1; leave out a node that takes no work")
 
-    def _check_address(self, node: Given) -> None:
+    def _check_address(self, node: ParsedMap) -> None:
         host = node.get("host")
         if host is not None and node.get("transport") is NodeTransport.SSH and is_this_machine(host):
             message = f"{_called(node)}: SSH transport to {host} leads back to the machine it starts from"
             self._refuse(node, "host", message, "transport: local, or the machine's own address")
 
-    def _check_memory(self, node: Given, gpu: Given) -> None:
+    def _check_memory(self, node: ParsedMap, gpu: ParsedMap) -> None:
         if gpu.get("vram_mb") == 0:
             message = f"{_called(node)}, GPU {gpu.get('uuid', '?')}: zero VRAM"
             self._refuse(gpu, "vram_mb", message, "vram_mb is its memory in MiB, such as 24564")
 
-    def _check_uuid(self, node: Given, gpu: Given) -> None:
+    def _check_uuid(self, node: ParsedMap, gpu: ParsedMap) -> None:
         uuid = gpu.get("uuid")
         if uuid is None:
             return
@@ -275,16 +292,87 @@ class _Rules:
         message = f"{_called(node)}: duplicate GPU UUID {uuid}: {where} has it on line {first.at('uuid').line}, too"
         self._refuse(gpu, "uuid", message, "a device is in one machine, once")
 
-    def _refuse(self, given: Given, name: str, message: str, hint: str) -> None:
+    def _refuse(self, given: ParsedMap, name: str, message: str, hint: str) -> None:
         self._reading.refuse(given.at(name), f"{given.key}.{name}", message, hint)
 
 
-def _called(node: Given) -> str:
+def _called(node: ParsedMap) -> str:
     name = node.get("name")
     return f"node {name}" if name else f"the node {node.key}"
 
 
-def _node(given: Given) -> Node:
+def _node(given: ParsedMap) -> Node:
     values = dict(given.values)
     values["gpus"] = tuple(Gpu(**gpu.values) for gpu in given.get("gpus", ()))
     return Node(**values)
+
+
+# A cluster as text: the form that people read, and the file that reads back as the same cluster.
+
+_LEFT_OUT: dict[str, Any] = fields_of(Node(name="", host="")) | fields_of(Gpu(uuid="", type="", vram_mb=0))
+
+
+def render_cluster(cluster: Cluster) -> str:
+    """Write a cluster for people: a line of sums, then a line for each node. No line end after the last.
+
+    It is wide, and its columns stand below each other.
+    """
+    count, slots = len(cluster.nodes), cluster.adapter_slots
+    head = f"{count:,} node{'' if count == 1 else 's'}, {slots:,} adapter slot{'' if slots == 1 else 's'}"
+    rows = [(node.name, node.host, str(node.transport), _devices(node)) for node in cluster.nodes]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+    lines = [head]
+    for row, node in zip(rows, cluster.nodes, strict=True):
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        lines.append(f"  {cells}  max_adapters {node.max_adapters}")
+    return "\n".join(lines)
+
+
+def write_cluster(cluster: Cluster) -> str:
+    """Write a cluster as a YAML file: each node's keys below each other, a device per line, defaults left out."""
+    lines = ["nodes:"] if cluster.nodes else ["nodes: []"]
+    for node in cluster.nodes:
+        for position, line in enumerate(_node_lines(node)):
+            lines.append(f"  {'- ' if position == 0 else '  '}{line}")
+    if cluster.users:
+        lines.append("users:")
+    for name, user in cluster.users.items():
+        inside = ", ".join(f"{key}: {_text(value)}" for key, value in fields_of(user).items() if value is not None)
+        lines.append(f"  {scalar_text(name)}: {{{inside}}}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def node_as_json(node: Node) -> dict[str, Any]:
+    """Give a node as JSON does: every key of the file, defaults included."""
+    return {**fields_of(node), "gpus": [fields_of(gpu) for gpu in node.gpus]}
+
+
+def _devices(node: Node) -> str:
+    return " ".join(f"[{one_line(gpu.type)} {gpu.vram_mb} MB {gpu.memory_type}]" for gpu in node.gpus) or "CPU-only"
+
+
+def _node_lines(node: Node) -> Iterator[str]:
+    for key, value in _given(node):
+        if key == "gpus":
+            yield "gpus:"
+            for gpu in node.gpus:
+                inside = ", ".join(f"{key}: {_text(value)}" for key, value in _given(gpu))
+                yield f"  - {{{inside}}}"
+        else:
+            yield f"{key}: {_text(value)}"
+
+
+def _given(noun: Node | Gpu) -> Iterator[tuple[str, Any]]:
+    """Give what differs from the defaults, and what has none."""
+    for key, value in fields_of(noun).items():
+        if key in _ALWAYS or value != _LEFT_OUT[key]:
+            yield key, value
+
+
+def _text(value: Any) -> str:
+    if type(value) is tuple:
+        return f"[{', '.join(map(scalar_text, value))}]"
+    return str(value) if isinstance(value, StrEnum) else scalar_text(value)
+
+
+_ALWAYS = frozenset({"name", "host", "uuid", "type", "vram_mb"})

@@ -7,29 +7,256 @@ read before any point is made, so that a sweep with a mistake in it is refused w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
-from stoker.config.axis import Axis, Choice
-from stoker.config.caret import fault_at
-from stoker.config.composed import Composed, Facts, Options
-from stoker.config.environment import put_environment
-from stoker.config.gathering import Gathering, axes_in
-from stoker.config.layering import Layering
-from stoker.config.origin import Layer, Origin
-from stoker.config.override import Override
-from stoker.config.overriding import Overriding
-from stoker.config.schema import Schema
-from stoker.config.shelf import Shelf
-from stoker.config.sweep import Sweep
-from stoker.config.trees import ABSENT, found
-from stoker.config.trial import Base, Resolved, Trials, faulty, finished
-from stoker.config.typed import typed
-from stoker.config.vocabulary import Vocabulary, check_resolved
-from stoker.model.errors import ConfigFaults
-from stoker.model.faults import Fault
-from stoker.model.frozen import frozen
+from stoker.config.config_file import ConfigFiles
+from stoker.config.file_set import ConfigGatherer, axes_in
+from stoker.config.layers import LayeredTree, put_environment
+from stoker.config.overrides import Override, OverrideApplier
+from stoker.config.points import ResolvedReferences, TrialBase, Trials, faulty, finished
+from stoker.config.positions import ConfigLayer, LayerValue, ValueOrigin, fault_at
+from stoker.config.schema import NOTHING, Schema
+from stoker.config.sweep import Axis, AxisValue, Sweep, SweepPoint
+from stoker.config.typed_values import Vocabulary, check_resolved, typed
+from stoker.config.values import ABSENT, found, without
+from stoker.config.yaml_file import read_plain
+from stoker.core.digests import Digest, digest_encoded, digest_value, encode
+from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps
+
+# What two configurations have to share to be the same one.
+#
+# `identity_fingerprint` names a trial: everything that is wanted, and nothing about how it is run (threads,
+# verbosity)
+# or noted beside it. `full_fingerprint` covers all of it. Both are digests of the canonical encoding, so types count
+# (1, 1.0, "1" and true are four values, and so are NaN, infinity, "inf" and null), the order of keys does not, and
+# neither do the layers that the values came from.
+
+IDENTITY: Final = "config-identity"
+FULL: Final = "config-full"
+
+
+def identity_fingerprint(values: Mapping[str, Any], schema: Schema) -> Digest:
+    """Digest what is wanted: every leaf but those that are declared as being about the running of it."""
+    return digest_value(IDENTITY, _without(dict(values), _runtime_steps(schema)))
+
+
+def full_fingerprint(values: Mapping[str, Any], notes: Mapping[str, Any]) -> Digest:
+    """Digest everything, notes included."""
+    return digest_value(FULL, {"values": dict(values), "notes": dict(notes)})
+
+
+class TrialFingerprints:
+    """Identity fingerprints of many trials that share most of their values with one base.
+
+    Whatever a trial has from the base as the very same object is not encoded again. Gives what `identity_fingerprint`
+    gives.
+    """
+
+    def __init__(self, base: Mapping[str, Any], schema: Schema) -> None:
+        self._runtime = _runtime_steps(schema)
+        self._touched = {steps[0] for steps in self._runtime}
+        self._base = dict(base)
+        self._chunks = {key: self._chunk(key, value) for key, value in base.items()}
+        self._order = sorted(self._chunks, key=str.encode)
+
+    def identity(self, values: Mapping[str, Any]) -> Digest:
+        """Digest what one trial wants."""
+        base, chunks = self._base, self._chunks
+        order = self._order if values.keys() == base.keys() else sorted(values, key=str.encode)
+        parts = [
+            chunks[key] if key in base and values[key] is base[key] else self._chunk(key, values[key]) for key in order
+        ]
+        wanted = [part for part in parts if part]
+        return digest_encoded(IDENTITY, b"m%d:%b" % (len(wanted), b"".join(wanted)))
+
+    def _chunk(self, key: str, value: Any) -> bytes:
+        """Encode a key with its value, as they stand in an encoded map; nothing if all of it is about running."""
+        if key in self._touched:
+            left = _without({key: value}, self._runtime)
+            if not left:
+                return b""
+            value = left[key]
+        return encode(key) + encode(value)
+
+
+def _runtime_steps(schema: Schema) -> list[list[str]]:
+    return [path.split(".") for path, declared in schema.leaves.items() if declared.is_runtime]
+
+
+def _without(values: dict[str, Any], paths: list[list[str]]) -> dict[str, Any]:
+    for steps in paths:
+        values = without(values, steps)
+    return values
+
+
+# A configuration that is composed: its values, where each came from, and the values of each trial of its sweep.
+
+Options = tuple[tuple[str, str], ...]
+"""Options of groups that a point chooses."""
+
+
+@frozen
+class ConfigRow:
+    """One leaf, for people to see."""
+
+    path: str
+    value: Any
+    origin: ValueOrigin
+    is_note: bool = False
+
+
+@frozen
+class ComposedFacts:
+    """What composing found out."""
+
+    schema: Schema
+    values: dict[str, Any]
+    """Nested plain maps, typed and resolved; of a sweep, what all its trials start from."""
+    origins: Mapping[str, tuple[LayerValue, ...]]
+    """For each leaf what was said about it, the winner last; a deleted leaf ends with `NOTHING`."""
+    notes: Mapping[str, Any]
+    """Leaves beyond a closed schema, by their path: kept and shown, no part of the identity."""
+    sweep: Sweep | None
+    groups: Mapping[str, tuple[str, ...]]
+    """The options that were chosen, by group."""
+    read_from_environment: Mapping[str, Digest]
+    """Variables that references asked for, each with a digest of what it held."""
+    environment_leaves: frozenset[str]
+    """Leaves that such a variable went into: a face may want to hide them."""
+
+
+class ComposedConfig:
+    """One configuration, ready to be used. Its maps and lists are shared with its trials: nobody changes them."""
+
+    def __init__(
+        self,
+        facts: ComposedFacts,
+        trials: Trials,
+        *,
+        swept_groups: frozenset[str],
+        variant: Callable[[Options], ComposedConfig],
+    ) -> None:
+        self.schema = facts.schema
+        self.values = facts.values
+        self.origins = facts.origins
+        self.notes = facts.notes
+        self.sweep = facts.sweep
+        self.groups = facts.groups
+        self.read_from_environment = facts.read_from_environment
+        self.environment_leaves = facts.environment_leaves
+        self._trials = trials
+        self._swept_groups = swept_groups
+        self._variant = variant
+        self._variants: dict[Options, ComposedConfig] = {}
+        self._fingerprints: TrialFingerprints | None = None
+
+    def at(self, point: SweepPoint) -> dict[str, Any]:
+        """Give the values of one trial. Raises `InvalidConfig` where only this point's combination is wrong."""
+        if not self._swept_groups:
+            return self._trials.at(point.choices)
+        base, choices = self._split(point)
+        return base._trials.at(choices)  # noqa: SLF001 - it is one of us
+
+    def identity(self) -> Digest:
+        """Name what is wanted without its sweep."""
+        return identity_fingerprint(self.values, self.schema)
+
+    def identity_at(self, point: SweepPoint) -> Digest:
+        """Name one trial."""
+        return self._identities.identity(self.at(point))
+
+    def trials(self, points: Iterator[SweepPoint]) -> Iterator[tuple[SweepPoint, dict[str, Any], Digest]]:
+        """Give points with their values and names, one at a time."""
+        for point in points:
+            values = self.at(point)
+            yield point, values, self._identities.identity(values)
+
+    def full(self) -> Digest:
+        """Digest everything, notes and what is about running included."""
+        return full_fingerprint(self.values, self.notes)
+
+    def full_at(self, point: SweepPoint) -> Digest:
+        """The same for one trial."""
+        return full_fingerprint(self.at(point), self.notes)
+
+    def explain(self, path: str, point: SweepPoint | None = None) -> dict[str, tuple[LayerValue, ...]]:
+        """Give what every layer said about a leaf, or about all leaves of a branch; nothing if nobody said anything.
+
+        With a point, its choices come last.
+        """
+        base = self
+        choices: Mapping[str, AxisValue] = {}
+        if point is not None:
+            base, listed = self._split(point)
+            choices = dict(listed)
+        told = {leaf: stack for leaf, stack in base.origins.items() if _is_at(leaf, path)}
+        for leaf, choice in choices.items():
+            if _is_at(leaf, path):
+                origin = ValueOrigin(layer=ConfigLayer.SWEEP, where=f"{leaf}={choice.text}")
+                told[leaf] = (*told.get(leaf, ()), LayerValue(origin=origin, value=choice.value))
+        return told
+
+    def rows(self) -> list[ConfigRow]:
+        """Give every leaf that there is with its value and the origin that won, in the order of the layers."""
+        rows = []
+        for path, stack in self.origins.items():
+            if stack[-1].value is NOTHING:
+                continue
+            is_note = path in self.notes
+            value = self.notes[path] if is_note else found(self.values, path.split("."))
+            if value is not ABSENT:
+                rows.append(ConfigRow(path=path, value=value, origin=stack[-1].origin, is_note=is_note))
+        return rows
+
+    def record(self) -> dict[str, Any]:
+        """Give everything that is known as plain data, for a file beside the results."""
+        return {
+            "values": self.values,
+            "notes": dict(self.notes),
+            "groups": {group: list(options) for group, options in self.groups.items()},
+            "environment": dict(self.read_from_environment),
+            "origins": {path: [_told(candidate) for candidate in stack] for path, stack in self.origins.items()},
+        }
+
+    def to_yaml(self) -> str:
+        """Write the values as YAML that reads back as the same values."""
+        return to_yaml(self.values)
+
+    def to_json(self) -> str:
+        """Write the values as JSON, numbers that are not finite tagged."""
+        return to_json(self.values)
+
+    @property
+    def _identities(self) -> TrialFingerprints:
+        if self._fingerprints is None:
+            self._fingerprints = TrialFingerprints(self.values, self.schema)
+        return self._fingerprints
+
+    def _split(self, point: SweepPoint) -> tuple[ComposedConfig, list[tuple[str, AxisValue]]]:
+        """Give the configuration with a point's groups chosen, and the rest of its choices."""
+        groups = tuple((path, choice.text) for path, choice in point.choices if path in self._swept_groups)
+        rest = [(path, choice) for path, choice in point.choices if path not in self._swept_groups]
+        if not groups:
+            return self, rest
+        if groups not in self._variants:
+            self._variants[groups] = self._variant(groups)
+        return self._variants[groups], rest
+
+
+def _told(candidate: LayerValue) -> dict[str, Any]:
+    body: dict[str, Any] = {"layer": str(candidate.origin.layer), "from": str(candidate.origin)}
+    return {**body, "deletes": True} if candidate.value is NOTHING else {**body, "value": candidate.value}
+
+
+def _is_at(leaf: str, path: str) -> bool:
+    return leaf == path or leaf.startswith(f"{path}.") or path.startswith(f"{leaf}.")
+
 
 # So many choices of an axis are tried ahead where each means composing or resolving again.
 _TRIED = 200
@@ -41,10 +268,10 @@ def compose(
     schema: Schema,
     environment: Mapping[str, str],
     folder: str,
-) -> Composed:
+) -> ComposedConfig:
     """Compose one configuration. Files are named relative to `folder`.
 
-    Raises `ConfigFaults` with everything that is wrong, or `LocalFile` for a file that isn't there.
+    Raises `InvalidConfig` with everything that is wrong, or `LocalFile` for a file that isn't there.
     """
     request = _Request(files=files, overrides=overrides, schema=schema, environment=environment, folder=folder)
     composition = _Composition(request, {})
@@ -70,19 +297,19 @@ class _Composition:
         self.faults: list[Fault] = []
         self._request = request
         self._words = Vocabulary(request.schema)
-        self._shelf = Shelf(request.folder, self.faults)
-        self._files = Gathering(self._shelf, request.files, request.overrides, request.schema.leaves, fixed)
+        self._shelf = ConfigFiles(request.folder, self.faults)
+        self._files = ConfigGatherer(self._shelf, request.files, request.overrides, request.schema.leaves, fixed)
 
-    def run(self) -> Composed:
+    def run(self) -> ComposedConfig:
         """Compose, noting faults."""
         layers = self._files.layers()
-        tree = Layering(self._words, self.faults)
+        tree = LayeredTree(self._words, self.faults)
         tree.put_defaults()
         for layer in layers:
             tree.put_file(layer)
         put_environment(tree, self._request.environment)
         has_files = bool(self._request.files)
-        overriding = Overriding(tree, has_files=has_files, swept=self._files.swept_by_files)
+        overriding = OverrideApplier(tree, has_files=has_files, swept=self._files.swept_by_files)
         for override in self._files.setting:
             if type(override.value) is not Axis:
                 overriding.apply(override)
@@ -111,7 +338,7 @@ class _Composition:
                         said = f"{fault.message}, with {path}={choice.text}"
                         self.faults.append(Fault(fault.where, said, fault.hint, fault.shown))
 
-    def _finish(self, tree: Layering, notes: tuple[str, ...]) -> Composed:
+    def _finish(self, tree: LayeredTree, notes: tuple[str, ...]) -> ComposedConfig:
         sweep = self._typed_sweep()
         swept_groups = frozenset(self._files.swept_groups(sweep))
         axes = {axis.path: axis for axis in axes_in(sweep) if axis.path not in swept_groups}
@@ -127,7 +354,7 @@ class _Composition:
         self.faults += resolved.faults
         values = finished(root, resolved.leaves, (*notes, *lent))
         trials = Trials(
-            Base(
+            TrialBase(
                 leaves=self._words.leaves,
                 root=tree.root,
                 values=values,
@@ -139,7 +366,7 @@ class _Composition:
         )
         if not self.faults:
             self._try_choices(trials, axes)
-        facts = Facts(
+        facts = ComposedFacts(
             schema=self._request.schema,
             values=values,
             origins={path: tuple(stack) for path, stack in tree.stacks.items()},
@@ -149,7 +376,7 @@ class _Composition:
             read_from_environment={**resolved.read, **trials.read},
             environment_leaves=resolved.touched,
         )
-        return Composed(facts, trials, swept_groups=swept_groups, variant=self._variant)
+        return ComposedConfig(facts, trials, swept_groups=swept_groups, variant=self._variant)
 
     def _typed_sweep(self) -> Sweep | None:
         if self._files.sweep is None:
@@ -158,15 +385,15 @@ class _Composition:
         self.faults += faults
         return sweep
 
-    def _variant(self, chosen: Options) -> Composed:
+    def _variant(self, chosen: Options) -> ComposedConfig:
         composition = _Composition(self._request, dict(chosen))
         composed = composition.run()
         composition.refuse(f"with {', '.join(f'{group}={option}' for group, option in chosen)}")
         return composed
 
-    def _resolved(self, root: dict[str, Any], referring: Mapping[str, Origin]) -> Resolved:
+    def _resolved(self, root: dict[str, Any], referring: Mapping[str, ValueOrigin]) -> ResolvedReferences:
         if not referring:
-            return Resolved()
+            return ResolvedReferences()
         from stoker.config.interpolation import Resolution  # noqa: PLC0415 - most configurations have no reference
 
         leaves = self._words.leaves
@@ -178,11 +405,11 @@ class _Composition:
             typed=lambda path, value: check_resolved(value, leaves.get(path)),
         )
         done = resolution.resolve_all()
-        return Resolved(
+        return ResolvedReferences(
             leaves=done, faults=resolution.faults, read=resolution.read, touched=frozenset(resolution.touched)
         )
 
-    def _refuse_unknown_axes(self, tree: Layering, axes: Mapping[str, Axis]) -> None:
+    def _refuse_unknown_axes(self, tree: LayeredTree, axes: Mapping[str, Axis]) -> None:
         """Refuse axes of files that a closed schema does not know; those of overrides were asked about before."""
         for path, axis in axes.items():
             origin = axis.origin
@@ -193,7 +420,7 @@ class _Composition:
             elif not self._words.is_open and tree.owner_of(path) not in self._words.leaves:
                 tree.refuse(origin, "there is no such key", self._words.suggestion(path, []), key=path)
 
-    def _required(self, tree: Layering) -> list[str]:
+    def _required(self, tree: LayeredTree) -> list[str]:
         """Give the leaves that nobody set and that have no default; unknown while a file is only half read."""
         if self._shelf.is_torn:
             return []
@@ -213,8 +440,8 @@ class _Composition:
 
 
 def _with_first_choices(
-    tree: Layering, axes: Mapping[str, Axis]
-) -> tuple[dict[str, Any], Mapping[str, Origin], tuple[str, ...]]:
+    tree: LayeredTree, axes: Mapping[str, Axis]
+) -> tuple[dict[str, Any], Mapping[str, ValueOrigin], tuple[str, ...]]:
     """Lend each leaf that only the sweep sets its first choice, so that what refers to it can be tried.
 
     Gives the values, the leaves that refer, and the leaves to which something was lent.
@@ -224,13 +451,82 @@ def _with_first_choices(
         return tree.root, tree.referring, ()
     lent = tree.copied()
     for path, axis in absent.items():
-        lent.put_choice(path, axis.choices.at(0), axis.origin or Origin(layer=Layer.SWEEP, where="sweep"))
+        lent.put_choice(path, axis.choices.at(0), axis.origin or ValueOrigin(layer=ConfigLayer.SWEEP, where="sweep"))
     return lent.root, lent.referring, tuple(absent)
 
 
-def _faults_at(trials: Trials, choices: Mapping[str, Choice]) -> Sequence[Fault]:
+def _faults_at(trials: Trials, choices: Mapping[str, AxisValue]) -> Sequence[Fault]:
     try:
         trials.at(list(choices.items()))
-    except ConfigFaults as error:
+    except InvalidConfig as error:
         return error.faults
     return ()
+
+
+# A configuration as text: YAML and JSON that read back as the same values.
+#
+# The YAML is the plain subset that `yaml_file` reads: block maps, lists in one line where they hold single values, text
+# in double quotes wherever it could mean something else.
+
+# Text that stands without quotes in block and flow alike: nothing in it means anything to YAML.
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*", re.ASCII)
+_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]')
+_NAMED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Write values as YAML."""
+    return "".join(f"{line}\n" for line in _map_lines(values, "")) if values else "{}\n"
+
+
+def to_json(values: Mapping[str, Any]) -> str:
+    """Write values as JSON, numbers that are not finite tagged."""
+    return dumps(dict(values), indent=2) + "\n"
+
+
+def scalar_text(value: Any) -> str:
+    """Write a single value as YAML reads it back."""
+    if value is None:
+        return "null"
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is float:
+        return _float_text(value)
+    return str(value) if type(value) is int else _text(value)
+
+
+def _map_lines(values: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in values.items():
+        if type(value) is dict and value:
+            yield f"{indent}{_text(key)}:"
+            yield from _map_lines(value, f"{indent}  ")
+        elif type(value) in (list, tuple) and any(type(item) in (dict, list, tuple) for item in value):
+            yield f"{indent}{_text(key)}:"
+            for item in value:
+                yield f"{indent}  - {_flow(item)}"
+        else:
+            yield f"{indent}{_text(key)}: {_flow(value)}"
+
+
+def _flow(value: Any) -> str:
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_text(key)}: {_flow(item)}' for key, item in value.items())}}}"
+    if type(value) in (list, tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    return scalar_text(value)
+
+
+def _float_text(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+
+
+def _text(text: str) -> str:
+    if _PLAIN.fullmatch(text) and type(read_plain(text)) is str:
+        return text
+    return '"' + _ESCAPED.sub(_escape, text) + '"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    return _NAMED.get(found[0]) or f"\\u{ord(found[0]):04x}"

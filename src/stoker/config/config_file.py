@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from stoker.config.caret import fault_at
-from stoker.config.located import LARGEST_BYTES, MOST_VALUES, Located, Source
+from stoker.config.positions import LARGEST_BYTES, MOST_VALUES, LocatedValue, SourceFile, fault_at
+from stoker.core.errors import Fault, LocalFile, StokerError
+from stoker.core.frozen import changed
+from stoker.core.text import nearest
 from stoker.host.durable import translated
-from stoker.model.errors import LocalFile
-from stoker.model.faults import Fault
-from stoker.model.frozen import changed
-from stoker.model.suggest import nearest
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml")
 
@@ -24,7 +22,7 @@ def read_config(
     what: str = "configuration file",
     most_values: int = MOST_VALUES,
     is_placed: bool = True,
-) -> tuple[Source, Located | None]:
+) -> tuple[SourceFile, LocatedValue | None]:
     """Read a file, called `name` in what is said about it. Nothing in place of its tree if it can't be read to its end.
 
     A file that is not there, or may not be read, is an error at once: there is no line to point at. `what` is the sort
@@ -48,7 +46,7 @@ def read_config(
     if tree is not None and not tree.is_map:
         if tree.value is not None:
             faults.append(fault_at(source.value_of(tree), f"a {what} is a map of keys and values"))
-        tree = Located({}, 1, 1, 1, 1)
+        tree = LocatedValue({}, 1, 1, 1, 1)
     return source, tree
 
 
@@ -102,7 +100,7 @@ def _near(path: str) -> str:
     return f"there are: {', '.join(files[:10])}" if files else ""
 
 
-def _source_of(name: str, path: str, data: bytes, faults: list[Fault]) -> Source:
+def _source_of(name: str, path: str, data: bytes, faults: list[Fault]) -> SourceFile:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -116,6 +114,56 @@ def _source_of(name: str, path: str, data: bytes, faults: list[Fault]) -> Source
     return _source(name, path, text)
 
 
-def _source(name: str, path: str, text: str) -> Source:
+def _source(name: str, path: str, text: str) -> SourceFile:
     text = text.replace("\r\n", "\n")
-    return Source(name=name, path=path, text=text, lines=tuple(text.split("\n")))
+    return SourceFile(name=name, path=path, text=text, lines=tuple(text.split("\n")))
+
+
+# The files of one composition: each is read once, however often it is named.
+
+
+class ConfigFiles:
+    """Files and folders by their name. `faults` collects what is wrong with any of them."""
+
+    def __init__(self, folder: str, faults: list[Fault]) -> None:
+        self.faults = faults
+        self._folder = os.path.normpath(folder)
+        self._files: dict[str, tuple[SourceFile, LocatedValue | None]] = {}
+        self._options: dict[str, dict[str, str]] = {}
+
+    @property
+    def is_torn(self) -> bool:
+        """A file could not be read to its end, so what seems to be missing may stand in the rest of it."""
+        return any(tree is None for _, tree in self._files.values())
+
+    def take(self, name: str) -> tuple[SourceFile, LocatedValue | None]:
+        """Give a file by its name, which is relative to the folder of the composition."""
+        taken = self._files.get(name)
+        if taken is None:
+            path = os.path.join(self._folder, name)
+            if ".." in path:
+                path = os.path.normpath(path)
+            taken = self._files[name] = read_config(name, path, self.faults)
+        return taken
+
+    def take_named(self, name: str) -> tuple[SourceFile, LocatedValue | None] | StokerError:
+        """Give a file that another one names; an error that reading it met is for the caller to place."""
+        try:
+            return self.take(name)
+        except StokerError as error:
+            return error
+
+    def find(self, folder: str, name: str) -> str | None:
+        """Give the name of the file that is meant by a name with or without its suffix; nothing if there is none."""
+        for suffix in ("", *SUFFIXES) if name.endswith(SUFFIXES) else SUFFIXES:
+            file = os.path.join(folder, name + suffix)
+            if file in self._files or os.path.isfile(os.path.join(self._folder, file)):
+                return file
+        return None
+
+    def options(self, name: str) -> dict[str, str]:
+        """Give the configuration files in a folder by their name without suffix."""
+        options = self._options.get(name)
+        if options is None:
+            options = self._options[name] = options_in(os.path.join(self._folder, name))
+        return options

@@ -13,16 +13,187 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from stoker.config.caret import fault_at
-from stoker.config.defaults_entry import GLOBAL, HERE, Entry, read_defaults
-from stoker.config.groups import GroupChoice
-from stoker.config.located import FileLayer, Located, Source
-from stoker.config.origin import Layer, Origin
-from stoker.config.override import Kind
-from stoker.config.shelf import Shelf
-from stoker.model.errors import StokerError
-from stoker.model.frozen import frozen
-from stoker.model.suggest import did_you_mean
+from stoker.config.config_file import ConfigFiles
+from stoker.config.overrides import Override, OverrideKind
+from stoker.config.positions import ConfigLayer, FileLayer, LocatedValue, SourceFile, ValueOrigin, fault_at
+from stoker.config.schema import DeclaredLeaf
+from stoker.config.sweep import Axis, AxisValue
+from stoker.core.errors import Fault, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.text import did_you_mean
+
+# The entries of a defaults list: which other files a file is built on.
+#
+# An option may be null (nothing, until an override chooses) or a list of options. A name that begins with a slash is
+# looked up from the folder of the first file, others beside the file that names them.
+
+_NAME = re.compile(
+    r"(?:(?P<word>optional|override)\s+)?(?P<path>/?[^\s@/]+(?:/[^\s@/]+)*)(?:@(?P<package>[^\s@/]+))?\s*"
+)
+GLOBAL = "_global_"
+HERE = "_here_"
+SELF = "_self_"
+
+
+@frozen
+class DefaultsEntry:
+    """One entry."""
+
+    origin: ValueOrigin
+    path: str
+    """Of a group if it has options, else of a file; a slash in front counts from the first file's folder."""
+    package: str | None = None
+    options: tuple[str, ...] = ()
+    is_group: bool = False
+    is_optional: bool = False
+    is_override: bool = False
+
+    @property
+    def is_self(self) -> bool:
+        return not self.is_group and self.path == SELF
+
+
+def read_defaults(source: SourceFile, tree: LocatedValue, faults: list[Fault]) -> list[DefaultsEntry]:
+    """Read a file's defaults list, which always says where the file itself comes."""
+    node = tree.value.get("defaults")
+    if node is None:
+        return [_ITSELF]
+    entries: list[DefaultsEntry] = []
+    if type(node.value) is list:
+        read = (_read_entry(source, item, faults) for item in node.value)
+        entries = [entry for entry in read if entry is not None]
+    else:
+        faults.append(fault_at(source.value_of(node), "a defaults list is a list", hint="write - base", key="defaults"))
+    if not any(entry.is_self for entry in entries):
+        entries.append(_ITSELF)
+    return entries
+
+
+def _read_entry(source: SourceFile, item: LocatedValue, faults: list[Fault]) -> DefaultsEntry | None:
+    if type(item.value) is str:
+        return _entry(source.value_of(item), item.value, None, faults)
+    if item.is_map and len(item.value) == 1:
+        ((name, node),) = item.value.items()
+        options = _options_of(source, node, faults)
+        return None if options is None else _entry(source.key_of(node), name, options, faults)
+    message = "an entry of a defaults list is a name, or one group and its option"
+    hint = "write - base, or - model: small"
+    faults.append(fault_at(source.value_of(item), message, hint=hint, key="defaults"))
+    return None
+
+
+def _options_of(source: SourceFile, node: LocatedValue, faults: list[Fault]) -> tuple[str, ...] | None:
+    if node.value is None:
+        return ()
+    items = node.value if type(node.value) is list else [node]
+    for item in items:
+        if type(item.value) is not str:
+            message = "an option is the name of a file, or null"
+            faults.append(fault_at(source.value_of(item), message, hint="put it in quotes", key="defaults"))
+            return None
+        if "${" in item.value:
+            message = "a defaults list has no references: they are resolved only when all files are read"
+            faults.append(fault_at(source.value_of(item), message, key="defaults"))
+            return None
+    return tuple(item.value for item in items)
+
+
+def _entry(
+    origin: ValueOrigin, name: str, options: tuple[str, ...] | None, faults: list[Fault]
+) -> DefaultsEntry | None:
+    found = _NAME.fullmatch(name)
+    if found is None or (found["word"] == "override" and options is None):
+        hint = "write - base, - model: small, - optional model: small, or - override model: small"
+        faults.append(fault_at(origin, f"{name!r} is not an entry of a defaults list", hint=hint, key="defaults"))
+        return None
+    return DefaultsEntry(
+        origin=origin,
+        path=found["path"],
+        package=found["package"],
+        options=options or (),
+        is_group=options is not None,
+        is_optional=found["word"] == "optional",
+        is_override=found["word"] == "override",
+    )
+
+
+_ITSELF = DefaultsEntry(origin=ValueOrigin(layer=ConfigLayer.FILE, where=""), path=SELF)
+
+
+# Which overrides choose options of groups, and which set leaves.
+#
+# A word without dots names a group if a folder of that name beside one of the files holds configuration files. A
+# declared leaf of the same name goes first, unless a file's own defaults list has the group: a folder `data` with one
+# stray file in it must not take `data=train.csv` for itself.
+
+_CHOOSING = (OverrideKind.CHANGE, OverrideKind.ADD, OverrideKind.FORCE, OverrideKind.DELETE)
+
+
+@frozen
+class GroupChoice:
+    """What a command line says about a group."""
+
+    kind: OverrideKind
+    key: str
+    """The group, and its package where it is not the group's own: `model`, `db@backup`."""
+    options: tuple[str, ...] | None
+    """Nothing for a deletion of whatever is chosen."""
+    origin: ValueOrigin
+
+
+class ConfigGroups:
+    """The groups beside some files."""
+
+    def __init__(self, shelf: ConfigFiles, files: Sequence[str], leaves: Mapping[str, DeclaredLeaf]) -> None:
+        self._shelf = shelf
+        self._files = files
+        self._leaves = leaves
+
+    def is_group(self, name: str) -> bool:
+        """Say whether a name such as `model` or `db@backup` is that of a group."""
+        path = name.partition("@")[0]
+        if "." in path or not any(self._shelf.options(os.path.join(os.path.dirname(one), path)) for one in self._files):
+            return False
+        return path not in self._leaves or any(path in self._named(one) for one in self._files)
+
+    def chooses(self, override: Override) -> bool:
+        """Say whether an override is about a group."""
+        if override.names_group:
+            return True
+        value = override.value
+        is_map = type(value) is AxisValue and type(value.value) is dict
+        return override.kind in _CHOOSING and not is_map and self.is_group(override.path)
+
+    def _named(self, name: str) -> set[str]:
+        """Give the groups in a file's own defaults list."""
+        source, tree = self._shelf.take(name)
+        entries = read_defaults(source, tree or LocatedValue({}, 1, 1, 1, 1), [])
+        return {entry.path.lstrip("/") for entry in entries if entry.is_group}
+
+
+def key_of(override: Override) -> str:
+    """Give the name of the group that an override is about."""
+    return override.path if override.package is None else f"{override.path}@{override.package}"
+
+
+def choice_of(override: Override, option: str | None) -> GroupChoice:
+    """Give an override as the choice of an option; of a swept group, of the one that is named."""
+    options: tuple[str, ...] | None = None
+    if option is not None:
+        options = (option,)
+    elif type(override.value) is Axis:
+        options = (override.value.choices.at(0).text,)
+    elif type(override.value) is AxisValue:
+        options = options_in(override.value)
+    return GroupChoice(kind=override.kind, key=key_of(override), options=options, origin=override.origin)
+
+
+def options_in(choice: AxisValue) -> tuple[str, ...]:
+    """Give the options that a choice names: none for null, several for a list."""
+    if choice.value is None:
+        return ()
+    return tuple(map(str, choice.value)) if type(choice.value) is list else (choice.text,)
+
 
 MOST_FILES = 1000
 
@@ -36,13 +207,13 @@ class _Place:
 
     folder: str
     package: str
-    chain: tuple[Source, ...]
+    chain: tuple[SourceFile, ...]
 
 
 class Expansion:
     """Follows the defaults lists of one file."""
 
-    def __init__(self, shelf: Shelf, choices: Mapping[str, GroupChoice]) -> None:
+    def __init__(self, shelf: ConfigFiles, choices: Mapping[str, GroupChoice]) -> None:
         self.chosen: dict[str, tuple[str, ...]] = {}
         """Options by group, as they came out."""
         self.used: set[str] = set()
@@ -50,8 +221,8 @@ class Expansion:
         self._shelf = shelf
         self._faults = shelf.faults
         self._choices = choices
-        self._overrides: dict[str, Entry] = {}
-        self._entries: dict[str, Entry] = {}
+        self._overrides: dict[str, DefaultsEntry] = {}
+        self._entries: dict[str, DefaultsEntry] = {}
         self._root = ""
         self._count = 0
 
@@ -68,7 +239,9 @@ class Expansion:
                 self._fault(entry.origin, f"no defaults list has a group {key} to override", hint)
         return layers
 
-    def _expand(self, source: Source, tree: Located, place: _Place, added: Sequence[Entry]) -> list[FileLayer]:
+    def _expand(
+        self, source: SourceFile, tree: LocatedValue, place: _Place, added: Sequence[DefaultsEntry]
+    ) -> list[FileLayer]:
         entries = [*read_defaults(source, tree, self._faults), *added]
         for entry in entries:
             if entry.is_override:
@@ -77,18 +250,20 @@ class Expansion:
         parts = [self._expand_entry(entry, source, tree, place) for entry in reversed(entries)]
         return [layer for part in reversed(parts) for layer in part]
 
-    def _override(self, key: str, entry: Entry) -> None:
+    def _override(self, key: str, entry: DefaultsEntry) -> None:
         """Register an override, unless an outer one comes first. A group that was chosen before it is a fault."""
         if key in self._overrides:
             return
         self._overrides[key] = entry
         choice = self._choices.get(key)
-        if key in self.chosen and (choice is None or choice.kind in (Kind.ADD, Kind.DELETE)):
+        if key in self.chosen and (choice is None or choice.kind in (OverrideKind.ADD, OverrideKind.DELETE)):
             listed = str(self._entries[key].origin)
             hint = f"list the group {key} before the entry that names this file"
             self._fault(entry.origin, f"the group {key} is already chosen at {listed}, so it can't be overridden", hint)
 
-    def _expand_entry(self, entry: Entry, source: Source, tree: Located, place: _Place) -> list[FileLayer]:
+    def _expand_entry(
+        self, entry: DefaultsEntry, source: SourceFile, tree: LocatedValue, place: _Place
+    ) -> list[FileLayer]:
         if entry.is_override:
             return []
         if entry.is_self:
@@ -101,7 +276,7 @@ class Expansion:
         if key in self.chosen:
             # Entries are met from the last one on, so it is the one met before that comes second.
             again = self._entries[key].origin
-            is_typed = again.layer is Layer.OVERRIDE
+            is_typed = again.layer is ConfigLayer.OVERRIDE
             hint = f"write {key}=OPTION, without +" if is_typed else f"write - override {key}: OPTION"
             self._fault(again, f"the group {key} is chosen twice", hint)
             return []
@@ -115,24 +290,24 @@ class Expansion:
             layers += self._file(entry, origin, place, folder=folder, name=name, package=package)
         return layers
 
-    def _options(self, key: str, entry: Entry) -> tuple[tuple[str, ...], Origin]:
+    def _options(self, key: str, entry: DefaultsEntry) -> tuple[tuple[str, ...], ValueOrigin]:
         listed = self._overrides.get(key, entry)
         choice = self._choices.get(key)
-        if choice is None or choice.kind is Kind.ADD:
+        if choice is None or choice.kind is OverrideKind.ADD:
             return listed.options, listed.origin
-        if choice.kind is Kind.DELETE and choice.options not in (None, listed.options):
+        if choice.kind is OverrideKind.DELETE and choice.options not in (None, listed.options):
             return listed.options, listed.origin
         self.used.add(key)
-        return () if choice.kind is Kind.DELETE else choice.options or (), choice.origin
+        return () if choice.kind is OverrideKind.DELETE else choice.options or (), choice.origin
 
-    def _additions(self) -> list[Entry]:
+    def _additions(self) -> list[DefaultsEntry]:
         """Give entries for the groups that the command line adds, as far as this file's folder has them."""
         entries = []
         for key, choice in self._choices.items():
             group, _, package = key.partition("@")
-            if choice.kind is Kind.ADD and self._shelf.options(os.path.join(self._root, group)):
+            if choice.kind is OverrideKind.ADD and self._shelf.options(os.path.join(self._root, group)):
                 self.used.add(key)
-                entry = Entry(
+                entry = DefaultsEntry(
                     origin=choice.origin,
                     path=group,
                     package=package or None,
@@ -143,7 +318,7 @@ class Expansion:
         return entries
 
     def _file(
-        self, entry: Entry, origin: Origin, place: _Place, *, folder: str, name: str, package: str
+        self, entry: DefaultsEntry, origin: ValueOrigin, place: _Place, *, folder: str, name: str, package: str
     ) -> list[FileLayer]:
         found = self._shelf.find(os.path.join(self._root, folder), name)
         if found is None:
@@ -165,7 +340,7 @@ class Expansion:
             wanted = self._package(entry.package or package, place, origin)
         return self._expand(source, tree, _Place(folder=folder, package=wanted, chain=(*place.chain, source)), ())
 
-    def _fault_missing(self, origin: Origin, folder: str, name: str) -> None:
+    def _fault_missing(self, origin: ValueOrigin, folder: str, name: str) -> None:
         files = self._shelf.options(os.path.join(self._root, folder))
         what = f"there is no option {name!r} of the group {folder}" if folder else f"there is no file {name}.yaml"
         if not files:
@@ -173,7 +348,7 @@ class Expansion:
             return
         self._fault(origin, what, did_you_mean(name, files) or f"there are: {', '.join(list(files)[:10])}")
 
-    def _may_follow(self, source: Source, origin: Origin, place: _Place) -> bool:
+    def _may_follow(self, source: SourceFile, origin: ValueOrigin, place: _Place) -> bool:
         if any(before.path == source.path for before in place.chain):
             chain = " → ".join(one.name for one in (*place.chain, source))
             self._fault(origin, f"the defaults lists go in a circle: {chain}")
@@ -183,13 +358,13 @@ class Expansion:
             self._fault(origin, f"the defaults lists name more than {MOST_FILES} files")
         return self._count < MOST_FILES
 
-    def _key(self, entry: Entry, place: _Place) -> str:
+    def _key(self, entry: DefaultsEntry, place: _Place) -> str:
         """Give the name of an entry's group: with its package, unless that is the group's own path."""
         group = _below(place.folder, entry.path)
         package = self._package(entry.package or _dotted(entry.path), place, entry.origin)
         return group if package == _dotted(group) else f"{group}@{package or GLOBAL}"
 
-    def _package(self, wanted: str, place: _Place, origin: Origin) -> str:
+    def _package(self, wanted: str, place: _Place, origin: ValueOrigin) -> str:
         """Give the dotted path that a package stands for, seen from the file that names it."""
         if wanted in (GLOBAL, HERE):
             return "" if wanted == GLOBAL else place.package
@@ -199,7 +374,7 @@ class Expansion:
             return place.package
         return inner if inner != wanted else _joined(place.package, wanted)
 
-    def _fault(self, origin: Origin, message: str, hint: str = "") -> None:
+    def _fault(self, origin: ValueOrigin, message: str, hint: str = "") -> None:
         fault = fault_at(origin, message, hint=hint)
         if fault not in self._faults:
             self._faults.append(fault)
@@ -218,7 +393,7 @@ def _joined(outer: str, inner: str) -> str:
     return f"{outer}.{inner}" if outer and inner else outer or inner
 
 
-def _header(source: Source) -> str | None:
+def _header(source: SourceFile) -> str | None:
     """Give the package that a file's first comments name, as Hydra's files do."""
     if "@package" not in source.text:
         return None

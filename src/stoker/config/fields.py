@@ -5,21 +5,23 @@
 Reading goes on past every fault. Each one points at the value that is wrong, at the key that nobody knows, or at the
 map that lacks something; it says the key's whole path, what stands there, and what would be right. What was read
 without a fault is given; defaults are the business of whatever is made of it. What fields mean together is not known
-here, and the kinds of values are `field_kinds`.
+here, and the kinds of values are `fields`.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, Final, Protocol, TypeVar
 
-from stoker.config.caret import fault_at
-from stoker.config.located import Located, Source
-from stoker.model.errors import Faults
-from stoker.model.faults import Fault
-from stoker.model.frozen import frozen_by_position
-from stoker.model.suggest import did_you_mean
+from stoker.config.config_file import read_config
+from stoker.config.positions import LocatedValue, SourceFile, fault_at
+from stoker.core.errors import Fault, InvalidInput
+from stoker.core.frozen import frozen, frozen_by_position
+from stoker.core.machine import PLATFORM_RULE, is_platform
+from stoker.core.text import did_you_mean, parse_size
 
 MOST_SHOWN: Final = 100
 WRONG: Final = object()
@@ -36,10 +38,10 @@ _LINE = re.compile(r":(\d+):\d+(?:: |$)")
 _MOST_BITS = 128
 
 
-class Reading:
+class FileDiagnostics:
     """One file on its way into nouns: where it was read from, and its faults. The first are kept, all are counted."""
 
-    def __init__(self, source: Source, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, source: SourceFile, faults: Iterable[Fault] = ()) -> None:
         self.source = source
         self.faults = list(faults)
         self.count = len(self.faults)
@@ -49,7 +51,7 @@ class Reading:
         """Whether a further fault would only be counted; nobody need think of a hint for it."""
         return len(self.faults) >= MOST_SHOWN
 
-    def refuse(self, node: Located, key: str, message: str, hint: str = "", *, at_key: bool = False) -> Any:
+    def refuse(self, node: LocatedValue, key: str, message: str, hint: str = "", *, at_key: bool = False) -> Any:
         """Note a fault at a value, or at its key; give `WRONG`."""
         self.count += 1
         if not self.is_full:
@@ -68,7 +70,7 @@ class Reading:
         """Put the faults in the order in which they stand in the file."""
         self.faults.sort(key=_line_of)
 
-    def raise_any(self, kind: type[Faults]) -> None:
+    def raise_any(self, kind: type[InvalidInput]) -> None:
         """Raise an error with the faults, if there are any. Of a single one it is the message itself."""
         if not self.count:
             return
@@ -84,14 +86,14 @@ def _line_of(fault: Fault) -> int:
     return int(found[1]) if found else 0
 
 
-class Kind(Protocol):
+class FieldType(Protocol):
     """What a value has to be."""
 
     @property
     def says(self) -> str:
         """What is right, in words: `a whole number from 1`."""
 
-    def read(self, node: Located, key: str, reading: Reading) -> Any:
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
         """Give the value that is meant, or `WRONG` after noting why not."""
 
 
@@ -100,19 +102,19 @@ class Field:
     """One key of a map."""
 
     name: str
-    kind: Kind
+    kind: FieldType
     help: str
     is_required: bool = False
     may_be_null: bool = False
     """Whether `null` says the same as leaving it out. Only for what has no value by default."""
 
 
-class Given:
+class ParsedMap:
     """A map that was read: the right values by key, and where it and each of them stand."""
 
     __slots__ = ("key", "node", "values")
 
-    def __init__(self, node: Located, key: str, values: dict[str, Any]) -> None:
+    def __init__(self, node: LocatedValue, key: str, values: dict[str, Any]) -> None:
         self.node = node
         self.key = key
         self.values = values
@@ -120,9 +122,9 @@ class Given:
     def get(self, name: str, default: Any = None) -> Any:
         return self.values.get(name, default)
 
-    def at(self, name: str) -> Located:
+    def at(self, name: str) -> LocatedValue:
         """Give the place of a value; that of the map if it has none."""
-        found: Located | None = self.node.value.get(name)
+        found: LocatedValue | None = self.node.value.get(name)
         return self.node if found is None else found
 
     def says(self, name: str) -> bool:
@@ -130,7 +132,7 @@ class Given:
         return name in self.node.value
 
 
-class Form:
+class MapSchema:
     """A map with known keys; read, it is `Given`. `meant` maps words that people use elsewhere to the right keys."""
 
     def __init__(self, noun: str, fields: tuple[Field, ...], *, meant: Mapping[str, str] | None = None) -> None:
@@ -146,7 +148,7 @@ class Form:
     def says(self) -> str:
         return f"a {self.noun}: a map of keys and values"
 
-    def read(self, node: Located, key: str, reading: Reading) -> Any:
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
         if type(node.value) is not dict:
             needs = ", ".join(field.name for field in self._required)
             hint = f"a map with {needs}" if needs else ""
@@ -170,9 +172,9 @@ class Form:
         for field in self._required:
             if field.name not in node.value:
                 reading.refuse(node, key, f"{field.name} is missing", f"{field.name}: {field.help}")
-        return Given(node, key, values)
+        return ParsedMap(node, key, values)
 
-    def _read_field(self, field: Field, item: Located, key: str, reading: Reading) -> Any:
+    def _read_field(self, field: Field, item: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
         if type(item.value) not in PLAIN:
             return WRONG
         value = field.kind.read(item, key, reading)
@@ -180,7 +182,7 @@ class Form:
             self._read_last[field.name] = (type(item.value), item.value, value)
         return value
 
-    def _refuse_unknown(self, item: Located, name: str, key: str, reading: Reading) -> None:
+    def _refuse_unknown(self, item: LocatedValue, name: str, key: str, reading: FileDiagnostics) -> None:
         hint = ""
         if not reading.is_full:
             right = self.meant.get(name)
@@ -205,3 +207,312 @@ def shown(value: object) -> str:
         return f"a whole number of {value.bit_length()} bits"
     text = repr(value[: 2 * _LONGEST_SHOWN]) if type(value) is str else str(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+# The kinds of values that a field may have: text, flags, choices, numbers, lists and maps.
+#
+# Strict, so that a file means one thing: a number in quotes is text, 1.0 is no whole number, `yes` is text. A value
+# that is nearly right gets a hint that can be typed.
+
+_LONGEST_TEXT = 10_000
+_LONGEST_SIZE = 40
+_MOST = 2**31 - 1
+_FIELD_KINDS_EXACT = 2**53
+_FLAGS = {"yes": "true", "on": "true", "true": "true", "1": "true"} | dict.fromkeys(
+    ("no", "off", "false", "0"), "false"
+)
+
+
+class Text:
+    """Text, perhaps of a certain form."""
+
+    def __init__(
+        self,
+        says: str = "text",
+        *,
+        fits: Callable[[str], bool] | None = None,
+        hint: str = "",
+        may_be_empty: bool = False,
+    ) -> None:
+        self.says = says
+        self._fits = fits
+        self._hint = hint
+        self._may_be_empty = may_be_empty
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        text = node.value
+        if type(text) is not str:
+            hint = "put it in quotes" if type(text) in (int, float, bool) else ""
+            return reading.refuse(node, key, f"{shown(text)} is not text", hint)
+        if not text and not self._may_be_empty:
+            return reading.refuse(node, key, "is empty", f"it is {self.says}")
+        if len(text) > _LONGEST_TEXT or not _can_be_written(text):
+            return reading.refuse(node, key, f"{shown(text)} is no text that could be shown")
+        if self._fits is not None and not self._fits(text):
+            return reading.refuse(node, key, f"{shown(text)} is not {self.says}", self._hint)
+        return text
+
+
+class Flag:
+    """True or false."""
+
+    says = "true or false"
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        if type(node.value) is bool:
+            return node.value
+        word = str(node.value).lower() if type(node.value) in (str, int) else ""
+        meant = _FLAGS.get(word)
+        hint = f"write {meant}" if meant else f"it is {self.says}"
+        return reading.refuse(node, key, f"{shown(node.value)} is neither true nor false", hint)
+
+
+class EnumField:
+    """One of some words, all of them in lower case."""
+
+    def __init__(self, words: type[StrEnum]) -> None:
+        self._words = {str(word): word for word in words}
+        self.says = " or ".join(self._words)
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        found = self._words.get(node.value) if type(node.value) is str else None
+        if found is not None:
+            return found
+        hint = ""
+        if type(node.value) is str and not reading.is_full:
+            hint = did_you_mean(node.value.lower(), self._words)
+        return reading.refuse(node, key, f"{shown(node.value)} is not {self.says}", hint)
+
+
+@frozen
+class IntegerField:
+    """A whole number within bounds. 1.0 is not one, and neither is true."""
+
+    least: int = 0
+    most: int = _MOST
+    let_pass: int | None = None
+    """A value beyond the bounds that somebody else refuses, who has more to say about it."""
+    unit_bytes: int = 0
+    """What one of them is worth, if it counts bytes: a size with a suffix gets a hint."""
+
+    @property
+    def says(self) -> str:
+        unit = " of MiB" if self.unit_bytes else ""
+        least = f" from {self.least}" if self.least > -_MOST else ""
+        return f"a whole number{unit}{least}" + (f" to {self.most}" if self.most < _MOST else "")
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        value = node.value
+        if type(value) is int and (self.least <= value <= self.most or value == self.let_pass):
+            return value
+        if type(value) is int:
+            bound = f"less than {self.least}" if value < self.least else f"more than {self.most}"
+            return reading.refuse(node, key, f"{shown(value)} is {bound}", f"it is {self.says}")
+        hint = _whole_hint(value, self.unit_bytes) or f"it is {self.says}"
+        return reading.refuse(node, key, f"{shown(value)} is not a whole number", hint)
+
+
+@frozen
+class NumberField:
+    """A finite number, whole or not."""
+
+    most: float = 1e12
+    unit_bytes: int = 0
+    least: float = 0.0
+
+    @property
+    def says(self) -> str:
+        return f"a number{' of GiB' if self.unit_bytes else ''} from {self.least:g}"
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        value = node.value
+        if type(value) not in (int, float):
+            hint = _number_hint(value, self.unit_bytes) or f"it is {self.says}"
+            return reading.refuse(node, key, f"{shown(value)} is not a number", hint)
+        if not self.least <= value <= self.most:
+            is_odd = type(value) is float and not math.isfinite(value)
+            bound = f"less than {self.least:g}" if value < self.least else f"more than {self.most:g}"
+            bound = "not finite" if is_odd else bound
+            return reading.refuse(node, key, f"{shown(value)} is {bound}", f"it is {self.says}")
+        return float(value)
+
+
+@frozen_by_position
+class ListOf:
+    """A list whose items are all of one kind; read, it is a tuple of those that are right."""
+
+    kind: FieldType
+    is_set: bool = False
+    """Whether saying an item twice is a fault."""
+
+    @property
+    def says(self) -> str:
+        return f"a list, each item {self.kind.says}"
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        if type(node.value) is not list:
+            hint = f"in a list: [{shown(node.value)}]" if type(node.value) in (str, int) else f"it is {self.says}"
+            return reading.refuse(node, key, f"{shown(node.value)} is not a list", hint)
+        items: list[Any] = []
+        seen: set[Any] = set()
+        for index, item in enumerate(node.value):
+            inside = f"{key}[{index}]"
+            if type(item.value) not in PLAIN:
+                continue
+            value = self.kind.read(item, inside, reading)
+            if value is WRONG:
+                continue
+            if self.is_set:
+                if value in seen:
+                    reading.refuse(item, inside, f"{shown(value)} stands in the list twice")
+                seen.add(value)
+            items.append(value)
+        return tuple(items)
+
+
+@frozen_by_position
+class MapOf:
+    """A map with keys of the user's own, all values of one kind."""
+
+    kind: FieldType
+    names: FieldType
+
+    @property
+    def says(self) -> str:
+        return f"a map; each key {self.names.says}, each value {self.kind.says}"
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        if type(node.value) is not dict:
+            return reading.refuse(node, key, f"{shown(node.value)} is not a map", f"it is {self.says}")
+        values = {}
+        for name, item in node.value.items():
+            at_key = LocatedValue(name, item.key_line, item.key_column, item.key_line, item.key_column)
+            inside = below(key, name)
+            is_named = self.names.read(at_key, inside, reading) is not WRONG
+            value = self.kind.read(item, inside, reading) if type(item.value) in PLAIN else WRONG
+            if is_named and value is not WRONG:
+                values[name] = value
+        return values
+
+
+@frozen_by_position
+class Anything:
+    """Any value of these types, as it stands in the file: without places, maps and lists as they are."""
+
+    types: tuple[type, ...]
+    says: str
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        if type(node.value) not in self.types:
+            return reading.refuse(node, key, f"{shown(node.value)} is not {self.says}")
+        return node.plain()
+
+
+def _can_be_written(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _whole_hint(value: object, unit_bytes: int) -> str:
+    if type(value) is float:
+        return f"write {int(value)}" if value.is_integer() and abs(value) < _FIELD_KINDS_EXACT else ""
+    if type(value) is not str:
+        return ""
+    if value.strip().isdecimal():
+        return "write it without quotes"
+    size_bytes = _size(value) if unit_bytes else 0
+    return f"it counts MiB: write {size_bytes // unit_bytes}" if size_bytes >= unit_bytes > 0 else ""
+
+
+def _number_hint(value: object, unit_bytes: int) -> str:
+    if type(value) is not str:
+        return ""
+    size_bytes = _size(value) if unit_bytes else 0
+    if size_bytes and not value.strip().isdecimal():
+        return f"it counts GiB: write {size_bytes / unit_bytes:g}"
+    try:
+        is_number = math.isfinite(float(value[:_LONGEST_SIZE]))
+    except ValueError:
+        return ""
+    return "write it without quotes" if is_number else ""
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text[:_LONGEST_SIZE])
+    except ValueError:
+        return 0
+
+
+# A value that may be another one on machines of another sort: one text, or a table of platforms.
+#
+
+ANY = ""
+"""The key of what holds on machines that nothing else names; in a file it is called `default`."""
+_DEFAULT = "default"
+_VERSION = re.compile(r"(?:(?:[<>=!~]=?|===)\s*)?\d+(?:\.\d+){0,2}(?:\.\*)?")
+
+
+@frozen_by_position
+class ByPlatform:
+    """One value, or a map from platforms to values; read, it is always a map."""
+
+    kind: FieldType
+
+    @property
+    def says(self) -> str:
+        return f"{self.kind.says}, or a map of platforms and such"
+
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
+        if type(node.value) is not dict:
+            value = self.kind.read(node, key, reading)
+            return WRONG if value is WRONG else {ANY: value}
+        if not node.value:
+            return reading.refuse(node, key, "names no platform", f"{_DEFAULT}, or one {PLATFORM_RULE}")
+        values = {}
+        for name, item in node.value.items():
+            inside = below(key, name)
+            is_named = name == _DEFAULT or is_platform(name)
+            if not is_named:
+                hint = f"{PLATFORM_RULE}; {_DEFAULT} for all others"
+                reading.refuse(item, inside, f"{shown(name)} is no platform", hint, at_key=True)
+            value = self.kind.read(item, inside, reading) if type(item.value) in PLAIN else WRONG
+            if is_named and value is not WRONG:
+                values[ANY if name == _DEFAULT else name] = value
+        return values
+
+
+def is_version(text: str) -> bool:
+    """Say whether a text asks for a version of Python, `3.11` or `>=3.10,<3.13`, and not for a file."""
+    return all(_VERSION.fullmatch(part.strip()) for part in text.split(","))
+
+
+# Reading a file that declares things: a cluster file or a manifest.
+#
+# They may be larger than a configuration: ten thousand machines with two devices each are 350,000 values of YAML.
+
+T = TypeVar("T")
+
+MOST_DECLARED: Final = 500_000
+"""Values in one file, each alias counted with all that it stands for."""
+
+
+def read_as(what: str, name: str, path: str, make: Callable[[FileDiagnostics, LocatedValue | None], T]) -> T:
+    """Read a file that is to be such a thing, and make it of its tree.
+
+    `make` raises `InvalidInput`. It is given no tree if the file can't be read to its end; the faults say why. A file
+    that is not there, may not be read or is too large is an error at once.
+    """
+    try:
+        return make(*_opened(what, name, path, is_placed=False))
+    except InvalidInput:
+        if not path.endswith(".toml"):
+            raise
+    # Now there is something to point at.
+    return make(*_opened(what, name, path, is_placed=True))
+
+
+def _opened(what: str, name: str, path: str, *, is_placed: bool) -> tuple[FileDiagnostics, LocatedValue | None]:
+    faults: list[Fault] = []
+    source, tree = read_config(name, path, faults, what=what, most_values=MOST_DECLARED, is_placed=is_placed)
+    is_torn = bool(faults) and not source.text
+    return FileDiagnostics(source, faults), None if is_torn else tree

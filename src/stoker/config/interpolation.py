@@ -8,18 +8,122 @@ without end are faults that name every step; a leaf that could not be resolved b
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from stoker.config.caret import fault_at
-from stoker.config.located import DEEPEST, MOST_VALUES
-from stoker.config.origin import Layer, Origin
-from stoker.config.template import Call, Reference, Template, parse
-from stoker.config.trees import ABSENT, extent, found, leaf_paths, step_into, with_value
-from stoker.config.values import fill_text
-from stoker.model.digests import Digest, digest_value
-from stoker.model.faults import Fault
-from stoker.model.suggest import did_you_mean_path
+from stoker.config.positions import DEEPEST, MOST_VALUES, ConfigLayer, ValueOrigin, fault_at
+from stoker.config.values import ABSENT, extent, fill_text, found, leaf_paths, step_into, with_value
+from stoker.core.digests import Digest, digest_value
+from stoker.core.errors import Fault
+from stoker.core.frozen import frozen_by_position
+from stoker.core.text import did_you_mean, did_you_mean_path
+
+# Text with references in it, taken apart.
+#
+# A reference may stand inside another's argument: ${path:${folder}/train.csv}.
+
+CALLS = ("env", "path")
+
+_OPENING = re.compile(r"(\\*)\$\{")
+_INSIDE = re.compile(r"(\\*)\$\{|\}")
+_CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*):")
+_STEP = re.compile(r"[^.\[\]{}$:,\s]+")
+_PATH = re.compile(rf"{_STEP.pattern}(?:\.{_STEP.pattern}|\[[0-9]+\])*")
+_DEEPEST = 16
+
+
+@frozen_by_position
+class Reference:
+    """Another value, by the steps of its path."""
+
+    steps: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return ".".join(self.steps)
+
+
+@frozen_by_position
+class TemplateCall:
+    """Something from outside the configuration: `env` or `path`."""
+
+    name: str
+    argument: Template
+
+
+Template = tuple[str | Reference | TemplateCall, ...]
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> Template:
+    """Take text apart; `ValueError` says what is wrong with a reference in it."""
+    return _parse(text, 0)
+
+
+def _parse(text: str, depth: int) -> Template:
+    if depth > _DEEPEST:
+        message = f"references stand inside each other more than {_DEEPEST} deep"
+        raise ValueError(message)
+    parts: list[str | Reference | TemplateCall] = []
+    at = 0
+    while found := _OPENING.search(text, at):
+        slashes = len(found[1])
+        _literal(parts, text[at : found.start()] + "\\" * (slashes // 2))
+        if slashes % 2:
+            _literal(parts, "${")
+            at = found.end()
+            continue
+        end = _closing(text, found.end())
+        parts.append(_inner(text[found.end() : end], depth))
+        at = end + 1
+    _literal(parts, text[at:])
+    return tuple(parts)
+
+
+def _literal(parts: list[str | Reference | TemplateCall], text: str) -> None:
+    if not text:
+        return
+    if parts and type(parts[-1]) is str:
+        parts[-1] += text
+    else:
+        parts.append(text)
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 1
+    at = start
+    while found := _INSIDE.search(text, at):
+        at = found.end()
+        if found[0] == "}":
+            depth -= 1
+        elif len(found[1]) % 2 == 0:
+            depth += 1
+        if depth == 0:
+            return found.start()
+    message = "a reference is not closed"
+    raise ValueError(message)
+
+
+def _inner(text: str, depth: int) -> Reference | TemplateCall:
+    text = text.strip()
+    called = _CALL.match(text)
+    if called is not None:
+        name = called[1]
+        if name not in CALLS:
+            hint = did_you_mean(name.rpartition(".")[2], CALLS) or "there are ${env:NAME} and ${path:…}"
+            message = f"nothing answers to ${{{name}:…}}; {hint}"
+            raise ValueError(message)
+        return TemplateCall(name, _parse(text[called.end() :], depth + 1))
+    if text.startswith("."):
+        message = f"${{{text}}} is relative; write the whole path of what is meant"
+        raise ValueError(message)
+    if _PATH.fullmatch(text) is None:
+        message = f"${{{text}}} is not a reference; write ${{a.b}}, ${{env:NAME}} or ${{path:…}}"
+        raise ValueError(message)
+    return Reference(tuple(_STEP.findall(text)))
+
 
 MOST_CHARACTERS = 1_000_000
 """In all that references make of one configuration."""
@@ -39,7 +143,7 @@ class Resolution:
     def __init__(
         self,
         root: dict[str, Any],
-        referring: Mapping[str, Origin],
+        referring: Mapping[str, ValueOrigin],
         *,
         environment: Mapping[str, str],
         folder: str,
@@ -130,10 +234,10 @@ class Resolution:
                 raise self._fault(f"references make more than {MOST_CHARACTERS} characters of text")
         return "".join(made)
 
-    def _part(self, part: str | Reference | Call) -> Any:
+    def _part(self, part: str | Reference | TemplateCall) -> Any:
         if type(part) is Reference:
             return self._referenced(part)
-        if type(part) is Call:
+        if type(part) is TemplateCall:
             return self._from_environment(part) if part.name == "env" else self._path(part)
         return part
 
@@ -164,7 +268,7 @@ class Resolution:
             raise self._fault(f"references make something nested deeper than {DEEPEST} levels")
         return value
 
-    def _from_environment(self, call: Call) -> str:
+    def _from_environment(self, call: TemplateCall) -> str:
         name, default = self._split(call.argument)
         self.touched.update(self._chain)
         value = self._environment.get(name)
@@ -186,13 +290,13 @@ class Resolution:
             raise self._fault("which variable? write ${env:NAME}")
         return name.strip(), (rest, *argument[1:]) if comma else None
 
-    def _path(self, call: Call) -> str:
+    def _path(self, call: TemplateCall) -> str:
         text = self._joined(call.argument)
         if text.startswith("~"):
             raise self._fault("~ stands for nothing here", "write ${env:HOME}/…")
         origin = self._referring[self._chain[-1]]
         folder = self._folder
-        if origin.layer is Layer.FILE:
+        if origin.layer is ConfigLayer.FILE:
             folder = os.path.dirname(os.path.join(folder, origin.where))
         return os.path.normpath(os.path.join(folder, text))
 
@@ -204,7 +308,7 @@ class Resolution:
         return _Failed()
 
 
-def _spell(part: str | Reference | Call) -> str:
+def _spell(part: str | Reference | TemplateCall) -> str:
     if isinstance(part, Reference):
         return part.path
-    return f"{part.name}:…" if isinstance(part, Call) else part
+    return f"{part.name}:…" if isinstance(part, TemplateCall) else part

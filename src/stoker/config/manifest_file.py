@@ -19,24 +19,225 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from stoker.config.by_platform import ByPlatform
 from stoker.config.cluster_file import JOB_LIST, MOST_MIB
-from stoker.config.declared_file import read_as
-from stoker.config.field_kinds import Anything, Choice, Flag, ListOf, MapOf, Number, Text, Whole
-from stoker.config.fields import WRONG, Field, Form, Given, Reading, shown
-from stoker.config.located import Located
-from stoker.config.manifest import CodePlace, HostEntry, JobEntry, Manifest
-from stoker.config.manifest_rules import Known, check_manifest
+from stoker.config.fields import (
+    WRONG,
+    Anything,
+    ByPlatform,
+    EnumField,
+    Field,
+    FileDiagnostics,
+    Flag,
+    IntegerField,
+    ListOf,
+    MapOf,
+    MapSchema,
+    NumberField,
+    ParsedMap,
+    Text,
+    read_as,
+    shown,
+)
+from stoker.config.manifest_rules import KnownNames, check_manifest
+from stoker.config.positions import LocatedValue
 from stoker.config.sweep import Sweep
-from stoker.model.errors import ManifestFaults
-from stoker.model.leases import Partition
-from stoker.model.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
-from stoker.model.requirements import MOST_EXPECTED_S, MOST_PRIORITY
-from stoker.model.resources import GIB
-from stoker.model.units import parse_duration
+from stoker.core.device import GIB
+from stoker.core.errors import InvalidManifest
+from stoker.core.frozen import changed, frozen
+from stoker.core.leases import Partition
+from stoker.core.machine import (
+    DEFAULT_RAM_BYTES,
+    MOST_EXPECTED_S,
+    MOST_PRIORITY,
+    Cluster,
+    DevicePreference,
+    Node,
+    Requirements,
+    SchedulableJob,
+)
+from stoker.core.text import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name, parse_duration
+
+# The manifest's nouns: the jobs that are wanted, and policy about machines, as the file says them.
+#
+# Only what was read, with its defaults. Sweeps stand as they were written: whoever queues jobs expands them.
+
+PROGRAM = "command"
+"""What a job with a `command` is an instance of, where lists name models."""
+
+
+class CodePlace(StrEnum):
+    """Where a program runs."""
+
+    COPY = "copy"
+    """In a copy of its project, made anew for each attempt."""
+    IN_PLACE = "in-place"
+    """In the folder itself, on machines that have it."""
+
+
+class JobEntry:
+    """One `[[jobs]]` table. Exactly one of `recipe`, `model` and `command` is given.
+
+    Not `frozen` by the decorator: of ten thousand each says a few of its thirty fields, and only those are set. What it
+    does not say is its class's.
+    """
+
+    name: str
+    recipe: str = ""
+    model: str = ""
+    """The older word for a recipe."""
+    command: tuple[str, ...] = ()
+    mode: str = ""
+    priority: int = 0
+    require_cuda: bool = False
+    prefer_cuda: bool = False
+    min_vram_gib: float = 0.0
+    """On each device."""
+    min_ram_gib: float = DEFAULT_RAM_BYTES / GIB
+    min_cores: int = 0
+    gpus: int | None = None
+    """How many devices."""
+    ranks: int | None = None
+    """As how many processes it runs."""
+    shares: bool = False
+    """Whether it may run beside others on its device."""
+    base: str = ""
+    base_gib: float = 0.0
+    transfer_mb: float = 0.0
+    mflop: float = 0.0
+    allowed_hosts: tuple[str, ...] = ()
+    prefer_hosts: tuple[str, ...] = ()
+    hyper: Mapping[str, Any] = MappingProxyType({})
+    sweep: Mapping[str, Any] = MappingProxyType({})
+    seed: int | None = None
+    split_recipe: Any = None
+    train_hosts: tuple[str, ...] = ()
+    data: Mapping[str, str] = MappingProxyType({})
+    outputs: tuple[str, ...] = ()
+    code: CodePlace = CodePlace.COPY
+    include: tuple[str, ...] = ()
+    """Untracked files that belong to the project all the same: patterns."""
+    env: Mapping[str, str] = MappingProxyType({})
+    """Platform → file to make an environment from; "" is any other platform."""
+    python: Mapping[str, str] = MappingProxyType({})
+    """Platform → interpreter, or the version that is wanted."""
+    after: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    attempts: int = 1
+    """How many failures of its own it may have, the first included."""
+    timeout: str = ""
+    """How long one attempt may run, as it was written: 8h. Empty: as long as it takes."""
+    expected: str = ""
+    """How long it is expected to take, as it was written. Empty: not stated."""
+    on_partition: Partition = Partition.STOP
+
+    def __init__(self, **said: Any) -> None:
+        if "name" not in said or not _FIELDS.issuperset(said):
+            message = f"a job has a name, and nothing beside its fields; got {', '.join(said)}"
+            raise TypeError(message)
+        self.__dict__.update(said)
+
+    def __setattr__(self, name: str, _value: object) -> NoReturn:
+        message = f"JobEntry.{name} can't be changed"
+        raise AttributeError(message)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is JobEntry and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]  # there are maps among its values
+
+    def __repr__(self) -> str:
+        return f"JobEntry({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    @property
+    def of(self) -> str:
+        """What it is an instance of: its recipe, by whichever word."""
+        return self.recipe or self.model or PROGRAM
+
+    @property
+    def wish(self) -> DevicePreference:
+        """How it stands to accelerators.
+
+        Beside the two flags, what it declares about devices speaks: a number of them is required, memory on one is
+        preferred (on a fleet without devices it still runs, as it always did), none of them is none.
+        """
+        if self.require_cuda or (self.gpus and not self.prefer_cuda):
+            return DevicePreference.REQUIRE
+        if self.prefer_cuda or (self.min_vram_gib > 0 and self.gpus != 0):
+            return DevicePreference.PREFER
+        return DevicePreference.NEVER
+
+    def wanted(self) -> SchedulableJob:
+        """Give it as placement sees it."""
+        return SchedulableJob(
+            name=self.name,
+            model=self.of,
+            requirements=Requirements(
+                wish=self.wish,
+                device_count=self.gpus or self.ranks or 1,
+                vram_bytes=int(self.min_vram_gib * GIB),
+                ram_bytes=int(self.min_ram_gib * GIB),
+                cores=self.min_cores,
+                may_share=self.shares,
+                base=self.base,
+                base_bytes=int(self.base_gib * GIB),
+                transfer_mb=self.transfer_mb,
+                mflop=self.mflop,
+            ),
+            priority=self.priority,
+            allowed_hosts=self.allowed_hosts,
+            preferred_hosts=self.prefer_hosts,
+        )
+
+
+_FIELDS = frozenset(JobEntry.__annotations__)
+
+
+@frozen
+class HostEntry:
+    """One `[[hosts]]` table: policy about a machine, by its name."""
+
+    name: str
+    description: str = ""
+    priority: int = 0
+    allow_jobs: tuple[str, ...] = ()
+    deny_jobs: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    """Which of these the file says; about the others it has no opinion."""
+
+
+@frozen
+class Manifest:
+    """Everything that one file wants."""
+
+    jobs: tuple[JobEntry, ...] = ()
+    hosts: tuple[HostEntry, ...] = ()
+
+    def find(self, name: str) -> JobEntry | None:
+        """Give the job of that name, if there is one."""
+        return next((job for job in self.jobs if job.name == name), None)
+
+
+def overlaid(cluster: Cluster, hosts: Iterable[HostEntry]) -> Cluster:
+    """Give the cluster with what a manifest says about its nodes in place of what the cluster file said.
+
+    A host that is no node of it is passed over: an enrolled machine needs no entry.
+    """
+    said = {host.name: host for host in hosts}
+    if not said:
+        return cluster
+    return changed(cluster, nodes=tuple(_overlaid(node, said.get(node.name)) for node in cluster.nodes))
+
+
+def _overlaid(node: Node, host: HostEntry | None) -> Node:
+    if host is None:
+        return node
+    return changed(node, **{name: getattr(host, name) for name in host.given})
+
 
 T = TypeVar("T")
 
@@ -46,12 +247,12 @@ _MOST_GIB = MOST_MIB / 1024
 _FORM_HINT = "one job is [[jobs]] and its keys below it"
 
 
-class Words:
+class CommandLineField:
     """A program and its arguments: one text, taken apart as a shell would, or a list of words."""
 
     says = "a command line, or a list of its words"
 
-    def read(self, node: Located, key: str, reading: Reading) -> Any:
+    def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
         if type(node.value) is list:
             words = ListOf(Text("a word", may_be_empty=True)).read(node, key, reading)
         elif (text := Text(self.says).read(node, key, reading)) is WRONG:
@@ -91,14 +292,14 @@ def _is_expected(text: str) -> bool:
 
 
 _NODES = ListOf(Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), is_set=True)
-_GIB = Number(most=_MOST_GIB, unit_bytes=GIB)
+_GIB = NumberField(most=_MOST_GIB, unit_bytes=GIB)
 _VARIABLE_NAME = Text("a variable's name", fits=lambda text: _VARIABLE.fullmatch(text) is not None)
 _PATH = Text("a path")
 _WORD = Text(fits=str.isprintable)
 _TIME = Text("a time such as 90s, 30m or 8h", fits=_is_time)
 _EXPECTED = Text(f"a time such as 90s, 30m or 8h, at most {MOST_EXPECTED_S / 86400:.0f}d", fits=_is_expected)
 
-JOB = Form(
+JOB = MapSchema(
     "job",
     (
         Field(
@@ -106,31 +307,35 @@ JOB = Form(
         ),
         Field("recipe", _WORD, "what to run: a recipe's name"),
         Field("model", _WORD, "the older word for recipe"),
-        Field("command", Words(), "what to run: a program; {name} is filled in from hyper and sweep"),
+        Field("command", CommandLineField(), "what to run: a program; {name} is filled in from hyper and sweep"),
         Field("mode", _WORD, "which way of training, for recipes that have several"),
-        Field("priority", Whole(least=-MOST_PRIORITY, most=MOST_PRIORITY), "before others if it is higher; strictly"),
+        Field(
+            "priority",
+            IntegerField(least=-MOST_PRIORITY, most=MOST_PRIORITY),
+            "before others if it is higher; strictly",
+        ),
         Field("require_cuda", Flag(), "a device, or it does not start"),
         Field("prefer_cuda", Flag(), "a device if one fits, else the CPU"),
         Field("min_vram_gib", _GIB, "memory on each device, in GiB; said alone, it means prefer_cuda"),
         Field("min_ram_gib", _GIB, "memory of the machine, in GiB"),
-        Field("min_cores", Whole(most=65_536), "physical cores"),
-        Field("gpus", Whole(most=1024), "how many devices; said alone, it means require_cuda", may_be_null=True),
+        Field("min_cores", IntegerField(most=65_536), "physical cores"),
+        Field("gpus", IntegerField(most=1024), "how many devices; said alone, it means require_cuda", may_be_null=True),
         Field(
             "ranks",
-            Whole(least=1, most=1024),
+            IntegerField(least=1, most=1024),
             "as how many processes it runs, which start and end together; each on a device if it wants devices",
             may_be_null=True,
         ),
         Field("shares", Flag(), "it may run beside others on its device, within min_vram_gib"),
         Field("base", _WORD, "what it has in common with its like on one device: a base model. Charged once"),
         Field("base_gib", _GIB, "how much of min_vram_gib that is"),
-        Field("transfer_mb", Number(), "what goes to the device and back, in MB, for the cost rule"),
-        Field("mflop", Number(most=1e30), "what is computed there, in MFLOP, for the cost rule"),
+        Field("transfer_mb", NumberField(), "what goes to the device and back, in MB, for the cost rule"),
+        Field("mflop", NumberField(most=1e30), "what is computed there, in MFLOP, for the cost rule"),
         Field("allowed_hosts", _NODES, "only these machines; empty: all"),
         Field("prefer_hosts", _NODES, "these before others, if they fit"),
         Field("hyper", Anything((dict,), "a map of names and values"), "the recipe's arguments; lists are values"),
         Field("sweep", Anything((dict,), "a map of names and their values"), "what varies: a job for each point"),
-        Field("seed", Whole(most=2**63 - 1), "for everything random", may_be_null=True),
+        Field("seed", IntegerField(most=2**63 - 1), "for everything random", may_be_null=True),
         Field("split_recipe", Anything((str, dict), "text or a map"), "how data is split", may_be_null=True),
         Field("train_hosts", ListOf(_WORD, is_set=True), "machines whose data it is trained on; part of what it is"),
         Field(
@@ -144,7 +349,9 @@ JOB = Form(
             "what comes back, beside $STOKER_OUT",
         ),
         Field(
-            "code", Choice(CodePlace), "copy: a program runs in a copy of its project; in-place: in the folder itself"
+            "code",
+            EnumField(CodePlace),
+            "copy: a program runs in a copy of its project; in-place: in the folder itself",
         ),
         Field(
             "include",
@@ -155,7 +362,7 @@ JOB = Form(
         Field("python", ByPlatform(_PATH), "the machine's own interpreter, or a version such as 3.11; by platform"),
         Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first"),
         Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables of the worker's own, never stored"),
-        Field("attempts", Whole(least=1, most=100), "how often it may fail by itself, the first time included"),
+        Field("attempts", IntegerField(least=1, most=100), "how often it may fail by itself, the first time included"),
         Field("timeout", _TIME, "stop an attempt that runs longer"),
         Field(
             "expected",
@@ -163,7 +370,7 @@ JOB = Form(
             "how long it is expected to take on a device of speed 1 (an RTX 4090), or on the only machine that it "
             "allows; used until jobs like it were measured",
         ),
-        Field("on_partition", Choice(Partition), "when its lease ends and the coordinator can't be reached"),
+        Field("on_partition", EnumField(Partition), "when its lease ends and the coordinator can't be reached"),
     ),
     meant={
         **dict.fromkeys(("args", "arguments", "config", "hyperparameters", "overrides", "params"), "hyper"),
@@ -180,18 +387,18 @@ JOB = Form(
     },
 )
 
-HOST = Form(
+HOST = MapSchema(
     "host",
     (
         Field("name", Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), "which one", is_required=True),
         Field("description", Text(may_be_empty=True), "a note for people"),
-        Field("priority", Whole(least=-(2**31)), "better than others if it is higher"),
+        Field("priority", IntegerField(least=-(2**31)), "better than others if it is higher"),
         Field("allow_jobs", JOB_LIST, "only these jobs or recipes; empty: all"),
         Field("deny_jobs", JOB_LIST, "not these; wins over allow_jobs"),
     ),
 )
 
-MANIFEST = Form(
+MANIFEST = MapSchema(
     WHAT,
     (
         Field("jobs", ListOf(JOB), "what is wanted", may_be_null=True),
@@ -200,59 +407,61 @@ MANIFEST = Form(
 )
 
 
-class ReadJob(NamedTuple):
+class ParsedJobEntry(NamedTuple):
     """One job on its way: what was read of it, and where that stands."""
 
-    given: Given
+    given: ParsedMap
     entry: JobEntry | None
     """Nothing if it can't even be called something; the faults say why."""
     sweep: Sweep | None
     """What its `sweep` says; nothing if it has none, or a wrong one."""
 
 
-Making = Callable[[Sequence[ReadJob], tuple[HostEntry, ...], Reading], T]
+Making = Callable[[Sequence[ParsedJobEntry], tuple[HostEntry, ...], FileDiagnostics], T]
 """Makes something of a manifest's jobs and hosts. It may note faults: places are known only as long as it works."""
 
 
-def read_manifest(name: str, path: str, known: Known | None = None) -> Manifest:
+def read_manifest(name: str, path: str, known: KnownNames | None = None) -> Manifest:
     """Read a manifest, called `name` in what is said about it. `known` are the names that it may refer to.
 
-    Raises `ManifestFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    Raises `InvalidManifest` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
     """
     return read_manifest_into(manifest_as_it_is, name, path, known)
 
 
-def read_manifest_into(make: Making[T], name: str, path: str, known: Known | None = None) -> T:
+def read_manifest_into(make: Making[T], name: str, path: str, known: KnownNames | None = None) -> T:
     """Read a manifest and make something of it; what is noted meanwhile is raised with all the rest."""
     return read_as(WHAT, name, path, lambda reading, tree: made_of(make, reading, tree, known))
 
 
-def made_of(make: Making[T], reading: Reading, tree: Located | None, known: Known | None = None) -> T:
+def made_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | None, known: KnownNames | None = None) -> T:
     """Make something of a file that was opened."""
-    jobs: tuple[Given, ...] = ()
-    hosts: tuple[Given, ...] = ()
+    jobs: tuple[ParsedMap, ...] = ()
+    hosts: tuple[ParsedMap, ...] = ()
     sweeps: dict[str, Sweep] = {}
     if tree is not None:
-        read: Given = MANIFEST.read(tree, "", reading)
+        read: ParsedMap = MANIFEST.read(tree, "", reading)
         jobs, hosts = read.get("jobs", ()), read.get("hosts", ())
         if not any(item.value for name, item in tree.value.items() if name in ("jobs", "hosts")):
             reading.refuse(tree, "jobs", "a manifest has at least one job", _FORM_HINT)
-        sweeps = check_manifest(jobs, hosts, reading, known or Known())
+        sweeps = check_manifest(jobs, hosts, reading, known or KnownNames())
     made = make(
-        [ReadJob(given=job, entry=_entry_of(job), sweep=sweeps.get(job.key)) for job in jobs],
+        [ParsedJobEntry(given=job, entry=_entry_of(job), sweep=sweeps.get(job.key)) for job in jobs],
         tuple(
             HostEntry(**host.values, given=frozenset(host.values) - {"name"}) for host in hosts if "name" in host.values
         ),
         reading,
     )
-    reading.raise_any(ManifestFaults)
+    reading.raise_any(InvalidManifest)
     return made
 
 
-def _entry_of(job: Given) -> JobEntry | None:
+def _entry_of(job: ParsedMap) -> JobEntry | None:
     return JobEntry(**job.values) if "name" in job.values else None
 
 
-def manifest_as_it_is(jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], _reading: Reading) -> Manifest:
+def manifest_as_it_is(
+    jobs: Sequence[ParsedJobEntry], hosts: tuple[HostEntry, ...], _reading: FileDiagnostics
+) -> Manifest:
     """Make nothing else of a manifest."""
     return Manifest(jobs=tuple(job.entry for job in jobs if job.entry is not None), hosts=hosts)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from stoker.config.by_platform import is_version
-from stoker.config.fields import Given, Reading, shown
+from stoker.config.fields import FileDiagnostics, ParsedMap, is_version, shown
+from stoker.config.file_set import sweep_in
 from stoker.config.sweep import Sweep, paths_of
-from stoker.config.sweeping import sweep_in
-from stoker.model.frozen import frozen
-from stoker.model.suggest import did_you_mean
+from stoker.core.frozen import frozen
+from stoker.core.text import did_you_mean
 
 _MOST_NAMED = 20
 _LONGEST_CIRCLE = 8
@@ -24,7 +23,7 @@ _ABOUT_HOSTS = frozenset({"allowed_hosts", "prefer_hosts"})
 
 
 @frozen
-class Known:
+class KnownNames:
     """Names from elsewhere that a manifest may refer to. `None` means that nobody knows, so none is refused."""
 
     recipes: Collection[str] | None = None
@@ -35,7 +34,9 @@ class Known:
     hosts: Collection[str] | None = None
 
 
-def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Reading, known: Known) -> dict[str, Sweep]:
+def check_manifest(
+    jobs: Sequence[ParsedMap], hosts: Sequence[ParsedMap], reading: FileDiagnostics, known: KnownNames
+) -> dict[str, Sweep]:
     """Note everything that is wrong with jobs and hosts beyond their single values.
 
     Gives the sweeps that were read on the way, by the key of their job.
@@ -72,8 +73,8 @@ def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Readi
     return sweeps
 
 
-def _check_names(entries: Sequence[Given], noun: str, reading: Reading) -> None:
-    first: dict[str, Given] = {}
+def _check_names(entries: Sequence[ParsedMap], noun: str, reading: FileDiagnostics) -> None:
+    first: dict[str, ParsedMap] = {}
     for entry in entries:
         name = entry.values.get("name")
         if name is not None and first.setdefault(name, entry) is not entry:
@@ -81,7 +82,7 @@ def _check_names(entries: Sequence[Given], noun: str, reading: Reading) -> None:
             _refuse(entry, "name", reading, f"duplicate {noun} name {name!r}", hint)
 
 
-def _check_work(job: Given, reading: Reading) -> None:
+def _check_work(job: ParsedMap, reading: FileDiagnostics) -> None:
     said = [name for name in ("recipe", "model", "command") if job.says(name)]
     if not said:
         hint = 'command = "python train.py", or recipe = "tabular/gbt"'
@@ -95,7 +96,7 @@ def _check_work(job: Given, reading: Reading) -> None:
         reading.refuse(job.at("python"), f"{job.key}.python", message, "one of them, or a version: 3.11", at_key=True)
 
 
-def _check_known(job: Given, reading: Reading, known: Known) -> None:
+def _check_known(job: ParsedMap, reading: FileDiagnostics, known: KnownNames) -> None:
     for name, names in (("recipe", known.recipes), ("model", known.recipes), ("mode", known.modes)):
         value = job.get(name)
         if value is not None and names is not None and not _is_known(value, names):
@@ -109,7 +110,7 @@ def _is_known(value: str, names: Collection[str]) -> bool:
     return value in names or sum(name.rpartition("/")[2] == value for name in names) == 1
 
 
-def _check_devices(job: Given, reading: Reading) -> None:
+def _check_devices(job: ParsedMap, reading: FileDiagnostics) -> None:
     vram_gib = job.get("min_vram_gib", 0.0)
     wants = [name for name in ("require_cuda", "prefer_cuda", "min_vram_gib", "shares") if job.get(name)]
     if job.get("gpus") == 0 and wants:
@@ -125,7 +126,7 @@ def _check_devices(job: Given, reading: Reading) -> None:
         _refuse(job, "base_gib", reading, message, "min_vram_gib is everything, the base included")
 
 
-def _check_hosts(job: Given, reading: Reading, known: Known) -> None:
+def _check_hosts(job: ParsedMap, reading: FileDiagnostics, known: KnownNames) -> None:
     allowed = job.get("allowed_hosts", ())
     for name in ("allowed_hosts", "prefer_hosts"):
         for index, host in enumerate(job.get(name, ())):
@@ -138,7 +139,7 @@ def _check_hosts(job: Given, reading: Reading, known: Known) -> None:
                 _refuse_item(job, name, index, reading, message, "")
 
 
-def _check_sweep(job: Given, reading: Reading, sweeps: dict[str, Sweep]) -> None:
+def _check_sweep(job: ParsedMap, reading: FileDiagnostics, sweeps: dict[str, Sweep]) -> None:
     if "sweep" not in job.values:
         return
     sweep, faults = sweep_in(reading.source, job.at("sweep"), f"{job.key}.sweep")
@@ -154,7 +155,7 @@ def _check_sweep(job: Given, reading: Reading, sweeps: dict[str, Sweep]) -> None
             )
 
 
-def _check_after(job: Given, reading: Reading, names: Collection[str], known: Known) -> None:
+def _check_after(job: ParsedMap, reading: FileDiagnostics, names: Collection[str], known: KnownNames) -> None:
     for index, name in enumerate(job.get("after", ())):
         if name not in names and known.jobs is not None and name not in known.jobs:
             hint = "" if reading.is_full else did_you_mean(name, [*names, *known.jobs])
@@ -162,9 +163,9 @@ def _check_after(job: Given, reading: Reading, names: Collection[str], known: Kn
             _refuse_item(job, "after", index, reading, message, hint)
 
 
-def _check_circles(jobs: Sequence[Given], reading: Reading) -> None:
+def _check_circles(jobs: Sequence[ParsedMap], reading: FileDiagnostics) -> None:
     """Note a job that waits for itself, directly or through others, at the `after` that closes the circle."""
-    by_name: dict[str, Given] = {}
+    by_name: dict[str, ParsedMap] = {}
     for job in jobs:
         if "name" in job.values:
             by_name.setdefault(job.get("name"), job)
@@ -207,19 +208,19 @@ def _circles_from(
             del places[path.pop()]
 
 
-def _refuse(entry: Given, name: str, reading: Reading, message: str, hint: str) -> None:
+def _refuse(entry: ParsedMap, name: str, reading: FileDiagnostics, message: str, hint: str) -> None:
     reading.refuse(entry.at(name), f"{entry.key}.{name}", message, hint)
 
 
-def _refuse_item(entry: Given, name: str, index: int, reading: Reading, message: str, hint: str) -> None:
+def _refuse_item(entry: ParsedMap, name: str, index: int, reading: FileDiagnostics, message: str, hint: str) -> None:
     reading.refuse(entry.at(name).value[index], f"{entry.key}.{name}[{index}]", message, hint)
 
 
-def _is_wrong(entry: Given, name: str) -> bool:
+def _is_wrong(entry: ParsedMap, name: str) -> bool:
     return entry.says(name) and name not in entry.values
 
 
-def _called(job: Given) -> str:
+def _called(job: ParsedMap) -> str:
     name = job.get("name")
     return f"job {name}" if name else f"the job {job.key}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stoker.model.frozen import frozen
+from stoker.core.frozen import frozen
 
 
 class _Nothing:
@@ -22,7 +22,7 @@ NOTHING: Final = _Nothing()
 
 
 @frozen
-class Declared:
+class DeclaredLeaf:
     """One leaf that may be set."""
 
     path: str
@@ -48,6 +48,6 @@ class Declared:
 class Schema:
     """Everything that may be set."""
 
-    leaves: Mapping[str, Declared]
+    leaves: Mapping[str, DeclaredLeaf]
     is_open: bool = False
     """Keys that nobody declared are free: the parameters of somebody's program."""

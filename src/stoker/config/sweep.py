@@ -7,18 +7,150 @@ time, so memory does not grow with their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice, repeat
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
-from stoker.config.axis import Axis, Choice
-from stoker.config.label import label_of
-from stoker.config.values import same
-from stoker.model.errors import ConfigFaults
-from stoker.model.faults import Fault
-from stoker.model.frozen import frozen, frozen_by_position
+from stoker.config.positions import ValueOrigin
+from stoker.config.values import same, scalar, text_of
+from stoker.core.digests import digest_value
+from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.frozen import frozen, frozen_by_position
+
+# One thing that a sweep varies: a path and the values that it takes, in order.
+#
+# Values are listed, or computed one at a time (`sweep_ranges`), so an axis of a billion values costs as much as one of
+# two.
+
+
+class ValueForm(Enum):
+    """How a value was given, which decides how a declared type reads it."""
+
+    PLAIN = "plain"
+    """Text without quotes: the declared type reads it."""
+    QUOTED = "quoted"
+    """Text in quotes: text wherever the field can hold text."""
+    VALUE = "value"
+    """A value already, from a file: the declared type only checks it."""
+
+
+@frozen_by_position
+class AxisValue:
+    """One value as it was given: the text that it stands for, and what it means."""
+
+    text: str
+    """Without quotes and escapes if it is a single value, as typed if it is a list or a map."""
+    value: Any
+    """Read by the rules for fields without a declared type (`values`), or by the declared type once that is known."""
+    form: ValueForm = ValueForm.PLAIN
+
+    @property
+    def refers(self) -> bool:
+        """There is a `${…}` in it, so its value is known only when references are resolved."""
+        return "${" in self.text
+
+
+class AxisValues(Protocol):
+    """The values of an axis, in order; never none."""
+
+    @property
+    def count(self) -> int: ...
+
+    def at(self, index: int) -> AxisValue:
+        """Give the choice of an index from 0."""
+
+    def __iter__(self) -> Iterator[AxisValue]: ...
+
+    def indexes_of(self, value: Any) -> Sequence[int]:
+        """Say at which indexes this value stands."""
+
+
+@frozen_by_position
+class ListedAxisValues:
+    """Values that somebody wrote down."""
+
+    items: tuple[AxisValue, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.items)
+
+    def at(self, index: int) -> AxisValue:
+        return self.items[index]
+
+    def __iter__(self) -> Iterator[AxisValue]:
+        return iter(self.items)
+
+    def indexes_of(self, value: Any) -> Sequence[int]:
+        return [index for index, choice in enumerate(self.items) if same(choice.value, value)]
+
+
+@frozen
+class Axis:
+    """A path and the values that it takes."""
+
+    path: str
+    """Dotted; or the name of a group, whose options are swept."""
+    choices: AxisValues
+    origin: ValueOrigin | None = None
+
+    @property
+    def count(self) -> int:
+        return self.choices.count
+
+
+# The name of a point: `lr=0.001,model.depth=3`.
+#
+# It can stand in a shell as it is, is a good name for a folder, and two points of one sweep whose values differ never
+# share it. Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or
+# has odd characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
+
+_SAFE = re.compile(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]+", re.ASCII)
+# Paths have neither + nor %, so nothing else is written like this.
+_IN_PATHS = str.maketrans({"/": "+", "$": "%"})
+_FROM_LABELS = str.maketrans({"+": "/", "%": "$"})
+_LONGEST_BYTES = 120
+_SHORTENED = 24
+_VALUE_DIGITS, _LABEL_DIGITS = 12, 16
+
+
+def label_of(values: Iterable[tuple[str, Any]]) -> str:
+    """Name a point by its paths and values."""
+    label = ",".join(f"{path.translate(_IN_PATHS)}={_value_label(value)}" for path, value in values)
+    encoded = label.encode()
+    if len(encoded) <= _LONGEST_BYTES:
+        return label
+    kept = encoded[:_LONGEST_BYTES].decode(errors="ignore")
+    return f"{kept}@{digest_value('label', label)[:_LABEL_DIGITS]}"
+
+
+def read_label(label: str) -> dict[str, Any]:
+    """Return the values by path that a label names; none if it does not name them all exactly."""
+    parts = (part.partition("=") for part in label.split(","))
+    values = {path.translate(_FROM_LABELS): scalar(text) for path, _, text in parts}
+    return values if label_of(values.items()) == label else {}
+
+
+def _value_label(value: Any) -> str:
+    readable: str = value if type(value) is str else text_of(value)
+    if _stands(readable, type(value) is str):
+        return readable
+    plain = _UNSAFE.sub("_", readable[: 2 * _SHORTENED]).strip("_")[:_SHORTENED]
+    return f"{plain}@{digest_value('label', value)[:_VALUE_DIGITS]}"
+
+
+@lru_cache(maxsize=1024)
+def _stands(readable: str, is_text: bool) -> bool:  # noqa: FBT001 - by position it is found again sooner
+    """Say whether a value can stand as it is written. Ten thousand points have a few hundred values."""
+    # Text that looks like a number or a word of the grammar is not the same as that.
+    return _SAFE.fullmatch(readable) is not None and (scalar(readable) is readable) is is_text
+
 
 Condition = Mapping[str, Any]
 """Values by path; a point agrees with it if it has all of these."""
@@ -29,11 +161,11 @@ _KEPT = 4096
 _MOST_STEPS = 5_000
 _MOST_WALKED = 100_000
 
-_Choices = tuple[tuple[str, Choice], ...]
+_Choices = tuple[tuple[str, AxisValue], ...]
 
 
 @frozen_by_position
-class Product:
+class SweepProduct:
     """Every combination of its parts' points."""
 
     parts: tuple[Sweep, ...]
@@ -62,7 +194,7 @@ class Exclude:
 
 
 @frozen
-class Sample:
+class SweepSample:
     """So many points of a sweep (or all, if it has fewer), chosen by a seed and nothing else."""
 
     of: Sweep
@@ -70,14 +202,14 @@ class Sample:
     seed: int = 0
 
 
-Sweep = Axis | Product | Zip | Concat | Exclude | Sample
+Sweep = Axis | SweepProduct | Zip | Concat | Exclude | SweepSample
 
 
 @frozen_by_position
-class Point:
+class SweepPoint:
     """One trial's choices: path and choice of each axis, in the order of the axes."""
 
-    choices: tuple[tuple[str, Choice], ...]
+    choices: tuple[tuple[str, AxisValue], ...]
 
     @property
     def label(self) -> str:
@@ -90,9 +222,9 @@ def size(sweep: Sweep) -> int:
     return _count(sweep, {})
 
 
-def points(sweep: Sweep) -> Iterator[Point]:
+def points(sweep: Sweep) -> Iterator[SweepPoint]:
     """Give the points one at a time, in order."""
-    return map(Point, _walk(sweep))
+    return map(SweepPoint, _walk(sweep))
 
 
 def paths_of(sweep: Sweep) -> tuple[str, ...]:
@@ -105,7 +237,7 @@ def axes_of(sweep: Sweep) -> Iterator[Axis]:
     match sweep:
         case Axis():
             yield sweep
-        case Exclude() | Sample():
+        case Exclude() | SweepSample():
             yield from axes_of(sweep.of)
         case _:
             for part in sweep.parts:
@@ -116,7 +248,7 @@ def _walk(sweep: Sweep) -> Iterator[_Choices]:
     match sweep:
         case Axis():
             return zip(_walk_pairs(sweep))
-        case Product():
+        case SweepProduct():
             return _walk_product(sweep.parts)
         case Zip():
             return zip(*map(_walk_pairs, sweep.parts), strict=True)
@@ -124,11 +256,11 @@ def _walk(sweep: Sweep) -> Iterator[_Choices]:
             return (choices for part in sweep.parts for choices in _walk(part))
         case Exclude():
             return (choices for choices in _walk(sweep.of) if not _agrees_with_any(choices, sweep.conditions))
-        case Sample():
+        case SweepSample():
             return _walk_sample(sweep)
 
 
-def _walk_pairs(axis: Axis) -> Iterator[tuple[str, Choice]]:
+def _walk_pairs(axis: Axis) -> Iterator[tuple[str, AxisValue]]:
     return zip(repeat(axis.path), axis.choices)
 
 
@@ -164,7 +296,7 @@ def _walk_again(part: Sweep) -> Callable[[], Iterable[_Choices]]:
     return lambda: kept
 
 
-def _walk_sample(sample: Sample) -> Iterator[_Choices]:
+def _walk_sample(sample: SweepSample) -> Iterator[_Choices]:
     if sample.count >= size(sample.of):
         yield from _walk(sample.of)
         return
@@ -194,7 +326,7 @@ def _at(sweep: Sweep, index: int) -> _Choices:
     match sweep:
         case Axis():
             return ((sweep.path, sweep.choices.at(index)),)
-        case Product():
+        case SweepProduct():
             found: list[_Choices] = []
             for part in reversed(sweep.parts):
                 index, own = divmod(index, size(part))
@@ -208,7 +340,7 @@ def _at(sweep: Sweep, index: int) -> _Choices:
                     return _at(part, index)
                 index -= size(part)
             raise IndexError(index)
-        case Exclude() | Sample():
+        case Exclude() | SweepSample():
             return next(islice(_walk(sweep), index, None))
 
 
@@ -227,13 +359,13 @@ def _count(sweep: Sweep, condition: Condition) -> int:
             return _count_rows((sweep,), condition)
         case Zip():
             return _count_rows(sweep.parts, condition)
-        case Product():
+        case SweepProduct():
             return _count_product(sweep.parts, condition)
         case Concat():
             return sum(_count(part, condition) for part in sweep.parts)
         case Exclude():
             return _count(sweep.of, condition) - _count_any(sweep.of, condition, sweep.conditions)
-        case Sample():
+        case SweepSample():
             return _count_sample(sweep, condition)
 
 
@@ -262,7 +394,7 @@ def _count_product(parts: tuple[Sweep, ...], condition: Condition) -> int:
     return total if met == len(condition) else 0
 
 
-def _count_sample(sample: Sample, condition: Condition) -> int:
+def _count_sample(sample: SweepSample, condition: Condition) -> int:
     if not condition:
         return min(sample.count, size(sample.of))
     return sum(1 for choices in _walk(sample) if _agrees_with_any(choices, (condition,)))
@@ -299,7 +431,7 @@ def _both(one: Condition, other: Condition) -> Condition | None:
 def _walk_and_count(of: Sweep, condition: Condition, others: tuple[Condition, ...]) -> int:
     if size(of) > _MOST_WALKED:
         message = f"{len(others)} exclusions overlap in too many ways to be counted"
-        raise ConfigFaults(message, faults=(Fault("sweep.exclude", message),), hint="exclude less, or sweep less")
+        raise InvalidConfig(message, faults=(Fault("sweep.exclude", message),), hint="exclude less, or sweep less")
     return sum(
         1 for choices in _walk(of) if _agrees_with_any(choices, (condition,)) and _agrees_with_any(choices, others)
     )

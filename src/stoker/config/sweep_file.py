@@ -18,16 +18,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stoker.config.axis import Axis, Choice, Choices, Form, Listed
-from stoker.config.caret import fault_at
-from stoker.config.origin import Origin
-from stoker.config.override import is_key
-from stoker.config.sweep import Concat, Exclude, Product, Sample, Sweep, Zip, paths_of, size
+from stoker.config.overrides import is_key
+from stoker.config.positions import ValueOrigin, fault_at
+from stoker.config.sweep import (
+    Axis,
+    AxisValue,
+    AxisValues,
+    Concat,
+    Exclude,
+    ListedAxisValues,
+    Sweep,
+    SweepProduct,
+    SweepSample,
+    ValueForm,
+    Zip,
+    paths_of,
+    size,
+)
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import fill_text
-from stoker.model.errors import ConfigFaults
-from stoker.model.faults import Fault
-from stoker.model.suggest import did_you_mean
+from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.text import did_you_mean
 
 Place = tuple[str | int, ...]
 """Keys and indexes that lead to a value, from the sweep's own map on."""
@@ -38,7 +49,7 @@ _WORDS = ("zip", "repeat", "concat", "axes", "exclude", "sample")
 
 
 def read_sweep(
-    tree: Any, origin_of: Callable[[Place], Origin], *, key: str = "sweep"
+    tree: Any, origin_of: Callable[[Place], ValueOrigin], *, key: str = "sweep"
 ) -> tuple[Sweep | None, list[Fault]]:
     """Read the map under `key`; nothing if there are faults, which carry the places that `origin_of` gives."""
     reader = _Reader(origin_of, key)
@@ -47,7 +58,7 @@ def read_sweep(
 
 
 class _Reader:
-    def __init__(self, origin_of: Callable[[Place], Origin], key: str) -> None:
+    def __init__(self, origin_of: Callable[[Place], ValueOrigin], key: str) -> None:
         self.origin_of = origin_of
         self.key = key
         self.faults: list[Fault] = []
@@ -64,7 +75,7 @@ class _Reader:
             self.fault(at, "the sweep has no axis", hint="such as lr: [1e-3, 1e-4]")
         if not parts or len(self.faults) > before:
             return None
-        made = parts[0] if len(parts) == 1 else Product(tuple(parts))
+        made = parts[0] if len(parts) == 1 else SweepProduct(tuple(parts))
         if "exclude" in tree:
             made = self.exclude(made, tree["exclude"], (*at, "exclude"))
         if "sample" in tree:
@@ -99,21 +110,21 @@ class _Reader:
             elif (choices := self.choices(path, item, place)) is not None:
                 yield Axis(path=path, choices=choices, origin=self.origin_of(place))
 
-    def choices(self, path: str, item: Any, at: Place) -> Choices | None:
+    def choices(self, path: str, item: Any, at: Place) -> AxisValues | None:
         if isinstance(item, list | tuple | Mapping) and not item:
             self.fault(at, f"{path} has no values", hint="an axis has at least one")
             return None
         if isinstance(item, list | tuple):
-            return Listed(tuple(_given(value) for value in item))
+            return ListedAxisValues(tuple(_given(value) for value in item))
         if type(item) is not str:
-            return Listed((_given(item),))
+            return ListedAxisValues((_given(item),))
         try:
             found = read_value_or_axis(item)
         except Unreadable as error:
             as_text = "in a list it is text as it stands" if error.may_be_text else ""
             self.fault(at, str(error), hint="; ".join(filter(None, (error.hint, as_text))))
             return None
-        return Listed((found,)) if isinstance(found, Choice) else found
+        return ListedAxisValues((found,)) if isinstance(found, AxisValue) else found
 
     def zips(self, item: Any, at: Place) -> list[Sweep]:
         if isinstance(item, list) and item:
@@ -161,7 +172,7 @@ class _Reader:
         without = Exclude(of=made, conditions=tuple(conditions))
         try:
             left = size(without)
-        except ConfigFaults as error:
+        except InvalidConfig as error:
             self.fault(at, error.message, hint=error.hint)
             return made
         if left < 1:
@@ -187,7 +198,7 @@ class _Reader:
         if type(count) is not int or count < 1 or type(seed) is not int:
             self.fault(at, "sample has a whole number n from 1, and a seed", hint="such as {n: 10, seed: 0}")
             return made
-        return Sample(of=made, count=count, seed=seed)
+        return SweepSample(of=made, count=count, seed=seed)
 
     def refuse_twice(self, parts: list[Sweep], at: Place) -> None:
         seen: set[str] = set()
@@ -223,12 +234,12 @@ def unequal_lengths(axes: tuple[Axis, ...]) -> str:
     return f"zip of unequal lengths: {', '.join(f'{axis.path} has {axis.count}' for axis in axes)}"
 
 
-def _given(value: Any) -> Choice:
+def _given(value: Any) -> AxisValue:
     try:
-        return Choice(fill_text(value), value, Form.VALUE)
+        return AxisValue(fill_text(value), value, ValueForm.VALUE)
     except TypeError:
         # No plain value, such as a date of TOML: it was refused at its place when the file was read.
-        return Choice(str(value), str(value), Form.VALUE)
+        return AxisValue(str(value), str(value), ValueForm.VALUE)
 
 
 def _flattened(item: Mapping[Any, Any], known: tuple[str, ...], above: str = "") -> Iterator[tuple[str, Any]]:

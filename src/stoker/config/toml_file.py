@@ -1,15 +1,269 @@
-"""TOML files into located trees: read by `tomllib`, located by `toml_places`, bounded as YAML is."""
+"""TOML files into located trees: read by `tomllib`, located by `toml_file`, bounded as YAML is."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from stoker.config.caret import fault_at
-from stoker.config.located import DEEPEST, Located, Source, StopReading, note
-from stoker.config.toml_places import Path, Spot, find_long_number, find_places, refuse_deep_keys, refuse_many_values
-from stoker.model.faults import Fault
+from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReading, ValueOrigin, fault_at, note
+from stoker.core.errors import Fault
+from stoker.core.frozen import frozen_by_position
+
+# Where things stand in a TOML text: the place of every key and of every value.
+#
+# `tomllib` reads the values and forgets where they stood. This walks over the same text, which is known to be valid,
+# and notes places only. Keys written more than once (a table and its sub-table) keep their first place.
+
+Path = tuple[str | int, ...]
+"""Keys and positions from the outside in."""
+
+_BLANK = re.compile(r"[ \t]*")
+_GAP = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(
+    r'"""(?:\\.|"{1,2}+(?!")|[^"\\]++)*+"{3,5}'
+    r"|'''(?:'{1,2}+(?!')|[^']++)*+'{3,5}"
+    r'|"(?:\\.|[^"\\])*+"'
+    r"|'[^']*+'",
+    re.DOTALL,
+)
+_WORD = re.compile(r"[^,\]}#\n]*")
+_STEP = r"""(?:[A-Za-z0-9_-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')"""
+_ONE_STEP = re.compile(_STEP)
+# What a text is made of, as far as it matters here. An opening quote without an end is the end of what can be read.
+_PIECE = re.compile(
+    r'"""(?:\\.|"{1,2}+(?!")|[^"\\]++)*+"{3,5}'
+    r"|'''(?:'{1,2}+(?!')|[^']++)*+'{3,5}"
+    rf"|(?P<open>'''|\"\"\")|(?P<keys>{_STEP}(?:[ \t]*+\.[ \t]*+{_STEP})*+)|#[^\n]*+|(?P<torn>[\"'])",
+    re.DOTALL,
+)
+_PIECE_OR_MARK = re.compile(rf"{_PIECE.pattern}|[=,]", re.DOTALL)
+_PLAIN_KEYS = re.compile(r"([A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++)*+)[ \t]*+[=\]]")
+_IS_KEY = re.compile(r"[ \t]*=")
+_WHOLE = re.compile(r"[0-9][0-9_]*+")
+
+
+@frozen_by_position
+class Spot:
+    """The places of a key (or of a list's item) and of its value."""
+
+    key: tuple[int, int]
+    value: tuple[int, int]
+
+
+def find_places(source: SourceFile) -> dict[Path, Spot]:
+    """Scan a text that `tomllib` has read."""
+    # It saw line ends without carriage returns, and so do our columns.
+    scan = _Scan(source)
+    scan.run()
+    return scan.places
+
+
+def refuse_deep_keys(source: SourceFile) -> None:
+    """Stop at a dotted key of too many steps, before `tomllib` spends the square of them on it."""
+    # A key stands on one line. Ten thousand numbers have as many dots, each on a line of its own.
+    if source.text.count(".") < DEEPEST or all(line.count(".") < DEEPEST for line in source.lines):
+        return
+    for start, keys in _key_like(source.text):
+        if len(keys) > 2 * DEEPEST and len(_ONE_STEP.findall(keys)) > DEEPEST:
+            place = source.at_index(start)
+            raise source.too_deep(place.line, place.column)
+
+
+def refuse_many_values(source: SourceFile) -> None:
+    """Stop at a text that can't but hold too many values, before `tomllib` spends a minute on it."""
+    text, most = source.text, source.most_values
+    for mark in "=,":
+        if text.count(mark) <= most:
+            continue
+        # There are at least as many values as equal signs, and at least as many as commas, outside of text.
+        marks = (found for found in _PIECE_OR_MARK.finditer(text) if found[0] == mark)
+        if last := next(islice(marks, most, None), None):
+            place = source.at_index(last.start())
+            raise source.too_many(place.line, place.column)
+
+
+def find_long_number(source: SourceFile, most_digits: int) -> tuple[ValueOrigin, int] | None:
+    """Find the first whole number with more digits than that: its place and how many it has."""
+    for start, word in _key_like(source.text):
+        if len(word) > most_digits and _WHOLE.fullmatch(word.lstrip("-")):
+            count = sum(map(str.isdigit, word))
+            if count > most_digits and not _IS_KEY.match(source.text, start + len(word)):
+                return source.at_index(start), count
+    return None
+
+
+def _key_like(text: str) -> Iterator[tuple[int, str]]:
+    """Give what looks like a key, dotted or not, outside of comments and of texts of several lines."""
+    for found in _PIECE.finditer(text):
+        if found["open"] or found["torn"]:
+            return
+        if found["keys"]:
+            yield found.start(), found["keys"]
+
+
+class _Scan:
+    def __init__(self, source: SourceFile) -> None:
+        self.places: dict[Path, Spot] = {}
+        self._source = source
+        self._text = source.text
+        self._at = 0
+        self._line = 1
+        self._line_start = 0
+        self._counts: dict[Path, int] = {}
+        self._table: Path = ()
+
+    def run(self) -> None:
+        self._skip(_GAP)
+        while self._at < len(self._text):
+            if self._text.startswith("[[", self._at):
+                self._array_of_tables()
+            elif self._text[self._at] == "[":
+                self._advance(1)
+                self._table = self._indexed(self._keys())
+                self._advance(1)
+            else:
+                self._pair(self._table)
+            self._skip(_GAP)
+
+    def _array_of_tables(self) -> None:
+        self._advance(2)
+        keys = self._keys()
+        outer = self._indexed(keys[:-1])
+        name, place = keys[-1]
+        path = (*outer, name)
+        self._note(path, place, place)
+        self._counts[path] = self._counts.get(path, -1) + 1
+        self._table = (*path, self._counts[path])
+        self._note(self._table, place, place)
+        self._advance(2)
+
+    def _indexed(self, keys: list[tuple[str, tuple[int, int]]]) -> Path:
+        """Follow keys through the tables above, into the newest item of each array of tables."""
+        path: Path = ()
+        for name, place in keys:
+            path = (*path, name)
+            self._note(path, place, place)
+            if path in self._counts:
+                path = (*path, self._counts[path])
+        return path
+
+    def _pair(self, outer: Path) -> None:
+        path = outer
+        keys = self._keys()
+        for name, place in keys[:-1]:
+            path = (*path, name)
+            self._note(path, place, place)
+        name, place = keys[-1]
+        self._advance(1)
+        self._skip(_BLANK)
+        self._value((*path, name), place)
+
+    def _keys(self) -> list[tuple[str, tuple[int, int]]]:
+        """Read a dotted key and stop at what comes after it."""
+        plain = _PLAIN_KEYS.match(self._text, self._at)
+        if plain is not None:
+            return self._plain_keys(plain[1])
+        keys = []
+        while True:
+            self._skip(_BLANK)
+            place = self._place()
+            string = _STRING.match(self._text, self._at)
+            found = string or _BARE.match(self._text, self._at)
+            assert found is not None, "tomllib has read this text"  # noqa: S101 - else the scan would never end
+            keys.append((_unquoted(found[0]) if string else found[0], place))
+            self._advance(len(found[0]))
+            self._skip(_BLANK)
+            if self._text[self._at] != ".":
+                return keys
+            self._advance(1)
+
+    def _plain_keys(self, dotted: str) -> list[tuple[str, tuple[int, int]]]:
+        """Take apart a key of bare steps in one go: there may be a million of them."""
+        line, column = self._place()
+        keys = []
+        for name in dotted.split("."):
+            keys.append((name, (line, column)))
+            column += len(name) + 1
+        self._advance(len(dotted))
+        self._skip(_BLANK)
+        return keys
+
+    def _value(self, path: Path, key: tuple[int, int]) -> None:
+        place = self._place()
+        self._note(path, key, place)
+        if len(path) > DEEPEST:
+            raise self._source.too_deep(*place)
+        opening = self._text[self._at]
+        if opening == "[":
+            self._items(path)
+        elif opening == "{":
+            self._inline_table(path)
+        elif opening in "\"'":
+            self._skip(_STRING)
+        else:
+            self._skip(_WORD)
+
+    def _items(self, path: Path) -> None:
+        self._advance(1)
+        self._skip(_GAP)
+        index = 0
+        while self._text[self._at] != "]":
+            self._value((*path, index), self._place())
+            index += 1
+            self._skip(_GAP)
+            if self._text[self._at] == ",":
+                self._advance(1)
+                self._skip(_GAP)
+        self._advance(1)
+
+    def _inline_table(self, path: Path) -> None:
+        self._advance(1)
+        self._skip(_GAP)
+        while self._text[self._at] != "}":
+            self._pair(path)
+            self._skip(_GAP)
+            if self._text[self._at] == ",":
+                self._advance(1)
+                self._skip(_GAP)
+        self._advance(1)
+
+    def _note(self, path: Path, key: tuple[int, int], value: tuple[int, int]) -> None:
+        if path in self.places:
+            return
+        self.places[path] = Spot(key, value)
+        if len(self.places) > self._source.most_values:
+            raise self._source.too_many(*key)
+
+    def _place(self) -> tuple[int, int]:
+        return self._line, self._at - self._line_start + 1
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        found = pattern.match(self._text, self._at)
+        if found:
+            self._advance(len(found[0]))
+
+    def _advance(self, count: int) -> None:
+        breaks = self._text.count("\n", self._at, self._at + count)
+        self._at += count
+        if breaks:
+            self._line += breaks
+            self._line_start = self._text.rfind("\n", 0, self._at) + 1
+
+
+def _unquoted(key: str) -> str:
+    if key.startswith("'"):
+        return key[1:-1]
+    if "\\" not in key:
+        return key[1:-1]
+    import tomllib  # noqa: PLC0415 - only a key with an escape in it needs its reader
+
+    read: Any = next(iter(tomllib.loads(f"{key} = 0")))
+    return str(read)
+
 
 _SAID = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _PLAIN = (bool, int, float, str)
@@ -19,7 +273,7 @@ _MOST_BITS = 8192
 _LARGE = 32 * 1024
 
 
-def read_toml(source: Source, faults: list[Fault], *, is_placed: bool = True) -> Located | None:
+def read_toml(source: SourceFile, faults: list[Fault], *, is_placed: bool = True) -> LocatedValue | None:
     """Read a file; nothing if it could not be read to its end. Without places, it takes half the time."""
     import tomllib  # noqa: PLC0415 - milliseconds that only a TOML file should cost
 
@@ -44,7 +298,7 @@ def read_toml(source: Source, faults: list[Fault], *, is_placed: bool = True) ->
     return None
 
 
-def _plain(source: Source) -> dict[str, Any] | None:
+def _plain(source: SourceFile) -> dict[str, Any] | None:
     """Give what a large file says, if that can be read quickly. A small one is read before the quick way is ready."""
     if len(source.text) < _LARGE:
         return None
@@ -53,7 +307,7 @@ def _plain(source: Source) -> dict[str, Any] | None:
     return read_plain(source.lines)
 
 
-def _number_fault(source: Source) -> Fault | None:
+def _number_fault(source: SourceFile) -> Fault | None:
     """Python limits the digits that it reads, and tomllib passes that on without a place: find the place."""
     found = find_long_number(source, sys.get_int_max_str_digits())
     if found is None:
@@ -62,7 +316,7 @@ def _number_fault(source: Source) -> Fault | None:
     return fault_at(origin, f"a whole number of {count} digits is too large", hint="put it in quotes if it is text")
 
 
-def _syntax_fault(source: Source, said: str) -> Fault:
+def _syntax_fault(source: SourceFile, said: str) -> Fault:
     found = _SAID.fullmatch(said)
     if found is None:
         return Fault(source.name, f"is not TOML: {said}")
@@ -76,27 +330,27 @@ def _syntax_fault(source: Source, said: str) -> Fault:
     return fault_at(origin, f"is not TOML: {what}", hint=hint)
 
 
-def _unplaced(raw: dict[str, Any], most_values: int) -> Located | None:
+def _unplaced(raw: dict[str, Any], most_values: int) -> LocatedValue | None:
     """Give values without their places; nothing if there is anything among them that would have to be refused."""
     count = 0
     # The named tuple's own way goes through Python, and there may be half a million of them.
     make = tuple.__new__
 
-    def bare(value: Any, depth: int) -> Located:
+    def bare(value: Any, depth: int) -> LocatedValue:
         nonlocal count
         count += 1
         if depth > DEEPEST:
             raise _Odd
         kind = type(value)
         if kind in _SMALL:
-            return make(Located, (value, 1, 1, 1, 1))
+            return make(LocatedValue, (value, 1, 1, 1, 1))
         inner = depth + 1
         if kind is dict:
             made: Any = {}
             for key, item in value.items():
                 if type(item) in _SMALL and depth < DEEPEST:
                     count += 1
-                    made[key] = make(Located, (item, 1, 1, 1, 1))
+                    made[key] = make(LocatedValue, (item, 1, 1, 1, 1))
                 else:
                     made[key] = bare(item, inner)
         elif kind is list:
@@ -105,7 +359,7 @@ def _unplaced(raw: dict[str, Any], most_values: int) -> Located | None:
             made = value
         else:
             raise _Odd
-        return make(Located, (made, 1, 1, 1, 1))
+        return make(LocatedValue, (made, 1, 1, 1, 1))
 
     try:
         tree = bare(raw, 0)
@@ -121,13 +375,13 @@ class _Odd(Exception):
 class _Locating:
     """Joins values with their places."""
 
-    def __init__(self, source: Source, faults: list[Fault], places: dict[Path, Spot]) -> None:
+    def __init__(self, source: SourceFile, faults: list[Fault], places: dict[Path, Spot]) -> None:
         self._source = source
         self._faults = faults
         self._places = places
         self._count = 0
 
-    def locate(self, raw: Any, path: Path, around: Spot) -> Located:
+    def locate(self, raw: Any, path: Path, around: Spot) -> LocatedValue:
         spot = self._places.get(path, around)
         self._count += 1
         if self._count > self._source.most_values:
@@ -141,7 +395,7 @@ class _Locating:
             value = [self.locate(item, (*path, index), spot) for index, item in enumerate(raw)]
         else:
             self._refuse(raw, path, spot)
-        return Located(value, *spot.value, *spot.key)
+        return LocatedValue(value, *spot.value, *spot.key)
 
     def _refuse(self, raw: Any, path: Path, spot: Spot) -> None:
         message = hint = ""

@@ -6,7 +6,7 @@ r"""What stands behind the `=`: a value, or an axis of a sweep.
     ${a.b}                   a reference, kept as text for whoever resolves it
     a\,b                     a backslash takes the meaning from , : = space \ quotes and brackets; the rest is text
     a,b,c  choice(a,b,c)     an axis with these values
-    range:1:10:2  lin:0:1:5  log:1e-4:1e-1:4        numeric axes (`spacing`); they need no quotes in a shell
+    range:1:10:2  lin:0:1:5  log:1e-4:1e-1:4        numeric axes (`sweep_ranges`); they need no quotes in a shell
     range(1,10,2)  linspace(0,1,5)  logspace(1e-4,1e-1,4)      the same; in a shell they need quotes
 
 Reading takes time in proportion to the length of the text, whatever it holds, and nesting is bounded.
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 
-from stoker.config.axis import Choice, Choices, Form, Listed
+from stoker.config.sweep import AxisValue, AxisValues, ListedAxisValues, ValueForm
 from stoker.config.values import scalar
-from stoker.model.suggest import did_you_mean
+from stoker.core.text import did_you_mean
 
 MOST_NESTED = 32
 
@@ -51,26 +51,26 @@ class Unreadable(ValueError):
         """Quotes around the whole value would make it right."""
 
 
-def read_value(text: str) -> Choice:
+def read_value(text: str) -> AxisValue:
     """Read one value; `Unreadable` if it is none, or if it makes an axis."""
     found = read_value_or_axis(text)
-    if isinstance(found, Choice):
+    if isinstance(found, AxisValue):
         return found
     raise Unreadable("one value is wanted here, not a sweep", at=0, width=len(text), may_be_text=True)
 
 
-def read_value_or_axis(text: str, start: int = 0) -> Choice | Choices:
+def read_value_or_axis(text: str, start: int = 0) -> AxisValue | AxisValues:
     """Read from an index to the end of the text: one value, or the values of an axis."""
     flat = _FLAT.fullmatch(text, start)
     if flat is None:
         return _Reader(text, start).value_or_axis()
     if flat.lastgroup == "listed":
-        return Choice(flat[0], list(map(scalar, flat["listed"].split(","))))
-    items = [Choice(item, scalar(item)) for item in flat[0].split(",")]
-    return items[0] if len(items) == 1 else Listed(tuple(items))
+        return AxisValue(flat[0], list(map(scalar, flat["listed"].split(","))))
+    items = [AxisValue(item, scalar(item)) for item in flat[0].split(",")]
+    return items[0] if len(items) == 1 else ListedAxisValues(tuple(items))
 
 
-def split_items(text: str) -> list[Choice]:
+def split_items(text: str) -> list[AxisValue]:
     """Read a list (`[a,b]`, or `a,b` without brackets) and give its items apart."""
     reader = _Reader(text, 0)
     reader.skip_spaces()
@@ -81,7 +81,7 @@ def split_items(text: str) -> list[Choice]:
     return [] if reader.at == len(text) else reader.separated()
 
 
-def split_pairs(text: str) -> dict[str, Choice]:
+def split_pairs(text: str) -> dict[str, AxisValue]:
     """Read a map (`{a:1,b:2}`) and give its items apart."""
     reader = _Reader(text, 0)
     reader.skip_spaces()
@@ -101,11 +101,11 @@ class _Reader:
         self.text = text
         self.at = start
 
-    def value_or_axis(self) -> Choice | Choices:
+    def value_or_axis(self) -> AxisValue | AxisValues:
         self.skip_spaces()
         text, start = self.text, self.at
         if start == len(text):
-            return Choice("", "")
+            return AxisValue("", "")
         if text[start] == "=":
             raise Unreadable("there is a second =", at=start, hint="one is enough", may_be_text=True)
         if text.startswith(_SHELL_SAFE, start):
@@ -114,9 +114,9 @@ class _Reader:
         if name is not None and text.startswith("(", after := _after_spaces(text, name.end())):
             return self.function(name[0], after)
         items = self.separated()
-        return items[0] if len(items) == 1 else Listed(tuple(items))
+        return items[0] if len(items) == 1 else ListedAxisValues(tuple(items))
 
-    def separated(self) -> list[Choice]:
+    def separated(self) -> list[AxisValue]:
         """Read elements with commas between them, to the end."""
         items = [self.element("", 0)]
         while self.at < len(self.text):
@@ -127,29 +127,29 @@ class _Reader:
             items.append(self.element("", 0))
         return items
 
-    def element(self, closer: str, depth: int) -> Choice:
+    def element(self, closer: str, depth: int) -> AxisValue:
         """Read one element and the spaces around it; `closer` ends it beside a comma."""
         self.skip_spaces()
         start = self.at
         opener = self.text[start : start + 1]
         if opener in ("'", '"'):
             found = self.quoted(opener)
-            choice = Choice(found, found, Form.QUOTED)
+            choice = AxisValue(found, found, ValueForm.QUOTED)
         elif opener == "[":
             items = self.items("[", depth + 1)
-            choice = Choice(self.text[start : self.at], [item.value for item in items])
+            choice = AxisValue(self.text[start : self.at], [item.value for item in items])
         elif opener == "{":
             pairs = self.pairs(depth + 1)
-            choice = Choice(self.text[start : self.at], {key: item.value for key, item in pairs.items()})
+            choice = AxisValue(self.text[start : self.at], {key: item.value for key, item in pairs.items()})
         else:
             return self.plain(closer)
         self.skip_spaces()
         return choice
 
-    def items(self, opener: str, depth: int) -> list[Choice]:
+    def items(self, opener: str, depth: int) -> list[AxisValue]:
         """Read what stands in square brackets or parentheses, and both of these."""
         closer, opened = _CLOSERS[opener], self.open(depth)
-        items: list[Choice] = []
+        items: list[AxisValue] = []
         if self.closes(closer):
             return items
         while True:
@@ -157,10 +157,10 @@ class _Reader:
             if self.ends(closer, opened):
                 return items
 
-    def pairs(self, depth: int) -> dict[str, Choice]:
+    def pairs(self, depth: int) -> dict[str, AxisValue]:
         """Read what stands in braces, and both of these."""
         opened = self.open(depth)
-        pairs: dict[str, Choice] = {}
+        pairs: dict[str, AxisValue] = {}
         if self.closes("}"):
             return pairs
         while True:
@@ -222,7 +222,7 @@ class _Reader:
             parts.append(quote)
         raise Unreadable("the quote is never closed", at=opened, hint=f"close it with {quote}")
 
-    def plain(self, closer: str) -> Choice:
+    def plain(self, closer: str) -> AxisValue:
         """Read a single value without quotes, up to a comma, `closer` or the end."""
         text, start = self.text, self.at
         at = (_KEY_RUN if closer == ":" else _RUN).match(text, start).end()  # type: ignore[union-attr]  # may be empty
@@ -232,9 +232,9 @@ class _Reader:
         found = text[start:at].rstrip(" \t")
         if not found:
             raise _missing(text, at, closer)
-        return Choice(found, scalar(found))
+        return AxisValue(found, scalar(found))
 
-    def with_signs(self, closer: str, at: int) -> Choice:
+    def with_signs(self, closer: str, at: int) -> AxisValue:
         """Read the same where there is a sign at `at` that may mean something."""
         text, end, begin = self.text, len(self.text), self.at
         run = _KEY_RUN if closer == ":" else _RUN
@@ -256,9 +256,9 @@ class _Reader:
         # Spaces at the end are dropped, but not one that was escaped.
         pieces.append(text[begin:at].rstrip(" \t"))
         found = "".join(pieces)
-        return Choice(found, found if len(pieces) > 1 else scalar(found))
+        return AxisValue(found, found if len(pieces) > 1 else scalar(found))
 
-    def shell_safe_axis(self) -> Choices:
+    def shell_safe_axis(self) -> AxisValues:
         """Read `range:`, `lin:` or `log:` and its numbers, to the end."""
         start = self.at
         name, *parts = self.text[start:].split(":")
@@ -270,7 +270,7 @@ class _Reader:
             at += len(part) + 1
         return _spaced(name, [part.strip(" \t") for part in parts], places, (start, len(self.text) - start))
 
-    def function(self, name: str, opens: int) -> Choices:
+    def function(self, name: str, opens: int) -> AxisValues:
         """Read a function that makes an axis, to the end."""
         start, self.at = self.at, opens
         if name == "choice":
@@ -278,7 +278,7 @@ class _Reader:
             self.expect_end()
             if not items:
                 raise Unreadable("choice() has no values", at=start, width=self.at - start, hint="such as choice(a,b)")
-            return Listed(tuple(items))
+            return ListedAxisValues(tuple(items))
         if name not in _SPACINGS:
             raise _no_function(name, start)
         texts, places = self.numbers()
@@ -316,9 +316,9 @@ class _Reader:
             raise Unreadable(message, at=self.at, width=len(self.text) - self.at, may_be_text=True)
 
 
-def _spaced(name: str, texts: list[str], places: list[tuple[int, int]], whole: tuple[int, int]) -> Choices:
+def _spaced(name: str, texts: list[str], places: list[tuple[int, int]], whole: tuple[int, int]) -> AxisValues:
     # Imported on use: the arithmetic costs a millisecond that few words need.
-    from stoker.config.spacing import BadSpacing, spaced  # noqa: PLC0415
+    from stoker.config.sweep_ranges import BadSpacing, spaced  # noqa: PLC0415
 
     try:
         return spaced(name, texts)

@@ -7,15 +7,107 @@ here, one event after the other and without recursion.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from stoker.config.caret import fault_at
-from stoker.config.located import DEEPEST, Located, Source, StopReading, note
-from stoker.config.yaml_scalars import read_plain, read_tagged, refuse_tag
-from stoker.model.faults import Fault
+from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReading, fault_at, note
+from stoker.core.errors import Fault
+
+# What a plain word of YAML stands for, by the core schema of YAML 1.2.
+#
+# `on`, `off`, `yes` and `no` are text, and so are dates, `1_000` and `12:30`; `0o17` is octal, `017` is seventeen and
+# `1e-5` is a number. Whatever is in quotes is text.
+
+PREFIX = "tag:yaml.org,2002:"
+
+_WORDS: dict[str, Any] = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
+_FINITE_NOT: dict[str, float] = {
+    sign + word: value if sign != "-" else -value
+    for sign in ("", "+", "-")
+    for word, value in ((".inf", math.inf), (".Inf", math.inf), (".INF", math.inf))
+} | {".nan": math.nan, ".NaN": math.nan, ".NAN": math.nan}
+_MOST_DIGITS = 2400
+_STARTS = frozenset("+-.0123456789")
+_OTHER_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+# A group matches if there is a point or an exponent.
+_NUMBER = re.compile(r"[-+]?(?:(\.[0-9]+)|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def read_plain(text: str) -> Any:
+    """Give the value of a plain scalar; `ValueError` if it is a number that can't be held."""
+    if text[:1] in _STARTS and text:
+        number = _NUMBER.fullmatch(text)
+        if number is not None:
+            return _whole(text, 10) if number.lastindex is None else _finite(text)
+        if text in _FINITE_NOT:
+            return _FINITE_NOT[text]
+        if _OTHER_INT.fullmatch(text):
+            return _whole(text[2:], 8 if text[1] == "o" else 16)
+        return text
+    return _WORDS.get(text, text)
+
+
+def read_tagged(tag: str, text: str) -> Any:
+    """Give the value of a scalar with a core tag; `ValueError` if it does not fit it, or there is no such tag."""
+    kind = tag.removeprefix(PREFIX)
+    if kind in ("str", "!"):
+        return text
+    if kind not in _KINDS or not tag.startswith(PREFIX):
+        message = f"the tag {_spell(tag)} is not allowed"
+        raise ValueError(message)
+    value = read_plain(text)
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if type(value) is not _KINDS[kind]:
+        message = f"{text!r} is not what its tag {_spell(tag)} says"
+        raise ValueError(message)
+    return value
+
+
+def refuse_tag(tag: str, kind: str) -> None:
+    """Raise `ValueError` if a map or a list has a tag other than its own."""
+    if tag not in ("!", PREFIX + kind):
+        message = f"the tag {_spell(tag)} is not allowed"
+        raise ValueError(message)
+
+
+def _whole(digits: str, base: int) -> int:
+    # No limit on a machine's memory: Python refuses to print what is much larger, and so does all that we write.
+    if len(digits) > _MOST_DIGITS:
+        message = f"a whole number of {len(digits)} digits is too large"
+        raise ValueError(message)
+    return int(digits, base)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        message = f"{text} is more than a number can hold; write .inf if that is meant"
+        raise ValueError(message)
+    return value
+
+
+def _spell(tag: str) -> str:
+    return "!!" + tag.removeprefix(PREFIX) if tag.startswith(PREFIX) else tag
+
+
+_KINDS: dict[str, type] = {"null": type(None), "bool": bool, "int": int, "float": float}
+
 
 # What YAML does not allow in a file. Looked for first, so that its parser never meets it.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -28,7 +120,7 @@ _HINTS = (
 )
 
 
-def read_yaml(source: Source, faults: list[Fault]) -> Located | None:
+def read_yaml(source: SourceFile, faults: list[Fault]) -> LocatedValue | None:
     """Read a file's one document; an empty file is an empty map. Nothing if it could not be read to its end."""
     bad = _CONTROL.search(source.text) if source.text.isascii() else _not_text().search(source.text)
     if bad:
@@ -42,7 +134,7 @@ def read_yaml(source: Source, faults: list[Fault]) -> Located | None:
         return None
 
 
-def _compose(source: Source, faults: list[Fault]) -> Located | None:
+def _compose(source: SourceFile, faults: list[Fault]) -> LocatedValue | None:
     import yaml  # noqa: PLC0415 - tens of milliseconds that only a YAML file should cost
 
     parser = _parser(source.text)
@@ -61,7 +153,7 @@ def _compose(source: Source, faults: list[Fault]) -> Located | None:
         raise StopReading(_syntax_fault(source, error)) from None
     finally:
         parser.dispose()
-    return composer.root or Located({}, 1, 1, 1, 1)
+    return composer.root or LocatedValue({}, 1, 1, 1, 1)
 
 
 @cache
@@ -81,7 +173,7 @@ def _parser(text: str) -> Any:
     return CParser(text)
 
 
-def _syntax_fault(source: Source, error: Any) -> Fault:
+def _syntax_fault(source: SourceFile, error: Any) -> Fault:
     # What is never closed is noticed only at the end of the file; where it was opened says more.
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
     places = [source.at(mark.line + 1, mark.column + 1) for mark in marks]
@@ -116,9 +208,9 @@ class _Frame:
         self.line = line
         self.column = column
         self.anchor = anchor
-        self.entries: dict[str, Located] = {}
-        self.items: list[Located] | None = None if is_map else []
-        self.merges: list[Located] | None = None
+        self.entries: dict[str, LocatedValue] = {}
+        self.items: list[LocatedValue] | None = None if is_map else []
+        self.merges: list[LocatedValue] | None = None
         # The key whose value comes next: a text, `_AWAITED`, `_MERGE` or, after a fault, `_DROPPED`.
         self.key: Any = _AWAITED
         self.key_line = line
@@ -130,13 +222,13 @@ class _Frame:
 class _Composer:
     """Builds one document from events."""
 
-    def __init__(self, source: Source, faults: list[Fault]) -> None:
-        self.root: Located | None = None
+    def __init__(self, source: SourceFile, faults: list[Fault]) -> None:
+        self.root: LocatedValue | None = None
         self._source = source
         self._faults = faults
         self._stack: list[_Frame] = []
         self._top: _Frame | None = None
-        self._anchors: dict[str, tuple[Located, int, int]] = {}
+        self._anchors: dict[str, tuple[LocatedValue, int, int]] = {}
         self._open: set[str] = set()
         self._total = 0
         self._most = source.most_values
@@ -165,7 +257,7 @@ class _Composer:
                 self._fault(line, column, str(error))
         frame = self._top
         if frame is None or frame.items is not None or event.anchor is not None:
-            self._put(Located(value, line, column, line, column), 1, 0, event.anchor)
+            self._put(LocatedValue(value, line, column, line, column), 1, 0, event.anchor)
             return
         # Nearly everything in a file is a key or its value: these two go the short way.
         self._total += 1
@@ -173,10 +265,10 @@ class _Composer:
         key = frame.key
         if type(key) is str:
             # Past the named tuple's own constructor: this line runs for every leaf of every file.
-            frame.entries[key] = _new(Located, (value, line, column, frame.key_line, frame.key_column))
+            frame.entries[key] = _new(LocatedValue, (value, line, column, frame.key_line, frame.key_column))
             frame.key = _AWAITED
         elif key is not _AWAITED:
-            self._take_value(frame, Located(value, line, column, line, column))
+            self._take_value(frame, LocatedValue(value, line, column, line, column))
         elif value == "<<" and event.implicit[0]:
             frame.key = _MERGE
         else:
@@ -189,7 +281,7 @@ class _Composer:
             raise StopReading(fault_at(self._source.at(line, column), f"*{event.anchor} stands inside itself"))
         if known is None:
             self._fault(line, column, f"there is no anchor &{event.anchor} above")
-            known = (Located(None, line, column, line, column), 1, 0)
+            known = (LocatedValue(None, line, column, line, column), 1, 0)
         node, weight, deepest = known
         if len(self._stack) + deepest > DEEPEST:
             raise self._source.too_deep(line, column)
@@ -213,7 +305,7 @@ class _Composer:
             self._open.discard(frame.anchor)
         value = frame.entries if frame.items is None else frame.items
         self._total -= frame.weight - 1
-        node = Located(value, frame.line, frame.column, frame.line, frame.column)
+        node = LocatedValue(value, frame.line, frame.column, frame.line, frame.column)
         self._put(node, frame.weight, frame.deepest + 1, frame.anchor)
 
     def _start(self, event: Any, kind: str, *, is_map: bool) -> None:
@@ -243,7 +335,7 @@ class _Composer:
         if self._total > self._most:
             raise self._source.too_many(line, column)
 
-    def _put(self, node: Located, weight: int, deepest: int, anchor: str | None) -> None:
+    def _put(self, node: LocatedValue, weight: int, deepest: int, anchor: str | None) -> None:
         """Put a finished node where it belongs: into a list, as a key, as the value of one, or as the document."""
         if anchor is not None:
             self._anchors[anchor] = (node, weight, deepest)
@@ -275,14 +367,14 @@ class _Composer:
             first = frame.entries[value].key_line
             self._fault(line, column, f"{value!r} is given twice", f"first on line {first}")
 
-    def _take_value(self, frame: _Frame, node: Located) -> None:
+    def _take_value(self, frame: _Frame, node: LocatedValue) -> None:
         key, frame.key = frame.key, _AWAITED
         if key is _MERGE:
             frame.merges = [*(frame.merges or ()), *self._maps_in(node)]
         elif key is not _DROPPED:
             frame.entries[key] = node.under(frame.key_line, frame.key_column)
 
-    def _maps_in(self, node: Located) -> list[Located]:
+    def _maps_in(self, node: LocatedValue) -> list[LocatedValue]:
         nodes = node.value if type(node.value) is list else [node]
         for one in nodes:
             if not one.is_map:

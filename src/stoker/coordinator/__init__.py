@@ -1,1 +1,5 @@
-"""Keeps the queue true and serves it: database, queue, roster, matching, expiry, journal, HTTP."""
+"""The server that owns the queue: database, queue, authentication, storage, health, webhooks, HTTP.
+
+Promises: one writer; what was answered is durable; a stale lease never changes a job.
+Start with `queue.queue`, then `http.http_app`.
+"""

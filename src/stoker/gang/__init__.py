@@ -7,30 +7,29 @@
         gang.run(train)
 
 A rank is a process forked from a warm zygote. It says what it does in a mailbox page; its owner waits for all, and ends
-all when one fails. Owners on several hosts meet (`HeldMeeting`, `JoinedMeeting`), and their ranks are one gang.
+all when one fails. Owners on several hosts meet (`RendezvousHost`, `RendezvousClient`), and their ranks are one gang.
 Not here: a gang within a rank, symmetric memory.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stoker.gang.configs import Buffer as Buffer
-    from stoker.gang.configs import RankConfig as RankConfig
-    from stoker.gang.held_meeting import HeldMeeting as HeldMeeting
-    from stoker.gang.inside import this_rank as this_rank
-    from stoker.gang.joined_meeting import JoinedMeeting as JoinedMeeting
-    from stoker.gang.owner import Gang as Gang
-    from stoker.gang.states import Phase as Phase
+    from stoker.gang.mailbox import Phase
+    from stoker.gang.owner import Gang
+    from stoker.gang.rank_config import Buffer, RankConfig
+    from stoker.gang.rank_context import this_rank
+    from stoker.gang.rendezvous_guest import RendezvousClient
+    from stoker.gang.rendezvous_host import RendezvousHost
 
-__all__ = ["Buffer", "Gang", "HeldMeeting", "JoinedMeeting", "Phase", "RankConfig", "this_rank"]
+__all__ = ["Buffer", "Gang", "Phase", "RankConfig", "RendezvousClient", "RendezvousHost", "this_rank"]
 
 _PLACES = {
-    "Buffer": "configs",
+    "Buffer": "rank_config",
     "Gang": "owner",
-    "HeldMeeting": "held_meeting",
-    "JoinedMeeting": "joined_meeting",
-    "Phase": "states",
-    "RankConfig": "configs",
-    "this_rank": "inside",
+    "RendezvousHost": "rendezvous_host",
+    "RendezvousClient": "rendezvous_guest",
+    "Phase": "mailbox",
+    "RankConfig": "rank_config",
+    "this_rank": "rank_context",
 }
 
 

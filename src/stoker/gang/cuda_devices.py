@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.hardware.devices_here import devices_here
-from stoker.hardware.probes.asking import ProcessAsker
-from stoker.model.devices import Backend, Device
+from stoker.core.device import Backend, Device
+from stoker.devices.devices_here import devices_here
+from stoker.host.command_runner import SubprocessRunner
 
 
 def cuda_here(environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Give them; the place in the answer is the number. Asks the driver in a throwaway child."""
-    found = devices_here(environment, ask=lambda: ProcessAsker(environment))
+    found = devices_here(environment, ask=lambda: SubprocessRunner(environment))
     return as_numbered(found, environment.get("CUDA_VISIBLE_DEVICES"))
 
 

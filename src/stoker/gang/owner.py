@@ -10,7 +10,9 @@ call breaks the gang the same way. One thread uses a gang; any thread may `cance
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
 import sys
 import threading
 import time
@@ -20,9 +22,20 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Self
 
-from stoker.gang.bringing_up import START_S, Cancel
-from stoker.gang.calling import call_message, read_answers
-from stoker.gang.configs import (
+from stoker.core.clock import Closable
+from stoker.core.device import Device
+from stoker.core.errors import Fault, GangClosed, GangNotUp, MissingExtra, RankFailed, StokerError
+from stoker.core.frozen import changed
+from stoker.gang import rank_context
+from stoker.gang.cuda_devices import cuda_here
+from stoker.gang.gang_failures import GangDeadlines, GangFailure, RankSnapshot, error_of, judge
+from stoker.gang.gang_plan import CALLS, ERR, OUT, STORE, GangPlan, Staging, memory_of_all, rank_plans
+from stoker.gang.mailbox import Pages, Phase, RankPage
+from stoker.gang.mailbox_publish import Publisher
+from stoker.gang.network_interfaces import variables_for
+from stoker.gang.rank import GangRank, own_frames
+from stoker.gang.rank_calls import RankExchange, call_message, read_answers
+from stoker.gang.rank_config import (
     BACKENDS,
     DEVICE_KINDS,
     RankConfig,
@@ -32,25 +45,251 @@ from stoker.gang.configs import (
     time_faults,
     word_faults,
 )
-from stoker.gang.contexts import Context, context_of
-from stoker.gang.cuda_devices import cuda_here
-from stoker.gang.frames import Kind, pack
-from stoker.gang.inline import Inline
-from stoker.gang.live import Live
-from stoker.gang.meeting import CLOSED, AloneMeeting, HostPart, Meeting, has_passed
-from stoker.gang.plans import GangPlan
-from stoker.gang.starting import Starter, Warm
-from stoker.gang.states import Phase
-from stoker.gang.together import cause_of
-from stoker.gang.warm_here import warm_here
-from stoker.host.installing import pip_install
+from stoker.gang.rank_context import Context, context_of
+from stoker.gang.rank_messages import HEADER, FrameKind, pack
+from stoker.gang.rank_processes import CLOSE_S, ROLLBACK_S, RankProcesses, stop
+from stoker.gang.rank_startup import START_S, Cancel, GangTimeouts, is_ready, wait_for
+from stoker.gang.rendezvous_link import RendezvousLink, cause_of
+from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, SoloRendezvous, has_passed
+from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter
+from stoker.host.install import pip_install
 from stoker.host.processes import GRACE_S
-from stoker.model.closable import Closable
-from stoker.model.devices import Device
-from stoker.model.errors import MissingExtra, StokerError
-from stoker.model.faults import Fault
-from stoker.model.frozen import changed
-from stoker.model.gang_errors import GangClosed, GangNotUp
+
+# The ranks of a gang as processes: started together, spoken to together, ended together.
+
+
+class RunningGang:
+    """The processes. What fails is raised; whoever gets that calls `end`."""
+
+    def __init__(self, plan: GangPlan, starter: Starter, cancel: Cancel, meeting: Rendezvous) -> None:
+        self._plan = plan
+        self._meeting = meeting
+        self._cancel = cancel
+        self._ends: list[socket.socket] = []
+        self._ranks = RankProcesses(starter, plan.names, first_rank=plan.first_rank)
+        self._together: RendezvousLink | None = None
+        try:
+            self._staging = Staging(plan.configs)
+        except BaseException:
+            self._ranks.close()
+            raise
+        cancel.attend(self._ranks)
+
+    def bring_up(self, started_ns: int) -> list[RankSnapshot]:
+        """Start all ranks and wait until every one is ready."""
+        plan = self._plan
+        staged = [self._staging.orders(rank) for rank in range(len(plan.configs))]
+        ranks = rank_plans(plan, staged, started_ns)
+        surroundings = _surroundings(plan.seats.address if plan.seats is not None else "")
+        with memory_of_all(ranks) as common:
+            output = {name: number for name, number in ((OUT, 1), (ERR, 2)) if _is_open(number)}
+            for index, rank in enumerate(ranks):
+                if self._cancel.is_wanted or self._ranks.has_failed():
+                    break
+                ours, theirs = socket.socketpair()
+                self._ends.append(ours)
+                with theirs:
+                    fds = {**common, **output, **self._staging.fds(index), CALLS: theirs.fileno()}
+                    self._ranks.start(RANK_ENTRY, {**rank.to_request(), **surroundings}, fds, cwd=os.getcwd())
+        patience = GangTimeouts(total_s=plan.timeout_s, phases_s=plan.phases_s, started_ns=started_ns)
+        if plan.seats is None or plan.seats.is_alone:
+            return self._wait(is_ready, patience)
+        self._meeting.on_news(self._ranks.wake)
+        left_s = max(0.0, plan.timeout_s - (time.monotonic_ns() - started_ns) / 1e9)
+        self._together = RendezvousLink(self._meeting, plan.seats, self._ends, left_s)
+        self._wait(is_ready, patience)
+        self._meeting.arrive(UP)
+        return self._wait(self._together.has_come_up, GangTimeouts(total_s=None), each_look=self._together.attend_up)
+
+    def talk(self, message: bytes, timeout_s: float | None) -> list[bytes]:
+        """Send a message to every rank and wait for all answers."""
+        exchange = RankExchange(self._ends, message)
+        patience = GangTimeouts(total_s=timeout_s)
+        self._wait(exchange.has_answered, patience, conversation=exchange)
+        return exchange.answers()
+
+    def _wait(self, is_done: Callable[[RankSnapshot], bool], patience: GangTimeouts, **more: Any) -> list[RankSnapshot]:
+        """Wait for the ranks here, and listen to the other hosts, if there are any."""
+        together = self._together
+        if together is None:
+            return wait_for(self._ranks, is_done, patience, cancel=self._cancel, **more)
+        try:
+            more = {"each_look": together.attend, **more}
+            return wait_for(self._ranks, is_done, patience, cancel=self._cancel, **more)
+        except StokerError as error:
+            first = together.settle(error)
+            if first is error:
+                raise
+            raise first from error
+
+    def outputs(self) -> list[dict[str, bytes]]:
+        """Give what ranks have brought out, by rank and name."""
+        return self._staging.read_all()
+
+    def close(self) -> None:
+        """Tell all ranks to end, and give them time; who does not is seen to by `end`.
+
+        Raises `RankFailed` if a rank could not bring back what it was to store. Any other trouble at its end is past.
+        """
+        exchange = RankExchange(self._ends, pack(FrameKind.CLOSE))
+        patience = GangTimeouts(total_s=min(self._plan.grace_s, CLOSE_S))
+        try:
+            wait_for(self._ranks, _has_left, patience, conversation=exchange)
+        except RankFailed:
+            if self._staging.has_outputs:
+                raise
+
+    def end(self) -> None:
+        """Stop whoever is left, confirmed, and let go of everything. Raises `ProcessLost` if somebody survives."""
+        try:
+            stop(self._ranks, grace_s=min(self._plan.grace_s, ROLLBACK_S / 2))
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of everything; ranks that are still there end of it."""
+        while self._ends:
+            self._ends.pop().close()
+        self._staging.close()
+        self._ranks.close()
+
+
+def _has_left(look: RankSnapshot) -> bool:
+    return look.exit is not None and look.exit.is_success
+
+
+def _surroundings(address: str) -> dict[str, Any]:
+    """Give what ranks take over from this process: they run its code. With an address, how to reach other hosts."""
+    environ = dict(os.environ)  # noqa: TID251 - handed on, no setting of ours
+    return {"environ": {**(variables_for(address) if address else {}), **environ}, "sys_path": _texts(sys.path)}
+
+
+def _texts(path: Sequence[object]) -> list[str]:
+    return [entry for entry in path if isinstance(entry, str)]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+# A gang of one rank in this very process: no fork, no other process, and a debugger that sees everything.
+#
+# For tests and for looking into things. Nobody can be ended here, so no deadline is kept.
+
+
+class InlineGang:
+    """The one rank. Its mailbox is read as any other's."""
+
+    def __init__(self, plan: GangPlan) -> None:
+        self._plan = plan
+        self._staging = Staging(plan.configs)
+        self._pages = Pages.make(1)
+        self._rank: GangRank | None = None
+        self._wake_fds = list(os.pipe())
+        os.set_blocking(self._wake_fds[1], False)
+        self._publisher = Publisher(
+            self._pages.fd(0), self._wake_fds[1], rank=0, nranks=1, device_id=plan.configs[0].device_id
+        )
+        self._started_ns = 0
+
+    def bring_up(self, started_ns: int) -> list[RankSnapshot]:
+        """Go through all phases. Raises `RankFailed` from whatever was raised."""
+        self._started_ns = started_ns
+        (plan,) = rank_plans(self._plan, [self._staging.orders(0)], started_ns)
+        with memory_of_all([plan]) as common:
+            try:
+                # Its store is in its memory: one in a file would still be there when that is closed.
+                fds = {name: fd for name, fd in common.items() if name != STORE}
+                self._rank = GangRank(plan, self._publisher, {**fds, **self._staging.fds(0)})
+                self._rank.bring_up()
+            except Exception as error:
+                raise self._told(error) from error
+        return [self._look()]
+
+    def talk(self, message: bytes, timeout_s: float | None) -> list[bytes]:
+        """Do what a message asks for; give the answer's content."""
+        kind, _ = HEADER.unpack_from(message)
+        self._started_ns = time.monotonic_ns()
+        try:
+            if self._rank is not None and kind == FrameKind.CALL:
+                return [self._rank.call(message[HEADER.size :])]
+            if self._rank is not None:
+                self._rank.stage_out()
+        except Exception as error:
+            raise self._told(error) from error
+        return [b""]
+
+    def outputs(self) -> list[dict[str, bytes]]:
+        return self._staging.read_all()
+
+    def close(self) -> None:
+        """Let go in order, so that this process may be a rank again."""
+        if self._rank is not None:
+            self._rank.stage_out()
+            self._rank.close()
+
+    def end(self) -> None:
+        """Leave the group, and let go of everything."""
+        from stoker.gang import torch_backend  # noqa: PLC0415 - torch, which this process has already
+
+        rank_context.become(None)
+        with suppress(Exception):
+            torch_backend.destroy()
+        self.let_go()
+
+    def let_go(self) -> None:
+        self._staging.close()
+        self._pages.close()
+        while self._wake_fds:
+            os.close(self._wake_fds.pop())
+
+    def _look(self) -> RankSnapshot:
+        page = self._pages.read(0)
+        return RankSnapshot(rank=0, device=self._plan.names[0], page=page if isinstance(page, RankPage) else RankPage())
+
+    def _told(self, error: Exception) -> Exception:
+        self._publisher.fail(error, hidden_frames=own_frames(error))
+        look = self._look()
+        limits = GangDeadlines(started_ns=self._started_ns, deadline_ns=None, phases_s={}, collect_s=0.0)
+        verdict = judge([look], time.monotonic_ns(), limits)
+        if not isinstance(verdict, GangFailure):
+            return error
+        return error_of(
+            verdict,
+            nranks=1,
+            traceback=lambda rank: self._pages.traceback(rank, look.page),
+            crash=self._pages.crash,
+        )
+
+
+# The zygote that this process keeps for all its gangs, so that the second one is up in milliseconds.
+
+_lock = threading.Lock()
+_kept: dict[int, RankZygote] = {}
+
+
+def warm_here() -> RankZygote:
+    """Give it; it is started when the first gang needs it, and closed when this process ends."""
+    with _lock:
+        pid = os.getpid()
+        if pid not in _kept:
+            # In a forked copy of this process the other one's is not ours to use, nor to close.
+            _kept.clear()
+            # Handed on as it is: ranks run this process's code, and get its variables anew when they start.
+            environment = dict(os.environ)  # noqa: TID251 - see above
+            _kept[pid] = RankZygote(env=environment, cwd=os.getcwd(), sys_path=sys.path)
+            atexit.register(_close, pid)
+        return _kept[pid]
+
+
+def _close(pid: int) -> None:
+    if pid == os.getpid() and pid in _kept:
+        _kept.pop(pid).close()
+
 
 MODES = ("auto", "zygote", "exec", "inline")
 COMMS = ("eager", "lazy")
@@ -71,11 +310,11 @@ class Gang(Closable):
         nranks: int | None = None,
         comm: str = "eager",
         mode: str = "auto",
-        warm: Warm | None = None,
+        warm: RankZygote | None = None,
         starter: Starter | None = None,
         on_phase: str = "",
         grace_s: float = GRACE_S,
-        meeting: Meeting | None = None,
+        meeting: Rendezvous | None = None,
     ) -> None:
         """Check everything that can be checked. Raises `BadGang` with all faults; starts nothing.
 
@@ -123,14 +362,14 @@ class Gang(Closable):
             on_phase=on_phase,
             grace_s=grace_s,
         )
-        self._meeting = meeting or AloneMeeting()
+        self._meeting = meeting or SoloRendezvous()
         self._mode = mode
         self._warm = warm
         self._given_starter = starter
         self._cancel = Cancel()
         self._turn = threading.RLock()
         self._is_busy = False
-        self._live: Live | Inline | None = None
+        self._live: RunningGang | InlineGang | None = None
         self._contexts: tuple[Context, ...] | None = None
         self._outputs: list[dict[str, bytes]] = []
         self._why_over = ""
@@ -155,7 +394,7 @@ class Gang(Closable):
     def bring_up(self) -> tuple[Context, ...]:
         """Start all ranks and wait until every one is ready; give their contexts.
 
-        Raises `RankFailed` with the first cause, `RankSilent` when the time is over, `Cancelled`, `ProcessLost`: then
+        Raises `RankFailed` with the first cause, `RankTimeout` when the time is over, `Cancelled`, `ProcessLost`: then
         nothing is left of any rank, and this gang can't be used again.
         """
         with self._turn:
@@ -193,7 +432,7 @@ class Gang(Closable):
         with self._turn:
             live, _ = self._see_up()
             with _Busy(self):
-                live.talk(pack(Kind.STORE), None)
+                live.talk(pack(FrameKind.STORE), None)
                 self._outputs = live.outputs()
             return self._outputs
 
@@ -240,12 +479,12 @@ class Gang(Closable):
             return plan
         return changed(plan, seats=seats, names=tuple(f"{name} on {seats.name}" for name in plan.names))
 
-    def _make(self) -> Live | Inline:
+    def _make(self) -> RunningGang | InlineGang:
         if find_spec("torch") is None:
             raise MissingExtra("gangs need torch, which is not installed", hint=pip_install("stoker[torch]"))
         if self._mode == "inline":
-            return Inline(self._plan)
-        return Live(self._plan, self._starter(), self._cancel, self._meeting)
+            return InlineGang(self._plan)
+        return RunningGang(self._plan, self._starter(), self._cancel, self._meeting)
 
     def _starter(self) -> Starter:
         if self._given_starter is not None:
@@ -262,7 +501,7 @@ class Gang(Closable):
         self._meeting.fail(cause_of(error, "" if self._plan.seats is None else self._plan.seats.name))
         self._close()
 
-    def _see_up(self) -> tuple[Live | Inline, tuple[Context, ...]]:
+    def _see_up(self) -> tuple[RunningGang | InlineGang, tuple[Context, ...]]:
         if self._why_over:
             raise GangClosed(f"the gang can't be used any more: {self._why_over}", hint="make another one")
         if self._live is None or self._contexts is None:

@@ -20,28 +20,38 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from stoker.gang import inside
-from stoker.gang.contexts import Address, Context, phases_of
-from stoker.gang.drawing import draw_anew
-from stoker.gang.frames import Kind, receive, send
-from stoker.gang.inside import ThisRank
-from stoker.gang.main_module import prepare_main
-from stoker.gang.memory import read_at, write_at
-from stoker.gang.page import Slot
-from stoker.gang.pages import CRASH_AT
-from stoker.gang.plans import CALLS, ERR, OUT, STAGING, STORE, WINDOWS, RankPlan
-from stoker.gang.publishing import Publisher, Shown
-from stoker.gang.ranks import LIFE, MAILBOX, WAKE, WHERE_SIGNAL
-from stoker.gang.states import Phase
-from stoker.gang.windows.seam import Block, Windows
+from stoker.core.clock import SystemClock
+from stoker.gang import rank_context
+from stoker.gang.gang_plan import CALLS, ERR, OUT, STAGING, STORE, WINDOWS, RankPlan
+from stoker.gang.mailbox import CRASH_AT, Phase, Slot, read_at, write_at
+from stoker.gang.mailbox_publish import Publisher, RankWindowInfo
+from stoker.gang.rank_context import Context, RankPointer, ThisRank, phases_of
+from stoker.gang.rank_messages import FrameKind, prepare_main, receive, send
+from stoker.gang.rank_processes import LIFE, MAILBOX, WAKE, WHERE_SIGNAL
+from stoker.gang.window_types import RankWindows, WindowBlock
 from stoker.host import life_line
 from stoker.host.entry_points import entry_point
-from stoker.model.clock import SystemClock
+
+# Random numbers in forked ranks: each draws its own, as fresh interpreters do.
+#
+# Python's own generator sees to that itself. Those of numpy and torch are copied with everything else, so that all
+# ranks would draw the same, and those of the next gang the same again.
+
+
+def draw_anew() -> None:
+    """Seed what is imported already from the machine's own randomness."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    # That of each CUDA device begins with one fixed seed wherever it begins. What only has torch's name has none.
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()
+
 
 _PEERS_WAIT_S = 5.0
 _PEERS_LOOK_S = 0.005
 # Those through which a call goes on its way to the work.
-_OUR_MODULES = frozenset({"stoker.gang.rank", "stoker.gang.inline"})
+_OUR_MODULES = frozenset({"stoker.gang.rank", "stoker.gang.owner"})
 
 
 class Store(Protocol):
@@ -52,7 +62,7 @@ class Store(Protocol):
     def add(self, key: str, amount: int) -> int: ...
 
 
-class Rank:
+class GangRank:
     """One rank, brought up phase by phase."""
 
     def __init__(self, plan: RankPlan, publisher: Publisher, fds: Mapping[str, int]) -> None:
@@ -60,8 +70,8 @@ class Rank:
         self._publisher = publisher
         self._fds = fds
         self._store: Store | None = None
-        self._block: Block | None = None
-        self._shown = Shown()
+        self._block: WindowBlock | None = None
+        self._shown = RankWindowInfo()
         self._on_phase: Callable[[str, int], object] = entry_point(plan.on_phase) if plan.on_phase else lambda *_: None
 
     def bring_up(self) -> None:
@@ -77,7 +87,7 @@ class Rank:
             self._publisher.begin(phase)
             self._on_phase(phase.name, self._plan.rank)
             step()
-        inside.become(self._seen_from_inside())
+        rank_context.become(self._seen_from_inside())
         self._publisher.ready(self._shown)
 
     def call(self, payload: bytes) -> bytes:
@@ -99,16 +109,16 @@ class Rank:
 
     def close(self) -> None:
         """Let go in order: windows, then the communicator."""
-        from stoker.gang.backend import joining  # noqa: PLC0415 - torch, which this process has already
+        from stoker.gang import torch_backend  # noqa: PLC0415 - torch, which this process has already
 
         self._publisher.closing()
-        own = inside.this_rank()
+        own = rank_context.this_rank()
         own.close_peers()
         if self._plan.device_kind == "cuda":
             self._wait_for_peers()
         own.close()
-        inside.become(None)
-        joining.leave()
+        rank_context.become(None)
+        torch_backend.leave()
         self._publisher.closed()
 
     def _wait_for_peers(self) -> None:
@@ -122,36 +132,36 @@ class Rank:
 
     def join(self) -> None:
         """Make the communicator, unless it is there."""
-        from stoker.gang.backend import joining  # noqa: PLC0415 - see above
+        from stoker.gang import torch_backend  # noqa: PLC0415 - see above
 
         plan = self._plan
-        if self._store is not None and not joining.has_joined():
+        if self._store is not None and not torch_backend.has_joined():
             device = (plan.device_kind, plan.device_id)
-            joining.join(plan.backend, self._store, plan.rank, plan.nranks, device)
+            torch_backend.join(plan.backend, self._store, plan.rank, plan.nranks, device)
 
     def _take_device(self) -> None:
-        from stoker.gang.backend import joining  # noqa: PLC0415 - see above
+        from stoker.gang import torch_backend  # noqa: PLC0415 - see above
 
         plan = self._plan
-        context = joining.select_device(plan.device_kind, plan.device_id)
-        self._shown = Shown(device_ctx=context)
+        context = torch_backend.select_device(plan.device_kind, plan.device_id)
+        self._shown = RankWindowInfo(device_ctx=context)
 
     def _open_store(self) -> None:
-        from stoker.gang.backend import joining  # noqa: PLC0415 - see above
+        from stoker.gang import torch_backend  # noqa: PLC0415 - see above
 
         left_s = max(0.0, (self._plan.deadline_ns - time.monotonic_ns()) / 1e9)
         address = self._plan.store_address
         if STORE not in self._fds and not address:
-            self._store = joining.lone_store()
+            self._store = torch_backend.lone_store()
             return
         if not address:
-            self._store = joining.make_store(self._fds[STORE], self._plan.nranks, left_s)
+            self._store = torch_backend.make_store(self._fds[STORE], self._plan.nranks, left_s)
             return
-        held = joining.hold_store(address, left_s) if self._plan.rank == 0 else None
+        held = torch_backend.hold_store(address, left_s) if self._plan.rank == 0 else None
         if held is not None:
             self._publisher.show_place(f"{address}:{held.port}")
         place = _told_place(self._fds[CALLS])
-        self._store = held or joining.reach_store(place, left_s)
+        self._store = held or torch_backend.reach_store(place, left_s)
 
     def _join_at_once(self) -> None:
         if not self._plan.is_lazy:
@@ -162,13 +172,13 @@ class Rank:
         slots = tuple(Slot(offset=place.offset, nbytes=place.nbytes) for place in plan.places[plan.rank].values())
         context = self._shown.device_ctx
         if not plan.window_bytes:
-            self._shown = Shown(device_ctx=context)
+            self._shown = RankWindowInfo(device_ctx=context)
             return
         windows = self._windows()
         self._block, handle = windows.allocate(plan.window_bytes)
         if self._store is not None:
             self._store.set(f"window/{plan.rank}", handle.hex())
-        self._shown = Shown(
+        self._shown = RankWindowInfo(
             device_ctx=context,
             base=self._block.base,
             requested_bytes=plan.window_bytes,
@@ -178,12 +188,12 @@ class Rank:
             slots=slots,
         )
 
-    def _windows(self) -> Windows:
+    def _windows(self) -> RankWindows:
         if self._plan.device_kind == "cpu":
-            from stoker.gang.windows.host import HostWindows  # noqa: PLC0415 - one of two
+            from stoker.gang.windows import HostWindows  # noqa: PLC0415 - one of two
 
             return HostWindows(self._fds[WINDOWS], self._plan.region)
-        from stoker.gang.windows.cuda_ipc import CudaWindows  # noqa: PLC0415 - one of two
+        from stoker.gang.windows import CudaWindows  # noqa: PLC0415 - one of two
 
         return CudaWindows()
 
@@ -194,7 +204,7 @@ class Rank:
                 data = read_at(self._fds[STAGING], own[name].nbytes, at)
                 self._block.fill(own[name].offset, memoryview(data))
 
-    def _open_peer(self, rank: int) -> Block:
+    def _open_peer(self, rank: int) -> WindowBlock:
         if self._store is None:
             message = "the windows are not there yet"
             raise RuntimeError(message)
@@ -208,10 +218,10 @@ class Rank:
             device_id=plan.device_id,
             rank=plan.rank,
             nranks=plan.nranks,
-            device_ctx=Address(shown.device_ctx, plan.rank),
-            local_window_base=Address(shown.base, plan.rank),
+            device_ctx=RankPointer(shown.device_ctx, plan.rank),
+            local_window_base=RankPointer(shown.base, plan.rank),
             actual_window_size=shown.actual_bytes,
-            buffer_ptrs={name: Address(shown.base + place.offset, plan.rank) for name, place in own.items()},
+            buffer_ptrs={name: RankPointer(shown.base + place.offset, plan.rank) for name, place in own.items()},
             phases_s=phases_of(self._publisher.page.stamps_ns),
             pid=os.getpid(),
         )
@@ -231,7 +241,7 @@ def run_rank(request: Mapping[str, Any]) -> None:
         take_surroundings(request, fds)
         draw_anew()
         _share_processors(plan.nranks, request["environ"].get("OMP_NUM_THREADS"))
-        rank = Rank(plan, publisher, fds)
+        rank = GangRank(plan, publisher, fds)
         rank.bring_up()
         _serve(rank, socket.socket(fileno=fds[CALLS]))
     except BaseException as error:  # noqa: BLE001 - whatever ends this rank is told
@@ -276,9 +286,9 @@ def watch_for_crashes(mailbox_fd: int) -> None:
 def _share_processors(nranks: int, threads: str | None) -> None:
     """Keep ranks from taking each other's processors, as torchrun does, unless somebody said how many threads."""
     if nranks > 1 and not threads:
-        from stoker.gang.backend import joining  # noqa: PLC0415 - torch, which this process has already
+        from stoker.gang import torch_backend  # noqa: PLC0415 - torch, which this process has already
 
-        joining.use_one_thread()
+        torch_backend.use_one_thread()
 
 
 def own_frames(error: BaseException) -> int:
@@ -299,14 +309,14 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _serve(rank: Rank, calls: socket.socket) -> None:
+def _serve(rank: GangRank, calls: socket.socket) -> None:
     while (frame := receive(calls)) is not None:
-        if frame.kind is Kind.CALL:
-            send(calls, Kind.ANSWER, rank.call(frame.payload))
-        elif frame.kind is Kind.STORE:
+        if frame.kind is FrameKind.CALL:
+            send(calls, FrameKind.ANSWER, rank.call(frame.payload))
+        elif frame.kind is FrameKind.STORE:
             rank.stage_out()
-            send(calls, Kind.ANSWER)
-        elif frame.kind is Kind.CLOSE:
+            send(calls, FrameKind.ANSWER)
+        elif frame.kind is FrameKind.CLOSE:
             rank.stage_out()
             rank.close()
             return

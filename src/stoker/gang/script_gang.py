@@ -10,38 +10,223 @@ except from the moment the first rank enters `init_process_group` until all are 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import IO, Any, Protocol
 
-from stoker.gang.bringing_up import Cancel, Patience, wait_for
-from stoker.gang.judging import How, Look, is_echo
-from stoker.gang.memory import unnamed_memory
-from stoker.gang.plans import ERR, OUT, STORE
-from stoker.gang.ranks import Ranks
-from stoker.gang.script_rank import BECOME, RUN_HERE
-from stoker.gang.scripts import Script, check_ranks, needs_libraries
-from stoker.gang.starting import ExecStarter, Starter, ZygoteStarter
-from stoker.gang.states import Phase
-from stoker.gang.stopping import stop, wait_gone
-from stoker.gang.torchrun_variables import HeldPort, rank_variables, shared_variables, speaks_for_all
-from stoker.gang.voices import Hear, Voices
+from stoker.core.clock import Closable, SystemClock
+from stoker.core.errors import Cancelled, RankFailed, RankTimeout, StokerError, Unavailable
+from stoker.gang.gang_failures import RankFailureMode, RankSnapshot, is_echo
+from stoker.gang.gang_plan import ERR, OUT, STORE
+from stoker.gang.mailbox import Phase, unnamed_memory
+from stoker.gang.rank_main import BECOME, RUN_HERE
+from stoker.gang.rank_processes import RankProcesses, stop, wait_gone
+from stoker.gang.rank_startup import Cancel, GangTimeouts, wait_for
+from stoker.gang.scripts import (
+    HeldPort,
+    Script,
+    check_ranks,
+    needs_libraries,
+    rank_variables,
+    shared_variables,
+    speaks_for_all,
+)
+from stoker.gang.starters import ExecStarter, Starter, ZygoteStarter
 from stoker.host.processes import GRACE_S
 from stoker.host.zygote import Zygote
-from stoker.model.clock import SystemClock
-from stoker.model.errors import Cancelled, StokerError, Unavailable
-from stoker.model.gang_errors import RankFailed, RankSilent
+
+# What ranks print, as whole lines: each has pipes of its own, and one thread reads them all.
+#
+# A carriage return ends a line as a line end does, so a progress bar is seen, too. A line is given when it is whole;
+# one that is longer than `LONGEST_BYTES` comes in pieces. Whoever hears holds up the ranks, as a slow terminal would.
+
+LONGEST_BYTES = 1 << 20
+TAIL_LINES = 30
+_READ_BYTES = 1 << 16
+_LAST_WAIT_S = 1.0
+_LOOK_S = 0.1
+
+
+class RankLineCallback(Protocol):
+    """Takes lines of one rank without their ends, in order; `is_error` tells of which of its two outputs."""
+
+    def __call__(self, rank: int, lines: Sequence[bytes], *, is_error: bool) -> None: ...
+
+
+class _Voice:
+    """One output of one rank."""
+
+    def __init__(self, rank: int, *, is_error: bool, log: IO[bytes] | None) -> None:
+        self.rank = rank
+        self.is_error = is_error
+        self.log = log
+        self._rest = b""
+
+    def take(self, chunk: bytes) -> list[bytes]:
+        """Give the lines that are whole now; no bytes: the rest."""
+        if not chunk:
+            rest, self._rest = self._rest, b""
+            return [rest] if rest else []
+        text = (self._rest + chunk).replace(b"\r\n", b"\n")
+        # Its line end may be on the way.
+        held = b"\r" if text.endswith(b"\r") else b""
+        *lines, rest = text.removesuffix(b"\r").replace(b"\r", b"\n").split(b"\n")
+        while len(rest) > LONGEST_BYTES:
+            lines.append(rest[:LONGEST_BYTES])
+            rest = rest[LONGEST_BYTES:]
+        self._rest = rest + held
+        return lines
+
+
+class RankOutput(Closable):
+    """The outputs of all ranks. Make it, hand out the writing ends, `listen`, and `close` when all have ended."""
+
+    def __init__(
+        self,
+        nranks: int,
+        hear: RankLineCallback,
+        *,
+        log_folder: str | None = None,
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`log_folder` exists, and gets `rank-3.out` and `rank-3.err`. Raises `OSError`.
+
+        `is_given_up` says whether a listener who does not come back is still waited for when we close.
+        """
+        self._hear = hear
+        self._is_given_up = is_given_up
+        self.unkept: list[str] = []
+        """Which logs are not whole, and why."""
+        self._selector = selectors.DefaultSelector()
+        self._writing: list[int] = []
+        self._voices: dict[int, _Voice] = {}
+        self._tails: list[deque[bytes]] = [deque(maxlen=TAIL_LINES) for _ in range(nranks)]
+        self._wake = list(os.pipe())
+        self._selector.register(self._wake[0], selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._listen, name="stoker-gang-voices", daemon=True)
+        try:
+            for rank in range(nranks):
+                self._open(rank, log_folder, is_error=False)
+                self._open(rank, log_folder, is_error=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def ends(self, rank: int) -> tuple[int, int]:
+        """Give the writing ends of a rank's standard output and standard error."""
+        return self._writing[2 * rank], self._writing[2 * rank + 1]
+
+    def listen(self) -> None:
+        """Begin; the writing ends here are closed, so hand them out before."""
+        self._close_writing()
+        self._thread.start()
+
+    def last_words(self, rank: int) -> list[str]:
+        """Give the last lines of a rank's standard error."""
+        return [line.decode(errors="replace") for line in self._tails[rank]]
+
+    def close(self) -> None:
+        """Hear out what has been said, and stop; whoever still holds an end open is not waited for.
+
+        A listener who does not come back keeps what he has, once he is given up.
+        """
+        self._close_writing()
+        if self._thread.ident is not None and self._wake:
+            self._thread.join(_LAST_WAIT_S)
+            os.write(self._wake[1], b"\1")
+            while self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+                if self._thread.is_alive() and self._is_given_up():
+                    return
+        for fd in list(self._voices):
+            self._end(fd)
+        self._selector.close()
+        while self._wake:
+            os.close(self._wake.pop())
+
+    def _open(self, rank: int, log_folder: str | None, *, is_error: bool) -> None:
+        log = None
+        if log_folder is not None:
+            name = f"rank-{rank}.{'err' if is_error else 'out'}"
+            log = open(os.path.join(log_folder, name), "wb", buffering=0)  # noqa: SIM115 - closed at its end
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        self._writing.append(write_fd)
+        self._voices[read_fd] = _Voice(rank, is_error=is_error, log=log)
+        self._selector.register(read_fd, selectors.EVENT_READ)
+
+    def _close_writing(self) -> None:
+        while self._writing:
+            os.close(self._writing.pop())
+
+    def _listen(self) -> None:
+        is_told_to_end = False
+        while self._voices and not is_told_to_end:
+            ready = [int(key.fd) for key, _ in self._selector.select()]
+            is_told_to_end = self._wake[0] in ready
+            for fd in ready:
+                if fd in self._voices:
+                    self._read(fd)
+
+    def _read(self, fd: int) -> None:
+        voice = self._voices[fd]
+        try:
+            chunk = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if chunk:
+            self._keep(voice, chunk)
+        self._say(voice, voice.take(chunk))
+        if not chunk:
+            self._end(fd)
+
+    def _keep(self, voice: _Voice, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        try:
+            while view and voice.log is not None:
+                view = view[os.write(voice.log.fileno(), view) :]
+        except OSError as error:
+            # The ranks go on; a log with a hole in it would be worse than one that ends.
+            log, voice.log = voice.log, None
+            if log is not None:
+                self.unkept.append(f"{log.name} is not whole: {error.strerror}")
+                log.close()
+
+    def _end(self, fd: int) -> None:
+        voice = self._voices.pop(fd)
+        self._say(voice, voice.take(b""))
+        self._selector.unregister(fd)
+        os.close(fd)
+        if voice.log is not None:
+            voice.log.close()
+
+    def _say(self, voice: _Voice, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        if voice.is_error:
+            self._tails[voice.rank].extend(lines)
+        self._hear(voice.rank, lines, is_error=voice.is_error)
+
+
+def prefixed(rank: int, lines: Sequence[bytes], *, is_prefixed: bool) -> bytes:
+    """Give lines as they are written in one piece."""
+    before = f"[rank {rank}] ".encode() if is_prefixed else b""
+    return b"".join(before + line + b"\n" for line in lines)
+
 
 OnPhase = Callable[[int, Phase, int], None]
 """Takes a rank, the phase that it began, and when by the monotonic clock, in nanoseconds."""
 
-_PRELOAD = ("stoker.gang.script_rank",)
+_PRELOAD = ("stoker.gang.rank_main",)
 _LIBRARIES = ("torch", "torch.distributed")
 _LINGER_S = 1.0
-_LOOK_S = 0.05
+_SCRIPT_GANG_LOOK_S = 0.05
 _FDS_PER_RANK = 8
 _FDS_BESIDE = 64
 _NAMED = 8
@@ -57,7 +242,7 @@ class ScriptGang:
         nranks: int,
         *,
         folder: str,
-        hear: Hear,
+        hear: RankLineCallback,
         on_phase: OnPhase = lambda *_: None,
         timeout_s: float | None = None,
         log_folder: str | None = None,
@@ -94,12 +279,12 @@ class ScriptGang:
         """Run to the end.
 
         Raises `RankFailed` (its `data` has as `output` the last lines that the rank wrote to standard error),
-        `RankSilent`, whatever `end` was given, `ProcessLost`; nothing is left of any rank then.
+        `RankTimeout`, whatever `end` was given, `ProcessLost`; nothing is left of any rank then.
         """
         _make_room(self._nranks)
         with ExitStack() as held:
             port = held.enter_context(HeldPort())
-            voices = Voices(
+            voices = RankOutput(
                 self._nranks,
                 self._hear,
                 log_folder=self._log_folder,
@@ -110,9 +295,9 @@ class ScriptGang:
                     self._run(voices, port.number)
             except RankFailed as error:
                 # Who could not say what was wrong may have said it to people.
-                is_mute = error.data.get("how") == How.ENDED
+                is_mute = error.data.get("how") == RankFailureMode.ENDED
                 error.data["output"] = "\n".join(voices.last_words(error.rank)) if is_mute else ""
-                if isinstance(error, RankSilent):
+                if isinstance(error, RankTimeout):
                     error.hint = self._why_silent(error.rank)
                 elif self._left and is_echo(str(error.data.get("text", ""))):
                     error.hint = f"rank {_named(self._left)} had ended with 0 by then; it may be the peer that is gone"
@@ -126,18 +311,18 @@ class ScriptGang:
             return "the others waited for it in init_process_group; --timeout gives it longer"
         return f"it waited in init_process_group for rank {_named(strangers)}, which ended with 0 and never came there"
 
-    def _run(self, voices: Voices, port: int) -> None:
+    def _run(self, voices: RankOutput, port: int) -> None:
         env = shared_variables(self._script.environment, self._nranks)
         with ExitStack() as held:
             starter = self._starter(env, held)
-            ranks = held.enter_context(Ranks(starter, [f"device {rank}" for rank in range(self._nranks)]))
+            ranks = held.enter_context(RankProcesses(starter, [f"device {rank}" for rank in range(self._nranks)]))
             self._cancel.attend(ranks)
             started_ns = time.monotonic_ns()
             grace_s = self._grace_s
             try:
                 self._start(ranks, voices, env, port)
                 voices.listen()
-                patience = Patience(total_s=None, started_ns=started_ns)
+                patience = GangTimeouts(total_s=None, started_ns=started_ns)
                 wait_for(ranks, self._is_done, patience, cancel=self._cancel, deadline_of=self._deadline_ns)
             except Cancelled as cancelled:
                 number = signal.SIGINT if self._why is None or isinstance(self._why, Cancelled) else signal.SIGTERM
@@ -170,13 +355,13 @@ class ScriptGang:
             if self._cancel.is_wanted:
                 raise self._why or Cancelled("interrupted")
             try:
-                ready = zygote.wait_ready(_LOOK_S)
+                ready = zygote.wait_ready(_SCRIPT_GANG_LOOK_S)
             except TimeoutError:
                 continue
             self.warnings = tuple(one for one in ready.warnings if not one.startswith("can't preload torch"))
             return
 
-    def _start(self, ranks: Ranks, voices: Voices, env: dict[str, str], port: int) -> None:
+    def _start(self, ranks: RankProcesses, voices: RankOutput, env: dict[str, str], port: int) -> None:
         script, run_id = self._script, os.urandom(8).hex()
         store_fd = unnamed_memory("stoker-store", 0, may_grow=True)
         try:
@@ -198,7 +383,7 @@ class ScriptGang:
         finally:
             os.close(store_fd)
 
-    def _is_done(self, look: Look) -> bool:
+    def _is_done(self, look: RankSnapshot) -> bool:
         for stamp_ns, phase in sorted(zip(look.page.stamps_ns, Phase, strict=True)):
             if stamp_ns and self._stamps.get((look.rank, phase)) != stamp_ns:
                 self._stamps[look.rank, phase] = stamp_ns
@@ -208,7 +393,7 @@ class ScriptGang:
             self._left.add(look.rank)
         return has_left
 
-    def _deadline_ns(self, looks: Sequence[Look]) -> int | None:
+    def _deadline_ns(self, looks: Sequence[RankSnapshot]) -> int | None:
         """Say when the time is over for those who join their group, and for those whom they wait for."""
         begun = [
             look.page.stamps_ns[Phase.COMM] for look in looks if look.page.phase is Phase.COMM and not look.is_done

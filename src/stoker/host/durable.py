@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import BinaryIO
 
+from stoker.core.errors import LocalFile, NoPermission, NoSpace, StokerError
 from stoker.host.process_table import read_row
-from stoker.model.errors import LocalFile, NoPermission, NoSpace, StokerError
 
 if sys.platform == "darwin":
     import fcntl

@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 
-from stoker.model.frozen import frozen
+from stoker.core.frozen import frozen
 
 
 @frozen
-class Exit:
+class ProcessExit:
     """How a process ended: with a status or by a signal."""
 
     status: int | None
@@ -33,10 +33,10 @@ class Exit:
             return f"signal {self.signal}"
 
 
-def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> Exit:
+def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
     """Give the record for what `wait4` said."""
     code = os.waitstatus_to_exitcode(wait_status)
-    return Exit(
+    return ProcessExit(
         status=code if code >= 0 else None,
         signal=-code if code < 0 else None,
         # macOS counts bytes where Linux counts KiB.

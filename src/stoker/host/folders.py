@@ -2,9 +2,203 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import resource
+import stat
+import sys
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Self
 
-from stoker.host.durable import translated
+from stoker.core.clock import Closable
+from stoker.core.errors import BadInput, StokerError
+from stoker.core.text import one_line
+from stoker.host.durable import NO_STEP, sync_descriptor, temp_name, translated, write_all
+
+# A folder held by its descriptor, so that nothing planted below it can lead a write elsewhere.
+#
+# Only the folder that a person named is opened the way a person means it, links followed. Below it every part is opened
+# by the descriptor of the one before, refusing links, and every file is opened, renamed and removed by its name in a
+# folder that is held. Who moves the folder away moves our files with it; who replaces a part by a link gets nothing. A
+# pipe or a device under a name of ours is never waited for.
+
+_OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW
+_OPEN_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class AnchoredFolder(Closable):
+    """An open folder. Use it in a `with`, or `close` it. Names given to its methods are single components."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        """As people know it; nothing is opened by it again."""
+        self.descriptor = descriptor
+
+    @classmethod
+    def open(cls, base: str, below: str = "", *, makes: bool = True) -> Self:
+        """Open the folder `below` a folder `base` (`/`-separated, a checked name), making what is missing."""
+        path = os.path.join(base, below) if below else base
+        with translated(path):
+            descriptor = _open_base(base, makes=makes)
+            try:
+                for part in below.split("/") if below else ():
+                    inner = _open_below(descriptor, part, makes=makes)
+                    os.close(descriptor)
+                    descriptor = inner
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return cls(path, descriptor)
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def path_of(self, name: str) -> str:
+        """Give the path of a name, for messages."""
+        return os.path.join(self.path, name)
+
+    def is_in_place(self) -> bool:
+        """Whether whoever goes by the path still gets to this very folder."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+        except OSError:
+            return False
+
+    def look(self, name: str) -> os.stat_result | None:
+        """Say what lies under a name, a link itself and not its target; nothing if nothing does."""
+        with translated(self.path_of(name)):
+            try:
+                return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+
+    def open_file(self, name: str, *, writes: bool = False) -> int | None:
+        """Open a regular file that has this name and no other, and give its descriptor; `None` for anything else.
+
+        A file with a second name is somebody else's as well, so it counts as anything else where we would write to it.
+        """
+        access = os.O_RDWR if writes else os.O_RDONLY
+        with translated(self.path_of(name)):
+            try:
+                descriptor = os.open(name, access | _OPEN_FILE, dir_fd=self.descriptor)
+            except OSError as error:
+                if error.errno in _NOT_A_FILE:
+                    return None
+                raise
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode) or (writes and info.st_nlink != 1):
+                os.close(descriptor)
+                return None
+            return descriptor
+
+    def create_file(self, name: str, mode: int = 0o644) -> int:
+        """Make a new file to write and read, in the place of whatever has that name; a folder there is refused."""
+        with translated(self.path_of(name)):
+            while True:
+                try:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE
+                    return os.open(name, flags, mode, dir_fd=self.descriptor)
+                except FileExistsError:
+                    self.remove(name)
+
+    def remove(self, name: str) -> bool:
+        """Remove a file, a link, a pipe, whatever it is but a folder. False if there was nothing."""
+        with translated(self.path_of(name)):
+            try:
+                os.unlink(name, dir_fd=self.descriptor)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name in this folder, replacing what has it: a link itself, not what it points to."""
+        with translated(self.path_of(new)):
+            os.rename(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def write_file(
+        self, name: str, data: bytes, mode: int = 0o644, *, on_step: Callable[[str], None] = NO_STEP
+    ) -> None:
+        """Give a name new content that is whole and on the disk; the name itself is once `sync` was called."""
+        temp = os.path.basename(temp_name(""))
+        with translated(self.path_of(name)):
+            descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FILE, mode, dir_fd=self.descriptor)
+            try:
+                try:
+                    on_step("write")
+                    write_all(descriptor, data, 0)
+                    on_step("sync")
+                    sync_descriptor(descriptor)
+                finally:
+                    os.close(descriptor)
+                on_step("rename")
+                self.rename(temp, name)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temp, dir_fd=self.descriptor)
+                raise
+
+    def read_file(self, name: str, limit_bytes: int) -> bytes | None:
+        """Read a small regular file; `None` if there is none, or if it is larger than that."""
+        descriptor = self.open_file(name)
+        if descriptor is None:
+            return None
+        with translated(self.path_of(name)), open(descriptor, "rb") as file:
+            data = file.read(limit_bytes + 1)
+        return data if len(data) <= limit_bytes else None
+
+    def names(self) -> list[str]:
+        """Give the names in the folder."""
+        with translated(self.path):
+            return os.listdir(self.descriptor)
+
+    def sync(self) -> None:
+        """Make the names in the folder survive a power cut."""
+        with translated(self.path):
+            os.fsync(self.descriptor)
+
+
+# Nothing there, a link, a folder, a socket, a device without a driver.
+_NOT_A_FILE = frozenset({errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
+
+
+def _open_base(path: str, *, makes: bool) -> int:
+    try:
+        return os.open(path, _OPEN_BASE)
+    except FileNotFoundError:
+        if not makes:
+            raise
+    parent = os.path.dirname(os.path.abspath(path))
+    above = _open_base(parent, makes=True)
+    try:
+        _make(above, os.path.basename(os.path.abspath(path)))
+    finally:
+        os.close(above)
+    return os.open(path, _OPEN_BASE)
+
+
+def _open_below(parent: int, part: str, *, makes: bool) -> int:
+    try:
+        return os.open(part, _OPEN_BELOW, dir_fd=parent)
+    except FileNotFoundError:
+        if not makes:
+            raise
+    _make(parent, part)
+    return os.open(part, _OPEN_BELOW, dir_fd=parent)
+
+
+def _make(parent: int, part: str) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(part, dir_fd=parent)
+    # Whoever was first: a file that is durable in a folder that is not would be lost with it.
+    os.fsync(parent)
+
 
 PASSED_THROUGH = 0o711
 """The mode of a folder that other users pass through and do not list: whoever knows no name in it finds nothing."""
@@ -23,3 +217,199 @@ def make_passed_through(folder: str) -> None:
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, PASSED_THROUGH)
+
+
+# One pass over everything below a folder; how deep it is costs no recursion.
+
+
+class FolderWalk(ABC):
+    """A pass; whoever makes one says what to do with each entry, and which folders to enter."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._folders = [""]
+
+    def run(self) -> None:
+        """Go through the folder and all that are entered. Raises `LocalFile` and its like."""
+        while self._folders:
+            prefix = self._folders.pop()
+            folder = os.path.join(self._root, prefix)
+            with translated(folder), os.scandir(folder) as entries:
+                for entry in entries:
+                    self._take(prefix + entry.name, entry)
+
+    @abstractmethod
+    def _take(self, path: str, entry: os.DirEntry[str]) -> None:
+        """Take one entry; its path is below the root, `/`-separated."""
+
+    def _enter(self, path: str) -> None:
+        """Go through a folder, too."""
+        self._folders.append(f"{path}/")
+
+
+# Names of files that somebody else chose, judged before anything is written under them.
+#
+# The rules are those of POSIX and of Windows together, whatever runs here: a folder that was filled on one machine is
+# copied to another, and a name that leads elsewhere there must not be written here. Names are relative,
+# `/`-separated.
+# What a bad name means is for the caller to say: a server that lists one answers badly, a person who types one errs.
+# Where a name leads once links are planted below a folder is the affair of `folders`.
+
+LONGEST_COMPONENT_BYTES = 255
+LONGEST_NAME_BYTES = 1024
+MOST_LEVELS = 100
+_SHOWN_CHARACTERS = 120
+_FAULTS = (
+    (re.compile(r"[\x00-\x1f\x7f-\x9f]"), "it has a control character"),
+    (re.compile(r"[\ud800-\udfff]"), "it is not Unicode text"),
+    (re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"), "it has a character that turns the text around"),
+    (re.compile(r"[\u2028\u2029]"), "it has a line break"),
+    (re.compile(r"\\"), "it has a backslash"),
+    (re.compile(r"\A/"), "it is absolute"),
+    (re.compile(r":"), "it has a colon, which names a drive or a hidden stream"),
+)
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", "conin$", "conout$", "clock$"}
+    # Windows takes the three superscript digits for digits here.
+    | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789¹²³"}
+)
+
+
+def check_name(path: str) -> str:
+    """Give a name that our own side chose back if it is safe to write under. Raises `BadInput`, which says why not."""
+    fault = name_fault(path)
+    if fault:
+        shown = shown_name(path)
+        raise BadInput(f"unsafe name: {shown}: {fault}", hint="nothing was written", name=shown)
+    return path
+
+
+def shown_name(path: str) -> str:
+    """Give a name as a message shows it, whatever is in it: quoted, in ASCII, cut where it is too long to be read."""
+    # What is cut off is not even quoted: a name may have megabytes.
+    return one_line(ascii(path[:_SHOWN_CHARACTERS]) + ("…" if len(path) > _SHOWN_CHARACTERS else ""), _SHOWN_CHARACTERS)
+
+
+def name_fault(path: str) -> str:
+    """Say what makes a name unsafe; nothing if it is safe."""
+    if not path:
+        return "it is empty"
+    # First, so that nothing else has to be quick for names of any length.
+    if len(path) > LONGEST_NAME_BYTES or len(path.encode("utf-8", "surrogatepass")) > LONGEST_NAME_BYTES:
+        return f"it is longer than {LONGEST_NAME_BYTES} bytes"
+    if path.count("/") >= MOST_LEVELS:
+        return f"it is more than {MOST_LEVELS} levels deep"
+    for pattern, fault in _FAULTS:
+        if pattern.search(path):
+            return fault
+    return next((fault for part in path.split("/") if (fault := _component_fault(part))), "")
+
+
+def clashes(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Give the groups of names that are one file on some machine, or where one would have to be a file and a folder.
+
+    One file: they differ only in case, or in the way that Unicode composes a letter.
+    """
+    files: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        files.setdefault(_folded(name), []).append(name)
+    found = [tuple(group) for group in files.values() if len(group) > 1]
+    # Sorted so that what lies below a name follows it at once, the way there is never walked part by part.
+    above: list[str] = []
+    for folded in sorted(files, key=lambda name: name.replace("/", "\0")):
+        while above and not folded.startswith(f"{above[-1]}/"):
+            above.pop()
+        if above:
+            found.append((files[above[-1]][0], files[folded][0]))
+        above.append(folded)
+    return tuple(found)
+
+
+def _component_fault(part: str) -> str:
+    if not part:
+        return "it has an empty part"
+    if part in {".", ".."}:
+        return f"it has a part {part!r}"
+    if part[-1] in ". ":
+        return "a part ends in a dot or a space"
+    if part.partition(".")[0].rstrip(" ").casefold() in _DEVICES:
+        return f"{part!r} is a device on Windows"
+    if len(part.encode()) > LONGEST_COMPONENT_BYTES:
+        return f"a part is longer than {LONGEST_COMPONENT_BYTES} bytes"
+    return ""
+
+
+def _folded(name: str) -> str:
+    # Folding may compose anew, so it is brought into one form before and after.
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+# Many small files made durable together: step by step for all of them, not file by file.
+#
+# A file system that is made to commit after each step of each file is several times slower. So all are written, the
+# disk is set to work on all, and only then each is waited for; what gives them their names comes after that.
+
+_ENOUGH = 1 << 20
+
+
+def most_open_files() -> int:
+    """Give how many files this process may have open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
+
+
+def write_unnamed(folder: AnchoredFolder, contents: Sequence[bytes], mode: int = 0o644) -> list[str]:
+    """Write files under temporary names, which are given; their bytes are on the disk then, or none is left.
+
+    Whoever asked renames each, or removes it. `sweep_temps` knows the names. Keeps as many files open at once.
+    """
+    written: list[tuple[str, int]] = []
+    is_whole = False
+    try:
+        with translated(folder.path):
+            for data in contents:
+                temp = os.path.basename(temp_name(""))
+                descriptor = folder.create_file(temp, mode)
+                written.append((temp, descriptor))
+                write_all(descriptor, data, 0)
+            _begin_write_back([descriptor for _, descriptor in written])
+            for _, descriptor in written:
+                sync_descriptor(descriptor)
+        is_whole = True
+    finally:
+        for temp, descriptor in written:
+            os.close(descriptor)
+            if not is_whole:
+                with suppress(StokerError):
+                    folder.remove(temp)
+    return [temp for temp, _ in written]
+
+
+def settle_files(paths: Sequence[str], mode: int) -> None:
+    """Give files that are written a mode, and have their bytes on the disk, all of them together.
+
+    Keeps as many open at once: whoever has very many gives some at a time.
+    """
+    descriptors: list[int] = []
+    try:
+        for path in paths:
+            with translated(path):
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptors.append(descriptor)
+                os.fchmod(descriptor, mode)
+        _begin_write_back(descriptors)
+        for path, descriptor in zip(paths, descriptors, strict=True):
+            with translated(path):
+                sync_descriptor(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _begin_write_back(descriptors: Sequence[int]) -> None:
+    """Let the disk begin with all of them, so that the first sync waits for all and the others find it done."""
+    if sys.platform == "linux":
+        from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for a download only
+
+        for descriptor in descriptors:
+            start_write_back(descriptor, 0, 0)

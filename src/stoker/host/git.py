@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from threading import Thread
 
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
+from stoker.core.text import one_line
 from stoker.host.durable import translate
-from stoker.model.errors import BadInput
-from stoker.model.frozen import frozen
-from stoker.model.printable import one_line
 
 LIMIT_S = 60.0
 NOT_THERE = 127
@@ -29,7 +29,7 @@ _OWN_SCOPES = frozenset({b"local", b"worktree"})
 
 
 @frozen
-class GitSaid:
+class GitResult:
     """What git answered."""
 
     out: bytes
@@ -48,14 +48,14 @@ class GitSaid:
 
 def ask_git(
     folder: str, *questions: Sequence[str], environment: Mapping[str, str], limit_s: float = LIMIT_S
-) -> tuple[GitSaid, ...]:
+) -> tuple[GitResult, ...]:
     """Put questions about the repository of a folder, side by side; answers in their order. Raises nothing for git."""
     # Its messages are read by us, and it has nobody to ask for a password.
     env = {**environment, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     # What is not there stays so: a repository may say that it is fetched by a command of its own.
     env.update(GIT_ALLOW_PROTOCOL="none", GIT_NO_LAZY_FETCH="1")
     with ExitStack() as started:
-        children: list[subprocess.Popen[bytes] | GitSaid] = []
+        children: list[subprocess.Popen[bytes] | GitResult] = []
         for words in questions:
             try:
                 child = subprocess.Popen(
@@ -69,14 +69,14 @@ def ask_git(
                 )
             except OSError as error:
                 why = "git is not installed" if isinstance(error, FileNotFoundError) else str(translate(error, "git"))
-                children.append(GitSaid(out=b"", exit_code=NOT_THERE, err=why))
+                children.append(GitResult(out=b"", exit_code=NOT_THERE, err=why))
                 continue
             started.enter_context(child)
             children.append(child)
         return _answers(children, limit_s)
 
 
-def without_filters(said: GitSaid) -> tuple[str, ...]:
+def without_filters(said: GitResult) -> tuple[str, ...]:
     """Give the words that turn off what `FILTERS` has found in the repository itself; the user's own filters stay.
 
     `BadInput` for one whose name can't be said.
@@ -97,14 +97,14 @@ def without_filters(said: GitSaid) -> tuple[str, ...]:
     return tuple(word for setting in settings for word in ("-c", setting))
 
 
-def _answers(children: list[subprocess.Popen[bytes] | GitSaid], limit_s: float) -> tuple[GitSaid, ...]:
-    found: dict[int, GitSaid] = {at: one for at, one in enumerate(children) if isinstance(one, GitSaid)}
+def _answers(children: list[subprocess.Popen[bytes] | GitResult], limit_s: float) -> tuple[GitResult, ...]:
+    found: dict[int, GitResult] = {at: one for at, one in enumerate(children) if isinstance(one, GitResult)}
 
     def read(at: int, child: subprocess.Popen[bytes]) -> None:
         found[at] = _answer(child, limit_s)
 
     # The first is read here, the others beside it: a full pipe must not keep anybody waiting.
-    running = [(at, one) for at, one in enumerate(children) if not isinstance(one, GitSaid)]
+    running = [(at, one) for at, one in enumerate(children) if not isinstance(one, GitResult)]
     threads = [Thread(target=read, args=one, daemon=True) for one in running[1:]]
     for thread in threads:
         thread.start()
@@ -115,13 +115,13 @@ def _answers(children: list[subprocess.Popen[bytes] | GitSaid], limit_s: float) 
     return tuple(found[at] for at in range(len(children)))
 
 
-def _answer(child: subprocess.Popen[bytes], limit_s: float) -> GitSaid:
+def _answer(child: subprocess.Popen[bytes], limit_s: float) -> GitResult:
     try:
         out, err = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        return GitSaid(out=b"", exit_code=-1, err=f"git did not answer within {limit_s:g} s")
+        return GitResult(out=b"", exit_code=-1, err=f"git did not answer within {limit_s:g} s")
     said = err.decode(errors="replace").strip()
-    return GitSaid(out=out, exit_code=child.returncode, err=one_line(said, _LONGEST_SAID))
+    return GitResult(out=out, exit_code=child.returncode, err=one_line(said, _LONGEST_SAID))

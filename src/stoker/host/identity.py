@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 
+from stoker.core.frozen import frozen
 from stoker.host.process_table import read_row
-from stoker.model.frozen import frozen
 
 if sys.platform not in {"linux", "win32"}:
     import subprocess
@@ -176,3 +176,18 @@ def _pid_space() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+# This computer and this interpreter as a job's record names them, so that two runs can be told apart later.
+
+
+def surroundings() -> dict[str, str]:
+    """Give what is worth knowing of where something ran; it never enters a key."""
+    about = os.uname()
+    return {
+        "host": about.nodename,
+        "system": f"{about.sysname} {about.release}",
+        "machine": about.machine,
+        "cpus": str(os.cpu_count() or "?"),
+        "stoker's python": f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))}",
+    }

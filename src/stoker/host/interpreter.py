@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Mapping
 
-from stoker.host.entry import find_program
-from stoker.model.errors import LocalFile, NoPermission
-from stoker.model.frozen import fresh, frozen
+from stoker.core.errors import LocalFile, NoPermission
+from stoker.core.frozen import fresh, frozen
+from stoker.host.box_entry import find_program
 
 _BARE = re.compile(r"python(3(\.\d+)?)?")
 # What pipx and uv leave in an environment that they made for one tool, and where uv keeps those that it throws away.
@@ -25,7 +25,7 @@ _ANY = ("python", "python3")
 
 
 @frozen
-class Interpreter:
+class FolderInterpreter:
     """Where programs of a folder find their Python."""
 
     path: str
@@ -42,7 +42,7 @@ def is_bare_python(word: str) -> bool:
 
 def find_python(
     wanted: str, *, folder: str, environment: Mapping[str, str], own_prefix: str, word: str = "python"
-) -> Interpreter:
+) -> FolderInterpreter:
     """Choose the interpreter that `word` means in a folder.
 
     `wanted` names one: a path, the folder of an environment, or a program on `PATH`; `LocalFile` if it leads nowhere.
@@ -53,9 +53,9 @@ def find_python(
         return _named(wanted, word, folder, around)
     for prefix, why in _environments(folder, environment, own_prefix):
         if found := _in_environment(prefix, word):
-            return Interpreter(path=found, why=why, env=_inside(prefix, path))
+            return FolderInterpreter(path=found, why=why, env=_inside(prefix, path))
     found = _on_path(word, folder, around)
-    return Interpreter(path=found, why="PATH" if found else f"there is no {word} on PATH", env={"PATH": path})
+    return FolderInterpreter(path=found, why="PATH" if found else f"there is no {word} on PATH", env={"PATH": path})
 
 
 def _environments(folder: str, environment: Mapping[str, str], own_prefix: str) -> list[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _environments(folder: str, environment: Mapping[str, str], own_prefix: str) 
     return [*wished, beside, *unwished]
 
 
-def _named(wanted: str, word: str, folder: str, environment: Mapping[str, str]) -> Interpreter:
+def _named(wanted: str, word: str, folder: str, environment: Mapping[str, str]) -> FolderInterpreter:
     path = os.path.join(folder, os.path.expanduser(wanted))
     prefix = os.path.dirname(os.path.dirname(path))
     if os.path.isdir(path):
@@ -86,7 +86,7 @@ def _named(wanted: str, word: str, folder: str, environment: Mapping[str, str]) 
             f"there is no Python at {path or wanted}", hint="python= takes an interpreter or a .venv folder"
         )
     is_environment = os.path.isfile(os.path.join(prefix, "pyvenv.cfg"))
-    return Interpreter(
+    return FolderInterpreter(
         path=path if word in _ANY or word == os.path.basename(path) else _found(word, folder, environment),
         why="as asked (python=)",
         # An environment that is active and was not asked for would only mislead whoever believes the variable.

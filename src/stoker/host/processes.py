@@ -23,13 +23,13 @@ from enum import Enum
 from functools import partial
 from typing import IO
 
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.errors import ContainmentUnavailable, ProcessLost
+from stoker.host.box_entry import ChildSetup, find_program, see_in, through_shell
 from stoker.host.durable import StrPath, translate
-from stoker.host.entry import Entry, find_program, see_in, through_shell
-from stoker.host.exit import Exit, exit_from
+from stoker.host.exit import ProcessExit, exit_from
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive, is_of_this_boot
 from stoker.host.process_table import ProcessRow, living_rows, read_row
-from stoker.model.clock import Clock, SystemClock
-from stoker.model.errors import ContainmentUnavailable, ProcessLost
 
 GRACE_S = 10.0
 # Long enough for the kernel to take a process apart that has gigabytes mapped.
@@ -41,7 +41,7 @@ Stream = int | IO[bytes]
 """A descriptor, an open file, or one of subprocess's `DEVNULL`, `PIPE` and `STDOUT`."""
 
 
-class Stopped(Enum):
+class StopOutcome(Enum):
     """What it took to stop a group."""
 
     ALREADY_GONE = "already_gone"
@@ -55,7 +55,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], identity: ProcessIdentity) -> None:
         self.identity = identity
         self._process = process
-        self._exit: Exit | None = None
+        self._exit: ProcessExit | None = None
         self._reaping = threading.Lock()
 
     @property
@@ -73,7 +73,7 @@ class Child:
         """Our end, if it was started with a pipe."""
         return self._process.stderr
 
-    def poll(self) -> Exit | None:
+    def poll(self) -> ProcessExit | None:
         """Give how it ended, or `None` while it runs."""
         with self._reaping:
             if self._exit is None:
@@ -84,7 +84,7 @@ class Child:
                     self._process.returncode = os.waitstatus_to_exitcode(status)
             return self._exit
 
-    def wait(self, timeout_s: float | None = None, clock: Clock | None = None) -> Exit:
+    def wait(self, timeout_s: float | None = None, clock: Clock | None = None) -> ProcessExit:
         """Wait for the program itself (not for the rest of its group). Raises `TimeoutError`."""
         clock = clock or SystemClock()
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
@@ -97,7 +97,7 @@ class Child:
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
         return ended
 
-    def stop(self, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> Stopped:
+    def stop(self, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
         """Stop the whole group and reap the program; see `stop_group`."""
         stopped = stop_group(self.identity, grace_s=grace_s, clock=clock)
         self.wait(_KILL_WAIT_S)
@@ -112,7 +112,7 @@ def start(  # noqa: PLR0913 - what a process is made of
     stdout: Stream = subprocess.DEVNULL,
     stderr: Stream = subprocess.DEVNULL,
     stdin: Stream = subprocess.DEVNULL,
-    entry: Entry | None = None,
+    entry: ChildSetup | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start a program as the leader of its own session. It sees `env` and nothing else of our environment.
@@ -175,7 +175,7 @@ def _spawn(  # noqa: PLR0913 - what a process is made of
     return Child(process, identity_from(process.pid, row.start_ticks if row else 0))
 
 
-def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> Stopped:
+def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
     """Stop a process and everything in its group and session: politely, after `grace_s` firmly, and confirmed.
 
     Raises `ProcessLost` if something survives, or if the process belongs to a host we can't see.
@@ -184,13 +184,13 @@ def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Cl
     members = group_members(identity)
     if not members:
         end_unseen(identity)
-        return Stopped.ALREADY_GONE
+        return StopOutcome.ALREADY_GONE
     _send(identity, members, signal.SIGTERM)
     # A stopped process gets the request only when it goes on.
     _send(identity, members, signal.SIGCONT)
     if not _remaining(identity, grace_s, clock, signal_each_round=None):
         end_unseen(identity)
-        return Stopped.POLITE
+        return StopOutcome.POLITE
     # Again in each round: a member may have forked between our look and our signal.
     survivors = _remaining(identity, _KILL_WAIT_S, clock, signal_each_round=signal.SIGKILL)
     if survivors:
@@ -202,7 +202,7 @@ def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Cl
             group=identity.to_dict(),
         )
     end_unseen(identity)
-    return Stopped.FIRM
+    return StopOutcome.FIRM
 
 
 def ask_group(identity: ProcessIdentity) -> None:
@@ -298,3 +298,39 @@ def signal_one(member: ProcessRow, number: signal.Signals) -> None:
 def _is_same(member: ProcessRow) -> bool:
     row = read_row(member.pid)
     return row is not None and row.start_ticks == member.start_ticks
+
+
+# The end of a process when its owner is gone: a pipe that nobody writes to, and whose other end only the owner holds.
+#
+# On Linux the kernel itself kills the process the moment the other end closes, even if it is busy in native code.
+# Elsewhere a thread waits for it.
+
+
+# How much a group of processes has computed: whether one that says nothing still works.
+
+
+def group_cpu_ticks(group: int) -> int | None:
+    """Give the clock ticks that the living processes of a group have used; nothing if none lives.
+
+    Where the system does not tell, a living group has used none.
+    """
+    pids = [row.pid for row in living_rows() if row.group == group]
+    return sum(map(_ticks_of, pids)) if pids else None
+
+
+def _ticks_of(pid: int) -> int:
+    if sys.platform != "linux":
+        return 0
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    # User and system time, its own and that of children that it has seen end; the name before may hold anything.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return sum(map(int, fields[11:15]))

@@ -17,27 +17,178 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import select
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import time
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from signal import Signals
 from typing import IO, Any
 
-from stoker.host.channel import Channel
+from stoker.core import jsontext
+from stoker.core.clock import Clock, Closable
+from stoker.core.errors import ProcessLost, Unavailable
+from stoker.core.frozen import frozen
+from stoker.host.box_entry import BOX_REFUSED, ChildSetup, not_let_in
 from stoker.host.durable import StrPath, translate, translated
-from stoker.host.entry import Entry
-from stoker.host.exit import Exit
-from stoker.host.forked import Forked
-from stoker.host.identity import identity_from
-from stoker.host.processes import GRACE_S
-from stoker.model import json_text
-from stoker.model.closable import Closable
-from stoker.model.errors import ProcessLost, Unavailable
-from stoker.model.frozen import frozen
+from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessIdentity, identity_from
+from stoker.host.processes import GRACE_S, StopOutcome, stop_group
+from stoker.host.socket_channel import Channel
+
+# One piece of work in a child of the zygote: its events, its end, its stop.
+#
+# Events are JSON objects, in the order in which the child emitted them. The end is told once nothing of the child's
+# session is left. A child that nobody reads waits as soon as its pipe is full, so read events first and wait then.
+
+_READ_BYTES = 1 << 16
+# How long a pipe that somebody else holds open may delay the news that the work has ended.
+_EXIT_CHECK_S = 0.25
+_REPORT_WAIT_S = 5.0
+
+
+class ForkedWork:
+    """Work in a child of the zygote. One thread at a time reads its events; any thread may wait for it or stop it."""
+
+    def __init__(self, events_fd: int) -> None:
+        self._fd = events_fd
+        self._close_fd = weakref.finalize(self, os.close, events_fd)
+        self._buffer = bytearray()
+        self._identity: ProcessIdentity | None = None
+        self._exit: ProcessExit | None = None
+        self._error: ProcessLost | None = None
+        self._refused = ""
+        self._has_ended = threading.Event()
+        self._no_more_events = False
+        self.unreadable: list[str] = []
+        """Lines that are not whole JSON objects, such as the one that a killed child was writing."""
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """The child, which leads its own session."""
+        if self._identity is None:
+            message = "fork has not returned"
+            raise RuntimeError(message)
+        return self._identity
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._has_ended.is_set()
+
+    @property
+    def has_no_more_events(self) -> bool:
+        """Whether every event has been given out and none can come."""
+        return self._no_more_events
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Give events as they come, until the child has ended."""
+        while not self._no_more_events:
+            yield from self.read_events()
+
+    def read_events(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """Wait for events and give those that are there. None: the time is over, or no more can come."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        while not self._no_more_events:
+            # Asked before the look at the pipe: what the child wrote before its end is in there.
+            had_ended = self._has_ended.is_set()
+            left_s = _EXIT_CHECK_S if deadline_s is None else min(_EXIT_CHECK_S, deadline_s - time.monotonic())
+            if poller.poll(0 if had_ended else max(0, left_s * 1000)):
+                chunk = os.read(self._fd, _READ_BYTES)
+                if events := self._take_bytes(chunk):
+                    return events
+            elif had_ended:
+                # Something that escaped holds the pipe open; it is not the work.
+                self._finish_events()
+            elif deadline_s is not None and time.monotonic() >= deadline_s:
+                break
+        return []
+
+    def ignore_events(self) -> None:
+        """Let go of the pipe: nobody will read it, and whoever writes to it is told so."""
+        self._finish_events()
+
+    def wait(self, timeout_s: float | None = None) -> ProcessExit:
+        """Wait until the child and everything of its session has ended.
+
+        Raises `TimeoutError`, `ProcessLost`, and once its events were read `ContainmentUnavailable` if it did not get
+        into its box: then it has done nothing.
+        """
+        if not self._has_ended.wait(timeout_s):
+            message = f"process {self.identity.pid} still runs"
+            raise TimeoutError(message)
+        if self._refused:
+            raise not_let_in(self._refused)
+        if self._error is not None or self._exit is None:
+            raise self._error or ProcessLost("the child's end was not seen")
+        return self._exit
+
+    def stop(self, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
+        """Stop the child and its whole group, confirmed; see `processes.stop_group`."""
+        stopped = stop_group(self.identity, grace_s=grace_s, clock=clock)
+        self._has_ended.wait(_REPORT_WAIT_S)
+        return stopped
+
+    def begin(self, identity: ProcessIdentity) -> None:
+        """Learn who the child is. This and the next two are for the zygote's reader."""
+        self._identity = identity
+
+    def end(self, ended: ProcessExit, survivors: Sequence[int]) -> None:
+        """Learn how the child ended, and which processes of it could not be killed."""
+        self._exit = ended
+        if survivors:
+            pids = list(survivors)
+            self._error = ProcessLost(f"still there after SIGKILL: process {', '.join(map(str, pids))}", pids=pids)
+        self._has_ended.set()
+
+    def lose(self, why: ProcessLost) -> None:
+        """Learn that nobody can tell any more; stop whatever is left of the child."""
+        self._error = why
+        if self._identity is not None:
+            try:
+                stop_group(self._identity, grace_s=0.0)
+            except ProcessLost as survivor:
+                self._error = survivor
+        self._has_ended.set()
+
+    def _take_bytes(self, chunk: bytes) -> list[dict[str, Any]]:
+        if not chunk:
+            self._finish_events()
+            return []
+        whole, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._buffer += rest
+            return []
+        lines = (bytes(self._buffer) + whole).split(b"\n")
+        self._buffer = bytearray(rest)
+        return [event for line in lines if (event := self._parse(line)) is not None]
+
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            event = jsontext.loads(line)
+        except ValueError:
+            event = None
+        if isinstance(event, dict) and set(event) == {BOX_REFUSED}:
+            self._refused = str(event[BOX_REFUSED])
+            return None
+        if isinstance(event, dict):
+            return event
+        self.unreadable.append(line.decode(errors="replace"))
+        return None
+
+    def _finish_events(self) -> None:
+        self._no_more_events = True
+        self._close_fd()
+        if self._buffer:
+            self.unreadable.append(self._buffer.decode(errors="replace"))
+
 
 # The path is set before anything of ours is imported, so that the zygote sees the very modules that we see.
 _BOOT = (
@@ -49,7 +200,7 @@ _LOG_TAIL_BYTES = 2000
 
 
 @frozen
-class Ready:
+class ZygotePreloadReport:
     """What the zygote says once it has imported everything."""
 
     warnings: tuple[str, ...]
@@ -71,8 +222,8 @@ class Zygote(Closable):
         self._changing = threading.Lock()
         self._closing = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
-        self._forked: dict[int, Forked] = {}
-        self._ready: Ready | None = None
+        self._forked: dict[int, ForkedWork] = {}
+        self._ready: ZygotePreloadReport | None = None
         self._is_ready = threading.Event()
         self._is_closed = False
         self._is_lost = False
@@ -100,7 +251,7 @@ class Zygote(Closable):
             with theirs:
                 process = subprocess.Popen(
                     # Without -P a json.py in the current folder would be taken for the library's.
-                    [python, "-P", "-c", _BOOT, str(theirs.fileno()), json_text.dumps(list(sys_path))],
+                    [python, "-P", "-c", _BOOT, str(theirs.fileno()), jsontext.dumps(list(sys_path))],
                     env=dict(env),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
@@ -142,7 +293,7 @@ class Zygote(Closable):
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_ready(self, timeout_s: float | None = None) -> Ready:
+    def wait_ready(self, timeout_s: float | None = None) -> ZygotePreloadReport:
         """Wait until everything is imported. Never needed before `fork`. Raises `TimeoutError`, `ProcessLost`."""
         if not self._is_ready.wait(timeout_s):
             message = f"the zygote is not ready after {timeout_s} s"
@@ -159,9 +310,9 @@ class Zygote(Closable):
         log_path: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         cwd: StrPath | None = None,
-        box: Entry | None = None,
+        box: ChildSetup | None = None,
         fds: Sequence[int] = (),
-    ) -> Forked:
+    ) -> ForkedWork:
         """Run `module:function(request, emit)` in a child; its output is appended to the log.
 
         Returns when the child exists. Somebody has to read its events: a full pipe makes the child wait. With a `box`
@@ -173,7 +324,7 @@ class Zygote(Closable):
         fork_id = next(self._ids)
         log_fd = _open_log(log_path)
         read_fd, write_fd = os.pipe()
-        forked = Forked(read_fd)
+        forked = ForkedWork(read_fd)
         order = {
             "op": "fork",
             "id": fork_id,
@@ -211,7 +362,7 @@ class Zygote(Closable):
             )
         return forked
 
-    def signal(self, children: Collection[Forked], number: Signals) -> None:
+    def signal(self, children: Collection[ForkedWork], number: Signals) -> None:
         """Signal children and their groups, except those that have ended.
 
         Nobody else can be meant: it is their parent who signals, before it reaps them.
@@ -259,7 +410,7 @@ class Zygote(Closable):
 
     def _take(self, body: dict[str, Any]) -> None:
         if body["op"] == "ready":
-            self._ready = Ready(warnings=tuple(body["warnings"]), preload_s=body["preload_s"])
+            self._ready = ZygotePreloadReport(warnings=tuple(body["warnings"]), preload_s=body["preload_s"])
             self._is_ready.set()
             return
         with self._changing:
@@ -299,8 +450,10 @@ class Zygote(Closable):
         )
 
 
-def _exit_of(body: Mapping[str, Any]) -> Exit:
-    return Exit(status=body["status"], signal=body["signal"], max_rss_bytes=body["max_rss_bytes"], cpu_s=body["cpu_s"])
+def _exit_of(body: Mapping[str, Any]) -> ProcessExit:
+    return ProcessExit(
+        status=body["status"], signal=body["signal"], max_rss_bytes=body["max_rss_bytes"], cpu_s=body["cpu_s"]
+    )
 
 
 def _open_log(path: StrPath | None) -> int:

@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from stoker.host.entry import BOX_REFUSED, Entry, enter
+from stoker.core import jsontext
+from stoker.host.box_entry import BOX_REFUSED, ChildSetup, enter
 from stoker.host.entry_points import entry_point
-from stoker.host.forking import become_independent, let_signals_in
-from stoker.model import json_text
+from stoker.host.fork import become_independent, let_signals_in
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -33,7 +33,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 _BUFFER_BYTES = 1 << 16
 
 
-class Ends(NamedTuple):
+class ChildPipes(NamedTuple):
     """The child's ends of what connects it to whoever ordered the work."""
 
     events_fd: int
@@ -44,7 +44,7 @@ class Ends(NamedTuple):
     """Further ones, which its request tells it."""
 
 
-def run_forked(order: dict[str, Any], ends: Ends, *, zygote_pid: int, zygote_fds: Sequence[int]) -> NoReturn:
+def run_forked(order: dict[str, Any], ends: ChildPipes, *, zygote_pid: int, zygote_fds: Sequence[int]) -> NoReturn:
     """Do what the order says and end this process. Signals are blocked when this is called."""
     status = 1
     emit = Emitter(ends.events_fd)
@@ -80,7 +80,7 @@ def _redirect(log_fd: int) -> None:
 def _enter_box(box: Mapping[str, Any] | None, gate_fd: int | None, emit: Emitter) -> None:
     if box is None:
         return
-    entry = Entry(procs_files=tuple(box["files"]), address_space_bytes=box["address_space_bytes"], gate_fd=gate_fd)
+    entry = ChildSetup(procs_files=tuple(box["files"]), address_space_bytes=box["address_space_bytes"], gate_fd=gate_fd)
     try:
         enter(entry)
     except OSError as error:
@@ -122,7 +122,7 @@ class Emitter:
         self._is_sending = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        line = json_text.dumps(dict(event)).encode() + b"\n"
+        line = jsontext.dumps(dict(event)).encode() + b"\n"
         with self._turn:
             self._lines.append(line)
             if not self._is_sending:

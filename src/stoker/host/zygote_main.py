@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from stoker.host import large_pages, life_line, linux_calls
-from stoker.host.channel import Channel, Received
-from stoker.host.forking import HANDLED, has_ended, reap, signal_child
-from stoker.host.imports import watch_imports
+from stoker.core.frozen import compile_constructors
+from stoker.host import life_line, linux
+from stoker.host.fork import HANDLED, has_ended, reap, signal_child
+from stoker.host.import_watch import watch_imports
 from stoker.host.process_table import ProcessRow, read_row
-from stoker.host.zygote_child import Ends, run_forked
-from stoker.model.frozen import compile_constructors
+from stoker.host.socket_channel import Channel, ReceivedMessage
+from stoker.host.zygote_child import ChildPipes, run_forked
 
 # While something is being ended, this often is looked whether it has.
 _LOOK_AGAIN_S = 0.01
@@ -38,11 +38,11 @@ _KILL_WAIT_S = 5.0
 
 def main(control_fd: int) -> None:
     """Serve orders until the other side closes."""
-    linux_calls.set_name("stoker-zygote")
-    linux_calls.adopt_orphans()
+    linux.set_name("stoker-zygote")
+    linux.adopt_orphans()
     # Automatic collection would touch, and so copy, pages that all children share.
     gc.disable()
-    Zygote(Channel(socket.socket(fileno=control_fd))).serve()
+    ZygoteServer(Channel(socket.socket(fileno=control_fd))).serve()
     # Nothing of ours is left to write, and taking the preloaded libraries apart takes a while.
     os._exit(0)
 
@@ -58,7 +58,7 @@ class Fork:
     """When what remains of it is no longer asked but killed."""
 
 
-class Zygote:
+class ZygoteServer:
     """The loop: orders and ends of children come in, answers and ends go out."""
 
     def __init__(self, channel: Channel) -> None:
@@ -73,8 +73,8 @@ class Zygote:
         os.set_blocking(self._wake_write, False)
         self._selector = selectors.DefaultSelector()
         self._fds = [channel.fileno(), self._wake_read, self._wake_write, self._selector.fileno()]
-        self._waiting: list[Received] = []
-        self._moves = large_pages.moves()
+        self._waiting: list[ReceivedMessage] = []
+        self._moves = linux.moves()
         self._is_settled = False
 
     def serve(self) -> None:
@@ -86,7 +86,7 @@ class Zygote:
         finally:
             self._kill_all()
 
-    def _serve(self, waiting: list[Received]) -> None:
+    def _serve(self, waiting: list[ReceivedMessage]) -> None:
         self._watch()
         while True:
             self._waiting = waiting
@@ -112,9 +112,9 @@ class Zygote:
         # Idle for the first time: what children will share is put in order, a little at a time.
         return None if self._is_settled or self._forks else _IDLE_S
 
-    def _hello(self) -> list[Received]:
+    def _hello(self) -> list[ReceivedMessage]:
         """Read the first message and do what it says; give those that came behind it."""
-        messages: list[Received] = []
+        messages: list[ReceivedMessage] = []
         while not messages:
             received = self._channel.receive()
             if received is None:
@@ -157,7 +157,7 @@ class Zygote:
         numbers = os.read(self._wake_read, 4096) if "signal" in ready else b""
         return signal.SIGTERM in numbers or signal.SIGINT in numbers or signal.SIGHUP in numbers
 
-    def _obey(self, message: Received) -> None:
+    def _obey(self, message: ReceivedMessage) -> None:
         order = message.body
         if order["op"] == "fork":
             self._fork(order, message.fds)
@@ -176,7 +176,7 @@ class Zygote:
             if pid == 0:
                 events_fd, log_fd, *given = fds
                 gate_fd = given.pop(0) if order["is_gated"] else None
-                ends = Ends(events_fd=events_fd, log_fd=log_fd, gate_fd=gate_fd, given_fds=given)
+                ends = ChildPipes(events_fd=events_fd, log_fd=log_fd, gate_fd=gate_fd, given_fds=given)
                 # What came for children that are still to be made is theirs alone.
                 later = [fd for message in self._waiting for fd in message.fds]
                 not_its_own = [*self._fds, *later, *self._channel.unclaimed_fds]

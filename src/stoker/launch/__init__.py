@@ -1,1 +1,5 @@
-"""Our programs started somewhere, and kept going: as services of this machine."""
+"""Start our programs and keep them running: services of this machine.
+
+Promises: everything is rendered as text before anything is installed.
+Start with `installer`.
+"""

@@ -11,15 +11,15 @@ import subprocess
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
-from stoker.launch.services import BEFORE_WORDS, Service
-from stoker.model.errors import BadInput
+from stoker.core.errors import BadInput
+from stoker.launch.service import BEFORE_WORDS, SupervisedService
 
 _SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _RESTARTS = 255
 _PIECES = re.compile(r'(\\*)(")|([ \t]+)|(\\+|[^\\ \t"]+)')
 
 
-def render_schedule(service: Service) -> str:
+def render_schedule(service: SupervisedService) -> str:
     """Give the text of the XML. Raises `BadInput` for a path that the scheduler would read as its own."""
     python, _, _, *words = service.argv
     command = [python, "-c", _beginning(service.environment), *words]

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from stoker.scheduler.fit import is_wished
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.machine_index import MachineIndex
 from stoker.scheduler.node_table import NodeTable
 from stoker.scheduler.node_tables import NodeTables, preference
@@ -34,7 +34,7 @@ _LOOKED_AT = 64
 """Of so many machines of a node type those are called that have the most jobs."""
 
 
-class Calls:
+class WaitingMachines:
     """All machines that wait."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Calls:
         self._work = work
         self.parked = 0
         """How many machines wait."""
-        self._open: dict[int, dict[str, Machine]] = {}
+        self._open: dict[int, dict[str, MatchableMachine]] = {}
         """Those that have room for something, by node type, in the order in which they asked."""
         self._room: dict[int, int] = {}
         """By node type, what may fit one of them."""
@@ -55,12 +55,12 @@ class Calls:
         """By node type, what was refused since the last news for a reason that holds for all machines of the type."""
         self._refused_until_s: dict[int, float] = {}
         """By node type, when the first of these reasons may end by itself."""
-        self._unlisted: dict[str, Machine] = {}
+        self._unlisted: dict[str, MatchableMachine] = {}
         """Machines of which the node index does not know yet whether they wait."""
         self._timers: list[tuple[float, int, str]] = []
-        self._unanswered: deque[tuple[float, Machine]] = deque()
+        self._unanswered: deque[tuple[float, MatchableMachine]] = deque()
         """Machines by when they were called; some have asked since."""
-        self._called: dict[str, Machine] = {}
+        self._called: dict[str, MatchableMachine] = {}
         """Machines that `due` returns next."""
         self._awaited: dict[str, dict[str, None]] = {}
         """By machine, those that are held back until it has asked."""
@@ -78,7 +78,7 @@ class Calls:
 
     # -- machines
 
-    def park(self, machine: Machine, fits: int, refused: int, deferred: int, now_s: float) -> None:
+    def park(self, machine: MatchableMachine, fits: int, refused: int, deferred: int, now_s: float) -> None:
         """Let a machine wait to be called.
 
         It was refused what fits; of that `deferred` is left to better machines that are free, and `refused` was judged
@@ -95,7 +95,7 @@ class Calls:
         if refused:
             self._note_refused(machine, refused, now_s)
 
-    def _note_refused(self, machine: Machine, refused: int, now_s: float) -> None:
+    def _note_refused(self, machine: MatchableMachine, refused: int, now_s: float) -> None:
         number = machine.table.number
         again_s = self._again_s(machine, refused, now_s)
         if machine.kept is None and machine.again_s is None:
@@ -107,7 +107,7 @@ class Calls:
         if again_s is not None:
             heappush(self._timers, (again_s, machine.asked_stamp, machine.name))
 
-    def _again_s(self, machine: Machine, refused: int, now_s: float) -> float | None:
+    def _again_s(self, machine: MatchableMachine, refused: int, now_s: float) -> float | None:
         """Return when the first of what a machine was refused has waited for as long as it would take here."""
         table = machine.table
         found: float | None = None
@@ -120,7 +120,7 @@ class Calls:
                     found = since_s + shortest_s
         return found
 
-    def refused(self, machine: Machine, now_s: float) -> int:
+    def refused(self, machine: MatchableMachine, now_s: float) -> int:
         """Return what any machine of the same node type would be refused now."""
         number = machine.table.number
         until_s = self._refused_until_s.get(number)
@@ -129,7 +129,7 @@ class Calls:
             self._refused.pop(number, None)
         return self._refused.get(number, 0)
 
-    def hear(self, machine: Machine) -> None:
+    def hear(self, machine: MatchableMachine) -> None:
         """Note that a machine asks: it waits no more, and others no more for it."""
         if machine.is_parked:
             self.unpark(machine)
@@ -141,7 +141,7 @@ class Calls:
         if machine.name == self._work.settling:
             self.settle()
 
-    def note_idle(self, machine: Machine | None, now_s: float) -> None:
+    def note_idle(self, machine: MatchableMachine | None, now_s: float) -> None:
         """Take in that nothing runs any more: jobs wait for no machine then, once this one, whose job ended, asked."""
         if machine is None or machine.is_parked:
             self.news()
@@ -153,7 +153,7 @@ class Calls:
         self._work.settling = ""
         self.news()
 
-    def unpark(self, machine: Machine) -> None:
+    def unpark(self, machine: MatchableMachine) -> None:
         """Let a machine wait no more."""
         if machine.is_parked:
             machine.is_parked = machine.is_called = False
@@ -163,13 +163,13 @@ class Calls:
             self.parked -= 1
             self._unlisted[machine.name] = machine
 
-    def move(self, machine: Machine, before: NodeTable) -> None:
+    def move(self, machine: MatchableMachine, before: NodeTable) -> None:
         """Let a machine that waits do so under the node type that it now has."""
         if machine.is_parked:
             self._open.get(before.number, {}).pop(machine.name, None)
             self._add(machine, self._machines.fits(machine))
 
-    def reopen(self, machine: Machine) -> None:
+    def reopen(self, machine: MatchableMachine) -> None:
         """Take in that a machine that waits may have more room than it had."""
         if machine.is_parked:
             self._add(machine, self._machines.fits(machine))
@@ -182,7 +182,7 @@ class Calls:
         self._room = {number: self._room.get(number, 0) | bits for number in self._open}
         self._preferred.clear()
 
-    def _add(self, machine: Machine, fits: int) -> None:
+    def _add(self, machine: MatchableMachine, fits: int) -> None:
         number = machine.table.number
         machines = self._open.get(number)
         if machines is None:
@@ -190,7 +190,7 @@ class Calls:
         machines[machine.name] = machine
         self._room[number] = self._room.get(number, 0) | fits
 
-    def is_better_free(self, machine: Machine, one: JobType, now_s: float) -> bool:
+    def is_better_free(self, machine: MatchableMachine, one: JobType, now_s: float) -> bool:
         """Return whether a better machine is free for a job, and about to ask; it is called.
 
         With more ready jobs than machines that wait all of these get something: then only preferences count.
@@ -214,7 +214,7 @@ class Calls:
         self._awaited.setdefault(name, {})[machine.name] = None
         return True
 
-    def call(self, machine: Machine, now_s: float) -> None:
+    def call(self, machine: MatchableMachine, now_s: float) -> None:
         """Let a machine ask again."""
         if machine.is_parked and not machine.is_called:
             machine.is_called = True
@@ -441,7 +441,7 @@ class Calls:
         return found
 
 
-def _fullest(machines: list[Machine], most: int) -> list[Machine]:
+def _fullest(machines: list[MatchableMachine], most: int) -> list[MatchableMachine]:
     """Return so many of some machines: those with the most jobs, so that others keep room for wide jobs."""
     if len(machines) <= most:
         return machines

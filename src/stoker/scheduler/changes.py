@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 
-from stoker.model.devices import MIB
-from stoker.model.frozen import changed, frozen
-from stoker.model.requirements import Wish
-from stoker.model.resources import GIB
-from stoker.model.units import format_size
+from stoker.core.device import GIB, MIB
+from stoker.core.frozen import changed, frozen
+from stoker.core.machine import DevicePreference
+from stoker.core.text import format_size
 from stoker.scheduler.fit import choose, cores_left, is_resident, policy_block, ram_left, room_bytes, shares
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
 from stoker.scheduler.reasons import why_unable
-from stoker.scheduler.shapes import Shape, idle
+from stoker.scheduler.shapes import PlacementShape, idle
 
 _MOST_NAMED = 3
 
 
-class What(StrEnum):
+class ChangeKind(StrEnum):
     """What would be changed. The first ones are amounts: the job would require less of them."""
 
     VRAM = "min_vram"
@@ -43,14 +42,14 @@ class What(StrEnum):
 class Change:
     """One change after which the job would start."""
 
-    what: What
+    what: ChangeKind
     node: str
     """Where it would start."""
     text: str
     """The condition, as it continues “starts now if”."""
     relative: float | None = None
     """How much less of an amount is required, as a part of it; `None` if the change is not an amount."""
-    shape: Shape
+    shape: PlacementShape
     """The job as it would be."""
     offer: NodeOffer
     """The node as it would be."""
@@ -59,15 +58,15 @@ class Change:
         return {"what": str(self.what), "node": self.node, "text": self.text, "relative": self.relative}
 
 
-def changes_on(shape: Shape, offer: NodeOffer) -> list[Change]:
+def changes_on(shape: PlacementShape, offer: NodeOffer) -> list[Change]:
     """Return every single change that would start the job on this node; if none does, all amounts at once."""
     return _changes(shape, offer, frozenset())
 
 
-def changes_over(shape: Shape, offers: Iterable[NodeOffer]) -> list[Change]:
+def changes_over(shape: PlacementShape, offers: Iterable[NodeOffer]) -> list[Change]:
     """Return the changes of all these nodes, without those that `best_of_each` and `nearest` would skip."""
     found: list[Change] = []
-    known: set[What] = set()
+    known: set[ChangeKind] = set()
     for offer in offers:
         true = _changes(shape, offer, known)
         # Of changes that are no amounts only the first counts.
@@ -88,12 +87,12 @@ def nearest(found: Iterable[Change]) -> Change | None:
 
 def best_of_each(found: Iterable[Change]) -> list[Change]:
     """Return the smallest change of every kind; of changes of nodes the first."""
-    kept: dict[What, Change] = {}
+    kept: dict[ChangeKind, Change] = {}
     for change in found:
         known = kept.get(change.what)
         if known is None or (change.relative or 0.0) < (known.relative or 0.0):
             kept[change.what] = change
-    return [kept[what] for what in What if what in kept]
+    return [kept[what] for what in ChangeKind if what in kept]
 
 
 def shown_bytes(size_bytes: int) -> int:
@@ -114,7 +113,7 @@ def at_best(offer: NodeOffer) -> NodeOffer:
     return changed(free, devices=tuple(_device_at_best(device) for device in free.devices), closed="")
 
 
-def why_never(shape: Shape, offers: Sequence[NodeOffer]) -> str:
+def why_never(shape: PlacementShape, offers: Sequence[NodeOffer]) -> str:
     """Return why no node could take the job at its best, by the largest amounts in the fleet."""
     if not offers:
         return "there are no machines"
@@ -129,13 +128,15 @@ def why_never(shape: Shape, offers: Sequence[NodeOffer]) -> str:
             text = "; ".join(f"{node}: {why}" for node, why in list(unable.items())[:_MOST_NAMED])
             return text if len(unable) <= _MOST_NAMED else f"{text} and {len(unable) - _MOST_NAMED} more"
         return "no machine's lists and the job's hosts allow it"
-    why = (_lacks_devices(shape, allowed) if shape.wish is Wish.REQUIRE else "") or _lacks_capacity(shape, allowed)
+    why = (_lacks_devices(shape, allowed) if shape.wish is DevicePreference.REQUIRE else "") or _lacks_capacity(
+        shape, allowed
+    )
     if len(allowed) == len(offers):
         return why
     return f"{why}; lists or hosts keep it from {len(offers) - len(allowed)} of {len(offers)} machines"
 
 
-def _changes(shape: Shape, offer: NodeOffer, known: Collection[What]) -> list[Change]:
+def _changes(shape: PlacementShape, offer: NodeOffer, known: Collection[ChangeKind]) -> list[Change]:
     true = [change for what, make in _PROPOSALS if what not in known for change in _true(make(shape, offer))]
     several = [] if true else list(_true(_all_amounts(shape, offer)))
     if several and any(True for what, make in _PROPOSALS if what in known for _ in _true(make(shape, offer))):
@@ -147,39 +148,39 @@ def _true(proposed: Iterable[Change | None]) -> Iterator[Change]:
     return (change for change in proposed if change is not None and is_true(change))
 
 
-def _less_vram(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _less_vram(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     most = _most_vram(shape, offer)
     if most is not None:
-        yield _amount(What.VRAM, shape, offer, vram_bytes=most)
+        yield _amount(ChangeKind.VRAM, shape, offer, vram_bytes=most)
 
 
-def _less_ram(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _less_ram(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     left = ram_left(offer)
     if left < shape.ram_bytes:
-        yield _amount(What.RAM, shape, offer, ram_bytes=shown_bytes(int(left)))
+        yield _amount(ChangeKind.RAM, shape, offer, ram_bytes=shown_bytes(int(left)))
 
 
-def _fewer_cores(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _fewer_cores(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     left = cores_left(offer)
     if left < shape.cores:
-        yield _amount(What.CORES, shape, offer, cores=int(left))
+        yield _amount(ChangeKind.CORES, shape, offer, cores=int(left))
 
 
-def _all_amounts(shape: Shape, offer: NodeOffer) -> Iterator[Change]:
+def _all_amounts(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change]:
     less: dict[str, int] = {}
     if ram_left(offer) < shape.ram_bytes:
         less["ram_bytes"] = shown_bytes(int(ram_left(offer)))
     if cores_left(offer) < shape.cores:
         less["cores"] = int(cores_left(offer))
-    most = _most_vram(shape, offer) if shape.wish is Wish.REQUIRE else None
+    most = _most_vram(shape, offer) if shape.wish is DevicePreference.REQUIRE else None
     if most is not None:
         less["vram_bytes"] = most
-    change = _amount(What.SEVERAL, shape, offer, **less)
+    change = _amount(ChangeKind.SEVERAL, shape, offer, **less)
     if len(less) > 1 and change is not None:
         yield change
 
 
-def _amount(what: What, shape: Shape, offer: NodeOffer, **less: int) -> Change | None:
+def _amount(what: ChangeKind, shape: PlacementShape, offer: NodeOffer, **less: int) -> Change | None:
     """Return the change to require less of something."""
     if any(amount < (1 if name == "vram_bytes" else 0) for name, amount in less.items()):
         return None
@@ -196,7 +197,7 @@ def _amount_text(name: str, amount: int) -> str:
     return f"{'min_vram' if name == 'vram_bytes' else 'min_ram'} ≤ {_shown(amount)}"
 
 
-def _most_vram(shape: Shape, offer: NodeOffer) -> int | None:
+def _most_vram(shape: PlacementShape, offer: NodeOffer) -> int | None:
     """Return the most memory per device that this node has for the job now, if that is less than required."""
     able = sorted((_device_vram(shape, device) for device in offer.devices), reverse=True)
     if not shape.takes_devices or len(able) < shape.device_count:
@@ -205,7 +206,7 @@ def _most_vram(shape: Shape, offer: NodeOffer) -> int | None:
     return most if 0 < most < shape.vram_bytes else None
 
 
-def _device_vram(shape: Shape, device: DeviceOffer) -> int:
+def _device_vram(shape: PlacementShape, device: DeviceOffer) -> int:
     """Return how much of a device a job like this one could have now."""
     if device.closed or device.backend is not shape.backend or device.is_held:
         return 0
@@ -217,29 +218,31 @@ def _device_vram(shape: Shape, device: DeviceOffer) -> int:
     return max(0, room_bytes(device) + (shape.base_bytes if is_resident(shape, device) else 0))
 
 
-def _fewer_devices(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _fewer_devices(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     for count in range(shape.device_count - 1, 0, -1):
         fewer = changed(shape, device_count=count)
         if choose(fewer, offer) is not None:
             text = f"it takes {count} device{'' if count == 1 else 's'} instead of {shape.device_count}"
             relative = 1 - count / shape.device_count
-            yield Change(what=What.DEVICES, node=offer.node, text=text, relative=relative, shape=fewer, offer=offer)
+            yield Change(
+                what=ChangeKind.DEVICES, node=offer.node, text=text, relative=relative, shape=fewer, offer=offer
+            )
             return
 
 
-def _job_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _job_shares(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     if shape.takes_devices and not shape.may_share:
         sharing = changed(shape, may_share=True)
         text = f"it may share a device of {offer.node}{_room_text(sharing, offer)}"
-        yield Change(what=What.SHARE_JOB, node=offer.node, text=text, shape=sharing, offer=offer)
+        yield Change(what=ChangeKind.SHARE_JOB, node=offer.node, text=text, shape=sharing, offer=offer)
 
 
-def _node_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _node_shares(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     """Return the change that all jobs on the node's devices share them, each within its reservation."""
     if shape.takes_devices and any(device.is_held for device in offer.devices):
         shared = changed(offer, devices=tuple(_shared(device) for device in offer.devices))
         text = f"jobs may share {offer.node}{_room_text(shape, shared)}"
-        yield Change(what=What.SHARE_NODE, node=offer.node, text=text, shape=shape, offer=shared)
+        yield Change(what=ChangeKind.SHARE_NODE, node=offer.node, text=text, shape=shape, offer=shared)
 
 
 def _shared(device: DeviceOffer) -> DeviceOffer:
@@ -248,7 +251,7 @@ def _shared(device: DeviceOffer) -> DeviceOffer:
     return changed(device, sharing=Sharing.ALWAYS, is_held=is_held)
 
 
-def _room_text(shape: Shape, offer: NodeOffer) -> str:
+def _room_text(shape: PlacementShape, offer: NodeOffer) -> str:
     """Return text on how much would be left on the device that the job would share."""
     choice = choose(shape, offer)
     if choice is None or not choice.devices or not choice.devices[0].is_shared:
@@ -258,26 +261,32 @@ def _room_text(shape: Shape, offer: NodeOffer) -> str:
     return f" (needs {needs}, {left} left of {format_size(device.shared_bytes)} usable)"
 
 
-def _on_cpu(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
-    if shape.wish is Wish.REQUIRE:
+def _on_cpu(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
+    if shape.wish is DevicePreference.REQUIRE:
         text = f"it does not require a device (on the CPU of {offer.node})"
-        yield Change(what=What.CPU, node=offer.node, text=text, shape=changed(shape, wish=Wish.PREFER), offer=offer)
+        yield Change(
+            what=ChangeKind.CPU,
+            node=offer.node,
+            text=text,
+            shape=changed(shape, wish=DevicePreference.PREFER),
+            offer=offer,
+        )
 
 
-def _one_more_slot(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _one_more_slot(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     more = changed(offer, slots=offer.slots + 1)
     text = f"{offer.node} has {more.slots} slots instead of {offer.slots}"
-    yield Change(what=What.SLOTS, node=offer.node, text=text, shape=shape, offer=more)
+    yield Change(what=ChangeKind.SLOTS, node=offer.node, text=text, shape=shape, offer=more)
 
 
-def _other_hosts(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _other_hosts(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     if shape.allowed_hosts and offer.node not in shape.allowed_hosts:
         wider = changed(shape, allowed_hosts=shape.allowed_hosts | {offer.node})
         text = f"allowed_hosts has {offer.node}"
-        yield Change(what=What.HOSTS, node=offer.node, text=text, shape=wider, offer=offer)
+        yield Change(what=ChangeKind.HOSTS, node=offer.node, text=text, shape=wider, offer=offer)
 
 
-def _other_lists(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+def _other_lists(shape: PlacementShape, offer: NodeOffer) -> Iterator[Change | None]:
     denied = shape.words.intersection(offer.deny_jobs)
     is_unlisted = bool(offer.allow_jobs) and shape.words.isdisjoint(offer.allow_jobs)
     if (not denied and not is_unlisted) or why_unable(shape, offer):
@@ -290,7 +299,7 @@ def _other_lists(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
         deny_jobs=tuple(word for word in offer.deny_jobs if word not in denied),
         allow_jobs=() if is_unlisted else offer.allow_jobs,
     )
-    yield Change(what=What.LISTS, node=offer.node, text=" and ".join(parts), shape=shape, offer=allowing)
+    yield Change(what=ChangeKind.LISTS, node=offer.node, text=" and ".join(parts), shape=shape, offer=allowing)
 
 
 def _shown(size_bytes: int) -> str:
@@ -304,7 +313,7 @@ def _device_at_best(device: DeviceOffer) -> DeviceOffer:
     return changed(device, closed="") if is_more else unmeasured
 
 
-def _lacks_devices(shape: Shape, offers: Sequence[NodeOffer]) -> str:
+def _lacks_devices(shape: PlacementShape, offers: Sequence[NodeOffer]) -> str:
     by_node = [
         sorted(
             (_most_bytes(shape, device) for device in offer.devices if device.backend is shape.backend), reverse=True
@@ -325,11 +334,11 @@ def _lacks_devices(shape: Shape, offers: Sequence[NodeOffer]) -> str:
     return ""
 
 
-def _most_bytes(shape: Shape, device: DeviceOffer) -> int:
+def _most_bytes(shape: PlacementShape, device: DeviceOffer) -> int:
     return device.shared_bytes if shares(shape, device) else device.whole_bytes
 
 
-def _lacks_capacity(shape: Shape, offers: Sequence[NodeOffer]) -> str:
+def _lacks_capacity(shape: PlacementShape, offers: Sequence[NodeOffer]) -> str:
     ram = max((offer.ram_bytes for offer in offers if offer.ram_bytes is not None), default=0)
     if all(offer.ram_bytes is not None and offer.ram_bytes < shape.ram_bytes for offer in offers):
         return f"needs {format_size(shape.ram_bytes)} RAM, the largest machine has {format_size(ram)}"
@@ -339,15 +348,15 @@ def _lacks_capacity(shape: Shape, offers: Sequence[NodeOffer]) -> str:
     return "no single machine has all of it: each lacks something"
 
 
-_PROPOSALS: tuple[tuple[What, Callable[[Shape, NodeOffer], Iterable[Change | None]]], ...] = (
-    (What.VRAM, _less_vram),
-    (What.RAM, _less_ram),
-    (What.CORES, _fewer_cores),
-    (What.DEVICES, _fewer_devices),
-    (What.SHARE_JOB, _job_shares),
-    (What.SHARE_NODE, _node_shares),
-    (What.CPU, _on_cpu),
-    (What.SLOTS, _one_more_slot),
-    (What.HOSTS, _other_hosts),
-    (What.LISTS, _other_lists),
+_PROPOSALS: tuple[tuple[ChangeKind, Callable[[PlacementShape, NodeOffer], Iterable[Change | None]]], ...] = (
+    (ChangeKind.VRAM, _less_vram),
+    (ChangeKind.RAM, _less_ram),
+    (ChangeKind.CORES, _fewer_cores),
+    (ChangeKind.DEVICES, _fewer_devices),
+    (ChangeKind.SHARE_JOB, _job_shares),
+    (ChangeKind.SHARE_NODE, _node_shares),
+    (ChangeKind.CPU, _on_cpu),
+    (ChangeKind.SLOTS, _one_more_slot),
+    (ChangeKind.HOSTS, _other_hosts),
+    (ChangeKind.LISTS, _other_lists),
 )

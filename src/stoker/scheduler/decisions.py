@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from stoker.model.frozen import fresh, frozen
+from stoker.core.frozen import fresh, frozen
 from stoker.scheduler.fit import Placement
 from stoker.scheduler.job_types import JobType
 from stoker.scheduler.machine import LeaseAllocation
-from stoker.scheduler.ready_queue import Head, UserQueue
+from stoker.scheduler.ready_queue import ReadyHead, UserQueue
 
 
-class Why(StrEnum):
+class StartReason(StrEnum):
     """What decided that a job starts on a machine."""
 
     OLDEST = "oldest"
@@ -46,7 +46,7 @@ class HoldReason(StrEnum):
     """Another job goes first."""
 
 
-class Reservation(NamedTuple):
+class BackfillHold(NamedTuple):
     """What a machine is kept for: the next job of a type. What is over by then may still start there."""
 
     queue: UserQueue
@@ -60,10 +60,10 @@ class Pick(NamedTuple):
     queue: UserQueue
     type: JobType
     number: int
-    why: Why
+    why: StartReason
 
 
-class Found(NamedTuple):
+class StartableJob(NamedTuple):
     """The first job that may start on a machine, and how much work waits."""
 
     queue: UserQueue
@@ -79,19 +79,19 @@ class Found(NamedTuple):
     rest_s: float
 
 
-class Grant(NamedTuple):
+class StartDecision(NamedTuple):
     """A job for a machine, and where on it."""
 
-    head: Head
+    head: ReadyHead
     allocation: LeaseAllocation
-    why: Why
+    why: StartReason
     placement: Placement
     type: JobType
     queue: UserQueue
 
 
 @frozen
-class Hold:
+class HoldDecision:
     """Nothing for this machine now, and why."""
 
     waiting: Mapping[str, int] = fresh(factory=dict)

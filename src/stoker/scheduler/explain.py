@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from stoker.model.frozen import changed, frozen
-from stoker.model.requirements import WantedJob, Wish
+from stoker.core.frozen import changed, frozen
+from stoker.core.machine import DevicePreference, SchedulableJob
 from stoker.scheduler.changes import Change, at_best, best_of_each, changes_over, nearest, why_never
 from stoker.scheduler.fit import Placement, choose, choose_device
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
-from stoker.scheduler.reasons import Obstacle, Term, cpu_terms, device_obstacle, device_terms, obstacles
-from stoker.scheduler.score import COST_RULE, Advice, CostRule, Rank
-from stoker.scheduler.shapes import Shape, shape_of
+from stoker.scheduler.reasons import Obstacle, ScoreTerm, cpu_terms, device_obstacle, device_terms, obstacles
+from stoker.scheduler.score import COST_RULE, Advice, CostRule, PlacementRank
+from stoker.scheduler.shapes import PlacementShape, shape_of
 
 _MOST_KNOWN = 20_000
 
@@ -31,7 +31,7 @@ class DeviceVerdict:
     type: str
     score: float | None = None
     is_shared: bool = False
-    terms: tuple[Term, ...] = ()
+    terms: tuple[ScoreTerm, ...] = ()
     obstacle: Obstacle | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -51,11 +51,11 @@ class NodeVerdict:
 
     node: str
     score: float | None = None
-    rank: Rank | None = None
+    rank: PlacementRank | None = None
     """What is compared before the score."""
     on: tuple[str, ...] = ()
     """The devices that the job would get; a score without devices is the CPU."""
-    terms: tuple[Term, ...] = ()
+    terms: tuple[ScoreTerm, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
     devices: tuple[DeviceVerdict, ...] = ()
 
@@ -116,7 +116,7 @@ class Explanation:
         }
 
 
-class Group(NamedTuple):
+class NodeGroup(NamedTuple):
     """Nodes of equal state."""
 
     first: NodeOffer
@@ -124,7 +124,7 @@ class Group(NamedTuple):
     """Their indices among all offers."""
 
 
-class Groups:
+class NodeGroups:
     """Groups nodes of equal state. Keep one object for the same offers: it caches their states by identity."""
 
     def __init__(self) -> None:
@@ -132,17 +132,17 @@ class Groups:
         self._known: dict[int, tuple[NodeOffer, Hashable]] = {}
         self._best: dict[int, tuple[NodeOffer, NodeOffer]] = {}
 
-    def of(self, offers: Sequence[NodeOffer], *named: frozenset[str]) -> list[Group]:
+    def of(self, offers: Sequence[NodeOffer], *named: frozenset[str]) -> list[NodeGroup]:
         """Return the groups in the order of their first nodes; nodes of one group are in the same host lists."""
         hosts = [names for names in named if names]
-        found: dict[Hashable, Group] = {}
+        found: dict[Hashable, NodeGroup] = {}
         for place, offer in enumerate(offers):
             key = self._key(offer)
             if hosts:
                 key = key, *[offer.node in names for names in hosts]
             group = found.get(key)
             if group is None:
-                found[key] = Group(offer, [place])
+                found[key] = NodeGroup(offer, [place])
             else:
                 group.places.append(place)
         return list(found.values())
@@ -169,12 +169,12 @@ class Groups:
 class PlacementRequest:
     """A job to be placed `count` times: the trials of a sweep are placed alike."""
 
-    job: WantedJob
+    job: SchedulableJob
     count: int = 1
 
 
 @frozen
-class Planned:
+class PlannedPlacements:
     """The placements of one requested job."""
 
     wanted: PlacementRequest
@@ -188,19 +188,27 @@ class Planned:
 
 
 def explain(
-    wanted: WantedJob, offers: Sequence[NodeOffer], *, cost: CostRule | None = COST_RULE, groups: Groups | None = None
+    wanted: SchedulableJob,
+    offers: Sequence[NodeOffer],
+    *,
+    cost: CostRule | None = COST_RULE,
+    groups: NodeGroups | None = None,
 ) -> Explanation:
     """Explain one job on offers as they are now.
 
     To explain several jobs on the same offers faster, pass the same `groups` each time.
     """
     shape = shape_of(wanted, cost=cost)
-    groups = groups or Groups()
+    groups = groups or NodeGroups()
     hosts = shape.allowed_hosts, shape.preferred_hosts
     alike = groups.of(offers, *hosts)
     verdicts = _judge_all(shape, offers, alike)
     asked = wanted.requirements
-    advice = (cost or COST_RULE).advise(asked.transfer_mb, asked.mflop) if asked.wish is not Wish.NEVER else Advice()
+    advice = (
+        (cost or COST_RULE).advise(asked.transfer_mb, asked.mflop)
+        if asked.wish is not DevicePreference.NEVER
+        else Advice()
+    )
     fitting = [one for one in verdicts if one.rank is not None]
     if fitting:
         best = max(fitting, key=lambda one: (one.rank, one.score))
@@ -231,7 +239,7 @@ def explain(
     )
 
 
-def judge_node(shape: Shape, offer: NodeOffer) -> NodeVerdict:
+def judge_node(shape: PlacementShape, offer: NodeOffer) -> NodeVerdict:
     """Return the score of a node with its terms, or its obstacles, and the same for each of its devices."""
     choice = choose(shape, offer)
     devices = tuple(_judge_device(shape, device) for device in offer.devices) if shape.takes_devices else ()
@@ -253,20 +261,22 @@ def plan_jobs(
     *,
     cost: CostRule | None = COST_RULE,
     explains_all: bool = False,
-) -> tuple[Planned, ...]:
+) -> tuple[PlannedPlacements, ...]:
     """Place jobs on a fleet as it is, without starting them; return the results in the order of the jobs."""
     jobs = list(wanted)
     nodes = NodeIndex(offers, cost=cost)
     # All at once: the index checks its nodes again after new shapes.
     shapes = [nodes.shape_of(one.job) for one in jobs]
     planning = _Planning(nodes, cost, explains_all=explains_all)
-    planned: dict[int, Planned] = {}
+    planned: dict[int, PlannedPlacements] = {}
     for at in sorted(range(len(jobs)), key=lambda at: -jobs[at].job.priority):
         planned[at] = planning.plan(jobs[at], shapes[at])
     return tuple(planned[at] for at in range(len(jobs)))
 
 
-def _judge_all(shape: Shape, offers: Sequence[NodeOffer], alike: Sequence[Group]) -> tuple[NodeVerdict, ...]:
+def _judge_all(
+    shape: PlacementShape, offers: Sequence[NodeOffer], alike: Sequence[NodeGroup]
+) -> tuple[NodeVerdict, ...]:
     verdicts: dict[int, NodeVerdict] = {}
     for group in alike:
         first = judge_node(shape, group.first)
@@ -311,14 +321,14 @@ def _renamed(one: Obstacle, names: Mapping[str, str]) -> Obstacle:
     return Obstacle(code=one.code, why=one.why, needed=one.needed, left=one.left, device=names[one.device])
 
 
-def _node_terms(shape: Shape, offer: NodeOffer, choice: Placement) -> tuple[Term, ...]:
+def _node_terms(shape: PlacementShape, offer: NodeOffer, choice: Placement) -> tuple[ScoreTerm, ...]:
     if not choice.devices:
         return cpu_terms(shape, offer, choice)
     worst = min(choice.devices, key=lambda one: one.score)
     return device_terms(shape, offer.devices[worst.at], worst)
 
 
-def _judge_device(shape: Shape, device: DeviceOffer) -> DeviceVerdict:
+def _judge_device(shape: PlacementShape, device: DeviceOffer) -> DeviceVerdict:
     one = choose_device(shape, device, 0)
     if one is None:
         return DeviceVerdict(uuid=device.uuid, type=device.type, obstacle=device_obstacle(shape, device))
@@ -334,15 +344,15 @@ class _Planning:
         self._cost = cost
         self._explains_all = explains_all
         self._waiting: dict[int, Explanation] = {}
-        self._groups = Groups()
+        self._groups = NodeGroups()
 
-    def plan(self, wanted: PlacementRequest, shape: Shape) -> Planned:
+    def plan(self, wanted: PlacementRequest, shape: PlacementShape) -> PlannedPlacements:
         number = self._nodes.number_of(shape)
         known = self._waiting.get(number)
         if known is not None:
             # The explanation of the first such job holds for this one too: with a thousand machines, explaining each of
             # ten thousand jobs would take hours.
-            return Planned(wanted=wanted, placed=(), explanation=changed(known, job=wanted.job.name))
+            return PlannedPlacements(wanted=wanted, placed=(), explanation=changed(known, job=wanted.job.name))
         explanation = self._explain(wanted) if self._explains_all else None
         placed: list[PlacedJob] = []
         while len(placed) < wanted.count:
@@ -353,7 +363,7 @@ class _Planning:
                 self._waiting[number] = explanation
                 break
             placed.append(place)
-        return Planned(wanted=wanted, placed=tuple(placed), explanation=explanation)
+        return PlannedPlacements(wanted=wanted, placed=tuple(placed), explanation=explanation)
 
     def _explain(self, wanted: PlacementRequest) -> Explanation:
         offers = [self._nodes.offer(node) for node in self._nodes.nodes]

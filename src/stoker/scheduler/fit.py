@@ -4,7 +4,7 @@ Every decision about free capacity is made here: the node index only finds the n
 this rule found, and "starts now if" applies this rule to a changed job or node. It reads a `NodeOffer`, or anything
 that has the same fields.
 
-What fits on one device is the rule of `hardware.device_fit`, which the ledger of a machine applies, too. Memory is
+What fits on one device is the rule of `devices.device_fit`, which the ledger of a machine applies, too. Memory is
 counted per device, never summed.
 """
 
@@ -15,16 +15,16 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple, Protocol
 
-from stoker.hardware import device_fit
-from stoker.hardware.device_fit import DeviceBlock
-from stoker.model.devices import Backend
-from stoker.model.requirements import Wish
+from stoker.core.device import Backend
+from stoker.core.machine import DevicePreference
+from stoker.devices import device_fit
+from stoker.devices.device_fit import DeviceBlock
 from stoker.scheduler.offers import Sharing
-from stoker.scheduler.score import Key, Rank, alone_score, cpu_score, shared_score, slices_needed, slices_of
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.score import Key, PlacementRank, alone_score, cpu_score, shared_score, slices_needed, slices_of
+from stoker.scheduler.shapes import PlacementShape
 
 
-class SharingSeen(Protocol):
+class SharingLike(Protocol):
     """The fields that decide whether a device is shared."""
 
     @property
@@ -33,7 +33,7 @@ class SharingSeen(Protocol):
     def sharing(self) -> Sharing: ...
 
 
-class DeviceLike(SharingSeen, Protocol):
+class DeviceLike(SharingLike, Protocol):
     """The fields of a device that the rule reads; `DeviceOffer` documents them."""
 
     @property
@@ -134,7 +134,7 @@ class Placement(NamedTuple):
     key: Key
 
 
-def choose(shape: Shape, node: NodeLike) -> Placement | None:
+def choose(shape: PlacementShape, node: NodeLike) -> Placement | None:
     """Return the best placement of the job on this node now; `None` if it does not fit."""
     if policy_block(shape, node) or ram_left(node) < shape.ram_bytes or cores_left(node) < shape.cores:
         return None
@@ -145,7 +145,7 @@ def choose(shape: Shape, node: NodeLike) -> Placement | None:
     return on_devices if on_devices.key >= on_cpu.key else on_cpu
 
 
-def policy_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
+def policy_block(shape: PlacementShape, node: NodeLike) -> UnfitReason | None:
     """Return what forbids the job on this node whatever its free capacity. Deny beats allow."""
     if node.closed:
         return UnfitReason.CLOSED
@@ -154,7 +154,7 @@ def policy_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
     return list_block(shape, allow_jobs=node.allow_jobs, deny_jobs=node.deny_jobs)
 
 
-def list_block(shape: Shape, *, allow_jobs: Sequence[str], deny_jobs: Sequence[str]) -> UnfitReason | None:
+def list_block(shape: PlacementShape, *, allow_jobs: Sequence[str], deny_jobs: Sequence[str]) -> UnfitReason | None:
     """Return what forbids the job in the lists of a node."""
     if deny_jobs and not shape.words.isdisjoint(deny_jobs):
         return UnfitReason.DENIED
@@ -163,12 +163,12 @@ def list_block(shape: Shape, *, allow_jobs: Sequence[str], deny_jobs: Sequence[s
     return None
 
 
-def device_block(shape: Shape, device: DeviceLike) -> UnfitReason | None:
+def device_block(shape: PlacementShape, device: DeviceLike) -> UnfitReason | None:
     """Return why the job can't use this device now."""
     return _block(shape, device, is_shared=shares(shape, device))
 
 
-def _block(shape: Shape, device: DeviceLike, *, is_shared: bool) -> UnfitReason | None:
+def _block(shape: PlacementShape, device: DeviceLike, *, is_shared: bool) -> UnfitReason | None:
     if device.closed:
         return UnfitReason.CLOSED
     if device.backend is not shape.backend:
@@ -186,7 +186,7 @@ def _block(shape: Shape, device: DeviceLike, *, is_shared: bool) -> UnfitReason 
     return None if block is None else _REASON_OF[block]
 
 
-def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement | None:
+def choose_device(shape: PlacementShape, device: DeviceLike, at: int) -> DevicePlacement | None:
     """Return the placement on one device, which has the index `at` on its node; `None` if it does not fit."""
     is_shared = shares(shape, device)
     if _block(shape, device, is_shared=is_shared) is not None:
@@ -197,7 +197,7 @@ def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement 
     return DevicePlacement(at, True, is_resident(shape, device), score)
 
 
-def shares(shape: Shape, device: SharingSeen) -> bool:
+def shares(shape: PlacementShape, device: SharingLike) -> bool:
     """Return True if the job would share this device: the job or the node allows it, and its memory may be shared.
 
     A job of several devices shares none: its ranks go in step, and all would wait for the rank on a shared device.
@@ -213,12 +213,12 @@ def room_bytes(device: DeviceLike) -> int:
     return device.shared_bytes - device.promised_bytes
 
 
-def needed_bytes(shape: Shape, device: DeviceLike) -> int:
+def needed_bytes(shape: PlacementShape, device: DeviceLike) -> int:
     """Return what the job would reserve on a shared device: only its increment if its base is there."""
     return shape.increment_bytes if is_resident(shape, device) else shape.vram_bytes
 
 
-def is_resident(shape: Shape, device: DeviceLike) -> bool:
+def is_resident(shape: PlacementShape, device: DeviceLike) -> bool:
     """Return True if the job's base model is on the device already."""
     return bool(shape.base) and device.has_base(shape.base, shape.base_bytes)
 
@@ -243,18 +243,18 @@ def slots_left(node: NodeLike) -> int:
     return node.slots - node.slots_held
 
 
-def rank_of(shape: Shape, node: NodeLike, *, on_devices: bool, is_fitting: bool) -> Rank:
+def rank_of(shape: PlacementShape, node: NodeLike, *, on_devices: bool, is_fitting: bool) -> PlacementRank:
     """Return what is compared before the score."""
     is_preferred = node.node in shape.preferred_hosts
-    return Rank(is_wished(shape, on_devices=on_devices), is_preferred, node.priority, is_fitting)
+    return PlacementRank(is_wished(shape, on_devices=on_devices), is_preferred, node.priority, is_fitting)
 
 
-def is_wished(shape: Shape, *, on_devices: bool) -> bool:
+def is_wished(shape: PlacementShape, *, on_devices: bool) -> bool:
     """Return True if the job prefers this kind of place. The cost rule reverses a preference, never a requirement."""
-    return shape.wish is not Wish.PREFER or on_devices is not shape.is_advised_against
+    return shape.wish is not DevicePreference.PREFER or on_devices is not shape.is_advised_against
 
 
-def _on_devices(shape: Shape, node: NodeLike) -> Placement | None:
+def _on_devices(shape: PlacementShape, node: NodeLike) -> Placement | None:
     slots = slots_left(node)
     if slots < 1 and not node.is_slot_per_device:
         return None
@@ -297,7 +297,7 @@ def _within_slots(found: list[DevicePlacement], node: NodeLike, slots: int, coun
     return chosen
 
 
-def _on_cpu(shape: Shape, node: NodeLike) -> Placement | None:
+def _on_cpu(shape: PlacementShape, node: NodeLike) -> Placement | None:
     if slots_left(node) < 1:
         return None
     score = cpu_score(slices_left(node), slices_needed(shape.ram_bytes, shape.cores), node.jobs)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from math import exp, log
 from operator import itemgetter
 
-from stoker.model.frozen import changed
-from stoker.model.requirements import WantedJob, Wish
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, SchedulableJob
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.prices import RunOption
 from stoker.scheduler.score import CPU_SPEED
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 UNKNOWN_S = 600.0
 """How long a job without any estimate is taken to last where amounts of work are compared."""
@@ -58,7 +58,7 @@ class JobType:
         "shape",
     )
 
-    def __init__(self, index: int, shape: Shape, expected_s: float, *, is_known: bool) -> None:
+    def __init__(self, index: int, shape: PlacementShape, expected_s: float, *, is_known: bool) -> None:
         self.index = index
         self.shape = shape
         self.expected_s = expected_s
@@ -67,12 +67,12 @@ class JobType:
         """Whether that is an estimate; otherwise nobody knows."""
         self.device_number: int | None = None
         self.cpu_number: int | None = None
-        self.device_shape: Shape | None = None
-        self.cpu_shape: Shape | None = None
+        self.device_shape: PlacementShape | None = None
+        self.cpu_shape: PlacementShape | None = None
         self.bits = 0
         """Both."""
         self.options: list[RunOption] = []
-        self.cpu_speed = 1.0 if shape.wish is Wish.NEVER else CPU_SPEED
+        self.cpu_speed = 1.0 if shape.wish is DevicePreference.NEVER else CPU_SPEED
         self.device_count = shape.device_count if shape.takes_devices else 0
 
     @property
@@ -80,7 +80,7 @@ class JobType:
         """The speed on the fastest node type that can run it."""
         return max((option.speed for option in self.options), default=1.0)
 
-    def placed_shape(self, *, on_devices: bool) -> Shape:
+    def placed_shape(self, *, on_devices: bool) -> PlacementShape:
         """Return as what a job is placed that has devices, or has none."""
         return (self.device_shape if on_devices else self.cpu_shape) or self.shape
 
@@ -99,19 +99,19 @@ class JobTypes:
     def __init__(self, index: NodeIndex) -> None:
         self._index = index
         self.types: list[JobType] = []
-        self.shape_of: dict[int, Shape] = {}
+        self.shape_of: dict[int, PlacementShape] = {}
         """By bit number."""
         self.type_of: dict[int, JobType] = {}
         """By bit number."""
         self.devices = 0
         """The bits of placements on devices."""
-        self._known: dict[tuple[Shape, int | None], JobType] = {}
+        self._known: dict[tuple[PlacementShape, int | None], JobType] = {}
         self._by_shape: dict[int, int] = {}
         self._expanded: dict[int, int] = {}
         self._pickers: dict[int, Picker] = {}
         self._next = 0
 
-    def of(self, wanted: WantedJob, expected_s: float | None) -> tuple[JobType, bool]:
+    def of(self, wanted: SchedulableJob, expected_s: float | None) -> tuple[JobType, bool]:
         """Return the type of a job, and whether it is new. Without an estimate jobs of one shape are one type."""
         shape = self._index.shape_of(wanted)
         bucket = None if expected_s is None else _bucket(expected_s)
@@ -121,7 +121,10 @@ class JobTypes:
         lasts_s = UNKNOWN_S if bucket is None else exp(bucket * _STEP)
         made = self._known[shape, bucket] = JobType(len(self.types), shape, lasts_s, is_known=bucket is not None)
         self.types.append(made)
-        for on_devices, unless, wish in ((True, Wish.NEVER, Wish.REQUIRE), (False, Wish.REQUIRE, Wish.NEVER)):
+        for on_devices, unless, wish in (
+            (True, DevicePreference.NEVER, DevicePreference.REQUIRE),
+            (False, DevicePreference.REQUIRE, DevicePreference.NEVER),
+        ):
             if shape.wish is not unless:
                 as_asked = changed(wanted, requirements=changed(wanted.requirements, wish=wish))
                 self._add_placement(made, self._index.shape_of(as_asked), on_devices=on_devices)
@@ -172,7 +175,7 @@ class JobTypes:
             1 << one.device_number for one in self.types if one.device_number is not None and one.device_count > devices
         )
 
-    def _add_placement(self, made: JobType, shape: Shape, *, on_devices: bool) -> None:
+    def _add_placement(self, made: JobType, shape: PlacementShape, *, on_devices: bool) -> None:
         number = self._next
         self._next += 1
         bit = 1 << number

@@ -20,26 +20,26 @@ from stoker.scheduler.pools import (
     CpuPool,
     DeviceKind,
     Gate,
-    Idle,
+    IdleDevices,
     KnownShapes,
-    Policy,
+    NodePolicy,
     ShapeMasks,
     SharedPool,
     amount_at,
 )
 from stoker.scheduler.score import slices_of
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 Place = tuple[CellIndex[Any], Any]
 """An index of a pool, and the cell of a node in it."""
 
 
-class Home:
+class NodeCells:
     """A node's pools, which are fixed, and its cells in them, which change."""
 
     __slots__ = ("alone", "cpu", "gate", "groups", "is_bare", "is_current", "is_shelved", "policy", "seat", "shelved")
 
-    def __init__(self, seat: NodeUsage, policy: Policy, cpu: CpuPool) -> None:
+    def __init__(self, seat: NodeUsage, policy: NodePolicy, cpu: CpuPool) -> None:
         self.seat = seat
         self.policy = policy
         self.cpu = cpu
@@ -55,27 +55,27 @@ class Home:
         """In one of its possible cells no known shape could start, so it is not in that cell."""
 
 
-class Layout:
+class CellLayout:
     """All nodes in their cells. Cells in which no known shape could start stay empty."""
 
     def __init__(self) -> None:
         self.known = KnownShapes()
-        self.homes: dict[int, Home] = {}
-        self.alone_pools: dict[tuple[Policy, tuple[DeviceKind, ...]], AlonePool] = {}
-        self.shared_pools: dict[tuple[Policy, DeviceKind], SharedPool] = {}
-        self.cpu_pools: dict[tuple[Policy, bool, bool], CpuPool] = {}
+        self.homes: dict[int, NodeCells] = {}
+        self.alone_pools: dict[tuple[NodePolicy, tuple[DeviceKind, ...]], AlonePool] = {}
+        self.shared_pools: dict[tuple[NodePolicy, DeviceKind], SharedPool] = {}
+        self.cpu_pools: dict[tuple[NodePolicy, bool, bool], CpuPool] = {}
         self._masks = ShapeMasks(self.known)
-        self._policies: dict[tuple[Any, ...], Policy] = {}
+        self._policies: dict[tuple[Any, ...], NodePolicy] = {}
         self._kinds: dict[tuple[Any, ...], DeviceKind] = {}
         self._has_learned = False
-        self._unshelved: dict[int, Home] = {}
+        self._unshelved: dict[int, NodeCells] = {}
 
     @property
     def version(self) -> int:
         """The number of pools; it changes when a pool is added."""
         return len(self.alone_pools) + len(self.shared_pools) + len(self.cpu_pools)
 
-    def learn(self, shape: Shape) -> None:
+    def learn(self, shape: PlacementShape) -> None:
         """Distinguish nodes by what this shape requires."""
         self._masks.add(shape)
         self._has_learned = True
@@ -92,14 +92,14 @@ class Layout:
             self._shelve(home)
         self._unshelved.clear()
 
-    def changed(self, home: Home) -> None:
+    def changed(self, home: NodeCells) -> None:
         """Mark a node after a job started or ended; the next search moves it."""
         home.is_current = False
         if home.is_shelved:
             home.is_shelved = False
             self._unshelved[home.seat.order] = home
 
-    def current(self, home: Home) -> Home:
+    def current(self, home: NodeCells) -> NodeCells:
         """Update what a node admits, if it is out of date; return the same home."""
         if self._has_learned:
             self._recheck()
@@ -108,7 +108,7 @@ class Layout:
             home.is_current = True
         return home
 
-    def fitting(self, home: Home) -> int:
+    def fitting(self, home: NodeCells) -> int:
         """Return the shapes of which a job could start on this node now, a bit for each in the order of `learn`."""
         seat, masks = home.seat, self._masks
         slots = seat.slots - seat.slots_held
@@ -132,7 +132,7 @@ class Layout:
                         fits |= device.bits
         return fits and fits & masks.admitted(home.policy, home.gate)
 
-    def beside(self, home: Home) -> int:
+    def beside(self, home: NodeCells) -> int:
         """Return those of `fitting` that would be placed beside their base model."""
         self.current(home)
         seat, masks = home.seat, self._masks
@@ -148,7 +148,7 @@ class Layout:
                     fits |= device.beside_bits
         return fits and fits & masks.admitted(home.policy, home.gate)
 
-    def state(self, home: Home) -> Hashable:
+    def state(self, home: NodeCells) -> Hashable:
         """Return everything that decides which shapes fit a node now."""
         self.current(home)
         seat = home.seat
@@ -180,7 +180,7 @@ class Layout:
         """Add a node."""
         hosts = sum(bit for names, bit in self.known.host_lists.items() if seat.node in names)
         policy = self._policy(seat.allow_jobs, seat.deny_jobs, seat.priority, hosts)
-        home = self.homes[seat.order] = Home(seat, policy, self._cpu_pool(policy, seat))
+        home = self.homes[seat.order] = NodeCells(seat, policy, self._cpu_pool(policy, seat))
         by_kind: dict[DeviceKind, list[DeviceUsage]] = {}
         for device in seat.devices:
             device.admits = amount_at(self.known.vram_amounts, device.whole_bytes)
@@ -190,9 +190,9 @@ class Layout:
             home.groups = [(self._shared_pool(policy, kind), devices) for kind, devices in by_kind.items()]
         self.changed(home)
 
-    def copy(self, home: Home, seat: NodeUsage) -> Home:
+    def copy(self, home: NodeCells, seat: NodeUsage) -> NodeCells:
         """Return a home for a copy of its node, without adding it."""
-        made = Home(seat, home.policy, home.cpu)
+        made = NodeCells(seat, home.policy, home.cpu)
         made.alone = home.alone
         for device, copied in zip(home.seat.devices, seat.devices, strict=True):
             copied.admits = device.admits
@@ -203,7 +203,7 @@ class Layout:
             made.groups = [(pool, [copies[id(device)] for device in devices]) for pool, devices in home.groups]
         return made
 
-    def measured(self, home: Home) -> None:
+    def measured(self, home: NodeCells) -> None:
         """Mark a node after a measurement changed its capacity."""
         seat = home.seat
         home.cpu = self._cpu_pool(home.policy, seat)
@@ -242,7 +242,7 @@ class Layout:
             cores[bisect_right(cores, cores_left) - 1] if cores_left > 0 else 0,
         )
 
-    def _shelve(self, home: Home) -> None:
+    def _shelve(self, home: NodeCells) -> None:
         self.current(home)
         order = home.seat.order
         gate, places = home.gate, [] if home.seat.closed or home.seat.is_hidden else self._places(home)
@@ -259,7 +259,7 @@ class Layout:
         home.shelved = gate, places
         home.is_shelved = True
 
-    def _places(self, home: Home) -> list[Place]:
+    def _places(self, home: NodeCells) -> list[Place]:
         seat, masks = home.seat, self._masks
         slots = seat.slots - seat.slots_held
         admitted = masks.admitted(home.policy, home.gate)
@@ -285,7 +285,7 @@ class Layout:
         return places
 
     def _shared_places(
-        self, home: Home, pool: SharedPool, devices: list[DeviceUsage], admitted: int, *, has_slots: bool
+        self, home: NodeCells, pool: SharedPool, devices: list[DeviceUsage], admitted: int, *, has_slots: bool
     ) -> Iterable[Place]:
         kind, masks = pool.kind, self._masks
         # Equal devices of one node are there once.
@@ -305,10 +305,10 @@ class Layout:
                     home.is_bare = True
         return found
 
-    def _policy(self, *fields: Any) -> Policy:
+    def _policy(self, *fields: Any) -> NodePolicy:
         policy = self._policies.get(fields)
         if policy is None:
-            policy = self._policies[fields] = Policy(*fields)
+            policy = self._policies[fields] = NodePolicy(*fields)
         return policy
 
     def _kind(self, device: DeviceUsage) -> DeviceKind:
@@ -318,19 +318,19 @@ class Layout:
             kind = self._kinds[fields] = DeviceKind(*fields)
         return kind
 
-    def _alone_pool(self, policy: Policy, kinds: tuple[DeviceKind, ...]) -> AlonePool:
+    def _alone_pool(self, policy: NodePolicy, kinds: tuple[DeviceKind, ...]) -> AlonePool:
         pool = self.alone_pools.get((policy, kinds))
         if pool is None:
             pool = self.alone_pools[policy, kinds] = AlonePool(policy, kinds)
         return pool
 
-    def _shared_pool(self, policy: Policy, kind: DeviceKind) -> SharedPool:
+    def _shared_pool(self, policy: NodePolicy, kind: DeviceKind) -> SharedPool:
         pool = self.shared_pools.get((policy, kind))
         if pool is None:
             pool = self.shared_pools[policy, kind] = SharedPool(policy, kind)
         return pool
 
-    def _cpu_pool(self, policy: Policy, seat: NodeUsage) -> CpuPool:
+    def _cpu_pool(self, policy: NodePolicy, seat: NodeUsage) -> CpuPool:
         has_devices = bool(seat.devices)
         is_known = seat.ram_bytes is not None or seat.cores is not None
         pool = self.cpu_pools.get((policy, has_devices, is_known))
@@ -345,7 +345,7 @@ class Layout:
         return pool
 
 
-def idle_on(home: Home, pool: AlonePool, slots: int) -> Idle | None:
+def idle_on(home: NodeCells, pool: AlonePool, slots: int) -> IdleDevices | None:
     """Return the idle devices of a node with this many free slots; `None` if there are none."""
     groups = home.groups
     if len(groups) == 1:

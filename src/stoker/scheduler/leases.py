@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker.model.errors import Bug
+from stoker.core.errors import InternalError
 from stoker.scheduler.fit import Placement
-from stoker.scheduler.machine import Lease, LeaseAllocation
+from stoker.scheduler.machine import LeaseAllocation, MachineLease
 from stoker.scheduler.machine_index import MachineIndex
 from stoker.scheduler.outstanding import OutstandingWork
 from stoker.scheduler.ready_queue import ReadyQueue
@@ -35,19 +35,19 @@ class Leases:
         self._work = work
         self._shares = shares
         self._news = news
-        self._unpriced: dict[Lease, None] = {}
+        self._unpriced: dict[MachineLease, None] = {}
         """Leases that were restored before prices were known."""
 
     def start(
         self, allocation: LeaseAllocation, now_s: float, placement: Placement | None, used_s: float | None = None
-    ) -> Lease:
+    ) -> MachineLease:
         """Count a lease; its user is charged from `used_s` on, or from now."""
         job_class = self._ready.classes.get(allocation.class_id)
         if job_class is None:
             message = f"a lease on {allocation.machine} is of class {allocation.class_id}, which is not known"
-            raise Bug(message)
+            raise InternalError(message)
         one = job_class.type
-        lease = Lease(allocation, one, one.placed_shape(on_devices=bool(allocation.devices)), job_class.user)
+        lease = MachineLease(allocation, one, one.placed_shape(on_devices=bool(allocation.devices)), job_class.user)
         self._machines.add(lease, placement)
         machine = self._machines.machines.get(allocation.machine)
         lease.work_rate = speed = self._machines.speed_of(machine, lease) if machine is not None else 1.0
@@ -112,7 +112,7 @@ class Leases:
             if self._ready.holding:
                 self._news()
 
-    def end(self, allocation: LeaseAllocation) -> Lease:
+    def end(self, allocation: LeaseAllocation) -> MachineLease:
         """Count a lease no more on its machine and in the work of the fleet."""
         lease = self._machines.drop(allocation)
         if self._unpriced:
@@ -120,7 +120,7 @@ class Leases:
         self._work.end(lease.cost_rate, lease.until_s)
         return lease
 
-    def set_end(self, lease: Lease, until_s: float) -> None:
+    def set_end(self, lease: MachineLease, until_s: float) -> None:
         """Let a lease be expected to end at this time."""
         self._work.end(lease.cost_rate, lease.until_s)
         self._machines.expect(lease, until_s)
@@ -134,7 +134,7 @@ class Leases:
         if are_prices_found and not self._machines.has_absent:
             self._unpriced.clear()
 
-    def _set_cost(self, lease: Lease, cost_rate: float) -> None:
+    def _set_cost(self, lease: MachineLease, cost_rate: float) -> None:
         self._work.end(lease.cost_rate, lease.until_s)
         lease.cost_rate = cost_rate
         self._work.start(cost_rate, lease.until_s)

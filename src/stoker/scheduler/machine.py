@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stoker.model.devices import MIB
-from stoker.model.frozen import changed
+from stoker.core.device import MIB
+from stoker.core.frozen import changed
+from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.job_types import JobType
 from stoker.scheduler.node_index import PlacedJob
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.node_table import NodeTable
 from stoker.scheduler.offers import MeasuredNode, NodeOffer, Sharing
-from stoker.scheduler.shapes import Shape
-from stoker.wire.leasing import Measured
+from stoker.scheduler.shapes import PlacementShape
 
 _RAM_STEP_BYTES = 64 * MIB
 """RAM that other programs hold changes by less all the time."""
@@ -29,7 +29,7 @@ class LeaseAllocation(NamedTuple):
     is_shared: bool = False
 
 
-class Lease:
+class MachineLease:
     """A lease on a machine, and what is expected of it."""
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Lease:
         "work_rate",
     )
 
-    def __init__(self, allocation: LeaseAllocation, job_type: JobType, shape: Shape, user: str) -> None:
+    def __init__(self, allocation: LeaseAllocation, job_type: JobType, shape: PlacementShape, user: str) -> None:
         self.allocation = allocation
         self.type = job_type
         self.shape = shape
@@ -64,7 +64,7 @@ class Lease:
         """The part of the fleet that it uses."""
 
 
-class Machine:
+class MatchableMachine:
     """One machine."""
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Machine:
         """It declined something lately, or did not answer a call: others do not wait for it."""
         self.is_counted = False
         """Others may wait for it: it is not closed, and neither of these."""
-        self.leases: list[Lease] = []
+        self.leases: list[MachineLease] = []
         self.speeds = {device.uuid: device.speed for device in offer.devices}
         self.speed = next(iter(self.speeds.values())) if len(set(self.speeds.values())) == 1 else None
         """Of all its devices, if they are alike."""
@@ -173,7 +173,7 @@ class Machine:
             ),
         )
 
-    def measure(self, measured: Measured, held_bytes: int) -> bool:
+    def measure(self, measured: WorkerMeasurements, held_bytes: int) -> bool:
         """Take in what its worker measured while its jobs were promised so much RAM; return whether that is news."""
         seen_bytes, free_bytes = self.seen_bytes, self.free_bytes
         told = measured.closed

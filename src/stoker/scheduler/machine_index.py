@@ -10,19 +10,19 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 
-from stoker.model.errors import Bug
-from stoker.model.frozen import changed
-from stoker.model.resources import GIB
+from stoker.core.device import GIB
+from stoker.core.errors import InternalError
+from stoker.core.frozen import changed
+from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.fit import Placement
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import Lease, LeaseAllocation, Machine
+from stoker.scheduler.machine import LeaseAllocation, MachineLease, MatchableMachine
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.node_table import NodeTable
 from stoker.scheduler.node_tables import NodeTables
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.shapes import Shape, idle, likeness
-from stoker.wire.leasing import Measured
+from stoker.scheduler.shapes import PlacementShape, idle, likeness
 
 _MOST_LOOKED_AT = 64
 _HALF = 0.5
@@ -35,16 +35,16 @@ class MachineIndex:
         self.index = index
         self._types = types
         self._tables = tables
-        self.machines: dict[str, Machine] = {}
-        self._absent: dict[str, list[Lease]] = {}
+        self.machines: dict[str, MatchableMachine] = {}
+        self._absent: dict[str, list[MachineLease]] = {}
         """Leases on machines that are not known now."""
-        self._by_id: dict[int, Lease] = {}
+        self._by_id: dict[int, MachineLease] = {}
         """All leases, by the identity of their allocations."""
         self._by_likeness: dict[Hashable, NodeTable] = {}
         self._lists: dict[frozenset[str], int] = {}
         """Lists of hosts that jobs name, a bit for each."""
         self._lists_of: dict[str, int] = {}
-        self._of_type: dict[int, dict[str, Machine]] = {}
+        self._of_type: dict[int, dict[str, MatchableMachine]] = {}
         self.totals = 0, 0, 0
         """Devices, cores and bytes of RAM of all machines."""
 
@@ -57,11 +57,11 @@ class MachineIndex:
         """Return whether there are as many machines as ready jobs; of a longer queue its whole work tells more."""
         return count <= len(self.machines)
 
-    def absent(self, name: str) -> list[Lease]:
+    def absent(self, name: str) -> list[MachineLease]:
         """Return the leases on a machine that is not known."""
         return self._absent.get(name, [])
 
-    def put(self, machine: Machine) -> bool:
+    def put(self, machine: MatchableMachine) -> bool:
         """Let a machine be as it says, with what its leases hold; return whether its lists name new words."""
         known = self.machines.get(machine.name)
         leases = self._absent.pop(machine.name, [])
@@ -82,7 +82,7 @@ class MachineIndex:
             self._occupy(lease)
         return has_new_words
 
-    def remove(self, name: str) -> Machine | None:
+    def remove(self, name: str) -> MatchableMachine | None:
         """Forget a machine; its leases are remembered until they end."""
         machine = self.machines.pop(name, None)
         if machine is None:
@@ -96,7 +96,7 @@ class MachineIndex:
             self._absent[name] = machine.leases
         return machine
 
-    def learn_hosts(self, shape: Shape) -> list[tuple[Machine, NodeTable]]:
+    def learn_hosts(self, shape: PlacementShape) -> list[tuple[MatchableMachine, NodeTable]]:
         """Tell machines apart by the hosts that a shape names; return those that moved, and from which node type."""
         named: set[str] = set()
         for hosts in (shape.allowed_hosts, shape.preferred_hosts):
@@ -111,7 +111,7 @@ class MachineIndex:
             self._count(machine)
         return moved
 
-    def measure(self, machine: Machine, measured: Measured) -> None:
+    def measure(self, machine: MatchableMachine, measured: WorkerMeasurements) -> None:
         """Take in what a machine's worker measured."""
         was_closed = machine.closed
         held_bytes = self.index.usage(machine.name).ram_held_bytes
@@ -121,18 +121,18 @@ class MachineIndex:
         if bool(machine.closed) != bool(was_closed):
             self._recount(machine)
 
-    def doubt(self, machine: Machine, *, is_doubted: bool) -> None:
+    def doubt(self, machine: MatchableMachine, *, is_doubted: bool) -> None:
         """Count on a machine no longer, or again, to take what fits it."""
         if machine.is_doubted != is_doubted:
             machine.is_doubted = is_doubted
             self._recount(machine)
 
-    def set_silent(self, machine: Machine, *, is_silent: bool) -> None:
+    def set_silent(self, machine: MatchableMachine, *, is_silent: bool) -> None:
         """Count on a machine no longer, or again, to answer a call."""
         machine.is_silent = is_silent
         self._recount(machine)
 
-    def fits(self, machine: Machine) -> int:
+    def fits(self, machine: MatchableMachine) -> int:
         """Return the job types of which one could start on a machine now."""
         version = len(self._types.types)
         if machine.fits_version != version:
@@ -141,7 +141,7 @@ class MachineIndex:
             machine.beside_kept = None
         return machine.fits
 
-    def beside(self, machine: Machine) -> int:
+    def beside(self, machine: MatchableMachine) -> int:
         """Return those of `fits` that would share a device with their base model."""
         return self._types.expand(self.index.beside(machine.name))
 
@@ -163,7 +163,7 @@ class MachineIndex:
                 found_s = min(found_s, of_machine([lease.until_s for lease in machine.leases]))
         return max(now_s, found_s)
 
-    def ever(self, machine: Machine) -> int:
+    def ever(self, machine: MatchableMachine) -> int:
         """Return the job types of which one could start on a machine if none of our jobs ran there."""
         version = len(self._types.types)
         if machine.ever_version != version:
@@ -171,7 +171,7 @@ class MachineIndex:
             machine.ever_version = version
         return machine.ever
 
-    def empty(self, machine: Machine) -> NodeUsage:
+    def empty(self, machine: MatchableMachine) -> NodeUsage:
         """Return a machine as if none of our jobs ran there."""
         if machine.empty is None:
             machine.empty = self.index.empty(machine.name)
@@ -181,7 +181,7 @@ class MachineIndex:
         """Return the job types of which one could start on a machine in the state of this copy."""
         return self._types.expand(self.index.fitting_as(copied))
 
-    def add(self, lease: Lease, placement: Placement | None = None) -> None:
+    def add(self, lease: MachineLease, placement: Placement | None = None) -> None:
         """Count what a lease holds."""
         machine = self.machines.get(lease.allocation.machine)
         self._by_id[id(lease.allocation)] = lease
@@ -195,7 +195,7 @@ class MachineIndex:
         else:
             lease.placed = self.index.take(machine.name, lease.shape, placement)
 
-    def drop(self, allocation: LeaseAllocation) -> Lease:
+    def drop(self, allocation: LeaseAllocation) -> MachineLease:
         """Count it no more."""
         lease = self.find(allocation)
         self._by_id.pop(id(lease.allocation), None)
@@ -211,7 +211,7 @@ class MachineIndex:
             machine.change()
         return lease
 
-    def find(self, allocation: LeaseAllocation) -> Lease:
+    def find(self, allocation: LeaseAllocation) -> MachineLease:
         """Return the lease of an allocation: of several alike the one that holds this very object."""
         lease = self._by_id.get(id(allocation))
         if lease is None:
@@ -219,10 +219,10 @@ class MachineIndex:
             lease = next((one for one in alike if one.allocation == allocation), None)
         if lease is None:
             message = f"a lease on {allocation.machine} was never granted"
-            raise Bug(message)
+            raise InternalError(message)
         return lease
 
-    def expect(self, lease: Lease, until_s: float) -> None:
+    def expect(self, lease: MachineLease, until_s: float) -> None:
         """Set when a lease is expected to end."""
         lease.until_s = until_s
         machine = self.machines.get(lease.allocation.machine)
@@ -241,46 +241,46 @@ class MachineIndex:
             if machine.ends_s is not None:
                 self.set_end(machine, machine.ends_s - back_s)
 
-    def set_end(self, machine: Machine, ends_s: float) -> None:
+    def set_end(self, machine: MatchableMachine, ends_s: float) -> None:
         """Set when a machine goes away."""
         self._uncount(machine)
         machine.ends_s = ends_s
         self._count(machine)
 
-    def leases(self) -> Iterator[Lease]:
+    def leases(self) -> Iterator[MachineLease]:
         """Return all leases."""
         for machine in self.machines.values():
             yield from machine.leases
         for leases in self._absent.values():
             yield from leases
 
-    def speed_of(self, machine: Machine, lease: Lease) -> float:
+    def speed_of(self, machine: MatchableMachine, lease: MachineLease) -> float:
         """Return how fast a lease's job runs, relative to a device of speed 1."""
         devices = lease.allocation.devices
         if not devices:
             return lease.type.cpu_speed
         return machine.speed or min([machine.speeds.get(uuid, 1.0) for uuid in devices])
 
-    def _leases_on(self, name: str) -> tuple[Machine | None, list[Lease]]:
+    def _leases_on(self, name: str) -> tuple[MatchableMachine | None, list[MachineLease]]:
         machine = self.machines.get(name)
         return machine, machine.leases if machine is not None else self._absent.get(name, [])
 
-    def _add_totals(self, machine: Machine, sign: int) -> None:
+    def _add_totals(self, machine: MatchableMachine, sign: int) -> None:
         devices, cores, ram_bytes = self.totals
         more = totals_of([machine.offer])
         self.totals = devices + sign * more[0], cores + sign * more[1], ram_bytes + sign * more[2]
 
-    def _occupy(self, lease: Lease) -> None:
+    def _occupy(self, lease: MachineLease) -> None:
         one = lease.allocation
         lease.placed = self.index.occupy(one.machine, lease.shape, one.devices, is_shared=one.is_shared)
 
-    def _recount(self, machine: Machine) -> None:
+    def _recount(self, machine: MatchableMachine) -> None:
         counts = not (machine.closed or machine.is_doubted or machine.is_silent)
         if counts != machine.is_counted:
             self._tables.set_count(machine.table, machine.table.count + (1 if counts else -1))
             machine.is_counted = counts
 
-    def _count(self, machine: Machine) -> None:
+    def _count(self, machine: MatchableMachine) -> None:
         offer = _unmeasured(machine.offer)
         # Machines that were bought as equals report a few megabytes more or less.
         rounded = changed(offer, ram_bytes=offer.ram_bytes and round(offer.ram_bytes / GIB))
@@ -299,7 +299,7 @@ class MachineIndex:
         machine.is_counted = False
         self._recount(machine)
 
-    def _uncount(self, machine: Machine) -> None:
+    def _uncount(self, machine: MatchableMachine) -> None:
         self._of_type[machine.table.number].pop(machine.name, None)
         self._represent(machine.table)
         self._tables.set_ends(machine.table)
@@ -334,5 +334,5 @@ def _unmeasured(offer: NodeOffer) -> NodeOffer:
     return idle(changed(offer, closed="", devices=devices))
 
 
-def _last_end_s(leases: Sequence[Lease]) -> float:
+def _last_end_s(leases: Sequence[MachineLease]) -> float:
     return max([one.until_s for one in leases], default=0.0)

@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from stoker.model.errors import Bug
-from stoker.model.requirements import WantedJob
+from stoker.core.errors import InternalError
+from stoker.core.machine import SchedulableJob
 from stoker.scheduler.fit import DevicePlacement, Placement, choose
-from stoker.scheduler.layout import Home, Layout
+from stoker.scheduler.layout import CellLayout, NodeCells
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.offers import MeasuredNode, NodeOffer
 from stoker.scheduler.routes import ShapeRoutes, best_node, choose_on
-from stoker.scheduler.score import COST_RULE, CostRule, Key, Rank
-from stoker.scheduler.shapes import Shape, idle, shape_of
+from stoker.scheduler.score import COST_RULE, CostRule, Key, PlacementRank
+from stoker.scheduler.shapes import PlacementShape, idle, shape_of
 
 
 class PlacedJob(NamedTuple):
@@ -36,7 +36,7 @@ class PlacedJob(NamedTuple):
     is_shared: bool
     """Other jobs may use its device too."""
     score: float
-    shape: Shape
+    shape: PlacementShape
     choice: Placement
     serial: int
 
@@ -47,11 +47,11 @@ class NodeIndex:
     def __init__(self, offers: Iterable[NodeOffer] = (), *, cost: CostRule | None = COST_RULE) -> None:
         """Add nodes; without a cost rule no shape is advised against devices."""
         self._cost = cost
-        self._layout = Layout()
+        self._layout = CellLayout()
         self._seats: dict[str, NodeUsage] = {}
         self._by_order: dict[int, NodeUsage] = {}
         self._by_id: dict[int, ShapeRoutes] = {}
-        self._by_shape: dict[Shape, ShapeRoutes] = {}
+        self._by_shape: dict[PlacementShape, ShapeRoutes] = {}
         self._listed: set[str] = set()
         self._live: dict[int, NodeUsage] = {}
         self._next_order = 0
@@ -96,15 +96,15 @@ class NodeIndex:
         """Return the offer of a node as of now."""
         return self._seats[node].offer()
 
-    def shape_of(self, wanted: WantedJob) -> Shape:
+    def shape_of(self, wanted: SchedulableJob) -> PlacementShape:
         """Return the shape of a job: the same object for all jobs that are placed alike."""
         return self._routes_of(shape_of(wanted, listed=self._listed, cost=self._cost)).shape
 
-    def number_of(self, shape: Shape) -> int:
+    def number_of(self, shape: PlacementShape) -> int:
         """Return the bit of a shape in `fitting`, counted from 0 in the order of their first use."""
         return self._routes(shape).number
 
-    def place(self, shape: Shape) -> PlacedJob | None:
+    def place(self, shape: PlacementShape) -> PlacedJob | None:
         """Reserve the best place for a job of this shape; return `None` if no node fits now."""
         routes = self._routes(shape)
         layout = self._layout
@@ -116,17 +116,17 @@ class NodeIndex:
         choice = choose_on(routes, home, layout)
         if choice is None:
             message = f"the search points at {home.seat.node}, the rule says no"
-            raise Bug(message)
+            raise InternalError(message)
         return self._take(home, routes.shape, choice)
 
-    def place_on(self, node: str, shape: Shape) -> PlacedJob | None:
+    def place_on(self, node: str, shape: PlacementShape) -> PlacedJob | None:
         """Reserve the best place on this node; return `None` if the job does not fit there now."""
         routes = self._routes(shape)
         home = self._layout.current(self._layout.homes[self._seats[node].order])
         choice = choose_on(routes, home, self._layout)
         return None if choice is None else self._take(home, routes.shape, choice)
 
-    def would_fit(self, node: str, shape: Shape) -> bool:
+    def would_fit(self, node: str, shape: PlacementShape) -> bool:
         """Return True if a job of this shape could start on the node now."""
         return choose(shape, self._seats[node]) is not None
 
@@ -138,7 +138,7 @@ class NodeIndex:
         """Return those of `fitting` that would be placed beside their base model."""
         return self._layout.beside(self._layout.homes[self._seats[node].order])
 
-    def best(self, shape: Shape) -> tuple[str, Key] | None:
+    def best(self, shape: PlacementShape) -> tuple[str, Key] | None:
         """Return the best node for a job of this shape now and how good it is, without reserving it."""
         routes = self._routes(shape)
         self._layout.settle()
@@ -149,7 +149,7 @@ class NodeIndex:
         choice = choose_on(routes, self._layout.current(home), self._layout)
         return None if choice is None else (home.seat.node, choice.key)
 
-    def take(self, node: str, shape: Shape, choice: Placement) -> PlacedJob:
+    def take(self, node: str, shape: PlacementShape, choice: Placement) -> PlacedJob:
         """Reserve what `choice` returned."""
         return self._take(self._layout.homes[self._seats[node].order], shape, choice)
 
@@ -175,17 +175,17 @@ class NodeIndex:
         """Return what decides which shapes fit a node: nodes with equal values have the same reasons."""
         return self._layout.state(self._layout.homes[self._seats[node].order])
 
-    def choice(self, node: str, shape: Shape) -> Placement | None:
+    def choice(self, node: str, shape: PlacementShape) -> Placement | None:
         """Return what `place_on` would reserve, without reserving it."""
         home = self._layout.current(self._layout.homes[self._seats[node].order])
         return choose_on(self._routes(shape), home, self._layout)
 
-    def occupy(self, node: str, shape: Shape, devices: tuple[str, ...], *, is_shared: bool) -> PlacedJob:
+    def occupy(self, node: str, shape: PlacementShape, devices: tuple[str, ...], *, is_shared: bool) -> PlacedJob:
         """Reserve for a job that runs already, whether it fits or not; devices that are gone are skipped."""
         home = self._layout.homes[self._seats[node].order]
         places = {device.uuid: at for at, device in enumerate(home.seat.devices)}
         taken = tuple(DevicePlacement(places[uuid], is_shared, False, 0.0) for uuid in devices if uuid in places)
-        return self._take(home, shape, Placement(taken, Key(Rank(0, 0, 0, 0), 0.0)))
+        return self._take(home, shape, Placement(taken, Key(PlacementRank(0, 0, 0, 0), 0.0)))
 
     def measure(self, node: str, measured: MeasuredNode) -> bool:
         """Set what was measured on a node; return True if anything changed."""
@@ -210,12 +210,12 @@ class NodeIndex:
         seat = self._live.pop(placed.serial, None)
         if seat is None or not seat.jobs:
             message = f"what was placed on {placed.node} is released, and nothing is there"
-            raise Bug(message)
+            raise InternalError(message)
         if self._seats.get(placed.node) is seat:
             seat.give_back(placed.shape, placed.devices, placed.choice)
             self._layout.changed(self._layout.homes[seat.order])
 
-    def _take(self, home: Home, shape: Shape, choice: Placement) -> PlacedJob:
+    def _take(self, home: NodeCells, shape: PlacementShape, choice: Placement) -> PlacedJob:
         seat = home.seat
         seat.take(shape, choice)
         self._layout.changed(home)
@@ -228,11 +228,11 @@ class NodeIndex:
         uuids = tuple([seat.devices[one.at].uuid for one in taken])
         return PlacedJob(seat.node, uuids, is_shared, choice.key.score, shape, choice, serial)
 
-    def _routes(self, shape: Shape) -> ShapeRoutes:
+    def _routes(self, shape: PlacementShape) -> ShapeRoutes:
         # By identity: shapes are looked up far more often than made.
         return self._by_id.get(id(shape)) or self._routes_of(shape)
 
-    def _routes_of(self, shape: Shape) -> ShapeRoutes:
+    def _routes_of(self, shape: PlacementShape) -> ShapeRoutes:
         routes = self._by_shape.get(shape)
         if routes is None:
             routes = self._by_shape[shape] = self._by_id[id(shape)] = ShapeRoutes(shape, len(self._by_shape))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from stoker.model.frozen import changed
+from stoker.core.frozen import changed
 from stoker.scheduler.fit import Placement, needed_bytes
 from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, ResidentBase, ResidentProcess
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 T = TypeVar("T", "DeviceUsage", "NodeUsage")
 
@@ -67,7 +67,7 @@ class DeviceUsage:
     def has_base(self, base: str, size_bytes: int) -> bool:
         return (base, size_bytes) in self.bases
 
-    def take(self, shape: Shape, *, is_shared: bool) -> None:
+    def take(self, shape: PlacementShape, *, is_shared: bool) -> None:
         self.jobs += 1
         self.bits_version = -1
         if not is_shared:
@@ -79,7 +79,7 @@ class DeviceUsage:
             base = (shape.base, shape.base_bytes)
             self.bases[base] = self.bases.get(base, 0) + 1
 
-    def give_back(self, shape: Shape, *, is_shared: bool) -> None:
+    def give_back(self, shape: PlacementShape, *, is_shared: bool) -> None:
         self.jobs -= 1
         self.bits_version = -1
         if not is_shared:
@@ -198,7 +198,7 @@ class NodeUsage:
             self._now = None
         return is_changed
 
-    def take(self, shape: Shape, choice: Placement) -> None:
+    def take(self, shape: PlacementShape, choice: Placement) -> None:
         """Reserve for a job what was chosen for it."""
         self._now = None
         self.jobs += 1
@@ -216,7 +216,7 @@ class NodeUsage:
                 self.slots_held += 1
             device.take(shape, is_shared=one.is_shared)
 
-    def give_back(self, shape: Shape, uuids: tuple[str, ...], choice: Placement) -> None:
+    def give_back(self, shape: PlacementShape, uuids: tuple[str, ...], choice: Placement) -> None:
         """Release what a job reserved; devices that are gone since are skipped."""
         self._now = None
         self.jobs -= 1
@@ -236,7 +236,7 @@ class NodeUsage:
             if self.is_slot_per_device and not device.jobs:
                 self.slots_held -= 1
 
-    def _join(self, shape: Shape, device: str) -> None:
+    def _join(self, shape: PlacementShape, device: str) -> None:
         """Count the RAM that a job shares with others once."""
         process = (shape.base, shape.base_ram_bytes, device)
         there = self.processes.get(process, 0)
@@ -244,7 +244,7 @@ class NodeUsage:
         if there:
             self.ram_held_bytes -= shape.base_ram_bytes
 
-    def _leave(self, shape: Shape, device: str) -> None:
+    def _leave(self, shape: PlacementShape, device: str) -> None:
         process = (shape.base, shape.base_ram_bytes, device)
         there = self.processes.get(process, 1) - 1
         if there:

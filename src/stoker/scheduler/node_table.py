@@ -87,11 +87,11 @@ class NodeTable:
         """Which part of an idle one each takes: of its devices, or of its cores."""
         self.tiers = [0] * len(TIERS)
         """What takes at least so large a part of a machine, or of a device that it shares."""
-        self.times = Steps()
+        self.times = AmountSteps()
         """By how long each takes here, as far as that is known."""
-        self.patience = Steps()
+        self.patience = AmountSteps()
         """By how long each waits for another machine, at the most, before it starts here."""
-        self.slow = Steps()
+        self.slow = AmountSteps()
         """By how much work must wait, in seconds of the fleet, so that each is worth starting here."""
         self.own = self.own_devices = self.own_cpu = 0
         """What fits an idle one and is cheap here: all, on devices, on the CPU."""
@@ -142,7 +142,7 @@ class NodeTable:
         return self.times.upto(seconds) | self.unknown if seconds > 0.0 else 0
 
 
-class Steps:
+class AmountSteps:
     """Job types in the order of some amount."""
 
     __slots__ = ("amounts", "masks")

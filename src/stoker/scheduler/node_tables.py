@@ -7,11 +7,11 @@ from math import inf
 
 from stoker.scheduler.fit import is_wished, shares
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.node_table import TIERS, NodeTable, Steps
+from stoker.scheduler.node_table import TIERS, AmountSteps, NodeTable
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RESOURCES, Pricer, Prices, RunOption, run_options
 from stoker.scheduler.score import CPU_SPEED
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 CARE = 0.8
 """Durations are estimates: what is expected to take this part of the time may take all of it."""
@@ -119,8 +119,8 @@ class NodeTables:
                 self._add_option(one, option)
             self._prefer(one, counted)
         for table in self.tables:
-            table.times = Steps((here_s, number) for number, here_s in table.here_s.items())
-            table.patience = Steps((self._patience_s(table, number), number) for number in table.here_s)
+            table.times = AmountSteps((here_s, number) for number, here_s in table.here_s.items())
+            table.patience = AmountSteps((self._patience_s(table, number), number) for number in table.here_s)
             table.by_length.sort(reverse=True)
         self.cheapest += [0.0] * (len(self._types.types) - len(self.cheapest))
         self._apply()
@@ -190,7 +190,7 @@ class NodeTables:
                 excess = excess_s(one.expected_s / option.speed, self.fastest_s[one.index])
                 slow[option.node_type].append((excess * self.faster_value(one, option), one.number(option)))
         for table, amounts in zip(tables, slow, strict=True):
-            table.slow = Steps(amounts)
+            table.slow = AmountSteps(amounts)
             table.own = table.ever & table.cheap
             table.own_devices = table.own & self._types.devices
             table.own_cpu = table.own & ~self._types.devices
@@ -282,7 +282,7 @@ class NodeTables:
                 table.less_wanted |= bit
 
 
-def preference(shape: Shape, offer: NodeOffer) -> tuple[bool, int]:
+def preference(shape: PlacementShape, offer: NodeOffer) -> tuple[bool, int]:
     """Return how much a job would rather be on a node: its own list decides before the node's priority."""
     return offer.node in shape.preferred_hosts, offer.priority
 
@@ -297,7 +297,7 @@ def excess_s(here_s: float, fastest_s: float) -> float:
     return here_s / CARE - fastest_s
 
 
-def _options_of(shape: Shape, tables: Iterable[NodeTable]) -> list[RunOption]:
+def _options_of(shape: PlacementShape, tables: Iterable[NodeTable]) -> list[RunOption]:
     options = run_options(shape, [(table.number, table.offer) for table in tables])
     if not shape.is_advised_against:
         return options
@@ -305,7 +305,7 @@ def _options_of(shape: Shape, tables: Iterable[NodeTable]) -> list[RunOption]:
     return [option._replace(speed=CPU_SPEED) if option.on_devices else option for option in options]
 
 
-def _width(shape: Shape, option: RunOption, offer: NodeOffer) -> float:
+def _width(shape: PlacementShape, option: RunOption, offer: NodeOffer) -> float:
     """Return the part of a machine that has to be free at once: of its devices, of a shared one, of its cores."""
     if not option.on_devices:
         return option.part_of("cores") or 0.0

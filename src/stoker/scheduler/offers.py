@@ -14,18 +14,17 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from stoker.hardware import device_fit
-from stoker.hardware.admission import Memory, above_floor_bytes
-from stoker.model.capability import Capability
-from stoker.model.devices import MIB, Backend, Device, MemoryType, usable_bytes
-from stoker.model.frozen import changed, frozen
-from stoker.model.names import LONGEST_NAME, is_node_name
-from stoker.model.nodes import Gpu, Node
-from stoker.model.units import format_size
+from stoker.core.capability import Capability
+from stoker.core.device import MIB, Backend, Device, MemoryType, usable_bytes
+from stoker.core.frozen import changed, frozen
+from stoker.core.machine import Gpu, Node
+from stoker.core.text import LONGEST_NAME, format_size, is_node_name
+from stoker.devices import device_fit
+from stoker.devices.memory_admission import MachineMemory, above_floor_bytes
 from stoker.scheduler.score import speed_of
 
 if TYPE_CHECKING:
-    from stoker.hardware.ledger.state import DeviceState, Holder
+    from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
 
 DRIFT_PERCENT = 5
 """Sizes that differ by more are reported: tools round, drivers reserve."""
@@ -181,7 +180,7 @@ class Drift:
 
 
 @frozen
-class Agreed:
+class AgreedOffer:
     """The offer of a machine by its declaration and its detection."""
 
     offer: NodeOffer
@@ -206,7 +205,7 @@ def offer_of(node: Node) -> NodeOffer:
     )
 
 
-def agree(node: Node | None, capability: Capability) -> Agreed:
+def agree(node: Node | None, capability: Capability) -> AgreedOffer:
     """Compare a declaration with a detection. Without a declaration, the machine offers what was detected."""
     if node is None:
         node = node_of(capability)
@@ -224,7 +223,7 @@ def agree(node: Node | None, capability: Capability) -> Agreed:
     )
     drift = [*cores_drift, *ram_drift, *(note for _, notes in pairs for note in notes)]
     drift += [_undeclared(one) for uuid, one in by_uuid.items() if uuid not in declared and one.total_bytes is not None]
-    return Agreed(offer=offer, drift=tuple(drift))
+    return AgreedOffer(offer=offer, drift=tuple(drift))
 
 
 def node_of(capability: Capability) -> Node:
@@ -333,13 +332,15 @@ def _smaller_cores(node: Node, capability: Capability) -> tuple[int, list[Drift]
 
 
 def _smaller_ram(node: Node, capability: Capability) -> tuple[int | None, list[Drift]]:
-    """Return what jobs may hold: what the machine admits now (`hardware.admission`), at most what is declared.
+    """Return what jobs may hold: what the machine admits now (`devices.memory_admission`), at most what is declared.
 
     Unknown values refuse no job. Where the total is unknown, the declaration stands for it.
     """
     declared = None if node.ram_mb is None else node.ram_mb * MIB
     total = capability.ram_total_bytes
-    memory = Memory(total_bytes=declared if total is None else total, available_bytes=capability.ram_available_bytes)
+    memory = MachineMemory(
+        total_bytes=declared if total is None else total, available_bytes=capability.ram_available_bytes
+    )
     known = [size for size in (declared, memory.most_bytes, memory.room_bytes) if size is not None]
     drift = []
     if declared is not None and total is not None and _is_apart(declared, total):
@@ -377,6 +378,6 @@ def _held_device(device: DeviceOffer, state: DeviceState | None) -> DeviceOffer:
     )
 
 
-def _bases_of(holders: Iterable[Holder]) -> tuple[ResidentBase, ...]:
+def _bases_of(holders: Iterable[DeviceHolder]) -> tuple[ResidentBase, ...]:
     counted = Counter((one.entry.base, one.entry.base_bytes) for one in holders if one.entry.base)
     return tuple(ResidentBase(base=base, size_bytes=size, jobs=jobs) for (base, size), jobs in counted.items())

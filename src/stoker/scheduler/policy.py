@@ -6,16 +6,16 @@ Every rule is a mask over job types, so a decision costs the same however many j
 from __future__ import annotations
 
 from stoker.scheduler.calls import ROUNDING_S
-from stoker.scheduler.decisions import Found, HoldReason, Pick, Reservation, Why
+from stoker.scheduler.decisions import BackfillHold, HoldReason, Pick, StartableJob, StartReason
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.machine_index import MachineIndex
 from stoker.scheduler.node_table import LONG, NodeTable
 from stoker.scheduler.node_tables import SLACK, NodeTables, preference
 from stoker.scheduler.outstanding import OutstandingWork
 from stoker.scheduler.prices import RunOption
 from stoker.scheduler.ready_queue import ReadyQueue, UserQueue, places, type_of
-from stoker.scheduler.reservations import Reservations
+from stoker.scheduler.reservations import BackfillHolds
 from stoker.scheduler.shares import Shares
 
 MUCH_SOONER = 4.0
@@ -26,7 +26,7 @@ EARLY = 16
 """One that goes early passes one of so many that are ready, at the most."""
 
 
-class Policy:
+class NextJobPicker:
     """Picks jobs for one machine after the other."""
 
     def __init__(
@@ -44,9 +44,9 @@ class Policy:
         self._ready = ready
         self._work = work
         self._shares = shares
-        self.reservations = Reservations(types, machines, ready, work, shares)
+        self.reservations = BackfillHolds(types, machines, ready, work, shares)
 
-    def pick(self, machine: Machine, fits: int, now_s: float) -> Pick | None:
+    def pick(self, machine: MatchableMachine, fits: int, now_s: float) -> Pick | None:
         """Return the job that starts on a machine, of those that fit there; None: none of them."""
         table = machine.table
         kept = machine.kept
@@ -63,18 +63,20 @@ class Policy:
             return self.pick(machine, fits, now_s)
         return pick
 
-    def _pick_on_kept(self, machine: Machine, kept: Reservation, wanted: int, fits: int, now_s: float) -> Pick | None:
+    def _pick_on_kept(
+        self, machine: MatchableMachine, kept: BackfillHold, wanted: int, fits: int, now_s: float
+    ) -> Pick | None:
         """Return what starts on a machine that is kept: a higher priority, the job itself, or what does no harm."""
         table, priority = machine.table, kept.queue.priority
         is_below = -self._ready.priorities[0] > priority
         found = self._first(machine, table, fits, now_s, above=priority) if is_below else None
         if found is None and wanted & fits:
-            return self.as_placed(kept.queue, kept.type, wanted & fits, Why.KEPT)
+            return self.as_placed(kept.queue, kept.type, wanted & fits, StartReason.KEPT)
         if found is None:
             found = self._first(machine, table, self.reservations.beside(machine, kept, fits, now_s), now_s)
         return None if found is None else self._pick_of(machine, found, now_s)
 
-    def _pick_of(self, machine: Machine, found: Found, now_s: float) -> Pick:
+    def _pick_of(self, machine: MatchableMachine, found: StartableJob, now_s: float) -> Pick:
         """Return which of the jobs that may start goes first."""
         table = machine.table
         is_short = self._machines.are_enough_for(self._ready.count)
@@ -85,13 +87,13 @@ class Policy:
             pick = self._ahead_of_others(machine, table, found)
         if pick is None or pick.queue.ranks[pick.type.index] == found.rank:
             one = self._types.types[type_of(found.rank)]
-            return self.as_placed(found.queue, one, found.good, Why.OLDEST)
+            return self.as_placed(found.queue, one, found.good, StartReason.OLDEST)
         if pick.type.shape.is_advised_against:
             # It goes first for the room that it takes on a device, and does not take it if the CPU does.
             return self.as_placed(pick.queue, pick.type, found.good, pick.why)
         return pick
 
-    def hold_reason(self, machine: Machine, queue: UserQueue, one: JobType, now_s: float) -> HoldReason:
+    def hold_reason(self, machine: MatchableMachine, queue: UserQueue, one: JobType, now_s: float) -> HoldReason:
         """Return why the first job of a type, which fits a machine now, does not start there."""
         table, fits = machine.table, self._machines.fits(machine)
         if machine.ends_s is not None:
@@ -109,7 +111,7 @@ class Policy:
         return self._wait_reason(machine, queue, one, bits, fits, now_s)
 
     def _wait_reason(
-        self, machine: Machine, queue: UserQueue, one: JobType, bits: int, fits: int, now_s: float
+        self, machine: MatchableMachine, queue: UserQueue, one: JobType, bits: int, fits: int, now_s: float
     ) -> HoldReason:
         """Return for which machine a job waits: a faster one, one that it prefers, one that others need less."""
         table = machine.table
@@ -135,8 +137,8 @@ class Policy:
         return HoldReason.ORDER
 
     def _first(
-        self, machine: Machine, table: NodeTable, fits: int, now_s: float, above: int | None = None
-    ) -> Found | None:
+        self, machine: MatchableMachine, table: NodeTable, fits: int, now_s: float, above: int | None = None
+    ) -> StartableJob | None:
         """Find the first job that may start here, of all priorities or of those above one."""
         ready = self._ready
         last = len(ready.priorities) - 1
@@ -156,14 +158,14 @@ class Policy:
                     sooner = self._sooner_here(queue, machine, fits & ~table.worth_starting(ahead_s), now_s)
                     found = self._first_of(queue, machine, fits, good | sooner, now_s) if sooner else None
                 if found is not None:
-                    return Found(queue, *found, fits, good, ahead_s, rest_s)
+                    return StartableJob(queue, *found, fits, good, ahead_s, rest_s)
             # What a higher priority waits for elsewhere, a lower one of the same type does not start here before it.
             for queue in users.values():
                 fits &= good | ~self._shares.allowed(queue.user, self._types, queue.bits)
         return None
 
     def _first_of(
-        self, queue: UserQueue, machine: Machine, fits: int, good: int, now_s: float
+        self, queue: UserQueue, machine: MatchableMachine, fits: int, good: int, now_s: float
     ) -> tuple[int, int] | None:
         good = self._good_of(queue, machine.table, fits, good, now_s)
         if not good & queue.bits:
@@ -180,7 +182,7 @@ class Policy:
         return self._preferring(table, good, less_wanted, now_s) if less_wanted else good
 
     def _good(
-        self, machine: Machine, table: NodeTable, fits: int, ahead_s: float, now_s: float, *, is_lowest: bool
+        self, machine: MatchableMachine, table: NodeTable, fits: int, ahead_s: float, now_s: float, *, is_lowest: bool
     ) -> int:
         """Return what may start here of what fits: first by time, then by price.
 
@@ -191,7 +193,7 @@ class Policy:
         fits &= table.worth_starting(ahead_s)
         return self._affordable(machine, table, fits, ahead_s, now_s) if is_lowest else fits
 
-    def _affordable(self, machine: Machine, table: NodeTable, fits: int, ahead_s: float, now_s: float) -> int:
+    def _affordable(self, machine: MatchableMachine, table: NodeTable, fits: int, ahead_s: float, now_s: float) -> int:
         """Return what is cheap here, while jobs are ready for which this is the right node type."""
         bits = self._ready.bits
         if bits & table.own and self._shares.has_limits:
@@ -235,7 +237,7 @@ class Policy:
                 good &= ~(one.bits & less_wanted)
         return good
 
-    def _sooner_here(self, queue: UserQueue, machine: Machine, slow: int, now_s: float) -> int:
+    def _sooner_here(self, queue: UserQueue, machine: MatchableMachine, slow: int, now_s: float) -> int:
         """Return what is expected to end no later here than on any faster node type, by what runs and waits there.
 
         While jobs keep coming for which that node type is fast, it is not idle without this one, and waiting for it
@@ -300,16 +302,16 @@ class Policy:
         counts = self._ready.type_counts
         return sum([counts[index] for index in self._types.in_mask(mask & self._ready.bits)])
 
-    def _longest(self, table: NodeTable, found: Found) -> Pick | None:
+    def _longest(self, table: NodeTable, found: StartableJob) -> Pick | None:
         late = found.good & table.longer_than(found.rest_s * LONG) & found.queue.bits
         if not late:
             return None
         for _, bit, index, number in table.by_length:
             if bit & late:
-                return Pick(found.queue, self._types.types[index], number, Why.LONGEST)
+                return Pick(found.queue, self._types.types[index], number, StartReason.LONGEST)
         return None
 
-    def _oldest_wide(self, table: NodeTable, found: Found, now_s: float) -> Pick | None:
+    def _oldest_wide(self, table: NodeTable, found: StartableJob, now_s: float) -> Pick | None:
         """Return the oldest job that needs much room at once, of any user, if it is older than what goes first."""
         first, pick = found.rank, None
         for queue in self._ready.levels[found.queue.priority].values():
@@ -321,10 +323,10 @@ class Policy:
             if wide & queue.bits:
                 rank = self._ready.first(queue, wide)
                 if rank < first:
-                    first, pick = rank, self.as_placed(queue, self._types.types[type_of(rank)], wide, Why.WIDE)
+                    first, pick = rank, self.as_placed(queue, self._types.types[type_of(rank)], wide, StartReason.WIDE)
         return pick
 
-    def _ahead_of_others(self, machine: Machine, table: NodeTable, found: Found) -> Pick | None:
+    def _ahead_of_others(self, machine: MatchableMachine, table: NodeTable, found: StartableJob) -> Pick | None:
         queue, good = found.queue, found.good
         bits = queue.bits
         beside = self._machines.beside(machine) & good if machine.shares else 0
@@ -337,14 +339,14 @@ class Policy:
                     return None
                 rank = self._ready.first(queue, early)
                 if rank <= last:
-                    return self.as_placed(queue, self._types.types[type_of(rank)], early, Why.WIDE)
+                    return self.as_placed(queue, self._types.types[type_of(rank)], early, StartReason.WIDE)
         if among is not good:
             rank = self._ready.first(queue, among)
             if rank <= last:
-                return self.as_placed(queue, self._types.types[type_of(rank)], among, Why.RESIDENT)
+                return self.as_placed(queue, self._types.types[type_of(rank)], among, StartReason.RESIDENT)
         return None
 
-    def as_placed(self, queue: UserQueue, one: JobType, among: int, why: Why) -> Pick:
+    def as_placed(self, queue: UserQueue, one: JobType, among: int, why: StartReason) -> Pick:
         """Return the first job of a type as it is placed: on devices, or rather on the CPU as the cost rule advises.
 
         The other of the two, if that one is not among what may start.

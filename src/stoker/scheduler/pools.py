@@ -16,11 +16,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from stoker.model.devices import Backend
+from stoker.core.device import Backend
 from stoker.scheduler.fit import list_block, shares
 from stoker.scheduler.offers import Sharing
 from stoker.scheduler.score import alone_score
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 At = TypeVar("At")
 Base = tuple[str, int]
@@ -163,7 +163,7 @@ class Ladders:
         return self.by_jobs[jobs]
 
 
-class Policy:
+class NodePolicy:
     """What nodes allow, and the host lists that contain them. Equal policies are one object."""
 
     __slots__ = ("allow_jobs", "deny_jobs", "hosts", "priority")
@@ -189,7 +189,7 @@ class DeviceKind:
         self.sharing = sharing
 
 
-class Idle:
+class IdleDevices:
     """A node's idle devices: for each kind the amounts they admit, the largest first. Equal ones are one object."""
 
     __slots__ = ("amounts", "slots")
@@ -205,18 +205,18 @@ class AlonePool:
 
     __slots__ = ("_idle", "kinds", "nodes", "policy")
 
-    def __init__(self, policy: Policy, kinds: tuple[DeviceKind, ...]) -> None:
+    def __init__(self, policy: NodePolicy, kinds: tuple[DeviceKind, ...]) -> None:
         self.policy = policy
         self.kinds = kinds
-        self.nodes: CellIndex[Idle] = CellIndex()
+        self.nodes: CellIndex[IdleDevices] = CellIndex()
         """By their idle devices."""
-        self._idle: dict[tuple[int, Amounts], Idle] = {}
+        self._idle: dict[tuple[int, Amounts], IdleDevices] = {}
 
-    def idle(self, amounts: Amounts, slots: int) -> Idle:
-        """Return the one `Idle` of these values."""
+    def idle(self, amounts: Amounts, slots: int) -> IdleDevices:
+        """Return the one `IdleDevices` of these values."""
         found = self._idle.get((slots, amounts))
         if found is None:
-            found = self._idle[slots, amounts] = Idle(amounts, slots)
+            found = self._idle[slots, amounts] = IdleDevices(amounts, slots)
         return found
 
 
@@ -225,7 +225,7 @@ class SharedPool:
 
     __slots__ = ("beside", "kind", "policy", "room")
 
-    def __init__(self, policy: Policy, kind: DeviceKind) -> None:
+    def __init__(self, policy: NodePolicy, kind: DeviceKind) -> None:
         self.policy = policy
         self.kind = kind
         self.room = Ladders()
@@ -245,7 +245,7 @@ class CpuPool:
 
     __slots__ = ("has_devices", "is_known", "left", "most_slices", "policy")
 
-    def __init__(self, policy: Policy, *, has_devices: bool, is_known: bool) -> None:
+    def __init__(self, policy: NodePolicy, *, has_devices: bool, is_known: bool) -> None:
         self.policy = policy
         self.has_devices = has_devices
         self.is_known = is_known
@@ -268,7 +268,7 @@ class KnownShapes:
         """The host lists of the shapes, each with its bit."""
         self._has_sharers = False
 
-    def learn(self, shape: Shape) -> list[frozenset[str]]:
+    def learn(self, shape: PlacementShape) -> list[frozenset[str]]:
         """Add a shape; return its host lists that are new."""
         for amounts, required in (
             (self.vram_amounts, shape.vram_bytes),
@@ -295,17 +295,17 @@ class ShapeMasks:
 
     def __init__(self, known: KnownShapes) -> None:
         self._known = known
-        self._shapes: list[Shape] = []
+        self._shapes: list[PlacementShape] = []
         self.version = 0
         """The number of shapes."""
         self.on_cpu = 0
         """Shapes that may run on a CPU."""
-        self._alone: dict[Idle, int] = {}
+        self._alone: dict[IdleDevices, int] = {}
         self._shared: dict[tuple[DeviceKind, float], int] = {}
         self._beside: dict[tuple[DeviceKind, Base, float], int] = {}
-        self._admitted: dict[tuple[Policy, Gate], int] = {}
+        self._admitted: dict[tuple[NodePolicy, Gate], int] = {}
 
-    def add(self, shape: Shape) -> None:
+    def add(self, shape: PlacementShape) -> None:
         """Add the next shape."""
         if shape.takes_cpu:
             self.on_cpu |= 1 << len(self._shapes)
@@ -316,7 +316,7 @@ class ShapeMasks:
         self._beside.clear()
         self._admitted.clear()
 
-    def admitted(self, policy: Policy, gate: Gate) -> int:
+    def admitted(self, policy: NodePolicy, gate: Gate) -> int:
         """Return the shapes that a node's policy, RAM and cores admit."""
         bits = self._admitted.get((policy, gate))
         if bits is None:
@@ -326,7 +326,7 @@ class ShapeMasks:
             )
         return bits
 
-    def alone(self, pool: AlonePool, idle: Idle) -> int:
+    def alone(self, pool: AlonePool, idle: IdleDevices) -> int:
         """Return the shapes for which these idle devices suffice."""
         bits = self._alone.get(idle)
         if bits is None:
@@ -351,18 +351,18 @@ class ShapeMasks:
             bits = self._beside[kind, base, left] = self._bits(_on_base(kind, base, left))
         return bits
 
-    def _bits(self, holds: Callable[[Shape], bool]) -> int:
+    def _bits(self, holds: Callable[[PlacementShape], bool]) -> int:
         return sum(1 << number for number, shape in enumerate(self._shapes) if holds(shape))
 
 
-def allows(shape: Shape, policy: Policy, lists: dict[frozenset[str], int]) -> bool:
+def allows(shape: PlacementShape, policy: NodePolicy, lists: dict[frozenset[str], int]) -> bool:
     """Return True if nodes with this policy take jobs of the shape at all."""
     if shape.allowed_hosts and not policy.hosts & lists[shape.allowed_hosts]:
         return False
     return list_block(shape, allow_jobs=policy.allow_jobs, deny_jobs=policy.deny_jobs) is None
 
 
-def score_alone(shape: Shape, kinds: tuple[DeviceKind, ...], idle: Idle) -> float:
+def score_alone(shape: PlacementShape, kinds: tuple[DeviceKind, ...], idle: IdleDevices) -> float:
     """Return the score of the worst idle device that the job would get on a node; 0 if they are too few."""
     missing = shape.device_count
     if missing > idle.slots or not shape.takes_devices:
@@ -379,7 +379,7 @@ def score_alone(shape: Shape, kinds: tuple[DeviceKind, ...], idle: Idle) -> floa
     return 0.0
 
 
-def terms_of(shape: Shape, kind: DeviceKind) -> tuple[bool, float]:
+def terms_of(shape: PlacementShape, kind: DeviceKind) -> tuple[bool, float]:
     """Return whether a job shares devices of this kind, and their score if it has them alone; 0 if it can't."""
     if kind.backend is not shape.backend:
         return False, 0.0
@@ -395,13 +395,13 @@ def amount_at(amounts: list[float], left: float) -> float:
     return amounts[place - 1] if place else -1
 
 
-def _on_base(kind: DeviceKind, base: Base, left: float) -> Callable[[Shape], bool]:
-    def holds(shape: Shape) -> bool:
+def _on_base(kind: DeviceKind, base: Base, left: float) -> Callable[[PlacementShape], bool]:
+    def holds(shape: PlacementShape) -> bool:
         is_same = (shape.base, shape.base_bytes) == base
         return is_same and shape.increment_bytes <= left and _may_share(shape, kind)
 
     return holds
 
 
-def _may_share(shape: Shape, kind: DeviceKind) -> bool:
+def _may_share(shape: PlacementShape, kind: DeviceKind) -> bool:
     return shape.takes_devices and shape.backend is kind.backend and shares(shape, kind)

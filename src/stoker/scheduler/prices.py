@@ -16,12 +16,12 @@ from collections.abc import Iterable, Sequence
 from math import exp
 from typing import NamedTuple
 
-from stoker.model.frozen import changed, frozen
-from stoker.model.requirements import Wish
+from stoker.core.frozen import changed, frozen
+from stoker.core.machine import DevicePreference
 from stoker.scheduler.fit import choose, device_block, shares
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
 from stoker.scheduler.score import CPU_SPEED
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 ROUNDS = 300
 """Enough to come within a few thousandths of the best bound."""
@@ -78,15 +78,15 @@ class Prices:
         return sum([rows[first + row] * part for row, part in option.takes]) / option.speed
 
 
-def run_options(shape: Shape, node_types: Iterable[tuple[int, NodeOffer]]) -> list[RunOption]:
+def run_options(shape: PlacementShape, node_types: Iterable[tuple[int, NodeOffer]]) -> list[RunOption]:
     """Return every way to run jobs of a shape on an idle machine.
 
     On a machine with unequal devices the best ones count: the bound must hold for any choice.
     """
     options: list[RunOption] = []
     for number, offer in node_types:
-        for wish in (Wish.REQUIRE, Wish.NEVER):
-            on_devices = wish is Wish.REQUIRE
+        for wish in (DevicePreference.REQUIRE, DevicePreference.NEVER):
+            on_devices = wish is DevicePreference.REQUIRE
             if not (shape.takes_devices if on_devices else shape.takes_cpu):
                 continue
             if choose(changed(shape, wish=wish), offer) is None:
@@ -222,7 +222,7 @@ def _spread(jobs: Sequence[_Job], prices: Sequence[float], smooth: float) -> tup
     return bound_s, load
 
 
-def _on_devices(shape: Shape, offer: NodeOffer) -> tuple[float, dict[str, float]]:
+def _on_devices(shape: PlacementShape, offer: NodeOffer) -> tuple[float, dict[str, float]]:
     count = shape.device_count
     able = [device for device in offer.devices if device_block(shape, device) is None]
     speed = sorted((device.speed for device in able), reverse=True)[count - 1]
@@ -236,7 +236,7 @@ def _on_devices(shape: Shape, offer: NodeOffer) -> tuple[float, dict[str, float]
     return speed, {name: sum(sorted(part)[:count]) / whole for name, part in parts.items()}
 
 
-def _memory_part(shape: Shape, device: DeviceOffer) -> float:
+def _memory_part(shape: PlacementShape, device: DeviceOffer) -> float:
     """Return the part of a device that the job takes.
 
     Jobs on one base model share its memory, so each counts what it adds, of what is left beside the base. That is at
@@ -257,7 +257,7 @@ def _rounded(part: float, k: int) -> float:
     return part if steps == int(steps) else int(steps) / k
 
 
-def _job_part(shape: Shape, device: DeviceOffer, offer: NodeOffer) -> float:
+def _job_part(shape: PlacementShape, device: DeviceOffer, offer: NodeOffer) -> float:
     if not shares(shape, device):
         return 1.0
     most = [device.slots] if device.slots is not None else []
@@ -266,7 +266,7 @@ def _job_part(shape: Shape, device: DeviceOffer, offer: NodeOffer) -> float:
     return 1.0 / min(most) if most else 0.0
 
 
-def _on_node(shape: Shape, offer: NodeOffer, *, on_devices: bool) -> dict[str, float]:
+def _on_node(shape: PlacementShape, offer: NodeOffer, *, on_devices: bool) -> dict[str, float]:
     parts = {}
     if not offer.is_slot_per_device or not on_devices:
         parts["slots"] = 1.0 / offer.slots
@@ -277,5 +277,5 @@ def _on_node(shape: Shape, offer: NodeOffer, *, on_devices: bool) -> dict[str, f
     return {name: part for name, part in parts.items() if part}
 
 
-def _cpu_speed(shape: Shape) -> float:
-    return 1.0 if shape.wish is Wish.NEVER else CPU_SPEED
+def _cpu_speed(shape: PlacementShape) -> float:
+    return 1.0 if shape.wish is DevicePreference.NEVER else CPU_SPEED

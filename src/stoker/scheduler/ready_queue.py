@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator
 
-from stoker.model.frozen import frozen_by_position
+from stoker.core.frozen import frozen_by_position
 from stoker.scheduler.job_types import JobType, JobTypes
 
 NONE_READY = 1 << 120
@@ -24,7 +24,7 @@ Nth = Callable[[int, int, int], int | None]
 
 
 @frozen_by_position
-class Head:
+class ReadyHead:
     """The first ready job of a class at one priority."""
 
     class_id: int
@@ -137,17 +137,17 @@ class ReadyQueue:
         """Machines that were kept for jobs which are no longer ready."""
         self._seqs: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def heads(self) -> Iterator[Head]:
+    def heads(self) -> Iterator[ReadyHead]:
         """Return the first job of every class and priority, in the order of priority and number."""
         for negated in self.priorities:
             found = [(seq, class_id) for (class_id, at), (seq, _) in self._seqs.items() if at == -negated]
             for seq, class_id in sorted(found):
-                yield Head(class_id=class_id, priority=-negated, seq=seq, count=self._seqs[class_id, -negated][1])
+                yield ReadyHead(class_id=class_id, priority=-negated, seq=seq, count=self._seqs[class_id, -negated][1])
 
-    def head(self, class_id: int, priority: int) -> Head | None:
+    def head(self, class_id: int, priority: int) -> ReadyHead | None:
         """Return the first job of a class and priority."""
         known = self._seqs.get((class_id, priority))
-        return None if known is None else Head(class_id, priority, *known)
+        return None if known is None else ReadyHead(class_id, priority, *known)
 
     def is_lowest(self, priority: int) -> bool:
         """Return whether nothing of a lower priority is ready."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import inf
 
-from stoker.model.devices import MIB
-from stoker.model.frozen import frozen
-from stoker.model.units import format_size
+from stoker.core.device import MIB
+from stoker.core.frozen import frozen
+from stoker.core.text import format_size
 from stoker.scheduler.fit import (
     DevicePlacement,
     NodeLike,
@@ -29,7 +29,7 @@ from stoker.scheduler.fit import (
 )
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.score import CPU_SPEED, slices_needed
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 
 
 @frozen
@@ -61,7 +61,7 @@ class Obstacle:
 
 
 @frozen
-class Term:
+class ScoreTerm:
     """One factor of a score."""
 
     name: str
@@ -73,7 +73,7 @@ class Term:
         return {"name": self.name, "value": self.value, "text": self.text}
 
 
-def obstacles(shape: Shape, offer: NodeOffer) -> tuple[Obstacle, ...]:
+def obstacles(shape: PlacementShape, offer: NodeOffer) -> tuple[Obstacle, ...]:
     """Return every reason why a job can't start on this node now; empty if it can."""
     if choose(shape, offer) is not None:
         return ()
@@ -84,7 +84,7 @@ def obstacles(shape: Shape, offer: NodeOffer) -> tuple[Obstacle, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def first_block(shape: Shape, node: NodeLike) -> UnfitReason:
+def first_block(shape: PlacementShape, node: NodeLike) -> UnfitReason:
     """Return the first reason why a job can't start on this node, without amounts. Call only if it can't."""
     block = policy_block(shape, node)
     if block is None and not shape.takes_cpu:
@@ -94,40 +94,40 @@ def first_block(shape: Shape, node: NodeLike) -> UnfitReason:
     return block or (UnfitReason.CORES if cores_left(node) < shape.cores else UnfitReason.SLOTS)
 
 
-def device_obstacle(shape: Shape, device: DeviceOffer) -> Obstacle | None:
+def device_obstacle(shape: PlacementShape, device: DeviceOffer) -> Obstacle | None:
     """Return why a job can't use this device now; `None` if it can."""
     block = device_block(shape, device)
     return None if block is None else _obstacle_of(shape, device, block)
 
 
-def why_unable(shape: Shape, offer: NodeOffer) -> str:
+def why_unable(shape: PlacementShape, offer: NodeOffer) -> str:
     """Return why a node can't run the job even if its owner allows it (it can't build the environment); else empty."""
     return next((why for word, why in offer.denied_for if word in shape.words), "")
 
 
-def device_terms(shape: Shape, device: DeviceOffer, choice: DevicePlacement) -> tuple[Term, ...]:
+def device_terms(shape: PlacementShape, device: DeviceOffer, choice: DevicePlacement) -> tuple[ScoreTerm, ...]:
     """Return the terms of a device's score; their product is the score."""
     if choice.is_shared:
         need, room = needed_bytes(shape, device), room_bytes(device)
         beside = ", its base is there" if choice.is_resident else ""
         value = choice.score / device.speed * (1 + device.jobs)
-        first = Term(name="room", value=value, text=f"{format_size(room)} / {format_size(need)}{beside}")
+        first = ScoreTerm(name="room", value=value, text=f"{format_size(room)} / {format_size(need)}{beside}")
     else:
         used = shape.vram_bytes or device.total_bytes
         text = f"1 + {format_size(used)} / {format_size(device.total_bytes)}, alone on it"
-        first = Term(name="use", value=choice.score / device.speed, text=text)
+        first = ScoreTerm(name="use", value=choice.score / device.speed, text=text)
     return first, _speed_term(device.speed), _load_term(device.jobs if choice.is_shared else 0)
 
 
-def cpu_terms(shape: Shape, offer: NodeOffer, choice: Placement) -> tuple[Term, ...]:
+def cpu_terms(shape: PlacementShape, offer: NodeOffer, choice: Placement) -> tuple[ScoreTerm, ...]:
     """Return the terms of a node's score for a job on its CPU."""
     left, need = slices_left(offer), slices_needed(shape.ram_bytes, shape.cores)
     value = choice.key.score / CPU_SPEED * (1 + offer.jobs)
     text = "taken to be just enough" if left is None else f"{left:.4g} / {need:.4g} slices of 4 GiB and a core"
-    return Term(name="room", value=value, text=text), _speed_term(CPU_SPEED), _load_term(offer.jobs)
+    return ScoreTerm(name="room", value=value, text=text), _speed_term(CPU_SPEED), _load_term(offer.jobs)
 
 
-def _devices_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
+def _devices_block(shape: PlacementShape, node: NodeLike) -> UnfitReason | None:
     of_backend = [device for device in node.devices if device.backend is shape.backend]
     if not of_backend:
         return UnfitReason.NO_DEVICE
@@ -137,7 +137,7 @@ def _devices_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
     return blocks[0] if shape.device_count == 1 else UnfitReason.FEW_DEVICES
 
 
-def _policy_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _policy_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
     block = policy_block(shape, offer)
     if block is None:
         return None
@@ -150,7 +150,7 @@ def _policy_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return Obstacle(code=block, why=whys[block])
 
 
-def _devices_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _devices_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
     """Return what the devices lack, regardless of everything else."""
     count, backend = shape.device_count, shape.backend
     of_backend = [device for device in offer.devices if device.backend is backend]
@@ -169,7 +169,7 @@ def _devices_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return min(blocked, key=_distance)
 
 
-def _obstacle_of(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
+def _obstacle_of(shape: PlacementShape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
     match block:
         case UnfitReason.CLOSED:
             return Obstacle(code=block, why=f"takes no jobs: {device.closed}", device=device.uuid)
@@ -190,7 +190,7 @@ def _obstacle_of(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obsta
             return _memory_obstacle(shape, device, block)
 
 
-def _memory_obstacle(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
+def _memory_obstacle(shape: PlacementShape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
     if block is UnfitReason.ROOM:
         need, left = needed_bytes(shape, device), max(0, room_bytes(device))
         bound, kind = device.shared_bytes, "usable" if device.shared_bytes == device.usable_bytes else "measured free"
@@ -214,7 +214,7 @@ def _held_text(device: DeviceOffer) -> str:
     return f"another job has it to itself{promised}"
 
 
-def _why_alone(shape: Shape, device: DeviceOffer) -> str:
+def _why_alone(shape: PlacementShape, device: DeviceOffer) -> str:
     if shape.device_count > 1:
         return "a job of several devices shares none"
     if not shape.vram_bytes:
@@ -224,7 +224,7 @@ def _why_alone(shape: Shape, device: DeviceOffer) -> str:
     return "neither it nor the node allows sharing"
 
 
-def _ram_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _ram_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
     left = ram_left(offer)
     if left >= shape.ram_bytes or offer.ram_bytes is None:
         return None
@@ -233,7 +233,7 @@ def _ram_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return Obstacle(code=UnfitReason.RAM, why=why, needed=shape.ram_bytes, left=max(0, int(left)))
 
 
-def _cores_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _cores_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
     left = cores_left(offer)
     if left >= shape.cores or offer.cores is None:
         return None
@@ -241,7 +241,7 @@ def _cores_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return Obstacle(code=UnfitReason.CORES, why=why, needed=shape.cores, left=max(0, int(left)))
 
 
-def _slots_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _slots_obstacle(shape: PlacementShape, offer: NodeOffer) -> Obstacle | None:
     left = max(0, slots_left(offer))
     if shape.takes_cpu or not offer.is_slot_per_device:
         if left:
@@ -279,9 +279,9 @@ def _listed(names: object) -> str:
     return ", ".join(sorted(names)) if isinstance(names, frozenset | set | tuple) else str(names)
 
 
-def _speed_term(speed: float) -> Term:
-    return Term(name="speed", value=speed)
+def _speed_term(speed: float) -> ScoreTerm:
+    return ScoreTerm(name="speed", value=speed)
 
 
-def _load_term(jobs: int) -> Term:
-    return Term(name="load", value=1 / (1 + jobs), text=f"1 / (1 + {jobs})" if jobs else "")
+def _load_term(jobs: int) -> ScoreTerm:
+    return ScoreTerm(name="load", value=1 / (1 + jobs), text=f"1 / (1 + {jobs})" if jobs else "")

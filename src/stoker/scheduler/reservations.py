@@ -7,17 +7,17 @@ does not take what it needs, starts there.
 
 from __future__ import annotations
 
-from stoker.model.frozen import changed
-from stoker.scheduler.decisions import Found, Pick, Reservation, Why
+from stoker.core.frozen import changed
+from stoker.scheduler.decisions import BackfillHold, Pick, StartableJob, StartReason
 from stoker.scheduler.fit import Placement, choose, device_block, slots_left
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.machine_index import MachineIndex
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.node_table import LONG, NodeTable
 from stoker.scheduler.outstanding import OutstandingWork
 from stoker.scheduler.ready_queue import NONE_READY, ReadyQueue, UserQueue, places, type_of
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import PlacementShape
 from stoker.scheduler.shares import Shares
 
 PASSES = 8
@@ -30,7 +30,7 @@ _FLOOR_AGE = 16
 _LEAST_PASSES = 2
 
 
-class Reservations:
+class BackfillHolds:
     """Keeps machines for jobs."""
 
     def __init__(
@@ -43,29 +43,31 @@ class Reservations:
         self._shares = shares
         self._kept: dict[int, set[str]] = {}
         """By node type, machines that are kept, and some that were."""
-        self._bare: dict[int, Shape] = {}
+        self._bare: dict[int, PlacementShape] = {}
         """By job type, what is reserved for it, without RAM and cores."""
         self.times_kept = 0
         """How often a machine was kept for a job."""
 
-    def keep_for_blocked(self, machine: Machine, pick: Pick, fits: int, found: Found, now_s: float) -> bool:
+    def keep_for_blocked(
+        self, machine: MatchableMachine, pick: Pick, fits: int, found: StartableJob, now_s: float
+    ) -> bool:
         """Keep a machine for a job that this pick would pass, if it was passed too often; return whether."""
         blocked = self._blocked(machine, pick, fits, found, now_s)
         return blocked is not None and self._keep(machine, *blocked, now_s)
 
-    def give_up(self, machine: Machine) -> None:
+    def give_up(self, machine: MatchableMachine) -> None:
         """Keep a machine for nothing any more."""
         kept = machine.kept
         if kept is not None:
             machine.kept = None
             self._ready.unkeep(kept.queue, kept.type.index, machine)
 
-    def review(self, machine: Machine) -> None:
+    def review(self, machine: MatchableMachine) -> None:
         """Keep a machine no longer for what would not fit there even if none of our jobs ran: it has changed."""
         if machine.kept is not None and not machine.kept.type.bits & self._machines.ever(machine):
             self.give_up(machine)
 
-    def still_wanted(self, machine: Machine, kept: Reservation, now_s: float) -> int:
+    def still_wanted(self, machine: MatchableMachine, kept: BackfillHold, now_s: float) -> int:
         """Return the placements of a kept type that are still worth starting here, and may."""
         table, queue, one = machine.table, kept.queue, kept.type
         if not queue.counts[one.index]:
@@ -78,7 +80,7 @@ class Reservations:
         wanted = self.unawaited(table, queue.priority, wanted, now_s)
         return wanted & table.worth_starting(self._ahead_s(queue.priority, now_s))
 
-    def beside(self, machine: Machine, kept: Reservation, fits: int, now_s: float) -> int:
+    def beside(self, machine: MatchableMachine, kept: BackfillHold, fits: int, now_s: float) -> int:
         """Return what may start on a machine that is kept: what is over in time, and what takes nothing it needs."""
         in_time = fits & machine.table.times.upto(kept.until_s - now_s)
         if not fits & ~in_time & self._ready.bits:
@@ -87,14 +89,14 @@ class Reservations:
             machine.beside_kept = self._machines.fits_as(self._reserved(machine, kept))
         return in_time | fits & machine.beside_kept
 
-    def placement(self, machine: Machine, shape: Shape, pick: Pick) -> Placement | None:
+    def placement(self, machine: MatchableMachine, shape: PlacementShape, pick: Pick) -> Placement | None:
         """Return where a job starts on a machine: without taking what that is kept for, if there is room enough."""
         found = None
-        if machine.kept is not None and pick.why is not Why.KEPT:
+        if machine.kept is not None and pick.why is not StartReason.KEPT:
             found = choose(shape, self._reserved(machine, machine.kept))
         return found or self._machines.index.choice(machine.name, shape)
 
-    def _reserved(self, machine: Machine, kept: Reservation) -> NodeUsage:
+    def _reserved(self, machine: MatchableMachine, kept: BackfillHold) -> NodeUsage:
         """Return a machine without what it is kept for."""
         if machine.reserved is None:
             one = kept.type
@@ -106,13 +108,13 @@ class Reservations:
             machine.reserved = without(shape, bare, now, empty)
         return machine.reserved
 
-    def _keep(self, machine: Machine, queue: UserQueue, one: JobType, now_s: float) -> bool:
+    def _keep(self, machine: MatchableMachine, queue: UserQueue, one: JobType, now_s: float) -> bool:
         """Keep a machine for the next job of a type; not where it would not fit even if none of ours ran there."""
         if not one.bits & self._machines.ever(machine):
             return False
         # Jobs end one after the other: half of the machine is expected to be free in half of the time.
         part = self._part(machine, one)
-        machine.kept = Reservation(queue, one, now_s + max(0.0, machine.busy_until_s - now_s) * part)
+        machine.kept = BackfillHold(queue, one, now_s + max(0.0, machine.busy_until_s - now_s) * part)
         machine.reserved = machine.beside_kept = None
         self._ready.keep(queue, one.index, machine)
         self._kept.setdefault(machine.table.number, set()).add(machine.name)
@@ -120,7 +122,7 @@ class Reservations:
         return True
 
     def _blocked(
-        self, machine: Machine, pick: Pick, fits: int, found: Found, now_s: float
+        self, machine: MatchableMachine, pick: Pick, fits: int, found: StartableJob, now_s: float
     ) -> tuple[UserQueue, JobType] | None:
         """Return jobs that could have this machine but for what runs here, and were passed too often."""
         ready, queue, table = self._ready, pick.queue, machine.table
@@ -144,7 +146,7 @@ class Reservations:
         return self._passed_job(table, pick, able, found, now_s) if able & queue.bits else None
 
     def _passed_job(
-        self, table: NodeTable, pick: Pick, able: int, found: Found, now_s: float
+        self, table: NodeTable, pick: Pick, able: int, found: StartableJob, now_s: float
     ) -> tuple[UserQueue, JobType] | None:
         """Return a job of the same user that was passed by too many, or is late."""
         queue = pick.queue
@@ -161,7 +163,7 @@ class Reservations:
         return (queue, self._types.types[type_of(first)]) if first < limit else None
 
     def _oldest_passed(
-        self, machine: Machine, pick: Pick, worth: int, users: dict[str, UserQueue], now_s: float
+        self, machine: MatchableMachine, pick: Pick, worth: int, users: dict[str, UserQueue], now_s: float
     ) -> tuple[UserQueue, JobType] | None:
         """Return the oldest job that a younger one would pass, if it is expected to fit nowhere earlier than here.
 
@@ -180,7 +182,7 @@ class Reservations:
         room_s = self._machines.next_room_s(machine.table, one, one.bits, self._part(machine, one), now_s)
         return (among, one) if machine.busy_until_s <= room_s else None
 
-    def _part(self, machine: Machine, one: JobType) -> float:
+    def _part(self, machine: MatchableMachine, one: JobType) -> float:
         """Return which part of an idle machine a job takes."""
         needs = machine.table.needs
         return max(needs.get(number, 0.0) for number in (one.device_number, one.cpu_number) if number is not None)
@@ -261,7 +263,7 @@ class Reservations:
         return self._work.both_s(now_s, None if self._ready.is_lowest(priority) else priority)[0]
 
 
-def without(shape: Shape, bare: Shape, node: NodeUsage, empty: NodeUsage) -> NodeUsage:
+def without(shape: PlacementShape, bare: PlacementShape, node: NodeUsage, empty: NodeUsage) -> NodeUsage:
     """Return a machine without what a job that waits for it needs there; `bare` is its shape without RAM and cores.
 
     Of what is free it takes as much as it needs, of every amount. If it lacks devices, it takes as many as it needs of
@@ -292,7 +294,7 @@ def without(shape: Shape, bare: Shape, node: NodeUsage, empty: NodeUsage) -> Nod
     return left
 
 
-def _has_slots(shape: Shape, node: NodeUsage) -> bool:
+def _has_slots(shape: PlacementShape, node: NodeUsage) -> bool:
     """Return whether slots are not what is missing."""
     left = slots_left(node)
     if shape.takes_cpu or not node.is_slot_per_device:

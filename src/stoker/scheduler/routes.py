@@ -9,24 +9,24 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from stoker.model.requirements import Wish
+from stoker.core.machine import DevicePreference
 from stoker.scheduler.fit import DevicePlacement, Placement, choose, is_wished, slices_left
-from stoker.scheduler.layout import Home, Layout
+from stoker.scheduler.layout import CellLayout, NodeCells
 from stoker.scheduler.node_state import DeviceUsage
 from stoker.scheduler.pools import (
     AlonePool,
     CpuPool,
     DeviceKind,
-    Idle,
+    IdleDevices,
     Ladders,
-    Policy,
+    NodePolicy,
     SharedPool,
     allows,
     score_alone,
     terms_of,
 )
-from stoker.scheduler.score import Key, Rank, cpu_score, shared_score, slices_needed
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.score import Key, PlacementRank, cpu_score, shared_score, slices_needed
+from stoker.scheduler.shapes import PlacementShape
 
 Found = tuple[Key, int]
 """The key of a place, and the order of its node."""
@@ -40,10 +40,10 @@ class AloneRoute:
     def __init__(self, bound: Key, pool: AlonePool) -> None:
         self.bound = bound
         self.pool = pool
-        self.scores: dict[Idle, float] = {}
+        self.scores: dict[IdleDevices, float] = {}
         """Scores of nodes by their idle devices; 0 if these are too few."""
 
-    def find(self, shape: Shape) -> Found | None:
+    def find(self, shape: PlacementShape) -> Found | None:
         best_score, best_order = 0.0, -1
         for idle, cell in self.pool.nodes.cells.items():
             score = self.scores.get(idle, -1.0)
@@ -66,14 +66,14 @@ class SharedRoute:
         self.pool = pool
         self.resident_rank = bound.rank._replace(fitting=True)
 
-    def find(self, shape: Shape) -> Found | None:
+    def find(self, shape: PlacementShape) -> Found | None:
         return self._climb(shape, self.pool.room, shape.vram_bytes, self.bound.rank)
 
-    def find_beside_base(self, shape: Shape) -> Found | None:
+    def find_beside_base(self, shape: PlacementShape) -> Found | None:
         there = self.pool.beside.get((shape.base, shape.base_bytes))
         return self._climb(shape, there, shape.increment_bytes, self.resident_rank) if there else None
 
-    def _climb(self, shape: Shape, ladders: Ladders, need_bytes: int, rank: Rank) -> Found | None:
+    def _climb(self, shape: PlacementShape, ladders: Ladders, need_bytes: int, rank: PlacementRank) -> Found | None:
         speed, most_bytes = self.pool.kind.speed, self.pool.kind.usable_bytes
         best_score, best_order = -1.0, -1
         for jobs, ladder in enumerate(ladders.by_jobs):
@@ -98,7 +98,7 @@ class CpuRoute:
         self.pool = pool
         self.need_slices = need_slices
 
-    def find(self, shape: Shape) -> Found | None:
+    def find(self, shape: PlacementShape) -> Found | None:
         best_score, best_order = -1.0, -1
         for jobs, ladder in enumerate(self.pool.left.by_jobs):
             if not ladder.rungs:
@@ -115,13 +115,13 @@ class CpuRoute:
         return cpu_score(left if self.pool.is_known else None, self.need_slices, jobs)
 
 
-class Ranks(NamedTuple):
+class ShapeRanks(NamedTuple):
     """The ranks of a shape with one policy; `fitting` as in `Rank`."""
 
-    on_devices: Rank
-    on_devices_fitting: Rank
-    on_cpu: Rank
-    on_cpu_fitting: Rank
+    on_devices: PlacementRank
+    on_devices_fitting: PlacementRank
+    on_cpu: PlacementRank
+    on_cpu_fitting: PlacementRank
 
 
 class ShapeRoutes:
@@ -142,7 +142,7 @@ class ShapeRoutes:
         "version",
     )
 
-    def __init__(self, shape: Shape, number: int) -> None:
+    def __init__(self, shape: PlacementShape, number: int) -> None:
         self.shape = shape
         self.number = number
         self.bit = 1 << number
@@ -154,10 +154,10 @@ class ShapeRoutes:
         self.sharing: list[SharedRoute] = []
         """Those of them on which its base may be."""
         self.cpu: list[CpuRoute] = []
-        self._ranks: dict[Policy, Ranks | None] = {}
+        self._ranks: dict[NodePolicy, ShapeRanks | None] = {}
         self._terms: dict[DeviceKind, tuple[bool, float]] = {}
 
-    def ranks(self, policy: Policy, lists: dict[frozenset[str], int]) -> Ranks | None:
+    def ranks(self, policy: NodePolicy, lists: dict[frozenset[str], int]) -> ShapeRanks | None:
         """Return its ranks with a policy; `None` if the policy does not allow it."""
         try:
             return self._ranks[policy]
@@ -176,14 +176,14 @@ class ShapeRoutes:
             return found
 
 
-def best_node(routes: ShapeRoutes, layout: Layout) -> int | None:
+def best_node(routes: ShapeRoutes, layout: CellLayout) -> int | None:
     """Return the order of the best node for a job of this shape now; `None` if none fits."""
     if routes.version != layout.version:
         _plan_routes(routes, layout)
     wish = routes.shape.wish
-    if wish is Wish.NEVER:
+    if wish is DevicePreference.NEVER:
         found = _on_cpu(routes)
-    elif wish is Wish.REQUIRE:
+    elif wish is DevicePreference.REQUIRE:
         found = _on_devices(routes)
     elif routes.shape.is_advised_against:
         found = _on_cpu(routes) or _on_devices(routes)
@@ -192,7 +192,7 @@ def best_node(routes: ShapeRoutes, layout: Layout) -> int | None:
     return None if found is None else found[1]
 
 
-def choose_on(routes: ShapeRoutes, home: Home, layout: Layout) -> Placement | None:
+def choose_on(routes: ShapeRoutes, home: NodeCells, layout: CellLayout) -> Placement | None:
     """Return what `fit.choose` returns for this shape and node, faster."""
     shape = routes.shape
     ram, cores = home.gate
@@ -204,13 +204,13 @@ def choose_on(routes: ShapeRoutes, home: Home, layout: Layout) -> Placement | No
     if ranks is None:
         return None
     wish = shape.wish
-    on_devices = _devices_on(routes, home, ranks) if wish is not Wish.NEVER and home.groups else None
-    if wish is Wish.REQUIRE or (on_devices is not None and not shape.is_advised_against):
+    on_devices = _devices_on(routes, home, ranks) if wish is not DevicePreference.NEVER and home.groups else None
+    if wish is DevicePreference.REQUIRE or (on_devices is not None and not shape.is_advised_against):
         return on_devices
     return _cpu_on(routes, home, ranks) or on_devices
 
 
-def _plan_routes(routes: ShapeRoutes, layout: Layout) -> None:
+def _plan_routes(routes: ShapeRoutes, layout: CellLayout) -> None:
     """Compute the pools to which jobs of a shape may go, and the best key of each."""
     routes.version = layout.version
     routes.devices, routes.sharing, routes.cpu = [], [], []
@@ -228,7 +228,7 @@ def _plan_routes(routes: ShapeRoutes, layout: Layout) -> None:
         routes.cpu.sort(key=lambda route: route.bound, reverse=True)
 
 
-def _plan_alone(routes: ShapeRoutes, layout: Layout) -> None:
+def _plan_alone(routes: ShapeRoutes, layout: CellLayout) -> None:
     for pool in layout.alone_pools.values():
         terms = [routes.terms(kind) for kind in pool.kinds]
         best = max(0.0 if is_shared else score for is_shared, score in terms)
@@ -237,7 +237,7 @@ def _plan_alone(routes: ShapeRoutes, layout: Layout) -> None:
             routes.devices.append(AloneRoute(Key(ranks.on_devices, best), pool))
 
 
-def _plan_shared(routes: ShapeRoutes, layout: Layout) -> None:
+def _plan_shared(routes: ShapeRoutes, layout: CellLayout) -> None:
     for pool in layout.shared_pools.values():
         is_shared, _ = routes.terms(pool.kind)
         ranks = routes.ranks(pool.policy, layout.known.host_lists)
@@ -249,11 +249,11 @@ def _plan_shared(routes: ShapeRoutes, layout: Layout) -> None:
                 routes.sharing.append(route)
 
 
-def _ranks(shape: Shape, policy: Policy, lists: dict[frozenset[str], int]) -> Ranks:
+def _ranks(shape: PlacementShape, policy: NodePolicy, lists: dict[frozenset[str], int]) -> ShapeRanks:
     is_preferred = bool(shape.preferred_hosts) and bool(policy.hosts & lists[shape.preferred_hosts])
-    return Ranks(
+    return ShapeRanks(
         *(
-            Rank(is_wished(shape, on_devices=on_devices), is_preferred, policy.priority, is_fitting)
+            PlacementRank(is_wished(shape, on_devices=on_devices), is_preferred, policy.priority, is_fitting)
             for on_devices in (True, False)
             for is_fitting in (False, True)
         )
@@ -290,7 +290,7 @@ def _better(one: Found | None, other: Found | None) -> Found | None:
     return one if one[0] > other[0] else other
 
 
-def _devices_on(routes: ShapeRoutes, home: Home, ranks: Ranks) -> Placement | None:
+def _devices_on(routes: ShapeRoutes, home: NodeCells, ranks: ShapeRanks) -> Placement | None:
     seat = home.seat
     slots = seat.slots - seat.slots_held
     pool, devices = home.groups[0]
@@ -310,7 +310,7 @@ def _devices_on(routes: ShapeRoutes, home: Home, ranks: Ranks) -> Placement | No
     return None
 
 
-def _shared_on(routes: ShapeRoutes, devices: list[DeviceUsage], ranks: Ranks, slots: int) -> Placement | None:
+def _shared_on(routes: ShapeRoutes, devices: list[DeviceUsage], ranks: ShapeRanks, slots: int) -> Placement | None:
     base, need_alone, increment = routes.base, routes.shape.vram_bytes, routes.increment_bytes
     best_at, best_score, best_resident = -1, -1.0, False
     for at, device in enumerate(devices):
@@ -330,7 +330,7 @@ def _shared_on(routes: ShapeRoutes, devices: list[DeviceUsage], ranks: Ranks, sl
     return Placement((DevicePlacement(best_at, True, best_resident, best_score),), Key(rank, best_score))
 
 
-def _cpu_on(routes: ShapeRoutes, home: Home, ranks: Ranks) -> Placement | None:
+def _cpu_on(routes: ShapeRoutes, home: NodeCells, ranks: ShapeRanks) -> Placement | None:
     seat = home.seat
     if seat.slots_held >= seat.slots:
         return None

@@ -34,25 +34,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-from stoker.model.errors import Bug
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob, Wish
-from stoker.scheduler.calls import Calls
-from stoker.scheduler.decisions import Grant, Hold, HoldReason, Pick, Why
+from stoker.core.errors import InternalError
+from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.calls import WaitingMachines
+from stoker.scheduler.decisions import HoldDecision, HoldReason, Pick, StartDecision, StartReason
 from stoker.scheduler.durations import Durations
 from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.leases import Leases
-from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
 from stoker.scheduler.machine_index import MachineIndex
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_tables import NodeTables
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.outstanding import OutstandingWork
-from stoker.scheduler.policy import Policy
-from stoker.scheduler.ready_queue import Head, JobClass, Nth, ReadyQueue, UserQueue
+from stoker.scheduler.policy import NextJobPicker
+from stoker.scheduler.ready_queue import JobClass, Nth, ReadyHead, ReadyQueue, UserQueue
 from stoker.scheduler.shares import Shares
 from stoker.scheduler.wait_reasons import WaitReasons
-from stoker.wire.leasing import Measured
 
 SET_BACK_S = 1.0
 """A clock that goes back by more than this was set back; by less, times differ by that much."""
@@ -61,7 +60,7 @@ END_NEWS_S = 5.0
 _PRICE_AT, _PRICE_GROWTH, _PRICE_LEAST = 3, 1.5, 16
 """Prices are found again when one of so many ready jobs is left, or there are so many times as many, and more."""
 
-Instead = Callable[[Head], Head | None]
+Instead = Callable[[ReadyHead], ReadyHead | None]
 """Returns the job of a class that a machine may have in place of its first one; None: none of them."""
 
 
@@ -86,11 +85,11 @@ class Scheduler:
         self.ready.on_change = self.work.add_ready
         self.durations = Durations()
         self.shares = Shares(self.shares.policies)
-        self.wanted: dict[int, WantedJob] = {}
+        self.wanted: dict[int, SchedulableJob] = {}
         """What jobs of each class ask for."""
-        self.policy = Policy(self.types, self.tables, self.machines, self.ready, self.work, self.shares)
+        self.policy = NextJobPicker(self.types, self.tables, self.machines, self.ready, self.work, self.shares)
         self.reasons = WaitReasons(self.types, self.machines, self.ready, self.policy)
-        self.waiting = Calls(self.types, self.tables, self.machines, self.ready, self.work)
+        self.waiting = WaitingMachines(self.types, self.tables, self.machines, self.ready, self.work)
         """Machines that got nothing."""
         self.leases = Leases(self.machines, self.ready, self.work, self.shares, self.waiting.news)
         self.priced_at, self.priced_counts = 0, list[int]()
@@ -100,7 +99,7 @@ class Scheduler:
 
     # -- what the owner tells
 
-    def put_machine(self, machine: Machine) -> None:
+    def put_machine(self, machine: MatchableMachine) -> None:
         """Let a machine be as it says; live leases on it stay counted."""
         known = self.machines.machines.get(machine.name)
         if known is not None:
@@ -146,7 +145,7 @@ class Scheduler:
             self.machines.set_end(machine, ends_s)
             self.waiting.news()
 
-    def measure(self, name: str, measured: Measured) -> None:
+    def measure(self, name: str, measured: WorkerMeasurements) -> None:
         """Take in what a machine's worker measured and closed."""
         machine = self.machines.machines.get(name)
         if machine is not None:
@@ -170,14 +169,14 @@ class Scheduler:
         self.waiting.news()
 
     def put_class(
-        self, class_id: int, wanted: WantedJob, *, user: str = "", like: str = "", expected_s: float | None = None
+        self, class_id: int, wanted: SchedulableJob, *, user: str = "", like: str = "", expected_s: float | None = None
     ) -> None:
         """Learn what jobs of a class ask for, before any of them is ready or runs."""
         self.wanted[class_id] = wanted
         self.durations.put_class(class_id, like, expected_s)
         self._put_class(class_id, user)
 
-    def grant(self, grant: Grant, now_s: float) -> None:
+    def grant(self, grant: StartDecision, now_s: float) -> None:
         """Count a job that a machine was granted; its owner changes the head of its class."""
         machine = self.machines.machines[grant.allocation.machine]
         queue, one = grant.queue, grant.type
@@ -212,7 +211,9 @@ class Scheduler:
 
     # -- decisions
 
-    def choose(self, name: str, now_s: float, *, tells: bool = False, instead: Instead | None = None) -> Grant | Hold:
+    def choose(
+        self, name: str, now_s: float, *, tells: bool = False, instead: Instead | None = None
+    ) -> StartDecision | HoldDecision:
         """Return the job that a machine gets now, and where on it; or why it gets none.
 
         With `tells` a hold also counts what waits for which reason. With `instead` the machine gets no first job of a
@@ -220,11 +221,11 @@ class Scheduler:
         """
         machine = self.machines.machines.get(name)
         if machine is None:
-            return Hold(closed="the coordinator does not know this machine")
+            return HoldDecision(closed="the coordinator does not know this machine")
         self._note_time(now_s)
         self.waiting.hear(machine)
         if machine.closed:
-            return Hold(closed=machine.closed)
+            return HoldDecision(closed=machine.closed)
         self._prepare(now_s)
         machine.again_s = None
         fits = usable = self.machines.fits(machine)
@@ -239,18 +240,18 @@ class Scheduler:
             return grant
         refused = usable & self.ready.bits & ~(deferred | declined)
         self.waiting.park(machine, fits, refused, deferred, now_s)
-        return Hold(waiting=self.reasons.tally(machine, declined, now_s) if tells else {})
+        return HoldDecision(waiting=self.reasons.tally(machine, declined, now_s) if tells else {})
 
     def _find(
-        self, machine: Machine, usable: int, now_s: float, instead: Instead | None
-    ) -> tuple[Grant | None, int, int]:
+        self, machine: MatchableMachine, usable: int, now_s: float, instead: Instead | None
+    ) -> tuple[StartDecision | None, int, int]:
         """Return what starts on a machine; if nothing, what is left to better machines, and what this one declined."""
         deferred = declined = 0
         while usable & self.ready.bits:
             pick = self.policy.pick(machine, usable, now_s)
             if pick is None:
                 break
-            if pick.why is not Why.KEPT and self.waiting.is_better_free(machine, pick.type, now_s):
+            if pick.why is not StartReason.KEPT and self.waiting.is_better_free(machine, pick.type, now_s):
                 deferred |= pick.type.bits
             else:
                 grant = self._grant_of(machine, pick, instead)
@@ -267,7 +268,7 @@ class Scheduler:
         self._note_time(now_s)
         if ready.freed:
             for machine in ready.freed:
-                if isinstance(machine, Machine):
+                if isinstance(machine, MatchableMachine):
                     kept = machine.kept
                     if kept is not None and not ready.is_kept(kept.queue, kept.type.index, machine):
                         machine.kept = None
@@ -295,7 +296,7 @@ class Scheduler:
         known = self.ready.classes.get(class_id)
         if known is None or not self.shares.has_limits:
             return ""
-        devices = known.type.device_count if known.type.shape.wish is Wish.REQUIRE else 0
+        devices = known.type.device_count if known.type.shape.wish is DevicePreference.REQUIRE else 0
         return self.shares.limit_reached(known.user, devices)
 
     def drift(self) -> dict[str, tuple[str, ...]]:
@@ -366,7 +367,9 @@ class Scheduler:
 
     # -- grants
 
-    def _grant_beside(self, machine: Machine, declined: int, now_s: float, instead: Instead) -> Grant | None:
+    def _grant_beside(
+        self, machine: MatchableMachine, declined: int, now_s: float, instead: Instead
+    ) -> StartDecision | None:
         """Return a job of a type of which the machine declined the first ones: of another user, or priority."""
         for negated in self.ready.priorities:
             users = self.ready.levels[-negated]
@@ -375,13 +378,13 @@ class Scheduler:
                 for index in self.types.in_mask(declined & queue.bits):
                     one = self.types.types[index]
                     if self.policy.hold_reason(machine, queue, one, now_s) is HoldReason.ORDER:
-                        pick = self.policy.as_placed(queue, one, declined, Why.OLDEST)
+                        pick = self.policy.as_placed(queue, one, declined, StartReason.OLDEST)
                         grant = self._grant_of(machine, pick, instead)
                         if grant is not None:
                             return grant
         return None
 
-    def _grant_of(self, machine: Machine, pick: Pick, instead: Instead | None) -> Grant | None:
+    def _grant_of(self, machine: MatchableMachine, pick: Pick, instead: Instead | None) -> StartDecision | None:
         """Return the grant of a pick; None if the machine declined all such jobs."""
         queue, one = pick.queue, pick.type
         head = self._head_for(queue, one, instead)
@@ -391,14 +394,14 @@ class Scheduler:
         placement = self.policy.reservations.placement(machine, shape, pick)
         if placement is None:
             message = f"a job of {shape} was said to fit {machine.name}, and the rule says no"
-            raise Bug(message)
+            raise InternalError(message)
         taken, devices = placement.devices, machine.offer.devices
         is_shared = bool(taken) and taken[0].is_shared
         uuids = tuple([devices[at.at].uuid for at in taken])
         allocation = LeaseAllocation(machine.name, head.class_id, uuids, is_shared)
-        return Grant(head, allocation, pick.why, placement, one, queue)
+        return StartDecision(head, allocation, pick.why, placement, one, queue)
 
-    def _head_for(self, queue: UserQueue, one: JobType, instead: Instead | None) -> Head | None:
+    def _head_for(self, queue: UserQueue, one: JobType, instead: Instead | None) -> ReadyHead | None:
         """Return the first job of a type that a machine may have."""
         if instead is None:
             return self._head(self.ready.first_class(queue, one.index), queue.priority)
@@ -409,11 +412,11 @@ class Scheduler:
                 return head
         return None
 
-    def _head(self, class_id: int, priority: int) -> Head:
+    def _head(self, class_id: int, priority: int) -> ReadyHead:
         head = self.ready.head(class_id, priority)
         if head is None:
             message = f"class {class_id} has no ready job at priority {priority}"
-            raise Bug(message)
+            raise InternalError(message)
         return head
 
     def _note_time(self, now_s: float) -> None:

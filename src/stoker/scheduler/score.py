@@ -20,10 +20,9 @@ from functools import cache
 from math import inf
 from typing import NamedTuple
 
-from stoker.model.devices import MIB
-from stoker.model.frozen import frozen
-from stoker.model.requirements import DEFAULT_RAM_BYTES
-from stoker.model.resources import GIB
+from stoker.core.device import GIB, MIB
+from stoker.core.frozen import frozen
+from stoker.core.machine import DEFAULT_RAM_BYTES
 
 REFERENCE = "RTX 4090"
 UNKNOWN_SPEED = 0.5
@@ -32,7 +31,7 @@ SLICE_RAM_BYTES = DEFAULT_RAM_BYTES
 """One slice of a node is this much RAM and one core."""
 
 
-class Rank(NamedTuple):
+class PlacementRank(NamedTuple):
     """What is compared before the score, in this order; larger is better."""
 
     wished: int
@@ -48,7 +47,7 @@ class Rank(NamedTuple):
 class Key(NamedTuple):
     """What places are compared by; larger is better, and the first node wins among equals."""
 
-    rank: Rank
+    rank: PlacementRank
     score: float
 
 

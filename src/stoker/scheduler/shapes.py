@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from stoker.hardware.device_fit import added_bytes
-from stoker.model.devices import MIB, Backend
-from stoker.model.frozen import changed, frozen
-from stoker.model.requirements import Requirements, WantedJob, Wish, environment_word
+from stoker.core.device import MIB, Backend
+from stoker.core.frozen import changed, frozen
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob, environment_word
+from stoker.devices.device_fit import added_bytes
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
 from stoker.scheduler.score import COST_RULE, CostRule
 
@@ -22,10 +22,10 @@ _TRIAL = re.compile(r"(.+)/\d+")
 
 
 @frozen
-class Shape:
+class PlacementShape:
     """Everything about a job that decides its placement. Equal shapes are one shape."""
 
-    wish: Wish
+    wish: DevicePreference
     backend: Backend
     device_count: int
     vram_bytes: int
@@ -46,11 +46,11 @@ class Shape:
 
     @property
     def takes_devices(self) -> bool:
-        return self.wish is not Wish.NEVER
+        return self.wish is not DevicePreference.NEVER
 
     @property
     def takes_cpu(self) -> bool:
-        return self.wish is not Wish.REQUIRE
+        return self.wish is not DevicePreference.REQUIRE
 
     @property
     def increment_bytes(self) -> int:
@@ -58,7 +58,9 @@ class Shape:
         return added_bytes(self.vram_bytes, self.base_bytes, self.base_bytes) if self.base else self.vram_bytes
 
 
-def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: CostRule | None = COST_RULE) -> Shape:
+def shape_of(
+    wanted: SchedulableJob, *, listed: Iterable[str] | None = None, cost: CostRule | None = COST_RULE
+) -> PlacementShape:
     """Return the shape of a job.
 
     `listed` are the words that lists mention (`None`: keep every name), `cost` is the rule that may advise against
@@ -67,9 +69,9 @@ def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: Co
     asked = wanted.requirements
     names = names_of(wanted)
     keep = names if listed is None else names.intersection(listed)
-    takes_devices = asked.wish is not Wish.NEVER
+    takes_devices = asked.wish is not DevicePreference.NEVER
     has_base = bool(asked.base) and (takes_devices or asked.base_ram_bytes > 0)
-    return Shape(
+    return PlacementShape(
         wish=asked.wish,
         backend=asked.backend if takes_devices else Backend.CUDA,
         device_count=max(1, asked.device_count) if takes_devices else 0,
@@ -88,7 +90,7 @@ def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: Co
     )
 
 
-def names_of(wanted: WantedJob) -> frozenset[str]:
+def names_of(wanted: SchedulableJob) -> frozenset[str]:
     """Return the names of a job in lists: its own, that of the sweep it is a trial of (`name/3`), its model.
 
     A recipe also has its last word as a name, as on the command line: `lora` is `language/lora`. Nodes that can't have
@@ -162,7 +164,7 @@ def name_of(offer: NodeOffer) -> str:
 
 
 def _is_advised_against(cost: CostRule, asked: Requirements) -> bool:
-    return asked.wish is Wish.PREFER and cost.advise(asked.transfer_mb, asked.mflop).is_against
+    return asked.wish is DevicePreference.PREFER and cost.advise(asked.transfer_mb, asked.mflop).is_against
 
 
 def likeness(offer: NodeOffer) -> object:

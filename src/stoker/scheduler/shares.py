@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf, log
 
-from stoker.model.frozen import frozen
-from stoker.model.nodes import ANY_USER, UserPolicy
+from stoker.core.frozen import frozen
+from stoker.core.machine import ANY_USER, UserPolicy
 from stoker.scheduler.job_types import JobTypes
-from stoker.scheduler.machine import Lease
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.machine import MachineLease
+from stoker.scheduler.shapes import PlacementShape
 
 HALF_LIFE_S = 24 * 3600.0
 _RATE = log(2) / HALF_LIFE_S
@@ -42,7 +42,7 @@ class ShareView:
     devices: int
 
 
-def dominant_part(shape: Shape, devices: int, totals: tuple[int, int, int]) -> float:
+def dominant_part(shape: PlacementShape, devices: int, totals: tuple[int, int, int]) -> float:
     """Return the largest of the parts of a fleet's devices, cores and bytes of RAM that a job uses on its devices."""
     return max(
         devices / max(1, totals[0]),
@@ -96,7 +96,7 @@ class Shares:
         user = self._user(name)
         user.usage += usage_s * self._scale(at_s)
 
-    def set_totals(self, totals: tuple[int, int, int], leases: Iterable[Lease], now_s: float) -> None:
+    def set_totals(self, totals: tuple[int, int, int], leases: Iterable[MachineLease], now_s: float) -> None:
         """Find again which part of the fleet each lease uses, if the fleet grew or shrank."""
         if self._totals is not None and all(
             known <= total * _TOTALS_MOVED and total <= known * _TOTALS_MOVED
@@ -125,7 +125,7 @@ class Shares:
         if not user.jobs:
             user.rate = 0.0
 
-    def part_of_fleet(self, lease: Lease) -> float:
+    def part_of_fleet(self, lease: MachineLease) -> float:
         """Return which part of the fleet a lease uses."""
         if self._totals is None:
             return 0.0

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
-from stoker.model.errors import BadInput
-from stoker.model.frozen import frozen
-from stoker.model.frozen_json import from_plain, to_plain
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob
-from stoker.scheduler.machine import Lease, LeaseAllocation, Machine
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
+from stoker.core.frozen_json import from_plain, to_plain
+from stoker.core.machine import SchedulableJob, UserPolicy
+from stoker.scheduler.machine import LeaseAllocation, MachineLease, MatchableMachine
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RESOURCES
 from stoker.scheduler.scheduler import Scheduler
@@ -73,7 +72,7 @@ class ClassRecord:
     """Jobs that ask for the same, are of one user, and are expected to take equally long."""
 
     class_id: int
-    wanted: WantedJob
+    wanted: SchedulableJob
     user: str = ""
     like: str = ""
     expected_s: float | None = None
@@ -111,7 +110,7 @@ class ReadyRecord:
 
 
 @frozen
-class HeldRecord:
+class HoldRecord:
     """Since when the jobs of some classes are held back for a faster machine."""
 
     user: str
@@ -131,7 +130,7 @@ class Snapshot:
     leases: tuple[LeaseRecord, ...] = ()
     classes: tuple[ClassRecord, ...] = ()
     ready: tuple[ReadyRecord, ...] = ()
-    held: tuple[HeldRecord, ...] = ()
+    held: tuple[HoldRecord, ...] = ()
     priced: tuple[tuple[int, int], ...] = ()
     """How many jobs of which classes were ready when prices were last found; none: they have to be found."""
     prices: tuple[tuple[str, tuple[float, ...]], ...] = ()
@@ -313,7 +312,7 @@ def runs_of(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
-def _machine(machine: Machine, declined: Mapping[int, float], now_s: float) -> MachineRecord:
+def _machine(machine: MatchableMachine, declined: Mapping[int, float], now_s: float) -> MachineRecord:
     return MachineRecord(
         offer=machine.offer,
         seen_bytes=machine.seen_bytes,
@@ -326,15 +325,15 @@ def _machine(machine: Machine, declined: Mapping[int, float], now_s: float) -> M
     )
 
 
-def _restored(record: MachineRecord) -> Machine:
-    machine = Machine(record.offer, record.seen_bytes, ends_s=record.ends_s)
+def _restored(record: MachineRecord) -> MatchableMachine:
+    machine = MatchableMachine(record.offer, record.seen_bytes, ends_s=record.ends_s)
     if len(record.free_bytes) == len(record.offer.devices):
         machine.free_bytes = list(record.free_bytes)
     machine.hear(dict(record.told))
     return machine
 
 
-def _lease(lease: Lease, job: int, now_s: float) -> LeaseRecord:
+def _lease(lease: MachineLease, job: int, now_s: float) -> LeaseRecord:
     allocation = lease.allocation
     takes_s = lease.type.expected_s / lease.work_rate
     return LeaseRecord(
@@ -388,7 +387,7 @@ def _prices(scheduler: Scheduler) -> Iterable[tuple[str, tuple[float, ...]]]:
             yield table.offer.node, prices.rows[first : first + width]
 
 
-def _held(scheduler: Scheduler, now_s: float) -> Iterable[HeldRecord]:
+def _held(scheduler: Scheduler, now_s: float) -> Iterable[HoldRecord]:
     ready = scheduler.ready
     for queue in ready.holding:
         for since_s, mask in queue.since:
@@ -396,6 +395,6 @@ def _held(scheduler: Scheduler, now_s: float) -> Iterable[HeldRecord]:
                 class_id for index in scheduler.types.in_mask(mask & queue.bits) for class_id in queue.heads[index]
             ]
             if class_ids:
-                yield HeldRecord(
+                yield HoldRecord(
                     user=queue.user, priority=queue.priority, class_ids=tuple(class_ids), since_s=since_s - now_s
                 )

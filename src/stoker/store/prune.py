@@ -10,28 +10,160 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from stoker.host.durable import sweep_temps
-from stoker.model.clock import Clock
-from stoker.model.digests import Digest, is_digest
-from stoker.model.errors import NoSpace, StokerError
-from stoker.model.frozen import changed, frozen
-from stoker.store.local import LocalStore, Missing
-from stoker.store.pins import refuse_if_damaged
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import Ambiguous, CorruptBytes, NoSpace, NotFound, StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.text import did_you_mean
+from stoker.host.durable import remove_tree, sweep_temps
+from stoker.store.local_store import LocalStore, RecordMiss
 from stoker.store.places import names_in
 from stoker.store.records import BadRecord, Record, parse_record, read_file
-from stoker.store.refs import refuse_if_refs_damaged
-from stoker.store.removal import remove_untouched
-from stoker.store.retention import GRACE_S, Candidate, PruneDecision, Removal
-from stoker.store.views import drop_view
+from stoker.store.refs import find_ref, list_refs, refuse_if_damaged, refuse_if_refs_damaged
+from stoker.store.tree_views import drop_view
+
+# What a prune would take away: decided purely, with a reason for each, before anything is touched.
+#
+# Least recently used first; what a person has let go of goes whatever the limit. Pinned and protected records stay. A
+# blob goes when no remaining record names it, so the bytes freed are counted blob by blob.
+
+GRACE_S = 3600.0
+"""How long bytes, and records of what was put, are spared: whoever brought them in may be about to name them."""
+
+_YOUNG = "put without a name, for less than an hour"
+
+
+@frozen
+class PruneCandidate:
+    """One record as pruning sees it."""
+
+    key: Digest
+    last_used_s: float
+    blobs: tuple[tuple[Digest, int], ...]
+    """Digest and size of each blob it names."""
+    inline_bytes: int = 0
+    label: str = ""
+    is_kept: str = ""
+    """Why it may not go (a pin, a running job), or empty."""
+    let_go: str = ""
+    """Why nobody can want it any more, or empty."""
+
+
+@frozen
+class Removal:
+    """One record that goes, what that frees, and why."""
+
+    key: Digest
+    label: str
+    last_used_s: float
+    """As known when it was decided: one that is used after that stays."""
+    freed_bytes: int
+    why: str
+    freed_blobs: tuple[tuple[Digest, int], ...] = ()
+    """Digest and size of each blob that nobody names once it is gone."""
+
+
+@frozen
+class PruneDecision:
+    """What goes, in order, and what stays although it was its turn."""
+
+    removals: tuple[Removal, ...]
+    before_bytes: int
+    after_bytes: int
+    kept_by_reason: dict[str, int]
+
+    @property
+    def freed_bytes(self) -> int:
+        return self.before_bytes - self.after_bytes
+
+
+def decide_prune(
+    candidates: Iterable[PruneCandidate],
+    *,
+    now_s: float,
+    max_bytes: int | None,
+    older_than_s: float | None,
+    grace_s: float = GRACE_S,
+) -> PruneDecision:
+    """Decide which records become tombstones.
+
+    Those that were let go of, those unused for too long, then the least recently used until the rest fits.
+    """
+    ordered = sorted(candidates, key=lambda candidate: (candidate.last_used_s, candidate.key))
+    named_by: Counter[Digest] = Counter()
+    sizes: dict[Digest, int] = {}
+    for candidate in ordered:
+        for digest, size_bytes in set(candidate.blobs):
+            named_by[digest] += 1
+            sizes[digest] = size_bytes
+    held = {blob for candidate in ordered if candidate.is_kept for blob in candidate.blobs}
+    total = sum(sizes.values()) + sum(candidate.inline_bytes for candidate in ordered)
+    before = total
+    removals: list[Removal] = []
+    kept: Counter[str] = Counter()
+    for candidate in ordered:
+        idle_s = max(0.0, now_s - candidate.last_used_s)
+        too_old = older_than_s is not None and idle_s > older_than_s
+        unwanted = bool(candidate.let_go) and idle_s > grace_s
+        too_much = max_bytes is not None and total > max_bytes
+        if not (unwanted or too_old or too_much):
+            if candidate.let_go and not candidate.is_kept:
+                kept[_YOUNG] += 1
+            continue
+        if candidate.is_kept:
+            kept[candidate.is_kept] += 1
+            continue
+        if not (unwanted or too_old) and not candidate.inline_bytes and held.issuperset(candidate.blobs):
+            # Its bytes stay whatever happens to it, so to let go of it would gain nothing.
+            continue
+        for digest, _ in set(candidate.blobs):
+            named_by[digest] -= 1
+        blobs = tuple(blob for blob in dict.fromkeys(candidate.blobs) if not named_by[blob[0]])
+        freed = candidate.inline_bytes + sum(size_bytes for _, size_bytes in blobs)
+        total -= freed
+        why = f"unused for {idle_s / 86400:.1f} days" if too_old else "over the size limit, least recently used"
+        removals.append(
+            Removal(
+                key=candidate.key,
+                label=candidate.label,
+                last_used_s=candidate.last_used_s,
+                freed_bytes=freed,
+                why=candidate.let_go if unwanted else why,
+                freed_blobs=blobs,
+            )
+        )
+    return PruneDecision(removals=tuple(removals), before_bytes=before, after_bytes=total, kept_by_reason=dict(kept))
+
+
+# Taking a blob away under the eyes of those who may be about to count on it.
+
+
+def remove_untouched(path: str, seen: os.stat_result) -> bool:
+    """Remove a blob unless somebody made it young again since it was `seen`. False: it stays, or was gone already.
+
+    Raises `OSError` or our own errors where it can't be removed.
+    """
+    away = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        os.rename(path, away)
+        if os.lstat(away).st_mtime_ns != seen.st_mtime_ns:
+            # A writer counted on it after we looked. Had it come later, it would have missed it.
+            os.rename(away, path)
+            return False
+        return remove_tree(away)
+    except FileNotFoundError:
+        return False
+
 
 # What a file system calls now may be a moment behind what the clock says.
 _TICK_S = 1.0
 
 
 @frozen
-class Swept:
+class PruneResult:
     """What a sweep removed."""
 
     blobs: int
@@ -69,12 +201,12 @@ def candidates(
     kept: Callable[[Digest], str],
     label: Callable[[Record], str],
     let_go: Callable[[Record], str] = lambda _record: "",
-) -> Iterator[Candidate]:
+) -> Iterator[PruneCandidate]:
     """Give every record that still has bytes, as pruning sees it."""
     for record, last_used_s in all_records(store):
         if record.is_tombstone:
             continue
-        yield Candidate(
+        yield PruneCandidate(
             key=record.key,
             last_used_s=last_used_s,
             blobs=tuple((entry.sha256, entry.size_bytes) for entry in record.blobs()),
@@ -85,7 +217,7 @@ def candidates(
         )
 
 
-def carry_out(store: LocalStore, decision: PruneDecision, *, clock: Clock, grace_s: float = GRACE_S) -> Swept:
+def carry_out(store: LocalStore, decision: PruneDecision, *, clock: Clock, grace_s: float = GRACE_S) -> PruneResult:
     """Turn the chosen records into tombstones and sweep what nobody names any more, also if none was chosen.
 
     Blobs and views that no record names go, and half-written records, once they are older than the grace.
@@ -136,7 +268,7 @@ def _bury(store: LocalStore, removal: Removal) -> Record | None:
         last_used_s = os.stat(path).st_mtime
     except OSError:
         return None
-    if isinstance(record, Missing) or record.is_tombstone or last_used_s > removal.last_used_s:
+    if isinstance(record, RecordMiss) or record.is_tombstone or last_used_s > removal.last_used_s:
         return None
     try:
         is_ours = store.swap(record, record.without_bytes(), used_s=removal.last_used_s)
@@ -149,7 +281,7 @@ def _bury(store: LocalStore, removal: Removal) -> Record | None:
     return record if is_ours else None
 
 
-def _sweep(store: LocalStore, *, now_s: float, grace_s: float, gone: dict[Digest, float]) -> Swept:
+def _sweep(store: LocalStore, *, now_s: float, grace_s: float, gone: dict[Digest, float]) -> PruneResult:
     """Remove what no record names and nobody touched lately; `gone` says since when, for what just lost its name."""
     named: set[str] = set()
     for record, _ in all_records(store):
@@ -164,7 +296,7 @@ def _sweep(store: LocalStore, *, now_s: float, grace_s: float, gone: dict[Digest
     for shard in names_in(store.places.records):
         with contextlib.suppress(StokerError):
             sweep_temps(f"{store.places.records}/{shard}", grace_s, now_s)
-    return Swept(blobs=swept.blobs, blob_bytes=swept.blob_bytes, views=swept.views, stuck=tuple(swept.stuck))
+    return PruneResult(blobs=swept.blobs, blob_bytes=swept.blob_bytes, views=swept.views, stuck=tuple(swept.stuck))
 
 
 class _Sweeping:
@@ -212,3 +344,34 @@ class _Sweeping:
             return None
         # By ctime: a writer may bring in files that it was told are years old.
         return info if info.st_ctime < self._gone.get(Digest(name), self._before_s) else None
+
+
+# Find what is kept by what people call it: the name it was put under, or the beginning of a digest.
+
+_SHORTEST_PREFIX = 4
+
+
+def resolve(store: LocalStore, text: str) -> list[Record]:
+    """Find what a name, or the beginning of a digest or a key, stands for: every record of that one tree.
+
+    `NotFound`, `Ambiguous`, or `CorruptBytes` for a name that can't be read.
+    """
+    ref = find_ref(store.places, text)
+    if ref is not None:
+        if ref.damage:
+            raise CorruptBytes(f"the ref {text} can't be read: {ref.damage}", hint="`stoker store verify` mends it")
+        record = store.peek(ref.key)
+        if not isinstance(record, Record):
+            raise CorruptBytes(f"what {text} stands for is gone", hint="put it again", digest=ref.digest)
+        return [record]
+    found = [] if len(text) < _SHORTEST_PREFIX else [
+        record for record, _ in all_records(store) if record.digest.startswith(text) or record.key.startswith(text)
+    ]  # fmt: skip
+    trees = {record.digest for record in found}
+    if len(trees) > 1:
+        raise Ambiguous(f"{text!r} begins the digests of {len(trees)} things", hint="type more of it")
+    if not found:
+        names = [ref.name for ref in list_refs(store.places)]
+        hint = did_you_mean(text, names) or "`stoker store refs` lists what was put, `stoker jobs` what was run"
+        raise NotFound(f"nothing goes by {text!r} here", hint=hint)
+    return found

@@ -12,13 +12,14 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote, unquote
 
-from stoker.host.brief_lock import BriefLocks
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import BadInput, CorruptBytes, Refused
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
 from stoker.host.durable import NO_STEP, read_regular, remove_tree, sync_dir, translated, write_file
-from stoker.model.digests import Digest, is_digest
-from stoker.model.errors import BadInput, CorruptBytes, Refused
-from stoker.model.frozen import frozen
-from stoker.store.places import Places
-from stoker.store.sealed import BrokenSeal, seal, unseal
+from stoker.host.locks import BriefLocks
+from stoker.store.places import StorePaths
+from stoker.store.records import BrokenSeal, seal, unseal
 
 PUT = "put"
 """What the record of a thing that was put says where a result names its stage."""
@@ -94,7 +95,7 @@ def check_ref_name(name: str) -> str:
     return name
 
 
-def set_ref(places: Places, ref: Ref, *, replace: bool, on_step: Callable[[str], None] = NO_STEP) -> Ref | None:
+def set_ref(places: StorePaths, ref: Ref, *, replace: bool, on_step: Callable[[str], None] = NO_STEP) -> Ref | None:
     """Let a name stand for a thing, durably; give what it stood for before, if that was something else.
 
     `Refused` if it stands for something else and may not be moved.
@@ -121,7 +122,7 @@ def refuse_taken(before: Ref | None, key: Digest, *, replace: bool) -> None:
         )
 
 
-def remove_ref(places: Places, name: str) -> bool:
+def remove_ref(places: StorePaths, name: str) -> bool:
     """Take a name away, a damaged one too; says whether there was one."""
     with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
         if not remove_tree(_path(places, name)):
@@ -130,7 +131,7 @@ def remove_ref(places: Places, name: str) -> bool:
     return True
 
 
-def list_refs(places: Places) -> list[Ref]:
+def list_refs(places: StorePaths) -> list[Ref]:
     """Give all refs by name, damaged ones included."""
     with translated(places.refs):
         files = sorted(os.listdir(places.refs)) if os.path.isdir(places.refs) else []
@@ -138,7 +139,7 @@ def list_refs(places: Places) -> list[Ref]:
     return [ref for name in names if (ref := find_ref(places, name)) is not None]
 
 
-def find_ref(places: Places, name: str) -> Ref | None:
+def find_ref(places: StorePaths, name: str) -> Ref | None:
     """Give the ref of a name, or nothing."""
     path = _path(places, name)
     if not os.path.lexists(path):
@@ -154,12 +155,12 @@ def find_ref(places: Places, name: str) -> Ref | None:
     return ref if ref.name == name else _damaged(name, f"it is the ref of {ref.name!r}")
 
 
-def ref_path(places: Places, name: str) -> str:
+def ref_path(places: StorePaths, name: str) -> str:
     """Say where the file of a ref lies."""
     return _path(places, name)
 
 
-def refuse_if_refs_damaged(places: Places) -> None:
+def refuse_if_refs_damaged(places: StorePaths) -> None:
     """Raise `CorruptBytes` if some ref can't be read: nobody knows what may not go then."""
     damaged = [ref for ref in list_refs(places) if ref.damage]
     if damaged:
@@ -175,5 +176,71 @@ def _damaged(name: str, why: str) -> Ref:
     return Ref(name=name, digest=Digest(""), key=Digest(""), damage=why)
 
 
-def _path(places: Places, name: str) -> str:
+def _path(places: StorePaths, name: str) -> str:
     return os.path.join(places.refs, f"{quote(name, safe='', errors='surrogateescape')}{_SUFFIX}")
+
+
+# Pins: records that pruning leaves alone, under a name a person chose.
+
+_PINS_SUFFIX = ".json"
+
+
+@frozen
+class Pin:
+    """A name and the records that it keeps."""
+
+    name: str
+    keys: tuple[Digest, ...]
+    damage: str = ""
+    """Why its file can't be read; what it kept is then unknown."""
+
+
+def pin(places: StorePaths, name: str, keys: tuple[Digest, ...]) -> Pin:
+    """Keep these records until the pin is taken away; an existing pin of that name is replaced."""
+    path = _path_pins(places, name)
+    if os.path.isdir(path):
+        remove_tree(path)
+    write_file(path, (dumps({"name": name, "keys": list(keys)}) + "\n").encode())
+    return Pin(name=name, keys=keys)
+
+
+def unpin(places: StorePaths, name: str) -> bool:
+    """Take a pin away, a damaged one too; says whether there was one."""
+    return remove_tree(_path_pins(places, name))
+
+
+def list_pins(places: StorePaths) -> list[Pin]:
+    """Give all pins by name, damaged ones included."""
+    with translated(places.pins):
+        files = sorted(os.listdir(places.pins)) if os.path.isdir(places.pins) else []
+    return [_read(places, file) for file in files if file.endswith(_PINS_SUFFIX)]
+
+
+def refuse_if_damaged(places: StorePaths) -> None:
+    """Raise `CorruptBytes` if some pin can't be read: nobody knows what may not go then."""
+    damaged = [pin for pin in list_pins(places) if pin.damage]
+    if damaged:
+        first = damaged[0]
+        raise CorruptBytes(
+            f"pin {first.name} can't be read, so nobody knows what it keeps: {first.damage}",
+            hint=f"pin it again, or take it away: stoker store pin {first.name} --remove",
+        )
+
+
+def _read(places: StorePaths, file: str) -> Pin:
+    name = unquote(file.removesuffix(_PINS_SUFFIX), errors="surrogateescape")
+    path = os.path.join(places.pins, file)
+    if not os.path.isfile(path):
+        return Pin(name=name, keys=(), damage="not a file")
+    try:
+        with open(path, "rb") as stream:
+            keys = tuple(loads(stream.read())["keys"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Pin(name=name, keys=(), damage=f"{type(error).__name__}: {error}")
+    if not all(isinstance(key, str) and is_digest(key) for key in keys):
+        return Pin(name=name, keys=(), damage="not a list of keys")
+    return Pin(name=name, keys=keys)
+
+
+def _path_pins(places: StorePaths, name: str) -> str:
+    return os.path.join(places.pins, f"{quote(name, safe='', errors='surrogateescape')}{_PINS_SUFFIX}")

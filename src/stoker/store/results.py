@@ -18,22 +18,21 @@ import os
 import stat
 from typing import Any
 
+from stoker.core.digests import TreeEntry, digest_bytes
+from stoker.core.errors import BadInput, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
 from stoker.host.durable import replace_symlink, sweep_temps, sync_dir, translated, write_file
-from stoker.model.artifacts import TreeEntry
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import BadInput, StokerError
-from stoker.model.frozen import frozen
-from stoker.model.json_text import dumps, loads
-from stoker.store.copies import copy_entry
-from stoker.store.local import LocalStore
+from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
+from stoker.store.tree_views import copy_entry
 from stoker.store.trees import hash_file
 
 SIDECAR = ".stoker.json"
 
 
 @frozen
-class Part:
+class ResultPart:
     """One record's files, laid below a folder of the result (empty: at its top)."""
 
     record: Record
@@ -43,7 +42,7 @@ class Part:
 
 
 @frozen
-class LaidOut:
+class MaterialisedResult:
     """What lies in a result's folder now."""
 
     folder: str
@@ -52,7 +51,7 @@ class LaidOut:
     """Edited files, and others that stood in the way, under the names they have now."""
 
 
-def lay_out(store: LocalStore, parts: list[Part], folder: str) -> LaidOut:
+def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> MaterialisedResult:
     """Make a folder show these results and nothing older of ours. All their bytes must be in the store."""
     wanted = _wanted(parts)
     with translated(folder):
@@ -73,7 +72,7 @@ def lay_out(store: LocalStore, parts: list[Part], folder: str) -> LaidOut:
             for below in {os.path.dirname(path) for path in missing}:
                 sync_dir(os.path.join(folder, below))
         desk.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])
-    return LaidOut(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
+    return MaterialisedResult(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
 
 
 def set_aside(folder: str, *, for_trials: bool) -> str:
@@ -268,7 +267,7 @@ def _trial_folders(folder: str) -> list[str]:
     return [name for name in names if is_sidecar(os.path.join(folder, name, SIDECAR))]
 
 
-def _wanted(parts: list[Part]) -> dict[str, tuple[Record, TreeEntry]]:
+def _wanted(parts: list[ResultPart]) -> dict[str, tuple[Record, TreeEntry]]:
     wanted = {}
     for part in parts:
         for entry in part.record.tree.entries:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import io
 import os
+import queue
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import file_digest, sha256
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from stoker.core.clock import Closable
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
+from stoker.core.errors import Fault, InvalidInput
 from stoker.host.durable import translated
-from stoker.host.folder_walk import FolderWalk
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import Faults
-from stoker.model.faults import Fault
+from stoker.host.folders import FolderWalk
 
 Hasher = Callable[[str], tuple[Digest, int]]
 
@@ -54,7 +55,7 @@ def heed_now(size_bytes: int) -> None:
         heed(size_bytes)
 
 
-class Walked(NamedTuple):
+class WalkedEntry(NamedTuple):
     """One entry of a tree, the path it was found at, and how the file looked just before it was hashed."""
 
     entry: TreeEntry
@@ -102,7 +103,7 @@ def scan_tree(root: str, *, hasher: Hasher = hash_file) -> Tree:
     return Tree(tuple(walked.entry for walked in walk_tree(root, hasher=hasher)))
 
 
-def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[Walked]:
+def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[WalkedEntry]:
     """Read a folder as sorted entries, each with where it was found."""
     walk = _Walk(root, hasher)
     walk.run()
@@ -112,7 +113,7 @@ def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[Walked]:
         headline = (
             str(faults[0]) if len(faults) == 1 else f"the folder holds {len(faults)} things that a tree can't keep"
         )
-        raise Faults(headline, faults=faults, hint=_HINT, folder=root)
+        raise InvalidInput(headline, faults=faults, hint=_HINT, folder=root)
     walk.found.sort(key=lambda walked: walked.entry.path)
     return walk.found
 
@@ -120,7 +121,7 @@ def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[Walked]:
 class _Walk(FolderWalk):
     def __init__(self, root: str, hasher: Hasher) -> None:
         super().__init__(root)
-        self.found: list[Walked] = []
+        self.found: list[WalkedEntry] = []
         self.faults: list[Fault] = []
         self._hasher = hasher
 
@@ -133,7 +134,7 @@ class _Walk(FolderWalk):
             info = entry.stat(follow_symlinks=False)
             digest, size_bytes = self._hasher(entry.path)
             executable = bool(info.st_mode & stat.S_IXUSR)
-            self.found.append(Walked(TreeEntry(path, size_bytes, digest, executable), entry.path, info))
+            self.found.append(WalkedEntry(TreeEntry(path, size_bytes, digest, executable), entry.path, info))
         elif entry.is_symlink():
             self._take_link(path, entry)
         else:
@@ -148,7 +149,7 @@ class _Walk(FolderWalk):
         else:
             text = target.encode()
             link = TreeEntry(path, len(text), digest_bytes(text), link_to=target)
-            self.found.append(Walked(link, entry.path, entry.stat(follow_symlinks=False)))
+            self.found.append(WalkedEntry(link, entry.path, entry.stat(follow_symlinks=False)))
 
 
 def _let_go(descriptor: int) -> None:
@@ -176,3 +177,56 @@ def _is_text(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# Hashing beside the work: blocks are handed to a thread, and whoever reads or compresses does not wait for it.
+
+_DEPTH = 8
+_WORTH_A_HANDOVER_BYTES = 32 * 1024
+
+
+class HashObject(Protocol):
+    """What a lane feeds: an object of `hashlib`."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+class HashLane(Closable):
+    """One thread that feeds blocks to hashes, in order, at most a few blocks behind. For one thread to use.
+
+    Its memory is bounded: whoever is much quicker waits. A block must not change after it was given.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: queue.Queue[tuple[HashObject, bytes] | None] = queue.Queue(_DEPTH)
+        self._thread: threading.Thread | None = None
+
+    def feed(self, hashing: HashObject, block: bytes) -> None:
+        """Have a block added to a hash."""
+        if len(block) < _WORTH_A_HANDOVER_BYTES and not self._blocks.unfinished_tasks:
+            hashing.update(block)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hash lane", daemon=True)
+            self._thread.start()
+        self._blocks.put((hashing, block))
+
+    def wait(self) -> None:
+        """Wait until every block that was given is in its hash."""
+        self._blocks.join()
+
+    def close(self) -> None:
+        """Let the thread end, after the blocks that it was given."""
+        if self._thread is not None:
+            self._blocks.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (given := self._blocks.get()) is not None:
+            hashing, block = given
+            try:
+                hashing.update(block)
+            finally:
+                self._blocks.task_done()
+        self._blocks.task_done()

@@ -342,7 +342,7 @@ class _Speaker:
 
 
 def _frame(steps: list[int], times: list[float], values: list[float], names: list[str], lost: int) -> bytes:
-    """Write rows as `stoker.plan.metrics.file` reads them."""
+    """Write rows as `stoker.engine.metrics.metrics_file` reads them."""
     indices: dict[str, int] = {}
     name_of = [indices.setdefault(name, len(indices)) for name in names]
     cut = [name.encode("utf-8", "replace")[:_NAME_BYTES].decode("utf-8", "ignore").encode() for name in indices]

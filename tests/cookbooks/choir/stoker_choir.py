@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.model.errors import StokerError
-from stoker.plan.authoring import (
+from stoker.authoring import (
     Alone,
     Category,
     Company,
@@ -32,7 +31,8 @@ from stoker.plan.authoring import (
     recipe,
     stage,
 )
-from stoker.plan.together import Digests
+from stoker.core.errors import StokerError
+from stoker.engine.stage import Digests
 
 MIB = 1024**2
 

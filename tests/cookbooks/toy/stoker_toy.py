@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.plan.authoring import (
+from stoker.authoring import (
     Category,
     Cookbook,
     InputPath,

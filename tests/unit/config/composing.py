@@ -9,39 +9,37 @@ from typing import Any
 
 import pytest
 
-from stoker.config.compose import compose
-from stoker.config.composed import Composed
-from stoker.config.override import parse_overrides
-from stoker.config.schema import NOTHING, Declared, Schema
-from stoker.model.errors import ConfigFaults
-from stoker.model.faults import Fault
+from stoker.config.compose import ComposedConfig, compose
+from stoker.config.overrides import parse_overrides
+from stoker.config.schema import NOTHING, DeclaredLeaf, Schema
+from stoker.core.errors import Fault, InvalidConfig
 
 FREE = Schema(leaves={}, is_open=True)
 
 
-def closed(**leaves: Declared) -> Schema:
+def closed(**leaves: DeclaredLeaf) -> Schema:
     """A closed schema; two underscores in a name stand for a dot."""
     named = {name.replace("__", "."): leaf for name, leaf in leaves.items()}
     return Schema(leaves={path: _named(leaf, path) for path, leaf in named.items()})
 
 
-def real(default: Any = NOTHING, *, runtime: bool = False) -> Declared:
+def real(default: Any = NOTHING, *, runtime: bool = False) -> DeclaredLeaf:
     return _declared(float, _check_real, "float", default, runtime)
 
 
-def whole(default: Any = NOTHING, *, runtime: bool = False) -> Declared:
+def whole(default: Any = NOTHING, *, runtime: bool = False) -> DeclaredLeaf:
     return _declared(int, _check_whole, "int", default, runtime)
 
 
-def text(default: Any = NOTHING, *, runtime: bool = False) -> Declared:
+def text(default: Any = NOTHING, *, runtime: bool = False) -> DeclaredLeaf:
     return _declared(str, _check_text, "text", default, runtime)
 
 
-def texts(default: Any = NOTHING) -> Declared:
+def texts(default: Any = NOTHING) -> DeclaredLeaf:
     return _declared(_read_texts, _check_texts, "list of text", default, runtime=False)
 
 
-def reals(default: Any = NOTHING) -> Declared:
+def reals(default: Any = NOTHING) -> DeclaredLeaf:
     return _declared(_read_map, _check_reals, "map of float", default, runtime=False)
 
 
@@ -66,14 +64,14 @@ class Desk:
         files: Sequence[str] = ("config.yaml",),
         schema: Schema = FREE,
         env: Mapping[str, str] | None = None,
-    ) -> Composed:
+    ) -> ComposedConfig:
         return compose(files, parse_overrides(words), schema, env or {}, str(self.folder))
 
     def values(self, *words: str, **more: Any) -> dict[str, Any]:
         return self.compose(*words, **more).values
 
     def faults(self, *words: str, **more: Any) -> tuple[Fault, ...]:
-        with pytest.raises(ConfigFaults) as caught:
+        with pytest.raises(InvalidConfig) as caught:
             self.compose(*words, **more)
         assert caught.value.exit_code == 21
         return caught.value.faults
@@ -86,14 +84,14 @@ class Desk:
 
 def _declared(
     read: Callable[[str], Any], check: Callable[[Any], Any], says: str, default: Any, runtime: bool
-) -> Declared:
-    return Declared(
+) -> DeclaredLeaf:
+    return DeclaredLeaf(
         path="", read=lambda word: check(read(word)), check=check, says=says, default=default, is_runtime=runtime
     )
 
 
-def _named(leaf: Declared, path: str) -> Declared:
-    return Declared(
+def _named(leaf: DeclaredLeaf, path: str) -> DeclaredLeaf:
+    return DeclaredLeaf(
         path=path, read=leaf.read, check=leaf.check, says=leaf.says, default=leaf.default, is_runtime=leaf.is_runtime
     )
 

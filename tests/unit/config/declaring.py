@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from stoker.config.cluster_file import read_cluster
-from stoker.config.manifest import Manifest
-from stoker.config.manifest_file import read_manifest
-from stoker.config.manifest_rules import Known
-from stoker.model.errors import ClusterFaults, Faults, ManifestFaults
-from stoker.model.nodes import Cluster
+from stoker.config.manifest_file import Manifest, read_manifest
+from stoker.config.manifest_rules import KnownNames
+from stoker.core.errors import InvalidCluster, InvalidInput, InvalidManifest
+from stoker.core.machine import Cluster
 
 
 class Drawer:
@@ -28,8 +27,8 @@ class Drawer:
     def cluster(self, text: str | bytes, name: str = "c.yaml") -> Cluster:
         return read_cluster(name, self.write(text, name))
 
-    def cluster_error(self, text: str | bytes, name: str = "c.yaml") -> Faults:
-        with pytest.raises(ClusterFaults) as caught:
+    def cluster_error(self, text: str | bytes, name: str = "c.yaml") -> InvalidInput:
+        with pytest.raises(InvalidCluster) as caught:
             self.cluster(text, name)
         assert caught.value.faults
         return caught.value
@@ -42,15 +41,15 @@ class Drawer:
         (fault,) = self.cluster_faults(f"nodes:\n- name: n\n  host: h\n  {text}\n")
         return fault.removeprefix("c.yaml:")
 
-    def manifest(self, text: str | bytes, name: str = "m.toml", known: Known | None = None) -> Manifest:
+    def manifest(self, text: str | bytes, name: str = "m.toml", known: KnownNames | None = None) -> Manifest:
         return read_manifest(name, self.write(text, name), known)
 
-    def manifest_faults(self, text: str | bytes, name: str = "m.toml", known: Known | None = None) -> list[str]:
-        with pytest.raises(ManifestFaults) as caught:
+    def manifest_faults(self, text: str | bytes, name: str = "m.toml", known: KnownNames | None = None) -> list[str]:
+        with pytest.raises(InvalidManifest) as caught:
             self.manifest(text, name, known)
         return [str(fault) for fault in caught.value.faults]
 
-    def job_fault(self, text: str, known: Known | None = None) -> str:
+    def job_fault(self, text: str, known: KnownNames | None = None) -> str:
         """Give the only fault of a job that is right but for these lines."""
         (fault,) = self.manifest_faults(f'[[jobs]]\nname = "j"\n{text}\n', known=known)
         return fault.removeprefix("m.toml:")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stoker.config.adapters import AdaptersFile
-from stoker.config.adapters_file import Around, read_adapters
-from stoker.config.recognising import read_declared
-from stoker.config.schema import Declared, Schema
-from stoker.model.errors import AdaptersFaults
+from stoker.cli.check_files import read_declared
+from stoker.config.adapter_entries import AdaptersFile
+from stoker.config.adapters_file import AdaptersContext, read_adapters
+from stoker.config.schema import DeclaredLeaf, Schema
+from stoker.core.errors import InvalidAdapters
 
 SYSTEM_B = """
 [[adapter]]
@@ -40,8 +40,8 @@ def _whole(least: int) -> Any:
     return check
 
 
-def _declared(path: str, check: Any, says: str) -> Declared:
-    return Declared(path=path, read=str, check=check, says=says, default=None)
+def _declared(path: str, check: Any, says: str) -> DeclaredLeaf:
+    return DeclaredLeaf(path=path, read=str, check=check, says=says, default=None)
 
 
 SCHEMA = Schema(
@@ -67,10 +67,10 @@ class Folder:
 
     def read(self, text: str, **around: Any) -> AdaptersFile:
         (self.path / "a.toml").write_text(text)
-        return read_adapters("a.toml", str(self.path / "a.toml"), Around(schema=SCHEMA, **around))
+        return read_adapters("a.toml", str(self.path / "a.toml"), AdaptersContext(schema=SCHEMA, **around))
 
     def faults(self, text: str, **around: Any) -> list[str]:
-        with pytest.raises(AdaptersFaults) as caught:
+        with pytest.raises(InvalidAdapters) as caught:
             self.read(text, **around)
         return [str(fault).removeprefix("a.toml:") for fault in caught.value.faults]
 
@@ -121,8 +121,8 @@ def test_whose_turn_it_is_is_told_where_a_schedule_is_neither(folder: Folder) ->
     hints = []
     for text in (f'schedule = "now"\n{entry}', f'{entry}schedule = "now"\n'):
         (folder.path / "a.toml").write_text(text)
-        with pytest.raises(AdaptersFaults) as raised:
-            read_adapters("a.toml", str(folder.path / "a.toml"), Around(schema=schema))
+        with pytest.raises(InvalidAdapters) as raised:
+            read_adapters("a.toml", str(folder.path / "a.toml"), AdaptersContext(schema=schema))
         hints.append(raised.value.faults[0].hint)
     assert "whose turn it is: synchronized, round_robin, priority" in hints[0]
     assert "whose turn" not in hints[1]
@@ -130,7 +130,7 @@ def test_whose_turn_it_is_is_told_where_a_schedule_is_neither(folder: Folder) ->
 
 def test_a_file_in_yaml_says_the_same(folder: Folder) -> None:
     (folder.path / "a.yaml").write_text("base: tiny\nadapter:\n- {data: legal.jsonl, checkpoint: c/x, rank: 2}\n")
-    file = read_adapters("a.yaml", str(folder.path / "a.yaml"), Around(schema=SCHEMA, given={}))
+    file = read_adapters("a.yaml", str(folder.path / "a.yaml"), AdaptersContext(schema=SCHEMA, given={}))
     assert (file.adapters[0].label, file.adapters[0].values["alpha"]) == ("x", 4.0)
 
 
@@ -237,5 +237,5 @@ def test_a_file_is_known_by_its_list(folder: Folder) -> None:
     path.write_text(SYSTEM_B)
     assert isinstance(read_declared("x.toml", str(path)), AdaptersFile)
     path.write_text("[[adapter]]\ndata = [\n")
-    with pytest.raises(AdaptersFaults):
+    with pytest.raises(InvalidAdapters):
         read_declared("x.toml", str(path))

@@ -7,12 +7,11 @@ import time
 import pytest
 
 from stoker.config.cluster_file import is_host, is_this_machine
-from stoker.config.declared_file import MOST_DECLARED
-from stoker.config.fields import MOST_SHOWN
-from stoker.config.located import MOST_FAULTS
-from stoker.model.devices import MIB, MemoryType
-from stoker.model.errors import ClusterFaults, LocalFile
-from stoker.model.nodes import Gpu, Node, NodeTransport, UserPolicy
+from stoker.config.fields import MOST_DECLARED, MOST_SHOWN
+from stoker.config.positions import MOST_FAULTS
+from stoker.core.device import MIB, MemoryType
+from stoker.core.errors import InvalidCluster, LocalFile
+from stoker.core.machine import Gpu, Node, NodeTransport, UserPolicy
 from tests.unit.config.declaring import Drawer
 
 SAMPLE = """\
@@ -404,4 +403,4 @@ def test_a_file_of_another_language_is_refused(drawer: Drawer, name: str) -> Non
 def test_every_fault_shows_the_line_it_is_about(drawer: Drawer) -> None:
     error = drawer.cluster_error("nodes:\n- {name: a, host: h, max_adapters: x}\n")
     assert error.faults[0].shown == "- {name: a, host: h, max_adapters: x}\n                                   ^"
-    assert isinstance(error, ClusterFaults)
+    assert isinstance(error, InvalidCluster)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.config.cluster_text import node_as_json, render_cluster, write_cluster
-from stoker.model.devices import MemoryType
-from stoker.model.json_text import dumps, loads
-from stoker.model.nodes import Cluster, Gpu, Node, NodeTransport, UserPolicy
+from stoker.config.cluster_file import node_as_json, render_cluster, write_cluster
+from stoker.core.device import MemoryType
+from stoker.core.jsontext import dumps, loads
+from stoker.core.machine import Cluster, Gpu, Node, NodeTransport, UserPolicy
 from tests.unit.config.declaring import Drawer
 
 CARD = Gpu(uuid="GPU-8f1c", type="rtx-4090", vram_mb=24564)

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from stoker.config.origin import Layer
+from stoker.config.positions import ConfigLayer
 from stoker.config.schema import NOTHING, Schema
 from stoker.config.sweep import points
-from stoker.model.errors import ConfigFaults
+from stoker.core.errors import InvalidConfig
 from tests.unit.config.composing import Desk, closed, real, reals, text, texts, whole
 
 MODEL = closed(
@@ -44,7 +44,12 @@ def test_every_leaf_keeps_what_each_layer_said_the_winner_last(desk: Desk):
     composed = desk.compose("lr=4", schema=MODEL, env={"STOKER__lr": "3"})
     stack = composed.origins["lr"]
     assert [one.value for one in stack] == [0.1, 2.0, 3.0, 4.0]
-    assert [one.origin.layer for one in stack] == [Layer.DEFAULT, Layer.FILE, Layer.ENVIRONMENT, Layer.OVERRIDE]
+    assert [one.origin.layer for one in stack] == [
+        ConfigLayer.DEFAULT,
+        ConfigLayer.FILE,
+        ConfigLayer.ENVIRONMENT,
+        ConfigLayer.OVERRIDE,
+    ]
     assert [str(one.origin) for one in stack] == ["default", "config.yaml:1:5", "STOKER__lr", "argument 1 (lr=4)"]
 
 
@@ -111,9 +116,9 @@ def test_a_value_that_a_later_layer_replaces_is_checked_all_the_same(desk: Desk)
 
 def test_the_error_of_one_fault_says_it_and_of_several_counts_them(desk: Desk):
     desk.write(config="lr: x\n")
-    with pytest.raises(ConfigFaults, match="expected a number"):
+    with pytest.raises(InvalidConfig, match="expected a number"):
         desk.compose(schema=MODEL)
-    with pytest.raises(ConfigFaults, match="2 faults in the configuration"):
+    with pytest.raises(InvalidConfig, match="2 faults in the configuration"):
         desk.compose("lr=y", schema=MODEL)
 
 
@@ -212,7 +217,7 @@ def test_explain_of_a_trial_ends_with_its_choice(desk: Desk):
     assert composed.sweep is not None
     second = list(points(composed.sweep))[1]
     last = composed.explain("lr", second)["lr"][-1]
-    assert (last.value, last.origin.layer, str(last.origin)) == (2.0, Layer.SWEEP, "lr=2")
+    assert (last.value, last.origin.layer, str(last.origin)) == (2.0, ConfigLayer.SWEEP, "lr=2")
 
 
 def test_rows_give_value_and_winner_of_each_leaf(desk: Desk):
@@ -225,7 +230,7 @@ def test_rows_give_value_and_winner_of_each_leaf(desk: Desk):
 
 
 def test_the_record_is_plain_data_and_says_what_was_deleted(desk: Desk):
-    from stoker.model.json_text import dumps, loads
+    from stoker.core.jsontext import dumps, loads
 
     desk.write(config="a: {b: .nan}\nc: 1\n")
     record = desk.compose("~c").record()

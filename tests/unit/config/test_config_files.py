@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from stoker.config.located import LARGEST_BYTES
-from stoker.model.errors import ConfigFaults, LocalFile, NoPermission
+from stoker.config.positions import LARGEST_BYTES
+from stoker.core.errors import InvalidConfig, LocalFile, NoPermission
 from tests.unit.config.composing import Desk
 
 
@@ -98,6 +98,6 @@ def test_many_faults_of_one_file_do_not_take_forever(desk: Desk):
     from tests.unit.config.composing import closed, whole
 
     desk.write(config="".join(f"key_{n}: 1\n" for n in range(5_000)))
-    with pytest.raises(ConfigFaults) as caught:
+    with pytest.raises(InvalidConfig) as caught:
         desk.compose(schema=closed(**{f"leaf_{n}": whole(1) for n in range(300)}))
     assert len(caught.value.faults) == 5_000

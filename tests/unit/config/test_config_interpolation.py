@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.interpolation import LONGEST_CHAIN
-from stoker.config.template import Call, Reference, parse
-from stoker.config.trees import refers
-from stoker.model.digests import digest_value
+from stoker.config.interpolation import LONGEST_CHAIN, Reference, TemplateCall, parse
+from stoker.config.values import refers
+from stoker.core.digests import digest_value
 from tests.unit.config.composing import FREE, Desk, closed, real, reals, text, texts, whole
 
 
@@ -193,7 +192,7 @@ def test_what_failed_once_brings_no_second_fault(desk: Desk):
 
 
 def test_taking_text_apart():
-    assert parse("x${a.b[0]}y${env:N,d}") == ("x", Reference(("a", "b", "0")), "y", Call("env", ("N,d",)))
+    assert parse("x${a.b[0]}y${env:N,d}") == ("x", Reference(("a", "b", "0")), "y", TemplateCall("env", ("N,d",)))
     assert parse("") == ()
     assert refers({"a": ["x", {"b": "${c}"}]})
     assert not refers({"a": ["x", {"b": "{c}"}]})

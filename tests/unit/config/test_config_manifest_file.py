@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.manifest import HostEntry, JobEntry, overlaid
-from stoker.config.manifest_file import JOB, read_manifest
-from stoker.config.manifest_rules import Known
-from stoker.model.errors import LocalFile, ManifestFaults
-from stoker.model.leases import Partition
-from stoker.model.nodes import Cluster, Node
-from stoker.model.requirements import Wish
-from stoker.model.resources import GIB
+from stoker.config.manifest_file import JOB, HostEntry, JobEntry, overlaid, read_manifest
+from stoker.config.manifest_rules import KnownNames
+from stoker.core.device import GIB
+from stoker.core.errors import InvalidManifest, LocalFile
+from stoker.core.leases import Partition
+from stoker.core.machine import Cluster, DevicePreference, Node
 from tests.unit.config.declaring import Drawer
 
 SYSTEM_A = """
@@ -92,7 +90,7 @@ def test_three_lines_are_a_whole_file(drawer: Drawer) -> None:
 
 
 def test_every_key_that_the_guide_shows_is_read(drawer: Drawer) -> None:
-    (job,) = drawer.manifest(EXPERIENCE, known=Known(jobs={"prep"})).jobs
+    (job,) = drawer.manifest(EXPERIENCE, known=KnownNames(jobs={"prep"})).jobs
     assert job.command == ("python", "train.py", "--lr", "{lr}", "--seed", "{seed}")
     assert job.sweep == {"lr": [1e-3, 3e-4, 1e-4], "seed": [0, 1]}
     assert (job.data, job.outputs, job.env) == ({"DATA": "~/data/imagenet100"}, ("runs/",), {"": "uv.lock"})
@@ -119,19 +117,21 @@ def test_a_manifest_says_something(drawer: Drawer, text: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "wish", "count"),
     [
-        ("", Wish.NEVER, 1),
-        ("require_cuda = true", Wish.REQUIRE, 1),
-        ("prefer_cuda = true", Wish.PREFER, 1),
-        ("require_cuda = true\nprefer_cuda = true", Wish.REQUIRE, 1),
-        ("min_vram_gib = 6", Wish.PREFER, 1),
-        ("require_cuda = false\nmin_vram_gib = 6", Wish.PREFER, 1),
-        ("gpus = 2", Wish.REQUIRE, 2),
-        ("gpus = 2\nprefer_cuda = true", Wish.PREFER, 2),
-        ("gpus = 0", Wish.NEVER, 1),
-        ("min_vram_gib = 0", Wish.NEVER, 1),
+        ("", DevicePreference.NEVER, 1),
+        ("require_cuda = true", DevicePreference.REQUIRE, 1),
+        ("prefer_cuda = true", DevicePreference.PREFER, 1),
+        ("require_cuda = true\nprefer_cuda = true", DevicePreference.REQUIRE, 1),
+        ("min_vram_gib = 6", DevicePreference.PREFER, 1),
+        ("require_cuda = false\nmin_vram_gib = 6", DevicePreference.PREFER, 1),
+        ("gpus = 2", DevicePreference.REQUIRE, 2),
+        ("gpus = 2\nprefer_cuda = true", DevicePreference.PREFER, 2),
+        ("gpus = 0", DevicePreference.NEVER, 1),
+        ("min_vram_gib = 0", DevicePreference.NEVER, 1),
     ],
 )
-def test_what_a_job_declares_about_devices_is_its_wish(drawer: Drawer, lines: str, wish: Wish, count: int) -> None:
+def test_what_a_job_declares_about_devices_is_its_wish(
+    drawer: Drawer, lines: str, wish: DevicePreference, count: int
+) -> None:
     (job,) = drawer.manifest(f'[[jobs]]\nname = "j"\nmodel = "m"\n{lines}\n').jobs
     wanted = job.wanted()
     assert (wanted.requirements.wish, wanted.requirements.device_count) == (wish, count)
@@ -293,7 +293,7 @@ def test_a_chain_is_no_circle_however_it_is_listed(drawer: Drawer) -> None:
 
 
 def test_unknown_models_and_modes_are_told_with_what_there_is(drawer: Drawer) -> None:
-    known = Known(recipes={"mlp", "gbt", "knn"}, modes={"realistic", "oracle"})
+    known = KnownNames(recipes={"mlp", "gbt", "knn"}, modes={"realistic", "oracle"})
     faults = drawer.manifest_faults('[[jobs]]\nname = "j"\nmodel = "gtb"\nmode = "magic"\n', known=known)
     assert faults == [
         "m.toml:3:9: jobs[0].model: job j: there is no model 'gtb'; there are gbt, knn, mlp (did you mean 'gbt'?)",
@@ -303,7 +303,7 @@ def test_unknown_models_and_modes_are_told_with_what_there_is(drawer: Drawer) ->
 
 
 def test_a_recipe_may_be_called_by_its_last_word_if_that_is_only_one(drawer: Drawer) -> None:
-    known = Known(recipes={"tabular/gbt", "tabular/mlp", "toy/mlp", "command"})
+    known = KnownNames(recipes={"tabular/gbt", "tabular/mlp", "toy/mlp", "command"})
     assert drawer.manifest('[[jobs]]\nname = "j"\nmodel = "gbt"\n', known=known).jobs
     (fault,) = drawer.manifest_faults('[[jobs]]\nname = "j"\nrecipe = "mlp"\n', known=known)
     assert "there is no recipe 'mlp'; there are command, tabular/gbt, tabular/mlp, toy/mlp" in fault
@@ -311,13 +311,13 @@ def test_a_recipe_may_be_called_by_its_last_word_if_that_is_only_one(drawer: Dra
 
 def test_unknown_machines_are_told_only_where_somebody_knows_them(drawer: Drawer) -> None:
     text = '[[jobs]]\nname = "j"\nmodel = "m"\nallowed_hosts = ["lab1", "lab3"]\n'
-    (fault,) = drawer.manifest_faults(text, known=Known(hosts={"lab1", "lab2"}))
+    (fault,) = drawer.manifest_faults(text, known=KnownNames(hosts={"lab1", "lab2"}))
     assert "allowed_hosts[1]: job j: there is no machine 'lab3'; there are lab1, lab2 (did you mean" in fault
     assert drawer.manifest(text).jobs
 
 
 def test_faults_of_all_jobs_come_together(drawer: Drawer) -> None:
-    with pytest.raises(ManifestFaults) as caught:
+    with pytest.raises(InvalidManifest) as caught:
         drawer.manifest('[[jobs]]\nnam = "a"\n[[jobs]]\nname = "b"\nmodel = 3\n[[hosts]]\n[extra]\nx = 1\n')
     assert [str(fault).split(" (")[0] for fault in caught.value.faults] == [
         "m.toml:2:1: jobs[0].nam: a job has no key 'nam'",
@@ -416,7 +416,7 @@ def test_a_job_says_how_often_how_long_and_what_when_cut_off(drawer: Drawer) -> 
     ids=str,
 )
 def test_how_often_and_how_long_are_checked(drawer: Drawer, line: str, fault: str) -> None:
-    with pytest.raises(ManifestFaults) as raised:
+    with pytest.raises(InvalidManifest) as raised:
         read_manifest("m.toml", drawer.write(f'[[jobs]]\nname = "a"\ncommand = "x"\n{line}\n', "m.toml"))
     assert fault in str(raised.value.faults[0])
 
@@ -424,7 +424,7 @@ def test_how_often_and_how_long_are_checked(drawer: Drawer, line: str, fault: st
 def test_ten_thousand_plain_jobs_are_read_and_the_one_that_is_wrong_is_found(drawer: Drawer) -> None:
     text = "".join(f'[[jobs]]\nname = "j{at}"\ncommand = "x"\nhyper = {{ lr = 0.{at + 1} }}\n' for at in range(10_000))
     assert len(read_manifest("m.toml", drawer.write(text, "m.toml")).jobs) == 10_000
-    with pytest.raises(ManifestFaults, match=r"m.toml:40001:1: jobs\[9999\].lr: a job has no key 'lr'"):
+    with pytest.raises(InvalidManifest, match=r"m.toml:40001:1: jobs\[9999\].lr: a job has no key 'lr'"):
         read_manifest("m.toml", drawer.write(f"{text}lr = 1\n", "m.toml"))
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from stoker.config.axis import Axis, Choice, Form
-from stoker.config.origin import Layer
-from stoker.config.override import Kind, Override, parse_override, parse_overrides, read_overrides
-from stoker.model.errors import ConfigFaults
-from stoker.model.faults import Fault
+from stoker.config.overrides import Override, OverrideKind, parse_override, parse_overrides, read_overrides
+from stoker.config.positions import ConfigLayer
+from stoker.config.sweep import Axis, AxisValue, ValueForm
+from stoker.core.errors import Fault, InvalidConfig
 
 
 def value_of(word: str) -> Any:
     value = parse_override(word).value
-    assert isinstance(value, Choice)
+    assert isinstance(value, AxisValue)
     return value.value
 
 
@@ -38,27 +37,27 @@ def fault_of(word: str) -> Fault:
 @pytest.mark.parametrize(
     ("word", "kind", "path", "package"),
     [
-        ("lr=1", Kind.CHANGE, "lr", None),
-        ("model.depth=1", Kind.CHANGE, "model.depth", None),
-        ("+note=x", Kind.ADD, "note", None),
-        ("++a.b=x", Kind.FORCE, "a.b", None),
-        ("~a.b", Kind.DELETE, "a.b", None),
-        ("~a.b=1", Kind.DELETE, "a.b", None),
-        ("a+=[1]", Kind.APPEND, "a", None),
-        ("a.b-=[1]", Kind.REMOVE, "a.b", None),
-        ("model=gbt", Kind.CHANGE, "model", None),
-        ("db/engine=mysql", Kind.CHANGE, "db/engine", None),
-        ("db@src=mysql", Kind.CHANGE, "db", "src"),
-        ("+db/engine@a.b=mysql", Kind.ADD, "db/engine", "a.b"),
-        ("db@=mysql", Kind.CHANGE, "db", ""),
-        ("~db@src", Kind.DELETE, "db", "src"),
-        ("a.0.b=1", Kind.CHANGE, "a.0.b", None),
-        ("a-b=1", Kind.CHANGE, "a-b", None),
-        ("$a.b$=1", Kind.CHANGE, "$a.b$", None),
-        ("größe=1", Kind.CHANGE, "größe", None),
+        ("lr=1", OverrideKind.CHANGE, "lr", None),
+        ("model.depth=1", OverrideKind.CHANGE, "model.depth", None),
+        ("+note=x", OverrideKind.ADD, "note", None),
+        ("++a.b=x", OverrideKind.FORCE, "a.b", None),
+        ("~a.b", OverrideKind.DELETE, "a.b", None),
+        ("~a.b=1", OverrideKind.DELETE, "a.b", None),
+        ("a+=[1]", OverrideKind.APPEND, "a", None),
+        ("a.b-=[1]", OverrideKind.REMOVE, "a.b", None),
+        ("model=gbt", OverrideKind.CHANGE, "model", None),
+        ("db/engine=mysql", OverrideKind.CHANGE, "db/engine", None),
+        ("db@src=mysql", OverrideKind.CHANGE, "db", "src"),
+        ("+db/engine@a.b=mysql", OverrideKind.ADD, "db/engine", "a.b"),
+        ("db@=mysql", OverrideKind.CHANGE, "db", ""),
+        ("~db@src", OverrideKind.DELETE, "db", "src"),
+        ("a.0.b=1", OverrideKind.CHANGE, "a.0.b", None),
+        ("a-b=1", OverrideKind.CHANGE, "a-b", None),
+        ("$a.b$=1", OverrideKind.CHANGE, "$a.b$", None),
+        ("größe=1", OverrideKind.CHANGE, "größe", None),
     ],
 )
-def test_a_key_says_what_is_done_to_what(word: str, kind: Kind, path: str, package: str | None) -> None:
+def test_a_key_says_what_is_done_to_what(word: str, kind: OverrideKind, path: str, package: str | None) -> None:
     found = parse_override(word)
     assert (found.kind, found.path, found.package) == (kind, path, package)
     assert found.text == word
@@ -78,8 +77,8 @@ def test_an_override_knows_its_place() -> None:
     first, second = parse_overrides(["lr=1", "++model.depth=3,4"])
     assert str(first.origin) == "argument 1 (lr=1)"
     assert (first.column, second.column) == (4, 15)
-    assert first.origin.layer is Layer.OVERRIDE
-    assert second.origin.layer is Layer.SWEEP
+    assert first.origin.layer is ConfigLayer.OVERRIDE
+    assert second.origin.layer is ConfigLayer.SWEEP
     assert isinstance(second.value, Axis)
     assert second.value.origin == second.origin
 
@@ -175,16 +174,16 @@ def test_a_value_is_read_by_the_fixed_rules(word: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("word", "text", "form"),
     [
-        ("x=1e-3", "1e-3", Form.PLAIN),
-        ("x='1e-3'", "1e-3", Form.QUOTED),
-        ("x= a\\,b ", "a,b", Form.PLAIN),
-        ("x=[1, 'b c']", "[1, 'b c']", Form.PLAIN),
-        ("x={a:1} ", "{a:1}", Form.PLAIN),
+        ("x=1e-3", "1e-3", ValueForm.PLAIN),
+        ("x='1e-3'", "1e-3", ValueForm.QUOTED),
+        ("x= a\\,b ", "a,b", ValueForm.PLAIN),
+        ("x=[1, 'b c']", "[1, 'b c']", ValueForm.PLAIN),
+        ("x={a:1} ", "{a:1}", ValueForm.PLAIN),
     ],
 )
-def test_the_text_is_kept_for_the_declared_type(word: str, text: str, form: Form) -> None:
+def test_the_text_is_kept_for_the_declared_type(word: str, text: str, form: ValueForm) -> None:
     value = parse_override(word).value
-    assert isinstance(value, Choice)
+    assert isinstance(value, AxisValue)
     assert (value.text, value.form) == (text, form)
 
 
@@ -193,7 +192,7 @@ def test_the_text_is_kept_for_the_declared_type(word: str, text: str, form: Form
 )
 def test_a_reference_is_noticed(word: str, refers: bool) -> None:
     value = parse_override(word).value
-    assert isinstance(value, Choice)
+    assert isinstance(value, AxisValue)
     assert value.refers is refers
 
 
@@ -294,7 +293,7 @@ def test_a_bad_value_is_pointed_at(word: str, column: int, says: str, hint: str)
 
 
 def test_a_fault_is_shown_with_carets_and_a_fix() -> None:
-    with pytest.raises(ConfigFaults) as caught:
+    with pytest.raises(InvalidConfig) as caught:
         parse_override("lr=log:1e-4:0:4", 3)
     assert caught.value.exit_code == 21
     assert str(caught.value) == (
@@ -306,7 +305,7 @@ def test_a_fault_is_shown_with_carets_and_a_fix() -> None:
 
 def test_every_fault_of_every_word_comes_at_once() -> None:
     words = ["lr=0.1", "--a=[1", "b=1", "c={x", "d", "e=1,2", "+f+=it's"]
-    with pytest.raises(ConfigFaults, match="6 faults in the overrides") as caught:
+    with pytest.raises(InvalidConfig, match="6 faults in the overrides") as caught:
         parse_overrides(words)
     assert [fault.where for fault in caught.value.faults] == [
         "argument 2", "argument 2", "argument 4", "argument 5", "argument 7", "argument 7",
@@ -330,7 +329,7 @@ def test_what_is_said_about_a_huge_word_is_short() -> None:
 
 def test_words_without_a_fault_are_plain_nouns() -> None:
     assert parse_override("+a=1", 2) == Override(
-        kind=Kind.ADD, path="a", value=Choice("1", 1), text="+a=1", position=2, column=4
+        kind=OverrideKind.ADD, path="a", value=AxisValue("1", 1), text="+a=1", position=2, column=4
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.caret import caret_lines, fault_at
-from stoker.config.origin import Layer, Origin
+from stoker.config.positions import ConfigLayer, ValueOrigin, caret_lines, fault_at
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
 
 
 def test_a_fault_says_place_key_and_line() -> None:
-    origin = Origin(layer=Layer.FILE, where="base.yaml", line=3, column=5, text="lr: abc")
+    origin = ValueOrigin(layer=ConfigLayer.FILE, where="base.yaml", line=3, column=5, text="lr: abc")
     fault = fault_at(origin, "is not a number", hint="write 0.1", key="lr", width=3)
     assert str(fault) == "base.yaml:3:5: lr: is not a number (write 0.1)"
     assert fault.shown == "lr: abc\n    ^^^"
@@ -46,5 +45,5 @@ def test_a_fault_says_place_key_and_line() -> None:
 
 
 def test_a_place_without_a_line_shows_none() -> None:
-    fault = fault_at(Origin(layer=Layer.ENVIRONMENT, where="STOKER__lr"), "is not a number")
+    fault = fault_at(ValueOrigin(layer=ConfigLayer.ENVIRONMENT, where="STOKER__lr"), "is not a number")
     assert (fault.where, fault.shown) == ("STOKER__lr", "")

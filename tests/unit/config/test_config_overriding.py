@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.schema import NOTHING, Declared
+from stoker.config.schema import NOTHING, DeclaredLeaf
 from tests.unit.config.composing import Desk, closed, real, reals, texts, whole
 
 SCHEMA = closed(lr=real(0.1), model__depth=whole(3), tags=texts(["a", "b"]), opts=reals({"a": 1.0, "b": 2.0}))
@@ -168,10 +168,10 @@ def test_a_word_that_another_choice_takes_brings_that_one(desk: Desk):
     assert desk.fault("lr=priority", files=[], schema=schema).hint == ""
 
 
-def either(*words: str) -> Declared:
+def either(*words: str) -> DeclaredLeaf:
     def check(value: object) -> object:
         if value not in words:
             raise ValueError("it is none of them")
         return value
 
-    return Declared(path="", read=check, check=check, says="|".join(words), default=words[0])
+    return DeclaredLeaf(path="", read=check, check=check, says="|".join(words), default=words[0])

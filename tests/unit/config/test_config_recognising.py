@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.adapters_file import Around
-from stoker.config.manifest import Manifest
-from stoker.config.recognising import DeclaredFile, read_declared
+from stoker.cli.check_files import DeclaredFile, read_declared
+from stoker.config.adapters_file import AdaptersContext
+from stoker.config.manifest_file import Manifest
 from stoker.config.schema import Schema
-from stoker.model.errors import AdaptersFaults, ClusterFaults, Faults, LocalFile, ManifestFaults
-from stoker.model.nodes import Cluster
+from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, InvalidManifest, LocalFile
+from stoker.core.machine import Cluster
 from tests.unit.config.declaring import Drawer
 
 
 def look(drawer: Drawer, text: str | bytes, name: str) -> DeclaredFile | None:
-    return read_declared(name, drawer.write(text, name), around=lambda: Around(schema=Schema(leaves={})))
+    return read_declared(name, drawer.write(text, name), around=lambda: AdaptersContext(schema=Schema(leaves={})))
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_a_folder_and_nothing_at_all_are_neither(drawer: Drawer) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "error"),
     [
-        ("nodes:\n\t- x\n", "x.yaml", ClusterFaults),
-        ("{'nodes': [\n", "x.yaml", ClusterFaults),
-        ('[[nodes]]\nname = "a\n', "x.toml", ClusterFaults),
-        ("nodes = [\n", "x.toml", ClusterFaults),
-        (b"nodes: [\xff]", "x.yaml", ClusterFaults),
-        ("[[ jobs ]]\nname = \n", "x.toml", ManifestFaults),
-        ("jobs: [\n", "x.yaml", ManifestFaults),
-        ("nodes: []\njobs: []\n", "x.yaml", ClusterFaults),
+        ("nodes:\n\t- x\n", "x.yaml", InvalidCluster),
+        ("{'nodes': [\n", "x.yaml", InvalidCluster),
+        ('[[nodes]]\nname = "a\n', "x.toml", InvalidCluster),
+        ("nodes = [\n", "x.toml", InvalidCluster),
+        (b"nodes: [\xff]", "x.yaml", InvalidCluster),
+        ("[[ jobs ]]\nname = \n", "x.toml", InvalidManifest),
+        ("jobs: [\n", "x.yaml", InvalidManifest),
+        ("nodes: []\njobs: []\n", "x.yaml", InvalidCluster),
         ("nodes:\n" + "- {name: a, host: h}\n" * 450_000, "x.yaml", LocalFile),
     ],
     ids=lambda value: getattr(value, "__name__", None) or (value if value == "x" else None),
@@ -95,14 +95,19 @@ def test_a_torn_file_is_told_by_the_lines_it_has(
 @pytest.mark.parametrize(
     ("text", "name", "error", "says"),
     [
-        ('base = "tiny"\n[[adaptors]]\nrank = 2\n', "x.toml", AdaptersFaults, "x.toml:2:3: adaptors: an adapters file"),
-        ("[[adapters]]\nrank = 2\n", "x.toml", AdaptersFaults, "x.toml:1:3: adapters: an adapters file"),
-        ('[[job]]\nname = "a"\n', "x.toml", ManifestFaults, "x.toml:1:3: job: a manifest"),
-        ("node:\n- {name: a}\n", "x.yaml", ClusterFaults, "x.yaml:1:1: node: a cluster file"),
+        (
+            'base = "tiny"\n[[adaptors]]\nrank = 2\n',
+            "x.toml",
+            InvalidAdapters,
+            "x.toml:2:3: adaptors: an adapters file",
+        ),
+        ("[[adapters]]\nrank = 2\n", "x.toml", InvalidAdapters, "x.toml:1:3: adapters: an adapters file"),
+        ('[[job]]\nname = "a"\n', "x.toml", InvalidManifest, "x.toml:1:3: job: a manifest"),
+        ("node:\n- {name: a}\n", "x.yaml", InvalidCluster, "x.yaml:1:1: node: a cluster file"),
     ],
 )
 def test_a_list_whose_name_is_misspelt_is_told_with_its_line_and_the_right_name(
-    drawer: Drawer, text: str, name: str, error: type[Faults], says: str
+    drawer: Drawer, text: str, name: str, error: type[InvalidInput], says: str
 ) -> None:
     with pytest.raises(error) as caught:
         look(drawer, text, name)

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from stoker.config.axis import Axis
-from stoker.config.combining import combined
-from stoker.config.origin import Layer, Origin
-from stoker.config.override import parse_overrides
-from stoker.config.sweep import Sweep, points, size
+from stoker.config.file_set import combined
+from stoker.config.overrides import parse_overrides
+from stoker.config.positions import ConfigLayer, ValueOrigin
+from stoker.config.sweep import Axis, Sweep, points, size
 from stoker.config.sweep_file import read_sweep
-from stoker.model.faults import Fault
+from stoker.core.errors import Fault
 
 
 def both(tree: Any, *words: str) -> tuple[Sweep | None, list[Fault]]:
-    sweep, faults = read_sweep(tree, lambda _: Origin(layer=Layer.FILE, where="s.yaml")) if tree else (None, [])
+    sweep, faults = (
+        read_sweep(tree, lambda _: ValueOrigin(layer=ConfigLayer.FILE, where="s.yaml")) if tree else (None, [])
+    )
     assert not faults
     said = {
         found.value.path if isinstance(found.value, Axis) else found.path: found.value

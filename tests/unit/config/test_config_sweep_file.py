@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from stoker.config.axis import Axis, Form
-from stoker.config.origin import Layer, Origin
-from stoker.config.sweep import Sweep, axes_of, points, size
+from stoker.config.positions import ConfigLayer, ValueOrigin
+from stoker.config.sweep import Axis, Sweep, ValueForm, axes_of, points, size
 from stoker.config.sweep_file import Place, read_sweep
-from stoker.model.faults import Fault
+from stoker.core.errors import Fault
 
 
-def origin_of(place: Place) -> Origin:
-    return Origin(layer=Layer.FILE, where="s.yaml", line=1 + len(place), column=3, text="  lr: [1, 2]")
+def origin_of(place: Place) -> ValueOrigin:
+    return ValueOrigin(layer=ConfigLayer.FILE, where="s.yaml", line=1 + len(place), column=3, text="  lr: [1, 2]")
 
 
 def read(tree: Any) -> Sweep:
@@ -83,10 +82,13 @@ def test_a_sample_keeps_the_order_and_its_count() -> None:
 def test_values_of_a_file_are_values_and_its_expressions_are_text() -> None:
     (listed,) = axes_of(read({"x": [0.001, "007", [1, 2]]}))
     assert [(choice.text, choice.form) for choice in listed.choices] == [
-        ("0.001", Form.VALUE), ("007", Form.VALUE), ("[1,2]", Form.VALUE),
+        ("0.001", ValueForm.VALUE), ("007", ValueForm.VALUE), ("[1,2]", ValueForm.VALUE),
     ]  # fmt: skip
     (typed,) = axes_of(read({"x": "007,'1'"}))
-    assert [(choice.text, choice.form) for choice in typed.choices] == [("007", Form.PLAIN), ("1", Form.QUOTED)]
+    assert [(choice.text, choice.form) for choice in typed.choices] == [
+        ("007", ValueForm.PLAIN),
+        ("1", ValueForm.QUOTED),
+    ]
 
 
 def test_an_axis_knows_its_place() -> None:

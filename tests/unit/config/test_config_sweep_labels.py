@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.config.label import label_of, read_label
+from stoker.config.sweep import label_of, read_label
 
 ODD: list[Any] = [
     "", " ", "a b", "a/b", "$HOME", "`x`", "a'b", 'a"b', "*", "~", "a=b", "a,b", "größe", "\n", "1", "true", "null",

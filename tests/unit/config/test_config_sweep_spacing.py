@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.config.axis import Axis
-from stoker.config.override import parse_override
+from stoker.config.overrides import parse_override
+from stoker.config.sweep import Axis
 
 
 def axis(expression: str) -> Axis:

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from stoker.config.axis import Axis, Choice, Form
-from stoker.config.origin import Layer, Origin
-from stoker.config.override import parse_override
-from stoker.config.schema import Declared, Schema
-from stoker.config.sweep import Exclude, Product, Sample, Sweep, Zip, points, size
+from stoker.config.overrides import parse_override
+from stoker.config.positions import ConfigLayer, ValueOrigin
+from stoker.config.schema import DeclaredLeaf, Schema
+from stoker.config.sweep import Axis, AxisValue, Exclude, Sweep, SweepProduct, SweepSample, ValueForm, Zip, points, size
 from stoker.config.sweep_file import read_sweep
-from stoker.config.typed import read_choice, typed
-from stoker.model.errors import ConfigFaults
-from stoker.plan.arg_types import arg_type_of
+from stoker.config.typed_values import read_choice, typed
+from stoker.core.errors import InvalidConfig
+from stoker.engine.arg_types import arg_type_of
 
 
-def declared(path: str, annotation: Any) -> Declared:
+def declared(path: str, annotation: Any) -> DeclaredLeaf:
     of = arg_type_of(annotation)
-    return Declared(path=path, read=lambda text: of.check(of.read(text)), check=of.check, says=of.describe())
+    return DeclaredLeaf(path=path, read=lambda text: of.check(of.read(text)), check=of.check, says=of.describe())
 
 
 def schema(**annotations: Any) -> Schema:
@@ -65,26 +64,26 @@ def values(sweep: Sweep) -> list[Any]:
 )
 def test_text_is_read_by_its_type(annotation: Any, word: str, value: Any) -> None:
     found = parse_override(word).value
-    assert isinstance(found, Choice)
+    assert isinstance(found, AxisValue)
     assert repr(read_choice(found, declared("x", annotation))) == repr(value)
 
 
 @pytest.mark.parametrize(("annotation", "word"), [(bool, "x=on"), (bool, "x=1"), (int, "x=a"), (float, "x=fast")])
 def test_text_that_does_not_fit_is_refused(annotation: Any, word: str) -> None:
     found = parse_override(word).value
-    assert isinstance(found, Choice)
+    assert isinstance(found, AxisValue)
     with pytest.raises(ValueError, match="not a"):
         read_choice(found, declared("x", annotation))
 
 
 def test_a_value_of_a_file_is_checked_not_read() -> None:
-    assert read_choice(Choice("1", 1, Form.VALUE), declared("x", float)) == 1.0
+    assert read_choice(AxisValue("1", 1, ValueForm.VALUE), declared("x", float)) == 1.0
     with pytest.raises(ValueError, match="expected text"):
-        read_choice(Choice("1", 1, Form.VALUE), declared("x", str))
+        read_choice(AxisValue("1", 1, ValueForm.VALUE), declared("x", str))
 
 
 def test_each_axis_is_read_by_the_type_of_its_leaf_and_others_stay() -> None:
-    sweep = Product((Zip((axis("a=1,2"), axis("b=007,008"))), axis("c=1,2")))
+    sweep = SweepProduct((Zip((axis("a=1,2"), axis("b=007,008"))), axis("c=1,2")))
     made, faults = typed(sweep, schema(a=float, b=str))
     assert not faults
     assert values(made) == [1.0, "007", 1, 1.0, "007", 2, 2.0, "008", 1, 2.0, "008", 2]
@@ -99,7 +98,7 @@ def test_the_text_stays_as_it_was_typed() -> None:
 
 
 def test_computed_points_fit_whole_number_fields() -> None:
-    made, faults = typed(Product((axis("d=lin:1:9:5"), axis("e=log:1:100:3"))), schema(d=int, e=int))
+    made, faults = typed(SweepProduct((axis("d=lin:1:9:5"), axis("e=log:1:100:3"))), schema(d=int, e=int))
     assert not faults
     assert values(made)[:4] == [1, 1, 1, 10]
 
@@ -117,7 +116,7 @@ def test_every_choice_that_does_not_fit_is_a_fault_with_its_column() -> None:
 def test_a_files_choice_that_does_not_fit_has_the_files_place() -> None:
     sweep, _ = read_sweep(
         {"lr": [0.1, "fast"]},
-        lambda _: Origin(layer=Layer.FILE, where="s.yaml", line=2, column=7, text="  lr: [0.1, fast]"),
+        lambda _: ValueOrigin(layer=ConfigLayer.FILE, where="s.yaml", line=2, column=7, text="  lr: [0.1, fast]"),
     )
     assert sweep is not None
     _, (fault,) = typed(sweep, schema(lr=float))
@@ -136,14 +135,14 @@ def test_a_long_computed_axis_is_read_point_by_point() -> None:
     made, faults = typed(sweep, schema(d=float))
     assert not faults
     assert size(made) == 10**9
-    assert [type(value) for value in islice(values(Sample(of=made, count=2)), 2)] == [float, float]
+    assert [type(value) for value in islice(values(SweepSample(of=made, count=2)), 2)] == [float, float]
     assert size(Exclude(of=made, conditions=({"d": 5},))) == 10**9 - 1
 
 
 def test_a_late_point_that_does_not_fit_stops_the_walk() -> None:
     made, faults = typed(axis("d=range:1000000000"), Schema(leaves={"d": _below(5000)}))
     assert not faults
-    with pytest.raises(ConfigFaults, match="d: 5000: is not below the limit"):
+    with pytest.raises(InvalidConfig, match="d: 5000: is not below the limit"):
         for _ in islice(points(made), 6000):
             pass
 
@@ -154,11 +153,11 @@ def test_conditions_take_the_type_of_their_leaf() -> None:
     assert values(made) == ["2.0"]
 
 
-def _below(limit: int) -> Declared:
+def _below(limit: int) -> DeclaredLeaf:
     def check(value: Any) -> Any:
         if int(value) >= limit:
             message = "is not below the limit"
             raise ValueError(message)
         return int(value)
 
-    return Declared(path="d", read=check, check=check, says="int")
+    return DeclaredLeaf(path="d", read=check, check=check, says="int")

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker.config.located import Located, Source
-from stoker.config.toml_file import read_toml
-from stoker.config.toml_places import find_places
-from stoker.model.faults import Fault
+from stoker.config.positions import LocatedValue, SourceFile
+from stoker.config.toml_file import find_places, read_toml
+from stoker.core.errors import Fault
 
 EVERY_FORM = """\
 # a comment with [brackets] and = signs
@@ -46,11 +45,11 @@ name = "two"
 """
 
 
-def source_of(text: str) -> Source:
-    return Source(name="a.toml", path="/x/a.toml", text=text, lines=tuple(text.split("\n")))
+def source_of(text: str) -> SourceFile:
+    return SourceFile(name="a.toml", path="/x/a.toml", text=text, lines=tuple(text.split("\n")))
 
 
-def read(text: str) -> tuple[Located | None, list[Fault]]:
+def read(text: str) -> tuple[LocatedValue | None, list[Fault]]:
     faults: list[Fault] = []
     return read_toml(source_of(text), faults), faults
 

@@ -7,9 +7,8 @@ import tracemalloc
 
 import pytest
 
-from stoker.config.axis import Choice
-from stoker.config.sweep import Point, points, size
-from stoker.model.errors import ConfigFaults
+from stoker.config.sweep import AxisValue, SweepPoint, points, size
+from stoker.core.errors import InvalidConfig
 from tests.unit.config.composing import Desk, closed, real, reals, text, texts, whole
 
 SCHEMA = closed(
@@ -87,7 +86,7 @@ def test_a_point_that_leaves_a_required_leaf_out_is_refused(desk: Desk):
     assert composed.sweep is not None
     first, second = points(composed.sweep)
     assert composed.at(first)["data"] == "a"
-    with pytest.raises(ConfigFaults, match="data: is required"):
+    with pytest.raises(InvalidConfig, match="data: is required"):
         composed.at(second)
 
 
@@ -214,15 +213,15 @@ def test_a_map_as_a_choice_merges_into_its_branch(desk: Desk):
 
 def test_a_point_without_choices_is_the_configuration_itself(desk: Desk):
     composed = desk.compose("lr=2", files=[], schema=SCHEMA)
-    assert composed.at(Point(())) == composed.values
-    assert composed.identity_at(Point(())) == composed.identity()
+    assert composed.at(SweepPoint(())) == composed.values
+    assert composed.identity_at(SweepPoint(())) == composed.identity()
 
 
 def test_a_choice_from_elsewhere_is_read_and_refused_as_well(desk: Desk):
     composed = desk.compose(files=[], schema=SCHEMA)
-    assert composed.at(Point((("lr", Choice("2", 2)),)))["lr"] == 2.0
-    with pytest.raises(ConfigFaults, match="lr=fast"):
-        composed.at(Point((("lr", Choice("fast", "fast")),)))
+    assert composed.at(SweepPoint((("lr", AxisValue("2", 2)),)))["lr"] == 2.0
+    with pytest.raises(InvalidConfig, match="lr=fast"):
+        composed.at(SweepPoint((("lr", AxisValue("fast", "fast")),)))
 
 
 def test_a_sweep_of_a_billion_points_is_composed_at_once_with_flat_memory(desk: Desk):

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from stoker.config.view import scalar_text, to_json, to_yaml
-from stoker.model.json_text import loads
+from stoker.config.compose import scalar_text, to_json, to_yaml
+from stoker.core.jsontext import loads
 from tests.unit.config.composing import Desk
 
 VALUES = {

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from stoker.config import yaml_file
-from stoker.config.located import DEEPEST, MOST_VALUES, Located, Source
-from stoker.config.yaml_file import read_yaml
-from stoker.config.yaml_scalars import read_plain
-from stoker.model.faults import Fault
+from stoker.config.positions import DEEPEST, MOST_VALUES, LocatedValue, SourceFile
+from stoker.config.yaml_file import read_plain, read_yaml
+from stoker.core.errors import Fault
 
 
-def source_of(text: str) -> Source:
-    return Source(name="a.yaml", path="/x/a.yaml", text=text, lines=tuple(text.split("\n")))
+def source_of(text: str) -> SourceFile:
+    return SourceFile(name="a.yaml", path="/x/a.yaml", text=text, lines=tuple(text.split("\n")))
 
 
-def read(text: str) -> tuple[Located | None, list[Fault]]:
+def read(text: str) -> tuple[LocatedValue | None, list[Fault]]:
     faults: list[Fault] = []
     return read_yaml(source_of(text), faults), faults
 

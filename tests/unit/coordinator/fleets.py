@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.coordinator.matching.joining import joined, with_closed
-from stoker.hardware.admission import Memory
-from stoker.model.capability import Capability
-from stoker.model.devices import Answer, Backend, Device, Verdict
-from stoker.model.nodes import Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.decisions import Grant, Hold
-from stoker.scheduler.machine import Machine
+from stoker.coordinator.explain.joined_machines import joined, with_closed
+from stoker.core.capability import Capability
+from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
+from stoker.core.machine import DevicePreference, Node, Requirements, SchedulableJob
+from stoker.devices.memory_admission import MachineMemory
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.decisions import HoldDecision, StartDecision
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.ready_queue import Head
+from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import Measured
 
-YES = Answer(verdict=Verdict.YES)
+YES = TriStateAnswer(verdict=TriState.YES)
 
 
 def card(uuid: str, gib: int = 24, **more: Any) -> Device:
@@ -41,15 +39,17 @@ def box(name: str, *devices: Device, ram_gib: int = 32, **more: Any) -> Capabili
     return Capability(hostname=name, os="linux", arch="x86_64", devices=tuple(devices), **(said | more))
 
 
-def cpu_job(ram_gib: int = 4, **more: Any) -> WantedJob:
+def cpu_job(ram_gib: int = 4, **more: Any) -> SchedulableJob:
     """A job that computes on the CPU."""
-    return WantedJob(name="prep", model="tabular/gbt", requirements=Requirements(ram_bytes=ram_gib * GIB), **more)
+    return SchedulableJob(name="prep", model="tabular/gbt", requirements=Requirements(ram_bytes=ram_gib * GIB), **more)
 
 
-def gpu_job(vram_gib: int = 6, *, wish: Wish = Wish.REQUIRE, ram_gib: int = 4, **more: Any) -> WantedJob:
+def gpu_job(
+    vram_gib: int = 6, *, wish: DevicePreference = DevicePreference.REQUIRE, ram_gib: int = 4, **more: Any
+) -> SchedulableJob:
     """A job that wants a device."""
     asked = Requirements(wish=wish, vram_bytes=vram_gib * GIB, ram_bytes=ram_gib * GIB, **more)
-    return WantedJob(name="resnet", model="vision/resnet", requirements=asked)
+    return SchedulableJob(name="resnet", model="vision/resnet", requirements=asked)
 
 
 class Driven:
@@ -76,31 +76,33 @@ class Driven:
         agreed = joined(found.hostname, found, declared, slots, **said)
         offer = with_closed(agreed.offer, closed, closed_devices or {}, unable=unable or {})
         drift = tuple(one.message for one in agreed.drift)
-        memory = Memory(total_bytes=found.ram_total_bytes, available_bytes=found.ram_available_bytes)
-        self.scheduler.put_machine(Machine(offer, memory.room_bytes, drift))
+        memory = MachineMemory(total_bytes=found.ram_total_bytes, available_bytes=found.ram_available_bytes)
+        self.scheduler.put_machine(MatchableMachine(offer, memory.room_bytes, drift))
         return drift
 
     @property
     def offers(self) -> tuple[NodeOffer, ...]:
         return self.scheduler.offers()
 
-    def wait(self, class_id: int, wanted: WantedJob, priority: int = 0, *, count: int = 1) -> Head:
+    def wait(self, class_id: int, wanted: SchedulableJob, priority: int = 0, *, count: int = 1) -> ReadyHead:
         """Let jobs of a class be ready."""
         self._seq += 1
         self.scheduler.put_class(class_id, wanted)
         self.scheduler.ready.set_head(class_id, priority, self._seq, count)
-        return Head(class_id=class_id, priority=priority, seq=self._seq, count=count)
+        return ReadyHead(class_id=class_id, priority=priority, seq=self._seq, count=count)
 
-    def ask(self, machine: str, now_s: float = 0.0, measured: Measured | None = None) -> Grant | Hold:
+    def ask(
+        self, machine: str, now_s: float = 0.0, measured: WorkerMeasurements | None = None
+    ) -> StartDecision | HoldDecision:
         """Ask what a machine gets."""
         if measured is not None:
             self.scheduler.measure(machine, measured)
         return self.scheduler.choose(machine, now_s, tells=True)
 
-    def grant(self, machine: str, now_s: float = 0.0) -> Grant:
+    def grant(self, machine: str, now_s: float = 0.0) -> StartDecision:
         """Grant a machine what it gets."""
         decision = self.ask(machine, now_s)
-        assert isinstance(decision, Grant)
+        assert isinstance(decision, StartDecision)
         self.scheduler.grant(decision, now_s)
         self.scheduler.ready.set_head(decision.head.class_id, decision.head.priority, 0, 0)
         return decision
@@ -108,12 +110,12 @@ class Driven:
     def grants(self, machine: str) -> Sequence[int]:
         """Grant a machine all that it gets now; return their classes."""
         found = []
-        while isinstance(self.ask(machine), Grant):
+        while isinstance(self.ask(machine), StartDecision):
             found.append(self.grant(machine).head.class_id)
         return found
 
 
-def refused(decision: Grant | Hold) -> Hold:
+def refused(decision: StartDecision | HoldDecision) -> HoldDecision:
     """Assert that nothing is granted."""
-    assert isinstance(decision, Hold)
+    assert isinstance(decision, HoldDecision)
     return decision

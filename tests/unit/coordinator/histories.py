@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.history import JobHistory
-from stoker.model.fleet_events import FleetKinds as Kinds
+from stoker.coordinator.database.history import JobHistory
+from stoker.core.events import FleetKinds as Kinds
 
 SHA = "a" * 64
 TREE = "b" * 64

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from stoker.coordinator.alongside import Alongside
-from stoker.model.errors import Unavailable
+from stoker.core.errors import Unavailable
+from stoker.host.background import BackgroundThread
 from tests.unit.host.real_processes import wait_until
 
 
-class Trying(Alongside):
+class Trying(BackgroundThread):
     """Runs into one error after the other, and then goes on."""
 
     def __init__(self, *errors: Exception) -> None:

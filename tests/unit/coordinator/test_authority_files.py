@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.authority.ca_files import FleetCa, open_ca
-from stoker.coordinator.authority.server_certificate import ServerCertificate
-from stoker.host.tls.reading import is_signed_by, names_in
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Damaged, LocalFile
+from stoker.coordinator.auth.ca_files import FleetCa, ServerCertificate, open_ca
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Damaged, LocalFile
+from stoker.host.tls.certificates import is_signed_by, names_in
 
 DAY_S = 86_400.0
 

@@ -7,25 +7,27 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.authority.ca_files import FleetCa, open_ca
-from stoker.coordinator.authority.guesses import Guesses, Limit, source_of
-from stoker.coordinator.authority.invites import (
+from stoker.coordinator.auth.ca_files import FleetCa, open_ca
+from stoker.coordinator.auth.invites import (
     MOST_FAILURES,
     REPEAT_S,
     SLOT_S,
-    Verdict,
+    InviteVerdict,
+    RateLimiter,
+    RateLimiterSettings,
     judge_finish,
     key_of,
     request_digest,
     server_nonce,
+    source_of,
     wrong_code,
 )
-from stoker.coordinator.authority.standing import Invite
-from stoker.model.clock import FakeClock
-from stoker.model.errors import RateLimited
-from stoker.model.frozen import changed
-from stoker.wire.enrolling import JoinFinish
-from stoker.wire.join_proofs import finish_proof, join_key, make_code
+from stoker.coordinator.auth.membership import Invite
+from stoker.core.clock import FakeClock
+from stoker.core.errors import RateLimited
+from stoker.core.frozen import changed
+from stoker.protocol.enrolment_messages import JoinFinish
+from stoker.protocol.join_proofs import finish_proof, join_key, make_code
 
 NOW_S = FakeClock().wall_s()
 CODE = make_code("K7", b"12345678")
@@ -49,14 +51,14 @@ def attempt(ca: FleetCa, *, now_s: float = NOW_S, key: bytes = KEY, **more: Any)
     return JoinFinish(id="K7", server_nonce=nonce, proof=proof, **fields)
 
 
-def verdict(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: float = NOW_S) -> tuple[Verdict, object]:
+def verdict(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: float = NOW_S) -> tuple[InviteVerdict, object]:
     judged = judge_finish(ca, invite, said, now_s)
-    assert (judged.error is None) == (judged.verdict in (Verdict.TAKE, Verdict.REPEAT))
+    assert (judged.error is None) == (judged.verdict in (InviteVerdict.TAKE, InviteVerdict.REPEAT))
     return judged.verdict, judged.error.data.get("reason") if judged.error else None
 
 
 def test_whoever_has_the_code_is_taken(ca: FleetCa):
-    assert verdict(ca, OPEN, attempt(ca)) == (Verdict.TAKE, None)
+    assert verdict(ca, OPEN, attempt(ca)) == (InviteVerdict.TAKE, None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_whoever_has_the_code_is_taken(ca: FleetCa):
     ids=["expired", "another name", "a person's"],
 )
 def test_who_has_the_code_learns_why_it_takes_nobody(ca: FleetCa, invite: Invite, reason: str):
-    assert verdict(ca, invite, attempt(ca)) == (Verdict.REFUSE, reason)
+    assert verdict(ca, invite, attempt(ca)) == (InviteVerdict.REFUSE, reason)
 
 
 @pytest.mark.parametrize(
@@ -88,44 +90,44 @@ def test_who_has_the_code_learns_why_it_takes_nobody(ca: FleetCa, invite: Invite
 def test_a_stranger_gets_the_same_refusal_whatever_there_is(ca: FleetCa, invite: Invite | None):
     guess = attempt(ca, key=join_key(make_code("K7", b"87654321")))
     judged = judge_finish(ca, invite, guess, NOW_S)
-    assert judged.verdict is Verdict.WRONG
+    assert judged.verdict is InviteVerdict.WRONG
     assert judged.error is not None
     assert judged.error.to_dict() == wrong_code().to_dict()
 
 
 def test_nobody_joins_with_the_key_of_an_invitation_that_is_not_there(ca: FleetCa):
     for invite in (None, changed(OPEN, key="")):
-        assert verdict(ca, invite, attempt(ca, key=key_of(ca, None, "K7"))) == (Verdict.WRONG, "wrong")
+        assert verdict(ca, invite, attempt(ca, key=key_of(ca, None, "K7"))) == (InviteVerdict.WRONG, "wrong")
 
 
 def test_a_wrong_code_is_wrong_and_so_is_anything_that_was_not_proven(ca: FleetCa):
     other = join_key(make_code("K7", b"87654321"))
-    assert verdict(ca, OPEN, attempt(ca, key=other)) == (Verdict.WRONG, "wrong")
+    assert verdict(ca, OPEN, attempt(ca, key=other)) == (InviteVerdict.WRONG, "wrong")
     good = attempt(ca)
     for change in ({"name": "lab2"}, {"csr_pem": "another request"}, {"proof": "0" * 64}):
-        assert verdict(ca, OPEN, good.model_copy(update=change)) == (Verdict.WRONG, "wrong")
+        assert verdict(ca, OPEN, good.model_copy(update=change)) == (InviteVerdict.WRONG, "wrong")
 
 
 def test_a_nonce_that_is_not_ours_or_too_old_begins_again(ca: FleetCa):
-    assert verdict(ca, OPEN, attempt(ca, server_nonce="cd" * 16)) == (Verdict.REFUSE, "slow")
+    assert verdict(ca, OPEN, attempt(ca, server_nonce="cd" * 16)) == (InviteVerdict.REFUSE, "slow")
     old = attempt(ca, now_s=NOW_S - 2 * SLOT_S)
-    assert verdict(ca, OPEN, old) == (Verdict.REFUSE, "slow")
+    assert verdict(ca, OPEN, old) == (InviteVerdict.REFUSE, "slow")
     # Somebody else's nonce: made for another nonce of theirs.
     stolen = server_nonce(ca, "K7", "ef" * 16, NOW_S)
-    assert verdict(ca, OPEN, attempt(ca, server_nonce=stolen)) == (Verdict.REFUSE, "slow")
-    assert verdict(ca, OPEN, attempt(ca, now_s=NOW_S - SLOT_S + 1)) == (Verdict.TAKE, None)
+    assert verdict(ca, OPEN, attempt(ca, server_nonce=stolen)) == (InviteVerdict.REFUSE, "slow")
+    assert verdict(ca, OPEN, attempt(ca, now_s=NOW_S - SLOT_S + 1)) == (InviteVerdict.TAKE, None)
 
 
 def test_the_same_words_get_the_same_answer_for_a_while(ca: FleetCa):
     said = attempt(ca)
     used = changed(OPEN, used_s=NOW_S, key="", request=request_digest(said), answer="{}")
     over_s = max(NOW_S + REPEAT_S, OPEN.expires_s)
-    assert verdict(ca, used, said, over_s - 1) == (Verdict.REPEAT, None)
-    assert verdict(ca, used, said, over_s + 1) == (Verdict.REFUSE, "slow")
+    assert verdict(ca, used, said, over_s - 1) == (InviteVerdict.REPEAT, None)
+    assert verdict(ca, used, said, over_s + 1) == (InviteVerdict.REFUSE, "slow")
     brief = changed(used, expires_s=NOW_S + 1)
-    assert verdict(ca, brief, said, NOW_S + REPEAT_S) == (Verdict.REPEAT, None)
-    assert verdict(ca, brief, said, NOW_S + REPEAT_S + 1) == (Verdict.REFUSE, "slow")
-    assert verdict(ca, used, attempt(ca, name="lab2")) == (Verdict.WRONG, "wrong")
+    assert verdict(ca, brief, said, NOW_S + REPEAT_S) == (InviteVerdict.REPEAT, None)
+    assert verdict(ca, brief, said, NOW_S + REPEAT_S + 1) == (InviteVerdict.REFUSE, "slow")
+    assert verdict(ca, used, attempt(ca, name="lab2")) == (InviteVerdict.WRONG, "wrong")
 
 
 def test_our_nonce_needs_no_memory_and_can_not_be_foretold(ca: FleetCa, tmp_path: Path):
@@ -136,7 +138,7 @@ def test_our_nonce_needs_no_memory_and_can_not_be_foretold(ca: FleetCa, tmp_path
 
 
 def test_tries_come_back_with_time_and_each_address_has_its_own():
-    guesses = Guesses(Limit(burst=3, each_s=10.0))
+    guesses = RateLimiter(RateLimiterSettings(burst=3, each_s=10.0))
     for _ in range(3):
         guesses.check("a", 0.0)
         guesses.spend("a", 0.0)
@@ -167,7 +169,7 @@ def test_a_whole_network_of_addresses_is_one_source(address: str, source: str):
 
 
 def test_addresses_do_not_fill_the_memory():
-    guesses = Guesses(Limit(burst=3, each_s=10.0))
+    guesses = RateLimiter(RateLimiterSettings(burst=3, each_s=10.0))
     for at in range(20_000):
         guesses.spend(str(at), 0.0)
     assert len(guesses._spent) == 10_000

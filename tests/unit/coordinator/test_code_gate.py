@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.service.code_gate import CodeGate
-from stoker.coordinator.service.statuses import told
-from stoker.model.clock import FakeClock
-from stoker.model.errors import BadInput, StokerError
-from stoker.model.fleet_errors import CodeNotAccepted
-from stoker.wire.orders import Submission
+from stoker.coordinator.http.http_messages import told
+from stoker.coordinator.http.job_routes import CodeGate
+from stoker.core.clock import FakeClock
+from stoker.core.errors import BadInput, CodeNotAccepted, StokerError
+from stoker.protocol.job_messages import Submission
 from tests.contract.queue_driving import order
 
 WHO = {

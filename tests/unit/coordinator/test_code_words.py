@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from stoker.coordinator.queue.code_words import unaccepted
-from stoker.model.requirements import code_word
-from stoker.wire.orders import JobOrder
+from stoker.coordinator.queue.queue_state import unaccepted
+from stoker.core.machine import code_word
+from stoker.protocol.job_messages import JobSpec
 from tests.contract.queue_driving import order
 
 TREE, OTHER = "a" * 64, "b" * 64
@@ -28,9 +28,9 @@ def test_a_commit_with_colons_that_was_stored_before_breaks_no_offer():
 @pytest.mark.parametrize("commit", ["x:y", "a b", "a\n", "é", "a" * 101])
 def test_a_commit_that_is_no_name_of_one_is_refused(commit: str):
     with pytest.raises(ValidationError):
-        JobOrder(**{**order("one").model_dump(), "commit": commit})
+        JobSpec(**{**order("one").model_dump(), "commit": commit})
 
 
 @pytest.mark.parametrize("commit", ["", "c" * 40, f"{'c' * 64}+12"])
 def test_a_commit_as_submitting_programs_write_it_is_taken(commit: str):
-    assert JobOrder(**{**order("one").model_dump(), "commit": commit}).commit == commit
+    assert JobSpec(**{**order("one").model_dump(), "commit": commit}).commit == commit

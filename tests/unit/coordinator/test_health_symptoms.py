@@ -6,30 +6,34 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.health.facts import Coming, Ending, Facts, MachineFacts
-from stoker.coordinator.health.symptoms import symptoms_of
-from stoker.coordinator.health.watching import to_cordon
-from stoker.model.symptoms import Ailment, Symptom
+from stoker.coordinator.health.facts import (
+    AttemptHealthFacts,
+    FleetHealthFacts,
+    MachineHealthFacts,
+    WorkerPresenceEvent,
+)
+from stoker.coordinator.health.symptoms import symptoms_of, to_cordon
+from stoker.core.leases import Symptom, SymptomKind
 
 NOW_S = 1_000_000.0
 GPU = "GPU-1"
 XID = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
-def machine(name: str = "m1", **more: Any) -> MachineFacts:
-    return MachineFacts(**{"name": name, "version": "2", "last_seen_s": NOW_S, **more})
+def machine(name: str = "m1", **more: Any) -> MachineHealthFacts:
+    return MachineHealthFacts(**{"name": name, "version": "2", "last_seen_s": NOW_S, **more})
 
 
-def ended(seq: int, ending: str = "completed", on: str = "m1", **more: Any) -> Ending:
+def ended(seq: int, ending: str = "completed", on: str = "m1", **more: Any) -> AttemptHealthFacts:
     fields = {"seq": seq, "machine": on, "recipe": "tabular/gbt", "name": "train", "ending": ending, **more}
-    return Ending(**fields)
+    return AttemptHealthFacts(**fields)
 
 
-def found(*machines: MachineFacts, **more: Any) -> list[Symptom]:
-    return symptoms_of(Facts(now_s=NOW_S, version="2", machines=machines, **more))
+def found(*machines: MachineHealthFacts, **more: Any) -> list[Symptom]:
+    return symptoms_of(FleetHealthFacts(now_s=NOW_S, version="2", machines=machines, **more))
 
 
-def ailments(symptoms: list[Symptom]) -> list[tuple[str, Ailment]]:
+def ailments(symptoms: list[Symptom]) -> list[tuple[str, SymptomKind]]:
     return [(one.machine, one.ailment) for one in symptoms]
 
 
@@ -45,7 +49,7 @@ def test_a_machine_that_is_well_has_no_symptom():
 )
 def test_silence_is_told_between_half_an_hour_and_a_day(quiet_s: float, has_left: bool, is_told: bool):
     one = machine(last_seen_s=NOW_S - quiet_s, has_left=has_left)
-    assert ailments(found(one)) == ([("m1", Ailment.SILENT)] if is_told else [])
+    assert ailments(found(one)) == ([("m1", SymptomKind.SILENT)] if is_told else [])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,9 @@ def test_silence_is_told_between_half_an_hour_and_a_day(quiet_s: float, has_left
 def test_a_machine_flaps_by_starts_or_by_silences_but_a_crash_is_not_counted_twice(
     starts: int, silences: int, is_told: bool
 ):
-    comings = tuple(Coming(machine="m1", at_s=NOW_S, is_new_start=at < starts) for at in range(starts + silences))
+    comings = tuple(
+        WorkerPresenceEvent(machine="m1", at_s=NOW_S, is_new_start=at < starts) for at in range(starts + silences)
+    )
     assert bool(found(machine(), comings=comings)) is is_told
 
 
@@ -62,7 +68,7 @@ def test_a_slow_machine_is_told_with_both_medians():
     endings = [ended(seq, seconds=60.0) for seq in range(3)]
     endings += [ended(seq, on="m2", seconds=20.0) for seq in range(10, 13)]
     (slow,) = found(machine(), machine("m2"), endings=tuple(endings))
-    assert (slow.machine, slow.ailment) == ("m1", Ailment.SLOW)
+    assert (slow.machine, slow.ailment) == ("m1", SymptomKind.SLOW)
     assert slow.message == "tabular/gbt takes 1m00s there and 20s elsewhere (medians of 3 and 3 jobs)"
 
 
@@ -82,7 +88,7 @@ def test_work_that_never_completed_anywhere_hides_nobody_who_is_slow():
     mine = tuple(ended(10 + seq, seconds=30.0) for seq in range(3))
     theirs = tuple(ended(20 + seq, on="m2", seconds=10.0) for seq in range(3))
     symptoms = found(machine("m1"), machine("m2"), endings=(*never, *mine, *theirs))
-    assert ailments(symptoms) == [("m1", Ailment.SLOW)]
+    assert ailments(symptoms) == [("m1", SymptomKind.SLOW)]
 
 
 def test_programs_of_different_names_are_not_compared():
@@ -95,7 +101,7 @@ def test_a_machine_on_which_nothing_ends_well_is_told_only_if_others_complete_th
     bad = [ended(seq, "failed" if seq % 2 else "declined", message="no such file") for seq in range(5)]
     assert found(machine(), endings=tuple(bad)) == []
     (fatal,) = found(machine(), endings=(*bad, ended(9, on="m2")))
-    assert fatal.ailment is Ailment.FATAL_ONLY
+    assert fatal.ailment is SymptomKind.FATAL_ONLY
     assert "no such file" in fatal.message
     assert "cordon m1" in fatal.hint
     assert found(machine(), endings=(*bad, ended(9, on="m2"), ended(10))) == []
@@ -104,29 +110,29 @@ def test_a_machine_on_which_nothing_ends_well_is_told_only_if_others_complete_th
 @pytest.mark.parametrize("version", ["1", ""], ids=["older", "unstamped"])
 def test_another_version_is_told(version: str):
     (skewed,) = found(machine(version=version))
-    assert skewed.ailment is Ailment.SKEWED
+    assert skewed.ailment is SymptomKind.SKEWED
     assert "2" in skewed.hint
 
 
 def test_a_disk_that_is_nearly_full_is_told_with_what_is_left():
     (disk,) = found(machine(disk_free_bytes=1 << 30))
-    assert disk.ailment is Ailment.DISK
+    assert disk.ailment is SymptomKind.DISK
     assert "1.0 GiB" in disk.message or "1 GiB" in disk.message
 
 
-def broken(seq: int, **more: Any) -> Ending:
+def broken(seq: int, **more: Any) -> AttemptHealthFacts:
     return ended(seq, "failed", **{"devices": (GPU,), "message": XID, "cause": "user", **more})
 
 
 def test_a_device_that_fails_three_different_jobs_while_others_succeed_is_to_be_cordoned_once():
     elsewhere = ended(9, on="m2", devices=("GPU-2",))
     endings = (elsewhere, *(broken(seq) for seq in range(3)))
-    facts = Facts(now_s=NOW_S, version="2", machines=(machine(), machine("m2")), endings=endings)
+    facts = FleetHealthFacts(now_s=NOW_S, version="2", machines=(machine(), machine("m2")), endings=endings)
     symptoms = symptoms_of(facts)
-    assert [(one.machine, one.device, one.ailment) for one in symptoms] == [("m1", GPU, Ailment.FAILING)]
+    assert [(one.machine, one.device, one.ailment) for one in symptoms] == [("m1", GPU, SymptomKind.FAILING)]
     assert f"open m1 --device {GPU}" in symptoms[0].hint
     assert to_cordon(facts, symptoms) == symptoms
-    closed = Facts(
+    closed = FleetHealthFacts(
         now_s=NOW_S, version="2", machines=(machine(closed_devices=frozenset({GPU})), machine("m2")), endings=endings
     )
     assert to_cordon(closed, symptoms_of(closed)) == []
@@ -147,20 +153,20 @@ def test_a_device_that_fails_three_different_jobs_while_others_succeed_is_to_be_
     ],
     ids=["one_job", "nobody_succeeds", "a_success_between", "the_codes_fault", "out_of_memory", "several_devices"],
 )
-def test_a_device_is_not_accused_without_proof(endings: list[Ending]):
+def test_a_device_is_not_accused_without_proof(endings: list[AttemptHealthFacts]):
     assert [one for one in found(machine(), machine("m2"), endings=tuple(endings)) if one.device] == []
 
 
 WEIRD = "RuntimeError: the answer is 41"
 
 
-def alike(count: int, *, start: int = 0, **more: Any) -> list[Ending]:
+def alike(count: int, *, start: int = 0, **more: Any) -> list[AttemptHealthFacts]:
     return [broken(seq, **{"message": WEIRD, **more}) for seq in range(start, start + count)]
 
 
-def accused(*endings: Ending) -> list[str]:
+def accused(*endings: AttemptHealthFacts) -> list[str]:
     symptoms = found(machine(), machine("m2"), endings=endings)
-    return [one.message for one in symptoms if one.ailment is Ailment.FAILING]
+    return [one.message for one in symptoms if one.ailment is SymptomKind.FAILING]
 
 
 DONE_ON_ANOTHER = ended(900, on="m2", devices=("GPU-2",))
@@ -199,5 +205,5 @@ def test_a_device_on_which_five_jobs_in_a_row_fail_alike_is_accused_whatever_the
         "several_devices",
     ],
 )
-def test_failures_that_are_alike_do_not_accuse_a_device_without_proof(endings: list[Ending]):
+def test_failures_that_are_alike_do_not_accuse_a_device_without_proof(endings: list[AttemptHealthFacts]):
     assert accused(*endings) == []

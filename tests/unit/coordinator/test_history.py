@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.history import Violation, check_job
-from stoker.model.fleet_events import FleetKinds as Kinds
-from stoker.model.frozen import changed
-from stoker.model.leases import Budgets
+from stoker.coordinator.database.history import Violation, check_job
+from stoker.core.events import FleetKinds as Kinds
+from stoker.core.frozen import changed
+from stoker.core.leases import Budgets
 from tests.unit.coordinator.histories import SHA, SIZE, Life
 
 

@@ -7,12 +7,9 @@ import threading
 
 import pytest
 
-from stoker.coordinator.keeping.attempts import AttemptFiles
-from stoker.coordinator.keeping.limits import KeepingLimits
-from stoker.coordinator.keeping.paths import path_fault
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import BadInput, NotFound, Refused
-from stoker.model.fleet_errors import Conflict, TooLarge
+from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits, path_fault
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import BadInput, Conflict, NotFound, Refused, TooLarge
 
 JOB = digest_bytes(b"a job")
 OTHER = digest_bytes(b"another job")
@@ -146,7 +143,9 @@ def test_a_link_that_somebody_planted_is_not_followed(files, tmp_path):
 
 
 def test_an_attempt_has_so_many_files_and_bytes_and_no_more(tmp_path):
-    files = AttemptFiles(str(tmp_path), limits=KeepingLimits(attempt_files=2, attempt_bytes=10, chunk_bytes=8))
+    files = AttemptFiles(
+        str(tmp_path), limits=CoordinatorStorageLimits(attempt_files=2, attempt_bytes=10, chunk_bytes=8)
+    )
     files.append(JOB, 1, "a", 0, b"12345")
     files.append(JOB, 1, "b", 0, b"12345")
     with pytest.raises(TooLarge):

@@ -8,14 +8,13 @@ import os
 
 import pytest
 
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.limits import KeepingLimits
-from stoker.coordinator.keeping.models import Ingest, ModelView
-from stoker.model.clock import FakeClock
-from stoker.model.errors import BadInput, HashMismatch, NotFound, Refused, Unavailable
-from stoker.model.fleet_errors import TooLarge
-from stoker.model.frozen import changed
-from stoker.store.objects.seam import PutOutcome
+from stoker.coordinator.storage.attempt_files import CoordinatorStorageLimits
+from stoker.coordinator.storage.models import IngestRecord, ModelView
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import FakeClock
+from stoker.core.errors import BadInput, HashMismatch, NotFound, Refused, TooLarge, Unavailable
+from stoker.core.frozen import changed
+from stoker.store.objects import PutOutcome
 
 DATA = b"an archive" * 100
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -24,7 +23,9 @@ JOB = "7" * 64
 
 @pytest.fixture
 def keeping(tmp_path):
-    keeping = LocalKeeping(str(tmp_path / "fleet"), FakeClock(), limits=KeepingLimits(archive_bytes=5000))
+    keeping = LocalCoordinatorStorage(
+        str(tmp_path / "fleet"), FakeClock(), limits=CoordinatorStorageLimits(archive_bytes=5000)
+    )
     yield keeping
     keeping.close()
 
@@ -60,7 +61,9 @@ def test_an_upload_is_its_owner_s_alone_also_for_another_process(keeping, tmp_pa
     theirs = bundles.begin(SHA, len(DATA), owner="person eve")
     assert (theirs.id != mine.id, theirs.offset) == (True, 0)
     keeping.close()
-    again = LocalKeeping(str(tmp_path / "fleet"), FakeClock(), limits=KeepingLimits(archive_bytes=5000)).bundles
+    again = LocalCoordinatorStorage(
+        str(tmp_path / "fleet"), FakeClock(), limits=CoordinatorStorageLimits(archive_bytes=5000)
+    ).bundles
     for other in ("person eve", "machine ada", ""):
         with pytest.raises(NotFound):
             again.append(mine.id, 300, b"x", owner=other)
@@ -155,7 +158,7 @@ def test_what_is_being_removed_is_not_there_and_can_not_come_in(keeping):
     assert keeping.has_archive(SHA) == len(DATA)
 
 
-INGEST = Ingest(
+INGEST = IngestRecord(
     job=JOB,
     name="gbt",
     attempt=1,

@@ -7,23 +7,20 @@ from io import BytesIO
 
 import pytest
 
-from stoker.coordinator.keeping.contents import Contents
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.limits import KeepingLimits, limits_for
-from stoker.coordinator.keeping.pruning import Pruning
-from stoker.coordinator.keeping.retention import RetentionPolicy
-from stoker.coordinator.keeping.tree_retention import PINNED, WANTED, YOUNG, TreeRow, decide_trees
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import BadInput, HashMismatch, NoSpace, NotFound, Unavailable
-from stoker.model.fleet_errors import TooLarge
-from stoker.store.listing import listing_bytes
-from stoker.wire.packs import frame, read_frames
+from stoker.coordinator.storage.attempt_files import CoordinatorStorageLimits, limits_for
+from stoker.coordinator.storage.retention import PINNED, WANTED, YOUNG, RetentionPolicy, TreeRow, decide_trees
+from stoker.coordinator.storage.retention_sweep import CoordinatorPruner
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
+from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
+from stoker.protocol.tree_messages import frame, read_frames
+from stoker.store.archives.archive_members import listing_bytes
 
 DAY_S = 86400.0
 MIB = 1 << 20
-LIMITS = KeepingLimits(tree_bytes=100 * MIB, tree_files=3, free_floor_bytes=10 * MIB)
+LIMITS = CoordinatorStorageLimits(tree_bytes=100 * MIB, tree_files=3, free_floor_bytes=10 * MIB)
 
 
 class Trees:
@@ -81,10 +78,10 @@ class Desk:
     def __init__(self, folder):
         self.clock = FakeClock(SystemClock().wall_s() + 10.0)
         self.free = 1 << 40
-        self.keeping = LocalKeeping(folder, self.clock, limits=LIMITS, free_bytes=lambda _: self.free)
+        self.keeping = LocalCoordinatorStorage(folder, self.clock, limits=LIMITS, free_bytes=lambda _: self.free)
         self.trees = Trees(self.clock)
-        self.contents = Contents(self.keeping, self.trees)
-        self.pruning = Pruning(self.keeping, Results(), self.contents)
+        self.contents = CoordinatorTrees(self.keeping, self.trees)
+        self.pruning = CoordinatorPruner(self.keeping, Results(), self.contents)
 
     def bring(self, *files):
         tree = Tree(tuple(TreeEntry(f"f{n}", len(data), digest_bytes(data)) for n, data in enumerate(files)))
@@ -124,7 +121,7 @@ def test_a_tree_that_is_too_large_is_refused_by_what_it_says_of_itself(desk):
 def test_a_limit_for_uploads_holds_for_trees_and_results_alike_and_the_usual_one_is_a_tebibyte():
     limits = limits_for(20 * MIB)
     assert (limits.tree_bytes, limits.archive_bytes) == (20 * MIB, 20 * MIB)
-    assert limits_for(None) == KeepingLimits()
+    assert limits_for(None) == CoordinatorStorageLimits()
     with pytest.raises(BadInput, match="lets no job's code come"):
         limits_for(1000)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.keeping.attempts import AttemptFiles
-from stoker.coordinator.keeping.lost_past import forget_lost_past
-from stoker.model.digests import digest_bytes
+from stoker.coordinator.storage.attempt_files import AttemptFiles, forget_lost_past
+from stoker.core.digests import digest_bytes
 
 JOB, OTHER = digest_bytes(b"a job"), digest_bytes(b"another job")
 LOG = "logs/train.log"

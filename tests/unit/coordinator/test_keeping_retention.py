@@ -7,10 +7,8 @@ import os
 
 import pytest
 
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.models import Ingest
-from stoker.coordinator.keeping.pruning import ORPHAN_GRACE_S, Pruning
-from stoker.coordinator.keeping.retention import (
+from stoker.coordinator.storage.models import IngestRecord
+from stoker.coordinator.storage.retention import (
     NEWEST,
     PINNED,
     AttemptLogs,
@@ -19,9 +17,11 @@ from stoker.coordinator.keeping.retention import (
     decide_logs,
     decide_retention,
 )
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.errors import BadInput
-from stoker.model.frozen import changed
+from stoker.coordinator.storage.retention_sweep import ORPHAN_GRACE_S, CoordinatorPruner
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.errors import BadInput
+from stoker.core.frozen import changed
 
 NOW_S = 1_000_000.0
 DAY_S = 86400.0
@@ -127,9 +127,9 @@ class House:
     def __init__(self, folder):
         # Objects know their age by the disk's own clock.
         self.clock = FakeClock(SystemClock().wall_s() + 10.0)
-        self.keeping = LocalKeeping(folder, self.clock)
+        self.keeping = LocalCoordinatorStorage(folder, self.clock)
         self.records = Records()
-        self.pruning = Pruning(self.keeping, self.records)
+        self.pruning = CoordinatorPruner(self.keeping, self.records)
 
     def bring(self, data):
         sha = hashlib.sha256(data).hexdigest()
@@ -143,7 +143,7 @@ class House:
         sha = self.bring(data)
         given = {"archive": sha, "size_bytes": len(data)} | more
         self.records.rows.append(changed(row(id_, **given), at_s=self.clock.wall_s() - 10 * DAY_S))
-        ingest = Ingest(
+        ingest = IngestRecord(
             job="a" * 64,
             name="a",
             attempt=id_,

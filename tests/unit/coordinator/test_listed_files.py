@@ -8,12 +8,11 @@ from io import BytesIO
 
 import pytest
 
-from stoker.coordinator.keeping import listed_files
-from stoker.coordinator.keeping.listed_files import ListedFiles, read_files
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import ArchiveFaults, BadInput, HashMismatch, StokerError, Unavailable
-from stoker.store.listing import listing_bytes, read_listing
+from stoker.coordinator.storage import listed_files
+from stoker.coordinator.storage.listed_files import ListedFiles, read_files
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
+from stoker.core.errors import BadInput, HashMismatch, InvalidArchive, StokerError, Unavailable
+from stoker.store.archives.archive_members import listing_bytes, read_listing
 
 MANY = 20
 
@@ -66,7 +65,7 @@ def test_a_listing_says_which_files_a_tree_needs_and_how_large_they_are(read):
     [
         (listing_bytes(TREE), "0" * 64, HashMismatch),
         (b"[" * 100, TREE.digest(), BadInput),
-        (listing_bytes(LINK_OUT), LINK_OUT.digest(), ArchiveFaults),
+        (listing_bytes(LINK_OUT), LINK_OUT.digest(), InvalidArchive),
         (listing_bytes(Tree(tuple(entry(f"{n:02}") for n in range(MANY + 1)))), "0" * 64, BadInput),
     ],
     ids=["another tree", "no listing", "a link that leads out", "too many files"],

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.matching.cases import Case, Fleet, Holder
-from stoker.coordinator.matching.explaining import explain_job
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.coordinator.explain.case import Fleet, JobExplainContext, LeaseHolder
+from stoker.coordinator.explain.verdict import explain_job
+from stoker.core.device import GIB
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.protocol.view_messages import JobExplanation
 from stoker.scheduler.simulation.forecast import JobForecast
-from stoker.wire.leasing import Measured
-from stoker.wire.views import JobExplanation
 from tests.unit.coordinator.fleets import Driven, box, card, refused
 from tests.unit.coordinator.test_matching_explaining import NOW_S, expected, view
 
@@ -19,13 +18,13 @@ BASE = "3f2a9c0144aa0f55"
 DESK = Node(name="desk", host="desk", max_adapters=8, gpus=(Gpu(uuid="GPU-1", type="rtx-4090", vram_mb=24 * 1024),))
 
 
-def adapter(base: str = BASE, **more: Any) -> WantedJob:
+def adapter(base: str = BASE, **more: Any) -> SchedulableJob:
     said = {"vram_bytes": 5 * GIB, "base_bytes": 4 * GIB, "ram_bytes": 5 * GIB // 2, "base_ram_bytes": 2 * GIB, **more}
-    asked = Requirements(**{"wish": Wish.PREFER, "may_share": True, "base": base, **said})
-    return WantedJob(name="lora", model="language/lora", requirements=asked)
+    asked = Requirements(**{"wish": DevicePreference.PREFER, "may_share": True, "base": base, **said})
+    return SchedulableJob(name="lora", model="language/lora", requirements=asked)
 
 
-def fleet(*holders: Holder, count: int | None = None) -> Fleet:
+def fleet(*holders: LeaseHolder, count: int | None = None) -> Fleet:
     """A desk for eight adapters, on which these run."""
     driven = Driven()
     driven.put(box("desk", card("GPU-1")), declared=DESK)
@@ -35,16 +34,16 @@ def fleet(*holders: Holder, count: int | None = None) -> Fleet:
     return Fleet(offers=driven.offers, holders={"desk": list(holders)})
 
 
-def member(job: str, wanted: WantedJob | None = None, *devices: str) -> Holder:
-    return Holder(job=job, wanted=wanted or adapter(), devices=devices or ("GPU-1",), is_shared=True)
+def member(job: str, wanted: SchedulableJob | None = None, *devices: str) -> LeaseHolder:
+    return LeaseHolder(job=job, wanted=wanted or adapter(), devices=devices or ("GPU-1",), is_shared=True)
 
 
 def told(
-    fleet: Fleet, wanted: WantedJob | None = None, forecast: JobForecast | None = None, **job: Any
+    fleet: Fleet, wanted: SchedulableJob | None = None, forecast: JobForecast | None = None, **job: Any
 ) -> JobExplanation:
     seen = view(**{"name": "lora/3", "recipe": "language/lora", **job})
     ahead = 0 if seen.state == "pending" else None
-    case = Case(job=seen, wanted=wanted or adapter(), ahead=ahead, forecast=forecast or expected("desk"))
+    case = JobExplainContext(job=seen, wanted=wanted or adapter(), ahead=ahead, forecast=forecast or expected("desk"))
     return explain_job(case, fleet, now_s=NOW_S)
 
 
@@ -98,4 +97,6 @@ def test_eight_are_granted_at_once_and_no_ninth():
     for number in range(1, 10):
         driven.wait(number, adapter())
     assert driven.grants("desk") == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert refused(driven.ask("desk", measured=Measured(ram_available_bytes=10 * GIB))).waiting == {"slots": 1}
+    assert refused(driven.ask("desk", measured=WorkerMeasurements(ram_available_bytes=10 * GIB))).waiting == {
+        "slots": 1
+    }

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.matching.cases import Fleet, case_of_order
-from stoker.coordinator.matching.explaining import explain_job
-from stoker.model.frozen import changed
-from stoker.wire.leasing import Holdings
-from stoker.wire.orders import EnvironmentChoice, JobOrder
+from stoker.coordinator.explain.case import Fleet, case_of_order
+from stoker.coordinator.explain.verdict import explain_job
+from stoker.core.frozen import changed
+from stoker.protocol.job_messages import EnvironmentChoice, JobSpec
+from stoker.protocol.lease_messages import MachineInventory
 from tests.unit.coordinator.fleets import Driven, box
 from tests.unit.coordinator.test_matching_explaining import expected
 
 NOW_S = 1_000_000.0
 DIGEST = "d" * 64
 NO_WHEEL = "no wheel of torch for aarch64 cp310"
-ORDER = JobOrder(
+ORDER = JobSpec(
     id="0" * 64,
     name="resnet",
     recipe="command",
@@ -23,11 +23,11 @@ ORDER = JobOrder(
 )
 
 
-def held(**more: Any) -> Holdings:
-    return Holdings(platform="linux-x86_64", pythons=("3.12.3",), **more)
+def held(**more: Any) -> MachineInventory:
+    return MachineInventory(platform="linux-x86_64", pythons=("3.12.3",), **more)
 
 
-def fleet(**holdings: Holdings) -> Fleet:
+def fleet(**holdings: MachineInventory) -> Fleet:
     return Fleet(offers=Driven(*[box(name) for name in holdings]).offers, holdings=holdings)
 
 

@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.matching.cases import Case, Decline, Fleet, Holder, Prerequisite, case_of_order
-from stoker.coordinator.matching.explaining import explain_job
-from stoker.model.frozen import changed
-from stoker.model.requirements import WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.simulation.forecast import ExpectedStart, HeldBack, JobForecast
-from stoker.wire.orders import JobOrder, RequirementsBody
-from stoker.wire.views import JobExplanation, JobView
+from stoker.coordinator.explain.case import (
+    Fleet,
+    JobExplainContext,
+    LeaseHolder,
+    MachineDecline,
+    Prerequisite,
+    case_of_order,
+)
+from stoker.coordinator.explain.verdict import explain_job
+from stoker.core.device import GIB
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, SchedulableJob
+from stoker.protocol.job_messages import JobSpec, RequirementsBody
+from stoker.protocol.view_messages import JobExplanation, JobView
+from stoker.scheduler.simulation.forecast import ExpectedStart, JobForecast, MachineHold
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job
 
 NOW_S = 1_000_000.0
@@ -24,12 +31,12 @@ def view(**said: Any) -> JobView:
     return JobView(id="0" * 64, **(plain | {"name": "resnet/3", "recipe": "vision/resnet", "state": "pending"} | said))
 
 
-def told(wanted: WantedJob, fleet: Fleet, **said: Any) -> JobExplanation:
+def told(wanted: SchedulableJob, fleet: Fleet, **said: Any) -> JobExplanation:
     plain: dict[str, Any] = {"job": view(), "ahead": 0}
-    return explain_job(Case(wanted=wanted, **(plain | said)), fleet, now_s=NOW_S)
+    return explain_job(JobExplainContext(wanted=wanted, **(plain | said)), fleet, now_s=NOW_S)
 
 
-def expected(machine: str, start_s: float = 0.0, *held_back: HeldBack, **more: Any) -> JobForecast:
+def expected(machine: str, start_s: float = 0.0, *held_back: MachineHold, **more: Any) -> JobForecast:
     """What a forecast says: the job starts there and then, and takes a minute."""
     start = ExpectedStart(machine=machine, start_s=start_s, end_s=start_s + 60.0, why="oldest")
     return JobForecast(start=changed(start, **more), held_back=held_back)
@@ -40,7 +47,9 @@ def busy(*, ends_s: float | None = NOW_S + 600) -> Fleet:
     driven = Driven(box("desk", card("GPU-1")))
     driven.wait(1, gpu_job(10))
     allocation = driven.grant("desk").allocation
-    holder = Holder(job="resnet/1", wanted=gpu_job(10), devices=allocation.devices, ends_s=ends_s, based_on="12 runs")
+    holder = LeaseHolder(
+        job="resnet/1", wanted=gpu_job(10), devices=allocation.devices, ends_s=ends_s, based_on="12 runs"
+    )
     return Fleet(offers=driven.offers, holders={"desk": [holder]})
 
 
@@ -84,7 +93,7 @@ def test_a_start_that_is_further_away_than_the_forecast_goes_has_a_bound():
 
 
 def test_a_job_that_waits_for_a_faster_machine_is_told_when_it_would_end_on_both():
-    held = HeldBack(machine="board1", reason="faster_machine", end_s=7800.0)
+    held = MachineHold(machine="board1", reason="faster_machine", end_s=7800.0)
     found = told(gpu_job(6), busy(), forecast=expected("desk", 600.0, held, end_s=2400.0))
     assert found.verdict == (
         "waits, 1st in line, for desk: done there in about 40m00s, on board1, which has room, in 2h10m"
@@ -94,7 +103,7 @@ def test_a_job_that_waits_for_a_faster_machine_is_told_when_it_would_end_on_both
 
 
 def test_a_machine_with_room_that_is_left_to_others_is_named_with_the_reason():
-    held = HeldBack(machine="big", reason="left_to_others")
+    held = MachineHold(machine="big", reason="left_to_others")
     found = told(gpu_job(6), busy(), forecast=expected("desk", 600.0, held))
     assert found.verdict == (
         "waits, 1st in line: expected on desk in about 10m00s; big has room, but it is left to jobs that need it"
@@ -103,7 +112,7 @@ def test_a_machine_with_room_that_is_left_to_others_is_named_with_the_reason():
 
 def test_a_job_that_starts_nowhere_though_there_is_room_says_why():
     fleet = Fleet(offers=Driven(box("desk")).offers)
-    held = HeldBack(machine="desk", reason="machine_ends", end_s=7800.0)
+    held = MachineHold(machine="desk", reason="machine_ends", end_s=7800.0)
     found = told(cpu_job(), fleet, ahead=4, forecast=JobForecast(held_back=(held,)))
     assert found.verdict == "waits, 5th in line: desk has room, but it goes away before the job would end"
     assert found.changes == ()
@@ -111,15 +120,15 @@ def test_a_job_that_starts_nowhere_though_there_is_room_says_why():
 
 def test_a_higher_priority_is_proposed_only_where_the_order_alone_is_in_the_way():
     fleet = Fleet(offers=Driven(box("desk")).offers)
-    faster = HeldBack(machine="desk", reason="faster_machine", end_s=7800.0)
-    behind = HeldBack(machine="desk", reason="order", first=7)
+    faster = MachineHold(machine="desk", reason="faster_machine", end_s=7800.0)
+    behind = MachineHold(machine="desk", reason="order", first=7)
     text = "starts now if its priority is above that of the job ahead (stoker jobs priority resnet/3)"
     for held, changes in ((faster, ()), (behind, (text,))):
         assert told(cpu_job(), fleet, ahead=1, forecast=expected("lab", 600.0, held)).changes == changes
 
 
 def test_the_job_that_goes_first_is_named():
-    held = HeldBack(machine="lab", reason="order", first=7)
+    held = MachineHold(machine="lab", reason="order", first=7)
     found = told(gpu_job(6), busy(), ahead=1, forecast=expected("desk", 600.0, held), names={7: "resnet/1"})
     assert [row.text for row in found.held_back] == ["resnet/1 goes first there"]
 
@@ -231,12 +240,12 @@ def test_without_any_machine_somebody_has_to_join():
 
 
 def test_declines_are_listed():
-    found = told(cpu_job(), busy(), declines=(Decline(machine="lab1", reason="folder missing", at_s=5.0),))
+    found = told(cpu_job(), busy(), declines=(MachineDecline(machine="lab1", reason="folder missing", at_s=5.0),))
     assert found.declines == ({"machine": "lab1", "reason": "folder missing", "message": "", "at_s": 5.0},)
 
 
 def test_nobody_counts_on_a_machine_that_declined_it_a_while_ago():
-    decline = Decline(machine="lab1", reason="secrets", message="lab1: not set: API_KEY", at_s=NOW_S - 7)
+    decline = MachineDecline(machine="lab1", reason="secrets", message="lab1: not set: API_KEY", at_s=NOW_S - 7)
     alone = Fleet(offers=Driven(box("lab1")).offers)
     found = told(cpu_job(), alone, declines=(decline,), ahead=0, forecast=expected("lab1", 53.0))
     assert found.verdict == "waits, 1st in line. lab1 declined it 7.0s ago: not set: API_KEY"
@@ -276,12 +285,12 @@ def test_a_job_that_does_not_wait_says_what_it_does(said: dict[str, Any], verdic
 
 
 def test_a_job_that_is_not_in_the_queue_yet_is_explained_alike():
-    order = JobOrder(
+    order = JobSpec(
         id="1" * 64,
         name="resnet",
         number=2,
         recipe="vision/resnet",
-        requirements=RequirementsBody(wish=Wish.REQUIRE, vram_bytes=6 * GIB),
+        requirements=RequirementsBody(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB),
     )
     found = explain_job(case_of_order(order, now_s=NOW_S, ahead=4), busy(), now_s=NOW_S)
     assert (found.job.name, found.place_in_line) == ("resnet/2", 5)
@@ -294,7 +303,7 @@ def test_many_machines_are_named_briefly():
         offers.wait(1, gpu_job(10))
         offers.grant(f"m{number}")
     holders = {
-        f"m{number}": [Holder(job=f"job{number}", wanted=gpu_job(10), devices=(f"GPU-{number}",))]
+        f"m{number}": [LeaseHolder(job=f"job{number}", wanted=gpu_job(10), devices=(f"GPU-{number}",))]
         for number in range(6)
     }
     found = told(gpu_job(6), Fleet(offers=offers.offers, holders=holders))

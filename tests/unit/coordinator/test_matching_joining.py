@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.matching.joining import WorkerLimits, join, laid_over, limits_of
-from stoker.model.errors import BadInput
-from stoker.model.nodes import Node
-from stoker.model.resources import GIB
-from stoker.wire.orders import HostPolicy
+from stoker.coordinator.explain.joined_machines import WorkerLimits, join, laid_over, limits_of
+from stoker.core.device import GIB
+from stoker.core.errors import BadInput
+from stoker.core.machine import Node
+from stoker.protocol.job_messages import HostPolicy
 from tests.unit.coordinator.fleets import box, card
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.matching.joining import WorkerLimits
-from stoker.model.errors import Bug
-from stoker.model.frozen import changed
-from stoker.model.nodes import Gpu, Node
-from stoker.model.resources import GIB
-from stoker.scheduler.decisions import Grant, Hold
+from stoker.coordinator.explain.joined_machines import WorkerLimits
+from stoker.core.device import GIB
+from stoker.core.errors import InternalError
+from stoker.core.frozen import changed
+from stoker.core.machine import Gpu, Node
+from stoker.protocol.job_messages import HostPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.decisions import HoldDecision, StartDecision
 from stoker.scheduler.machine import LeaseAllocation
-from stoker.scheduler.ready_queue import Head
+from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
-from stoker.wire.leasing import Measured
-from stoker.wire.orders import HostPolicy
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job, refused
 
 TWO_CARDS = (card("GPU-1"), card("GPU-2"))
@@ -54,15 +54,15 @@ def test_a_closed_machine_gives_its_reason_and_nothing_else():
     fleet = Driven()
     fleet.put(box("desk"), closed="drained: new disk")
     fleet.wait(1, cpu_job())
-    assert refused(fleet.ask("desk")) == Hold(closed="drained: new disk")
+    assert refused(fleet.ask("desk")) == HoldDecision(closed="drained: new disk")
 
 
 def test_a_machine_that_says_itself_that_it_is_closed_gets_nothing_until_it_says_otherwise():
     fleet = Driven(box("desk"))
     fleet.wait(1, cpu_job())
-    paused = Measured(closed={"": "its owner paused it"})
+    paused = WorkerMeasurements(closed={"": "its owner paused it"})
     assert refused(fleet.ask("desk", measured=paused)).closed == "its owner paused it"
-    assert isinstance(fleet.ask("desk", measured=Measured()), Grant)
+    assert isinstance(fleet.ask("desk", measured=WorkerMeasurements()), StartDecision)
 
 
 def test_closed_devices_are_passed_over_whoever_closed_them():
@@ -70,9 +70,9 @@ def test_closed_devices_are_passed_over_whoever_closed_them():
     fleet.put(box("desk", *TWO_CARDS), closed_devices={"GPU-1": "cordoned"})
     fleet.wait(1, gpu_job())
     found = fleet.ask("desk")
-    assert isinstance(found, Grant)
+    assert isinstance(found, StartDecision)
     assert found.allocation.devices == ("GPU-2",)
-    worn = Measured(closed={"GPU-2": "too hot"})
+    worn = WorkerMeasurements(closed={"GPU-2": "too hot"})
     assert refused(fleet.ask("desk", measured=worn)).waiting == {"closed": 1}
 
 
@@ -83,8 +83,10 @@ def test_a_machine_that_is_not_known_gets_nothing():
 def test_measured_memory_counts_beside_promises():
     fleet = Driven(box("desk", card("GPU-1")))
     fleet.wait(1, gpu_job(20))
-    assert refused(fleet.ask("desk", measured=Measured(free_bytes={"GPU-1": 19 * GIB}))).waiting == {"too_small": 1}
-    assert isinstance(fleet.ask("desk", measured=Measured(free_bytes={"GPU-1": 21 * GIB})), Grant)
+    assert refused(fleet.ask("desk", measured=WorkerMeasurements(free_bytes={"GPU-1": 19 * GIB}))).waiting == {
+        "too_small": 1
+    }
+    assert isinstance(fleet.ask("desk", measured=WorkerMeasurements(free_bytes={"GPU-1": 21 * GIB})), StartDecision)
 
 
 def test_available_ram_counts_what_our_own_jobs_were_promised_once():
@@ -93,24 +95,25 @@ def test_available_ram_counts_what_our_own_jobs_were_promised_once():
     fleet.wait(1, cpu_job(8))
     fleet.grant("desk")
     fleet.wait(2, cpu_job(9))
-    assert refused(fleet.ask("desk", measured=Measured(ram_available_bytes=8 * GIB))).waiting == {"ram": 1}
-    assert isinstance(fleet.ask("desk", measured=Measured(ram_available_bytes=9 * GIB)), Grant)
+    assert refused(fleet.ask("desk", measured=WorkerMeasurements(ram_available_bytes=8 * GIB))).waiting == {"ram": 1}
+    assert isinstance(fleet.ask("desk", measured=WorkerMeasurements(ram_available_bytes=9 * GIB)), StartDecision)
 
 
 def test_what_a_worker_would_admit_counts_before_what_is_free():
     fleet = Driven(box("desk", ram_gib=64))
     fleet.wait(1, cpu_job(50))
-    free = Measured(ram_available_bytes=52 * GIB, ram_room_bytes=46 * GIB)
+    free = WorkerMeasurements(ram_available_bytes=52 * GIB, ram_room_bytes=46 * GIB)
     assert refused(fleet.ask("desk", measured=free)).waiting == {"ram": 1}
     assert isinstance(
-        fleet.ask("desk", measured=Measured(ram_available_bytes=56 * GIB, ram_room_bytes=50 * GIB)), Grant
+        fleet.ask("desk", measured=WorkerMeasurements(ram_available_bytes=56 * GIB, ram_room_bytes=50 * GIB)),
+        StartDecision,
     )
 
 
 def test_nonsense_that_was_measured_is_bounded():
     fleet = Driven(box("desk", card("GPU-1")))
     fleet.wait(1, gpu_job(6))
-    bent = Measured(ram_available_bytes=-5, free_bytes={"GPU-1": 1 << 70, "GPU-9": -1})
+    bent = WorkerMeasurements(ram_available_bytes=-5, free_bytes={"GPU-1": 1 << 70, "GPU-9": -1})
     assert refused(fleet.ask("desk", measured=bent)).waiting == {"ram": 1}
     assert fleet.offers[0].devices[0].free_bytes == 24 * GIB
 
@@ -153,7 +156,7 @@ def test_leases_stay_counted_when_their_machine_comes_back():
     fleet.wait(2, gpu_job(7))
     assert refused(fleet.ask("desk")).waiting == {"held_alone": 1}
     fleet.scheduler.release(allocation, 0.0)
-    assert isinstance(fleet.ask("desk"), Grant)
+    assert isinstance(fleet.ask("desk"), StartDecision)
 
 
 def test_a_lease_that_was_restored_before_its_machine_was_known_runs_at_the_speed_of_its_device():
@@ -181,12 +184,12 @@ def test_a_lease_outlives_its_device_and_its_machine():
 
 
 def test_ending_a_lease_that_was_never_granted_is_a_bug_and_told():
-    with pytest.raises(Bug, match="desk"):
+    with pytest.raises(InternalError, match="desk"):
         Driven(box("desk")).scheduler.release(LeaseAllocation("desk", 1), 0.0)
 
 
 def test_a_class_must_be_described_before_a_job_of_it_runs():
-    with pytest.raises(Bug, match="class 7"):
+    with pytest.raises(InternalError, match="class 7"):
         Scheduler().leases.restore(LeaseAllocation("desk", 7), 0.0)
 
 
@@ -199,7 +202,7 @@ def test_allow_and_deny_lists_match_names_and_models():
     fleet.put(box("desk"), changed(node, deny_jobs=(), allow_jobs=("resnet",)))
     assert refused(fleet.ask("desk")).waiting == {"not_on_allow_list": 1}
     fleet.put(box("desk"), changed(node, deny_jobs=(), allow_jobs=("tabular/gbt",)))
-    assert isinstance(fleet.ask("desk"), Grant)
+    assert isinstance(fleet.ask("desk"), StartDecision)
 
 
 def test_a_manifests_policy_lies_over_what_was_found_and_declared():
@@ -208,7 +211,7 @@ def test_a_manifests_policy_lies_over_what_was_found_and_declared():
     fleet.put(box("desk", card("GPU-1")), policy=HostPolicy(name="desk", deny_jobs=("resnet",)))
     assert refused(fleet.ask("desk")).waiting == {"denied": 1}
     fleet.put(box("desk", card("GPU-1")), policy=HostPolicy(name="desk", priority=3))
-    assert isinstance(fleet.ask("desk"), Grant)
+    assert isinstance(fleet.ask("desk"), StartDecision)
     assert fleet.offers[0].priority == 3
 
 
@@ -247,13 +250,13 @@ def test_choosing_takes_nothing():
 def test_what_is_not_told_costs_nothing():
     fleet = Driven(box("desk"))
     fleet.wait(1, gpu_job())
-    assert fleet.scheduler.choose("desk", 0.0) == Hold()
+    assert fleet.scheduler.choose("desk", 0.0) == HoldDecision()
 
 
 def instead_of(*barred: int, then: int | None = None):
     """Name another job in place of those that were declined."""
 
-    def instead(head: Head) -> Head | None:
+    def instead(head: ReadyHead) -> ReadyHead | None:
         if head.seq not in barred:
             return head
         return None if then is None else changed(head, seq=then)
@@ -265,7 +268,7 @@ def test_in_place_of_a_job_that_a_machine_declined_it_gets_the_next_of_its_class
     fleet = Driven(box("desk"))
     fleet.wait(1, cpu_job(), count=2)
     found = fleet.scheduler.choose("desk", 0.0, instead=instead_of(1, then=9))
-    assert isinstance(found, Grant)
+    assert isinstance(found, StartDecision)
     assert found.head.seq == 9
 
 
@@ -274,7 +277,7 @@ def test_in_place_of_a_class_that_a_machine_declined_it_gets_another_of_the_same
     fleet.wait(1, cpu_job())
     fleet.wait(2, cpu_job())
     found = fleet.scheduler.choose("desk", 0.0, instead=instead_of(1))
-    assert isinstance(found, Grant)
+    assert isinstance(found, StartDecision)
     assert (found.head.class_id, found.allocation.class_id) == (2, 2)
 
 
@@ -283,7 +286,7 @@ def test_in_place_of_what_a_machine_declined_it_gets_the_same_type_of_a_lower_pr
     fleet.wait(1, cpu_job(), priority=5)
     fleet.wait(2, cpu_job())
     found = fleet.scheduler.choose("desk", 0.0, instead=instead_of(1))
-    assert isinstance(found, Grant)
+    assert isinstance(found, StartDecision)
     assert found.head.class_id == 2
 
 
@@ -298,7 +301,7 @@ def test_a_machine_that_declined_all_that_fits_is_told_so_and_others_do_not_wait
     found = fleet.scheduler.choose("desk", 0.0, tells=True, instead=instead_of(1))
     assert refused(found).waiting == {"declined": 1}
     assert fleet.scheduler.calls(0.0) == ["lab"]
-    assert isinstance(fleet.ask("lab"), Grant)
+    assert isinstance(fleet.ask("lab"), StartDecision)
 
 
 def test_a_machine_that_wants_nothing_now_is_not_waited_for():
@@ -309,7 +312,7 @@ def test_a_machine_that_wants_nothing_now_is_not_waited_for():
     fleet.wait(1, gpu_job())
     assert refused(fleet.ask("lab")).waiting == {"better_machine_free": 1}
     fleet.scheduler.withdraw("desk")
-    assert isinstance(fleet.ask("lab"), Grant)
+    assert isinstance(fleet.ask("lab"), StartDecision)
 
 
 def test_a_job_is_measured_from_its_start_and_not_from_its_grant():

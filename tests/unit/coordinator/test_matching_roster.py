@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.matching.roster import GONE_S, Lease, MachineFacts, machine_view
-from stoker.model.resources import GIB
+from stoker.coordinator.http.overview import GONE_S, LeaseSummary, RosterMachine, machine_view
+from stoker.core.device import GIB
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from tests.unit.coordinator.fleets import box, card
 
@@ -15,7 +15,7 @@ NOW_S = 1_000_000.0
 
 
 def view(**said: Any) -> Any:
-    facts = MachineFacts(name="desk", **({"last_seen_s": NOW_S} | said))
+    facts = RosterMachine(name="desk", **({"last_seen_s": NOW_S} | said))
     return machine_view(facts, now_s=NOW_S, silent_s=120.0)
 
 
@@ -23,9 +23,9 @@ def view(**said: Any) -> Any:
     ("said", "state"),
     [
         ({}, "ready"),
-        ({"leases": (Lease(job="gbt"),)}, "busy"),
-        ({"leases": (Lease(job="gbt"),), "slots": 2}, "ready"),
-        ({"closed": "drained", "leases": (Lease(job="gbt"),)}, "drained"),
+        ({"leases": (LeaseSummary(job="gbt"),)}, "busy"),
+        ({"leases": (LeaseSummary(job="gbt"),), "slots": 2}, "ready"),
+        ({"closed": "drained", "leases": (LeaseSummary(job="gbt"),)}, "drained"),
         ({"closed": "cordoned"}, "cordoned"),
         ({"closed": "paused"}, "paused"),
         ({"last_seen_s": NOW_S - 120.0}, "ready"),
@@ -70,7 +70,7 @@ def test_devices_say_who_is_on_them_what_is_promised_and_why_nothing_more_is():
     )
     found = view(
         capability=box("desk", card("GPU-1"), card("GPU-2"), card("GPU-3")).to_dict(),
-        leases=(Lease(job="resnet/1", devices=("GPU-1",)), Lease(job="prep")),
+        leases=(LeaseSummary(job="resnet/1", devices=("GPU-1",)), LeaseSummary(job="prep")),
         closed_devices={"GPU-3": "cordoned"},
         offer=offer,
     )

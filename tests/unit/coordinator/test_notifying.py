@@ -12,14 +12,12 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from stoker.coordinator.notifying import notifier as notifying
-from stoker.coordinator.notifying.addresses import may_be_told
-from stoker.coordinator.notifying.choosing import is_wanted
-from stoker.coordinator.notifying.notifier import Notifier
-from stoker.coordinator.queue.health_commands import AddHook
-from stoker.coordinator.queue.reading.health import HookRow
-from stoker.host.http.settings import HttpSettings
-from stoker.model.fleet_errors import DatabaseTrouble
+from stoker.coordinator import notify as notifying
+from stoker.coordinator.notify import Notifier, is_wanted, may_be_told
+from stoker.coordinator.queue.commands import AddHook
+from stoker.coordinator.queue.read_fleet import WebhookRow
+from stoker.core.errors import DatabaseTrouble
+from stoker.host.http.http_settings import HttpSettings
 from tests.contract.queue_driving import Driven, order
 from tests.servers.receiver import Message, Told, receiver
 
@@ -53,7 +51,7 @@ def events(messages: list[Message]) -> list[str]:
     return [json.loads(message.body)["event"] for message in messages]
 
 
-def only(fleet: Driven) -> HookRow:
+def only(fleet: Driven) -> WebhookRow:
     (found,) = fleet.reader.hooks()
     return found
 

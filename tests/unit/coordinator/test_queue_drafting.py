@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.queue.drafting import draft
-from stoker.model.errors import Faults
-from stoker.wire.orders import JobOrder, Submission
+from stoker.coordinator.queue.submission_check import draft
+from stoker.core.errors import InvalidInput
+from stoker.protocol.job_messages import JobSpec, Submission
 from tests.contract.queue_driving import order
 
 
-def faults_of(*jobs: JobOrder) -> list[str]:
-    with pytest.raises(Faults) as caught:
+def faults_of(*jobs: JobSpec) -> list[str]:
+    with pytest.raises(InvalidInput) as caught:
         draft(Submission(jobs=jobs))
     return [str(fault) for fault in caught.value.faults]
 

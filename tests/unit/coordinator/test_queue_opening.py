@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import sqlite
 
-from stoker.coordinator.database import migrating, opening
-from stoker.coordinator.database.opening import Database, open_database
+from stoker.coordinator.database import database as database_database
+from stoker.coordinator.database import migrate
+from stoker.coordinator.database.database import Database, open_database
 from stoker.coordinator.database.tables import METADATA
-from stoker.coordinator.queue.queries import Queries
-from stoker.coordinator.queue.turn import words_of
-from stoker.model.clock import SystemClock
-from stoker.model.errors import BadInput
-from stoker.model.fleet_errors import AlreadyServing, DatabaseTrouble, VersionSkew
+from stoker.coordinator.queue.sql import Queries
+from stoker.coordinator.queue.transaction import words_of
+from stoker.core.clock import SystemClock
+from stoker.core.errors import AlreadyServing, BadInput, DatabaseTrouble, VersionSkew
 
 CLOCK = SystemClock()
 
@@ -58,15 +58,15 @@ def test_a_new_database_is_its_owners_alone_with_all_that_lies_beside_it(tmp_pat
 
 
 def test_the_newest_step_is_the_one_that_the_program_knows() -> None:
-    steps = sorted(name.partition("_")[0] for name in os.listdir(os.path.join(migrating._FOLDER, "versions")))
+    steps = sorted(name.partition("_")[0] for name in os.listdir(os.path.join(migrate._FOLDER, "versions")))
     numbers = [name for name in steps if name.isdigit()]
-    assert numbers[-1] == migrating.HEAD
-    assert tuple(numbers) == migrating._VERSIONS
+    assert numbers[-1] == migrate.HEAD
+    assert tuple(numbers) == migrate._VERSIONS
 
 
 @pytest.mark.parametrize("url", ["sqlite:////nowhere/at/all.db", "postgresql://nobody@127.0.0.1:1/none"])
 def test_a_database_that_is_gone_when_the_writer_comes_back_is_told_as_trouble(url: str) -> None:
-    database = Database(*opening._read(url), CLOCK)
+    database = Database(*database_database._read(url), CLOCK)
     database._lock = None
     with pytest.raises(DatabaseTrouble):
         database.connect_writer()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from stoker.coordinator.queue.setting import CoordinatorTime
-from stoker.model.clock import FakeClock
+from stoker.coordinator.queue.queue_state import CoordinatorTime
+from stoker.core.clock import FakeClock
 
 
 def test_stored_time_never_goes_back_and_goes_on_at_least_as_fast_as_the_monotonic_clock() -> None:

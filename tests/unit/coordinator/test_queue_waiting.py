@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.queue import waiting
-from stoker.coordinator.queue.waiting import Ready, Waiting
-from stoker.model.requirements import Requirements, WantedJob
-from stoker.scheduler.ready_queue import Head
+from stoker.coordinator.queue import ready as queue_ready
+from stoker.coordinator.queue.ready import ReadyJobEntry, ReadyJobs
+from stoker.core.machine import Requirements, SchedulableJob
+from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
 
 
@@ -18,10 +18,10 @@ class Table:
     """Who is ready, as the database has it, and how often it was asked."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Ready] = {}
+        self.jobs: dict[int, ReadyJobEntry] = {}
         self.pages = 0
 
-    def fetch(self, class_id: int, priority: int, after_seq: int, most: int) -> list[Ready]:
+    def fetch(self, class_id: int, priority: int, after_seq: int, most: int) -> list[ReadyJobEntry]:
         self.pages += 1
         found = [
             ready(one.seq, one.class_id, one.priority)
@@ -30,34 +30,35 @@ class Table:
         ]
         return found[:most]
 
-    def heads(self) -> set[Head]:
-        levels: dict[tuple[int, int], list[Ready]] = {}
+    def heads(self) -> set[ReadyHead]:
+        levels: dict[tuple[int, int], list[ReadyJobEntry]] = {}
         for _, one in sorted(self.jobs.items()):
             levels.setdefault((one.class_id, one.priority), []).append(one)
         return {
-            Head(class_id=key[0], priority=key[1], seq=found[0].seq, count=len(found)) for key, found in levels.items()
+            ReadyHead(class_id=key[0], priority=key[1], seq=found[0].seq, count=len(found))
+            for key, found in levels.items()
         }
 
 
-def ready(seq: int, class_id: int = 1, priority: int = 0) -> Ready:
-    return Ready(seq, f"{seq:064x}", class_id, priority, float(seq), 0, 0, 0, 0, 0, "{}", "")
+def ready(seq: int, class_id: int = 1, priority: int = 0) -> ReadyJobEntry:
+    return ReadyJobEntry(seq, f"{seq:064x}", class_id, priority, float(seq), 0, 0, 0, 0, 0, "{}", "")
 
 
-class Line(Waiting):
+class Line(ReadyJobs):
     """Ready jobs of two classes, and what the scheduler was told of them."""
 
     def __init__(self, table: Table) -> None:
         scheduler = Scheduler()
         for class_id in (1, 2):
-            scheduler.put_class(class_id, WantedJob(name="job", requirements=Requirements(cores=class_id)))
+            scheduler.put_class(class_id, SchedulableJob(name="job", requirements=Requirements(cores=class_id)))
         super().__init__(scheduler.ready, table.fetch)
 
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[ReadyHead]:
         self.freshen()
         return list(self._ready.heads())
 
 
-def line_of(jobs: list[Ready]) -> tuple[Line, Table]:
+def line_of(jobs: list[ReadyJobEntry]) -> tuple[Line, Table]:
     table = Table()
     table.jobs = {one.seq: one for one in jobs}
     line = Line(table)
@@ -79,7 +80,7 @@ def test_a_long_line_is_read_a_page_at_a_time() -> None:
         line.drop(1, 0, head.seq)
     assert taken == list(range(1, 3001))
     assert not line.heads()
-    assert table.pages < 3000 / waiting.LARGEST_PAGE + 8
+    assert table.pages < 3000 / queue_ready.LARGEST_PAGE + 8
 
 
 def test_many_who_come_at_once_do_not_all_stay_in_memory() -> None:
@@ -89,7 +90,7 @@ def test_many_who_come_at_once_do_not_all_stay_in_memory() -> None:
         line.add(table.jobs[seq])
     (head,) = line.heads()
     assert (head.seq, head.count) == (1, 10_000)
-    assert len(line._levels[1, 0].first) <= waiting.LARGEST_PAGE
+    assert len(line._levels[1, 0].first) <= queue_ready.LARGEST_PAGE
     assert table.pages == 0
 
 
@@ -144,7 +145,7 @@ MOVES = st.lists(
 def test_the_line_always_shows_the_first_of_every_level(start: int, moves: list[tuple[str, int, int]]) -> None:
     line, table = line_of([ready(seq, 1 + seq % 2, seq % 3) for seq in range(1, start + 1)])
     newest = 1000
-    gone: list[Ready] = []
+    gone: list[ReadyJobEntry] = []
     for verb, number, level in moves:
         if verb == "add":
             newest += 1
@@ -161,6 +162,6 @@ def test_the_line_always_shows_the_first_of_every_level(start: int, moves: list[
     assert set(line.heads()) == table.heads()
 
 
-def _enter(line: Waiting, table: Table, one: Any) -> None:
+def _enter(line: ReadyJobs, table: Table, one: Any) -> None:
     table.jobs[one.seq] = one
     line.add(ready(one.seq, one.class_id, one.priority))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import NullPool, create_engine, event, insert, text
 
-from stoker.coordinator.database.opening import Database, look_into
+from stoker.coordinator.database.database import Database, look_into
 from stoker.coordinator.database.tables import CLASSES, COUNTERS, JOBS, LEASES
-from stoker.coordinator.queue.reading import paging
-from stoker.coordinator.queue.reading.reader import Reader
-from stoker.model.clock import FakeClock
-from stoker.model.errors import BadInput
+from stoker.coordinator.queue import read_jobs
+from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.core.clock import FakeClock
+from stoker.core.errors import BadInput
 
 STATES = ("completed", "completed", "failed", "pending", "running", "cancelled", "completed")
 COUNT = 45
@@ -67,11 +67,11 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def reader(database: Database) -> Reader:
-    return Reader(database, clock=FakeClock(start_s=50.0))
+def reader(database: Database) -> QueueReader:
+    return QueueReader(database, clock=FakeClock(start_s=50.0))
 
 
-def walk(reader: Reader, limit: int, **filters: str) -> list[str]:
+def walk(reader: QueueReader, limit: int, **filters: str) -> list[str]:
     names, after = [], ""
     for _ in range(COUNT * 2):
         page = reader.page(**filters, after=after, limit=limit)
@@ -100,9 +100,9 @@ FILTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("window", [7, 10_000], ids=["small windows", "one window"])
-def test_pages_give_every_job_once_and_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch, window: int):
-    monkeypatch.setattr(paging, "_WINDOW", window)
-    monkeypatch.setattr(paging, "_FEW", 0)
+def test_pages_give_every_job_once_and_in_order(reader: QueueReader, monkeypatch: pytest.MonkeyPatch, window: int):
+    monkeypatch.setattr(read_jobs, "_WINDOW", window)
+    monkeypatch.setattr(read_jobs, "_FEW", 0)
     for name, filters in FILTERS.items():
         wanted = [
             row["id"]
@@ -113,9 +113,9 @@ def test_pages_give_every_job_once_and_in_order(reader: Reader, monkeypatch: pyt
             assert walk(reader, limit, **filters) == wanted, (name, limit)
 
 
-def test_a_search_that_takes_too_long_says_where_to_go_on(reader: Reader, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(paging, "_WINDOW", 5)
-    monkeypatch.setattr(paging, "_LONGEST_S", -1.0)
+def test_a_search_that_takes_too_long_says_where_to_go_on(reader: QueueReader, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(read_jobs, "_WINDOW", 5)
+    monkeypatch.setattr(read_jobs, "_LONGEST_S", -1.0)
     page = reader.page(name="nobody", machine="m1")
     assert page.jobs == ()
     assert page.next, "it looked at one window only"
@@ -125,7 +125,7 @@ def test_a_search_that_takes_too_long_says_where_to_go_on(reader: Reader, monkey
     assert walk(reader, 3, name="job3", machine="m1") == wanted
 
 
-def test_totals_come_from_counters_where_there_is_one(reader: Reader):
+def test_totals_come_from_counters_where_there_is_one(reader: QueueReader):
     counts = reader.counts()
     assert counts["claimed"] == 0
     assert reader.page(limit=1).total == COUNT == sum(counts.values())
@@ -134,7 +134,7 @@ def test_totals_come_from_counters_where_there_is_one(reader: Reader):
     assert reader.page(name="job1", limit=1).total is None
 
 
-def test_a_job_in_a_list_says_how_far_it_is_and_what_it_waits_for(reader: Reader):
+def test_a_job_in_a_list_says_how_far_it_is_and_what_it_waits_for(reader: QueueReader):
     running = walk(reader, 1000, state="running")[-1]
     (job,) = [one for one in reader.page(state="running").jobs if one.id == running]
     assert (job.step, job.of, job.says, job.metrics) == (3, 10, "training", {"loss": 0.5})
@@ -144,25 +144,25 @@ def test_a_job_in_a_list_says_how_far_it_is_and_what_it_waits_for(reader: Reader
 
 
 @pytest.mark.parametrize("word", ["x", "é", "ajEuNS4wMDAwMDAwMA", "-" * 300, "ajEuLTEuMDAwMDAwMDA"])
-def test_a_cursor_that_is_not_ours_is_refused(reader: Reader, word: str):
+def test_a_cursor_that_is_not_ours_is_refused(reader: QueueReader, word: str):
     with pytest.raises(BadInput, match="not where this list goes on"):
         reader.page(after=word)
 
 
-def test_a_cursor_of_another_list_is_refused(reader: Reader):
+def test_a_cursor_of_another_list_is_refused(reader: QueueReader):
     after = reader.page(state="completed", limit=2).next
     assert reader.page(state="completed", after=after).jobs
     with pytest.raises(BadInput):
         reader.page(state="failed", after=after)
 
 
-def test_a_state_that_does_not_exist_is_refused_with_the_nearest(reader: Reader):
+def test_a_state_that_does_not_exist_is_refused_with_the_nearest(reader: QueueReader):
     with pytest.raises(BadInput) as caught:
         reader.page(state="complete")
     assert caught.value.hint == "did you mean 'completed'?"
 
 
-def test_a_limit_is_kept_within_reason(reader: Reader):
+def test_a_limit_is_kept_within_reason(reader: QueueReader):
     assert len(reader.page(limit=0).jobs) == 1
     assert len(reader.page(limit=10**9).jobs) == COUNT
 
@@ -178,7 +178,7 @@ def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_templat
     def _note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         asked.append((statement, parameters))
 
-    reader = Reader(database, clock=FakeClock())
+    reader = QueueReader(database, clock=FakeClock())
     reader.page()
     reader.page(state="failed")
     reader.page(name="x")
@@ -199,7 +199,7 @@ def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_templat
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_any_page_of_a_million_jobs_takes_at_most_a_tenth_of_a_second(database_url: str):
-    from stoker.model.clock import SystemClock
+    from stoker.core.clock import SystemClock
 
     engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
     with engine.begin() as connection:
@@ -215,7 +215,7 @@ def test_any_page_of_a_million_jobs_takes_at_most_a_tenth_of_a_second(database_u
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("VACUUM ANALYZE"))
     database = look_into(database_url, clock=SystemClock())
-    reader, clock = Reader(database, clock=SystemClock()), SystemClock()
+    reader, clock = QueueReader(database, clock=SystemClock()), SystemClock()
     for name, filters in FILTERS.items():
         took = []
         for _ in range(5):

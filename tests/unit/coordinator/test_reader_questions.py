@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.coordinator.queue.reading.reader import Reader
-from stoker.model.errors import Ambiguous, NotFound
-from stoker.model.fleet_events import FleetKinds
+from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.core.errors import Ambiguous, NotFound
+from stoker.core.events import FleetKinds
 from tests.contract.queue_driving import Driven, busy, order
 
 
@@ -26,17 +26,17 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def reader(fleet: Driven) -> Reader:
+def reader(fleet: Driven) -> QueueReader:
     return fleet.reader
 
 
-def test_a_name_means_the_newest_of_it(reader: Reader):
+def test_a_name_means_the_newest_of_it(reader: QueueReader):
     assert reader.find("sweep") == reader.find("sweep/6")
     assert reader.find("last") == reader.find("plain")
     assert reader.find("sweep/2").seq < reader.find("sweep/3").seq
 
 
-def test_the_beginning_of_an_id_will_do(reader: Reader):
+def test_the_beginning_of_an_id_will_do(reader: QueueReader):
     found = reader.find("prep")
     assert reader.find(found.id[:8]) == found
     assert reader.find(found.id[:8].upper()) == found
@@ -47,14 +47,14 @@ def test_the_beginning_of_an_id_will_do(reader: Reader):
     ("ref", "hint"),
     [("swep", "did you mean 'sweep'?"), ("zzz", "`stoker jobs` lists them"), ("sweep/99", "did you mean 'sweep'?")],
 )
-def test_a_job_that_is_not_there_is_refused_with_the_nearest(reader: Reader, ref: str, hint: str):
+def test_a_job_that_is_not_there_is_refused_with_the_nearest(reader: QueueReader, ref: str, hint: str):
     with pytest.raises(NotFound) as caught:
         reader.find(ref)
     assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("ref", ["", "%", "abc", "0000000", "sweep/", "/3", "sweep/-1", "sweep/3/3", "'", "é" * 300])
-def test_odd_words_are_no_jobs(reader: Reader, ref: str):
+def test_odd_words_are_no_jobs(reader: QueueReader, ref: str):
     with pytest.raises(NotFound):
         reader.find(ref)
 
@@ -76,7 +76,7 @@ def test_several_jobs_of_one_prefix_are_named(database_url: str):
     fleet.close()
 
 
-def test_a_story_has_attempts_events_result_and_order(reader: Reader):
+def test_a_story_has_attempts_events_result_and_order(reader: QueueReader):
     story = reader.story("sweep/2")
     assert (story.job.name, story.job.state, story.job.label) == ("sweep/2", "completed", "lr=2")
     assert [(one.number, one.ending, one.machine) for one in story.attempts] == [
@@ -93,20 +93,20 @@ def test_a_story_has_attempts_events_result_and_order(reader: Reader):
     assert reader.attempts_of("sweep/2") == story.attempts
 
 
-def test_a_story_says_what_it_comes_after(reader: Reader):
+def test_a_story_says_what_it_comes_after(reader: QueueReader):
     story = reader.story("after")
     assert story.after == ("prep",)
     assert story.job.why == "waits for 1 job to complete first"
 
 
-def test_a_lost_attempt_counts_against_its_own_budget(reader: Reader):
+def test_a_lost_attempt_counts_against_its_own_budget(reader: QueueReader):
     lost = [one for one in reader.page().jobs if reader.story(one.id).counts["lost"]]
     assert lost
     story = reader.story(lost[0].id)
     assert [one.cause for one in story.attempts if one.ending == "expired"] == ["lost"]
 
 
-def test_events_resume_by_their_number(reader: Reader):
+def test_events_resume_by_their_number(reader: QueueReader):
     every = reader.events()
     numbers = [event["seq"] for event in every]
     assert numbers == sorted(set(numbers))
@@ -118,14 +118,14 @@ def test_events_resume_by_their_number(reader: Reader):
     assert of_one[1]["from"] == "pending"
 
 
-def test_counters_agree_with_lists(reader: Reader):
+def test_counters_agree_with_lists(reader: QueueReader):
     counts = reader.counts()
     for state, count in counts.items():
         assert len(reader.page(state=state).jobs) == count
     assert sum(reader.ready_by_class().values()) == 3
 
 
-def test_the_first_ready_jobs_of_a_class_have_numbers_and_names(reader: Reader):
+def test_the_first_ready_jobs_of_a_class_have_numbers_and_names(reader: QueueReader):
     ((class_id, count),) = reader.ready_by_class().items()
     (numbers,) = reader.ready_numbers({(class_id, 0): count + 5}).values()
     assert numbers == sorted(numbers)
@@ -135,14 +135,14 @@ def test_the_first_ready_jobs_of_a_class_have_numbers_and_names(reader: Reader):
     assert reader.names([10**9]) == {}
 
 
-def test_a_case_says_what_a_job_still_waits_for(reader: Reader):
+def test_a_case_says_what_a_job_still_waits_for(reader: QueueReader):
     case = reader.case("after")
     assert [(one.name, one.state) for one in case.after] == [("prep", "pending")]
     assert (case.attempts, case.not_before_s) == (1, 0.0)
     assert reader.case("prep").after == ()
 
 
-def test_a_leaderboard_knows_which_way_is_better(reader: Reader):
+def test_a_leaderboard_knows_which_way_is_better(reader: QueueReader):
     board = reader.leaderboard("loss")
     assert board.is_lower_better
     assert [(row.place, row.name, row.value) for row in board.rows] == [
@@ -156,20 +156,20 @@ def test_a_leaderboard_knows_which_way_is_better(reader: Reader):
     assert reader.leaderboard(recipe="never/run").rows == ()
 
 
-def test_a_metric_that_nobody_has_is_refused_with_the_nearest(reader: Reader):
+def test_a_metric_that_nobody_has_is_refused_with_the_nearest(reader: QueueReader):
     with pytest.raises(NotFound) as caught:
         reader.leaderboard("los")
     assert caught.value.hint == "did you mean 'loss'?"
 
 
-def test_bundles_are_told_in_their_order(reader: Reader):
+def test_bundles_are_told_in_their_order(reader: QueueReader):
     every = reader.bundles()
     assert [one["name"] for one in every] == ["plain", "sweep/1", "sweep/2"]
     assert reader.bundles(after_id=every[0]["id"], limit=1) == every[1:2]
     assert [one["attempt"] for one in reader.bundles(ref="sweep/2")] == [2]
 
 
-def test_machines_are_told_with_what_they_hold(reader: Reader):
+def test_machines_are_told_with_what_they_hold(reader: QueueReader):
     first, second = reader.machines()
     assert (first.name, second.name) == ("m1", "m2")
     assert [(one.name, one.state, one.progress["step"]) for one in first.held] == [("sweep/4", "running", 3)]
@@ -191,7 +191,7 @@ def test_who_is_before_whom_follows_priority_then_age(database_url: str):
     fleet.close()
 
 
-def test_many_threads_may_ask_at_once(fleet: Driven, reader: Reader):
+def test_many_threads_may_ask_at_once(fleet: Driven, reader: QueueReader):
     wanted = reader.page()
     found: list[bool] = []
 

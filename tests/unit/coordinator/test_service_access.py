@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.authority.standing import HeldToken, IssuedCertificate, Standing
-from stoker.coordinator.authority.tokens import token_digest
-from stoker.coordinator.service.access import (
+from stoker.coordinator.auth.membership import ApiTokenRecord, IssuedCertificate, TrustState, token_digest
+from stoker.coordinator.http.access import (
     LOCAL_ADMIN,
     LOCAL_WORKER,
     UNKNOWN,
@@ -12,16 +11,15 @@ from stoker.coordinator.service.access import (
     Peer,
     Rules,
     is_loopback,
+    recorded,
     rules_for,
 )
-from stoker.coordinator.service.speech import Refusal, known
-from stoker.coordinator.service.who import recorded
-from stoker.host.tls.peer import Certificate
-from stoker.model.clock import FakeClock
-from stoker.model.errors import NotFound, StokerError
-from stoker.model.fleet_errors import NotAllowed
-from stoker.model.frozen import changed
-from stoker.model.principals import Principal, Role
+from stoker.coordinator.http.http_messages import Refusal, known
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Forbidden, NotFound, StokerError
+from stoker.core.frozen import changed
+from stoker.core.leases import Principal, Role
+from stoker.host.tls.contexts import Certificate
 
 TOKEN = "a-token-for-tests-only"
 HERE = rules_for(token=TOKEN, host="127.0.0.1", port=7717)
@@ -92,12 +90,14 @@ class Desk:
 
     def __init__(self, rules: Rules) -> None:
         self.clock = FakeClock()
-        self.standing = Standing()
+        self.standing = TrustState()
         self.used: list[str] = []
         self.access = Access(rules, standing=lambda: self.standing, clock=self.clock, on_use=self.used.append)
         self.standing.certificates[SERIAL] = IssuedCertificate(serial=SERIAL, name="lab1", expires_s=NOW_S + 100)
         for role in ROLES:
-            held = HeldToken(id=role.value, name=f"ada-{role}", role=role.value, sha256=token_digest(role.encode() * 9))
+            held = ApiTokenRecord(
+                id=role.value, name=f"ada-{role}", role=role.value, sha256=token_digest(role.encode() * 9)
+            )
             self.standing.tokens[held.sha256] = held
 
     def ask(self, method: str, path: str, peer: Peer = UNKNOWN, **headers: str) -> Principal:
@@ -187,16 +187,16 @@ def test_a_certificate_that_was_taken_back_is_refused_at_once():
     desk = Desk(EVERYWHERE)
     assert desk.status("POST", "/v1/claims", LAB1) == 0
     desk.standing.certificates[SERIAL] = changed(desk.standing.certificates[SERIAL], revoked_s=NOW_S, why="forgotten")
-    with pytest.raises(NotAllowed, match="forgotten"):
+    with pytest.raises(Forbidden, match="forgotten"):
         desk.ask("POST", "/v1/claims", LAB1)
-    with pytest.raises(NotAllowed, match="forgotten"):
+    with pytest.raises(Forbidden, match="forgotten"):
         desk.access.judge_worker({}, LAB1)
 
 
 def test_a_certificate_ends_with_its_time_even_on_a_connection_that_stands():
     desk = Desk(EVERYWHERE)
     desk.clock.advance(101.0)
-    with pytest.raises(NotAllowed, match="expired"):
+    with pytest.raises(Forbidden, match="expired"):
         desk.access.judge_worker({}, LAB1)
 
 
@@ -210,7 +210,7 @@ def test_a_certificate_ends_with_its_time_even_on_a_connection_that_stands():
     ids=["another number", "another name", "no machine's"],
 )
 def test_what_we_have_not_issued_is_refused_whoever_signed_it(shown: Certificate):
-    with pytest.raises(NotAllowed, match="has not issued"):
+    with pytest.raises(Forbidden, match="has not issued"):
         Desk(EVERYWHERE).access.judge_worker({}, Peer(address="192.0.2.7", certificate=shown))
 
 
@@ -349,7 +349,7 @@ def test_a_refusal_says_what_to_do():
     with pytest.raises(Refusal) as caught:
         Desk(HERE).ask("POST", "/v1/jobs")
     told = known(caught.value)
-    assert isinstance(told.error, NotAllowed)
+    assert isinstance(told.error, Forbidden)
     assert "STOKER_OPERATOR_TOKEN" in told.error.hint
     assert TOKEN not in str(told.error.to_dict())
 

@@ -14,15 +14,14 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from stoker.coordinator.service.access import LOCAL_ADMIN
-from stoker.coordinator.service.bodies import RETRY_S, SPOOL_BYTES, Bodies, Incoming, spooled
-from stoker.coordinator.service.intake import WORD_BYTES
-from stoker.coordinator.service.job_routes import JobRoutes
-from stoker.coordinator.service.office import BULK_ANSWERS, BULK_PIECE_BYTES, PIECE_BYTES, Office
-from stoker.model.clock import SystemClock
-from stoker.model.errors import NoSpace, Unavailable
-from stoker.model.fleet_errors import TooLarge
-from stoker.wire.orders import Submission, Submitted
+from stoker.coordinator.http.access import LOCAL_ADMIN
+from stoker.coordinator.http.app_state import BULK_ANSWERS, BULK_PIECE_BYTES, PIECE_BYTES, ServiceContext
+from stoker.coordinator.http.http_messages import WORD_BYTES
+from stoker.coordinator.http.job_routes import JobRoutes
+from stoker.coordinator.http.submission_body import RETRY_S, SPOOL_BYTES, BodyMemoryBudget, ServiceRequestBody, spooled
+from stoker.core.clock import SystemClock
+from stoker.core.errors import NoSpace, TooLarge, Unavailable
+from stoker.protocol.job_messages import Submission, SubmissionResponse
 
 MIB = 1 << 20
 
@@ -42,7 +41,7 @@ def messages(*parts: bytes) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
 def test_the_share_of_one_principal_is_taken_by_its_own_bodies_alone():
-    bodies = Bodies(4 * MIB, 2 * MIB)
+    bodies = BodyMemoryBudget(4 * MIB, 2 * MIB)
     assert bodies.take_now("machine a", 2 * MIB)
     assert not bodies.take_now("machine a", 1)
     assert bodies.take_now("machine b", 2 * MIB)
@@ -53,7 +52,7 @@ def test_the_share_of_one_principal_is_taken_by_its_own_bodies_alone():
 
 def test_whoever_waits_is_served_in_order_past_those_whose_own_share_is_taken():
     async def act() -> None:
-        bodies, served = Bodies(2 * MIB, MIB), []
+        bodies, served = BodyMemoryBudget(2 * MIB, MIB), []
 
         async def take(owner: str) -> None:
             await bodies.take(owner, MIB)
@@ -80,7 +79,7 @@ def test_whoever_waits_is_served_in_order_past_those_whose_own_share_is_taken():
 
 def test_room_that_does_not_come_is_refused_with_when_to_try_again():
     async def act() -> None:
-        bodies = Bodies(MIB, MIB, wait_s=0.01)
+        bodies = BodyMemoryBudget(MIB, MIB, wait_s=0.01)
         assert bodies.take_now("a", MIB)
         with pytest.raises(Unavailable) as refused:
             await bodies.take("b", MIB)
@@ -93,7 +92,7 @@ def test_room_that_does_not_come_is_refused_with_when_to_try_again():
 
 def test_who_leaves_while_waiting_holds_nothing():
     async def act() -> None:
-        bodies = Bodies(MIB, MIB)
+        bodies = BodyMemoryBudget(MIB, MIB)
         assert bodies.take_now("a", MIB)
         gone = asyncio.ensure_future(bodies.take("b", MIB))
         await asyncio.sleep(0)
@@ -112,7 +111,7 @@ def test_who_leaves_while_waiting_holds_nothing():
 
 def test_room_is_not_passed_on_to_a_request_that_was_cancelled_a_moment_before():
     async def act() -> None:
-        bodies = Bodies(MIB, MIB)
+        bodies = BodyMemoryBudget(MIB, MIB)
         assert bodies.take_now("a", MIB)
         gone, next_one = (asyncio.ensure_future(bodies.take(owner, MIB)) for owner in ("b", "c"))
         await asyncio.sleep(0)
@@ -130,15 +129,15 @@ def test_room_is_not_passed_on_to_a_request_that_was_cancelled_a_moment_before()
 
 def test_room_is_held_from_the_first_read_until_it_is_released():
     async def act() -> None:
-        bodies = Bodies(MIB, MIB)
-        body = Incoming(messages(b"x"), bodies, "a", limit_bytes=MIB, room_bytes=MIB)
+        bodies = BodyMemoryBudget(MIB, MIB)
+        body = ServiceRequestBody(messages(b"x"), bodies, "a", limit_bytes=MIB, room_bytes=MIB)
         assert bodies.held_bytes == 0
         await body.receive()
         assert bodies.held_bytes == MIB
         body.release()
         body.release()
         assert bodies.held_bytes == 0
-        small = Incoming(messages(b"x"), bodies, "a", limit_bytes=MIB, room_bytes=WORD_BYTES)
+        small = ServiceRequestBody(messages(b"x"), bodies, "a", limit_bytes=MIB, room_bytes=WORD_BYTES)
         await small.receive()
         assert bodies.held_bytes == 0
 
@@ -147,7 +146,7 @@ def test_room_is_held_from_the_first_read_until_it_is_released():
 
 def test_a_body_without_a_length_is_counted_as_it_comes():
     async def act() -> None:
-        body = Incoming(messages(b"x" * 5, b"x" * 6), Bodies(), "a", limit_bytes=10, room_bytes=10)
+        body = ServiceRequestBody(messages(b"x" * 5, b"x" * 6), BodyMemoryBudget(), "a", limit_bytes=10, room_bytes=10)
         await body.receive()
         with pytest.raises(HTTPException) as refused:
             await body.receive()
@@ -225,19 +224,19 @@ class Desk:
                 self.most_in_memory = max(self.most_in_memory, sum(one() is not None for one in self._made))
             return made
 
-    async def submit(self, submission: Submission, *, only_of: str | None) -> Submitted:
+    async def submit(self, submission: Submission, *, only_of: str | None) -> SubmissionResponse:
         async with self._thread:
             await asyncio.sleep(0)
             if self.is_refusing:
                 self.refused.append(weakref.ref(submission))
                 raise NoSpace("full")
-            return Submitted(jobs=(), counts={})
+            return SubmissionResponse(jobs=(), counts={})
 
     async def foresee(self, act: Callable[..., Any], *args: Any) -> Any:
         await self.may_foresee.wait()
         return act(*args)
 
-    def forecast(self, _submission: Submission, submitted: Submitted) -> Submitted:
+    def forecast(self, _submission: Submission, submitted: SubmissionResponse) -> SubmissionResponse:
         self.posted += 1
         return submitted
 
@@ -287,12 +286,12 @@ def test_a_submission_does_not_wait_for_the_forecast_of_a_dry_run(tmp_path: Path
     run(act)
 
 
-def idle_office() -> Office:
+def idle_office() -> ServiceContext:
     """Make an office that is asked for bytes alone."""
     queue: Any = SimpleNamespace(reader=None, is_current=None, on_change=lambda _: None, on_wish=lambda _: None)
     keeping: Any = SimpleNamespace(on_growth=lambda _: None)
     rest: Any = {"views": None, "about": None, "clock": SystemClock(), "reload": None}
-    return Office(queue=queue, keeping=keeping, **rest)
+    return ServiceContext(queue=queue, keeping=keeping, **rest)
 
 
 def test_answers_come_in_large_pieces_but_only_a_few_at_a_time():

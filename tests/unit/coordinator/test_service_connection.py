@@ -11,19 +11,17 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.service.access import LOCAL_WORKER, Peer
-from stoker.coordinator.service.bodies import Bodies
-from stoker.coordinator.service.buffered import BULK_BYTES, READ_BYTES
-from stoker.coordinator.service.connection import Connection, Patience
-from stoker.coordinator.service.exchange import Reply, Route
-from stoker.coordinator.service.intake import SPEECH_BYTES, WORD_BYTES
-from stoker.coordinator.service.running import Running, Stage
-from stoker.coordinator.service.speech import Receive, Scope, Send, say
-from stoker.host.listening import listen_at
-from stoker.model.fleet_errors import NotAllowed
-from stoker.model.principals import Principal
+from stoker.coordinator.http.access import LOCAL_WORKER, Peer
+from stoker.coordinator.http.http_connection import BULK_BYTES, READ_BYTES, ClientLimits, ServerConnection
+from stoker.coordinator.http.http_messages import SPEECH_BYTES, WORD_BYTES, Receive, Scope, Send, say
+from stoker.coordinator.http.server import CoordinatorServer, ServerSetup
+from stoker.coordinator.http.submission_body import BodyMemoryBudget
+from stoker.coordinator.http.worker_routes import Route, WorkerReply
+from stoker.core.errors import Forbidden
+from stoker.core.leases import Principal
+from stoker.host.network import listen_at
 
-HURRIED = Patience(
+HURRIED = ClientLimits(
     head_s=0.3,
     silence_s=0.3,
     body_s=5.0,
@@ -47,7 +45,7 @@ class Toy:
         self.has_asked = threading.Event()
         self.may_read = asyncio.Event()
         self.app = self
-        self.words = Bodies()
+        self.words = BodyMemoryBudget()
         self.waiting: list[asyncio.Task[None]] = []
 
     def find(self, path: str) -> Route | None:
@@ -55,7 +53,7 @@ class Toy:
 
     def judge_worker(self, headers: dict[bytes, bytes], _peer: Peer) -> Principal:
         if headers.get(b"x-who") == b"stranger":
-            raise NotAllowed("not you")
+            raise Forbidden("not you")
         return LOCAL_WORKER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,14 +85,14 @@ class Toy:
 
     async def reload(self) -> None: ...
 
-    def _echo(self, body: bytes, reply: Reply, _who: Principal) -> None:
+    def _echo(self, body: bytes, reply: WorkerReply, _who: Principal) -> None:
         reply.say(json.dumps({"quick": len(body)}).encode())
         reply.say(b"a second answer counts for nothing")
 
-    def _break(self, _body: bytes, _reply: Reply, _who: Principal) -> None:
+    def _break(self, _body: bytes, _reply: WorkerReply, _who: Principal) -> None:
         raise ZeroDivisionError("secret detail")
 
-    def _hold(self, _body: bytes, reply: Reply, _who: Principal) -> None:
+    def _hold(self, _body: bytes, reply: WorkerReply, _who: Principal) -> None:
         async def hold() -> None:
             await reply.gone()
             self.left.set()
@@ -107,7 +105,9 @@ class Toy:
 def toy() -> Iterator[tuple[Toy, int]]:
     toy, ready = Toy(), threading.Event()
     listening = listen_at("127.0.0.1", 0)
-    running = Running(Stage(listening=listening, make=lambda: toy, on_ready=ready.set, say=print, patience=HURRIED))
+    running = CoordinatorServer(
+        ServerSetup(listening=listening, make=lambda: toy, on_ready=ready.set, say=print, patience=HURRIED)
+    )
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     assert ready.wait(DEADLINE_S)
@@ -414,16 +414,16 @@ def test_no_byte_after_an_answer_keeps_a_connection_open_for_good(toy, sent: byt
 
 
 def test_a_look_at_one_connection_that_fails_keeps_the_others_watched(toy, caplog, monkeypatch):
-    look = Connection.look
-    failed: list[Connection] = []
+    look = ServerConnection.look
+    failed: list[ServerConnection] = []
 
-    def fail_once(self: Connection, now_s: float) -> None:
+    def fail_once(self: ServerConnection, now_s: float) -> None:
         if not failed:
             failed.append(self)
             raise ZeroDivisionError
         look(self, now_s)
 
-    monkeypatch.setattr(Connection, "look", fail_once)
+    monkeypatch.setattr(ServerConnection, "look", fail_once)
     with dial(toy) as first, dial(toy) as second:
         for connection in (first, second):
             connection.sendall(b"POST /quick HTTP/1.1\r\n")
@@ -436,14 +436,14 @@ def test_a_large_body_is_read_in_bulk_once_it_is_waited_for_and_nothing_beyond_i
     is_full = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
-    def note(connection: Connection, data: bytes, receive: Any = Connection.data_received) -> None:
+    def note(connection: ServerConnection, data: bytes, receive: Any = ServerConnection.data_received) -> None:
         loops.append(connection.loop)
         reads.append(len(data))
         receive(connection, data)
         if connection.flow.read_paused:
             is_full.set()
 
-    monkeypatch.setattr(Connection, "data_received", note)
+    monkeypatch.setattr(ServerConnection, "data_received", note)
     first, second = post("/later", bytes(2 << 20)), post("/app", bytes(5), connection="close")
     with dial(toy) as connection:
         sender = threading.Thread(target=connection.sendall, args=(first + second,))

@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.service.exec_desk import GONE_S, IDLE_S, KEPT_S, TAKEN_WITHIN_S, ExecDesk, Opened, Session
-from stoker.coordinator.service.exec_stream import ExecStream
-from stoker.coordinator.service.needs import need_of
-from stoker.model.clock import FakeClock
-from stoker.model.errors import BadInput, NotFound
-from stoker.model.fleet_errors import Conflict, StaleLease
-from stoker.model.leases import Token
-from stoker.model.principals import Role
-from stoker.wire.leasing import ExecCall, Granted
+from stoker.coordinator.http.access import need_of
+from stoker.coordinator.http.exec_sessions import (
+    GONE_S,
+    IDLE_S,
+    KEPT_S,
+    TAKEN_WITHIN_S,
+    ExecSessionInfo,
+    ExecSessions,
+    ExecSessionState,
+    ExecStream,
+)
+from stoker.core.clock import FakeClock
+from stoker.core.errors import BadInput, Conflict, NotFound, StaleLease
+from stoker.core.leases import AttemptToken, Role
+from stoker.protocol.lease_messages import ClaimResponse, ExecCall
 
-TOKEN = Token(job="a" * 64, attempt=1, epoch=1, generation=0)
+TOKEN = AttemptToken(job="a" * 64, attempt=1, epoch=1, generation=0)
 CALL = ExecCall(id="0" * 32, job=TOKEN.job, attempt=1, epoch=1, generation=0, argv=("true",))
 
 
@@ -26,17 +32,17 @@ class Hall:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.current = {TOKEN: "lab"}
-        self.desk = ExecDesk(self.clock, is_current=self._is_current)
+        self.desk = ExecSessions(self.clock, is_current=self._is_current)
 
-    def open(self) -> Session:
-        opened = Opened(machine="lab", name="train", by="anna", person="anna")
+    def open(self) -> ExecSessionState:
+        opened = ExecSessionInfo(machine="lab", name="train", by="anna", person="anna")
         return self.desk.open(CALL, opened)
 
     def after(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.desk.look()
 
-    def _is_current(self, token: Token, machine: str) -> bool:
+    def _is_current(self, token: AttemptToken, machine: str) -> bool:
         return token in self.current and machine in ("", self.current[token])
 
 
@@ -63,15 +69,15 @@ def test_only_the_lease_holder_speaks_and_only_whoever_began_a_session_follows_i
     async def story() -> None:
         hall = Hall()
         session = hall.open()
-        assert hall.desk.told("lab", Granted(generation=0)).execs == (CALL,)
-        assert hall.desk.told("other", Granted(generation=0)).execs == ()
+        assert hall.desk.told("lab", ClaimResponse(generation=0)).execs == (CALL,)
+        assert hall.desk.told("other", ClaimResponse(generation=0)).execs == ()
         with pytest.raises(NotFound):
             hall.desk.of_worker(CALL.id, TOKEN, "other")
         with pytest.raises(NotFound):
             hall.desk.of_operator(CALL.id, "bert")
         assert hall.desk.of_operator(CALL.id, "anna") is session
         assert hall.desk.of_worker(CALL.id, TOKEN, "lab") is session
-        assert hall.desk.told("lab", Granted(generation=0)).execs == ()
+        assert hall.desk.told("lab", ClaimResponse(generation=0)).execs == ()
         hall.current.clear()
         with pytest.raises(StaleLease):
             hall.desk.of_worker(CALL.id, TOKEN, "lab")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.queue.commands import CloseMachine, Closing, Write
-from stoker.coordinator.service.explanations import Explanations
-from stoker.model.ids import job_id
-from stoker.model.leases import FleetTimes
-from stoker.wire.leasing import Decline, Hello, Renewal
-from stoker.wire.orders import JobOrder, Submission
+from stoker.coordinator.http.overview import Explanations
+from stoker.coordinator.queue.commands import CloseMachine, MachineCloseMode, Write
+from stoker.core.job import job_id
+from stoker.core.leases import FleetTimes
+from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.protocol.lease_messages import Decline, Hello, Renewal
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.unit.coordinator.fleets import box, card
 
@@ -99,7 +99,7 @@ def test_a_decline_is_told_with_its_reason(fleet: Driven, explanations: Explanat
 
 def test_closed_and_silent_machines_are_named(fleet: Driven, explanations: Explanations):
     fleet.submit(order("first"))
-    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN, why="new disk", for_s=3600))
+    fleet.ask(CloseMachine(machine="m1", how=MachineCloseMode.DRAIN, why="new disk", for_s=3600))
     (change,) = [one for one in explanations.explain("first").changes if "opened" in one]
     assert change.startswith("starts now if machine m1, which is drained: new disk for about")
     assert [one.state for one in explanations.machines()] == ["drained"]
@@ -134,7 +134,7 @@ def test_a_machine_shows_what_it_holds(fleet: Driven, explanations: Explanations
     assert (machine.state, machine.slots, machine.held, machine.jobs) == ("busy", 1, 1, ("first",))
 
 
-def forecast(fleet: Driven, explanations: Explanations, *jobs: JobOrder) -> list[str]:
+def forecast(fleet: Driven, explanations: Explanations, *jobs: JobSpec) -> list[str]:
     asked = Submission(jobs=jobs, dry_run=True, submitter="me@desk")
     return [one.forecast for one in explanations.forecast(asked, fleet.submit(*jobs, dry_run=True)).jobs]
 
@@ -161,7 +161,7 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
     assert fleet.reader.counts()["pending"] == 1
 
 
-def program(name: str, tree: str, argv: tuple[str, ...]) -> JobOrder:
+def program(name: str, tree: str, argv: tuple[str, ...]) -> JobSpec:
     args = {"argv": [*argv, name]}
     id = job_id(recipe="command", schema_version=1, args=args)
     return order(name, recipe="command", code_tree=tree, id=id, args=args, identity=args)

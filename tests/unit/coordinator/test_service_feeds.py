@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.commands import Done, Sweep
-from stoker.coordinator.service.counter import Counter
-from stoker.coordinator.service.event_feed import KEPT, MOST_LISTENERS, EventFeed
-from stoker.coordinator.service.figures import Histogram, Page
-from stoker.coordinator.service.following import MOST_FOLLOWERS, Followers
-from stoker.model.errors import NotFound, RateLimited
+from stoker.coordinator.http.app_state import QueueBridge
+from stoker.coordinator.http.feeds import KEPT, MOST_LISTENERS, EventFeed, Histogram, MetricsPage
+from stoker.coordinator.http.long_poll import MOST_FOLLOWERS, Followers
+from stoker.coordinator.queue.commands import QueueCommandResult, Sweep
+from stoker.core.errors import NotFound, RateLimited
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -219,14 +218,14 @@ def test_answers_of_a_group_come_together_and_each_to_whoever_asked():
     async def scene():
         queue, changes = Posted(), []
         loop = asyncio.get_running_loop()
-        counter = Counter(queue, loop, on_change=lambda newest, *, is_reread: changes.append((newest, is_reread)))
+        counter = QueueBridge(queue, loop, on_change=lambda newest, *, is_reread: changes.append((newest, is_reread)))
         asking = [asyncio.ensure_future(counter.ask(Sweep())) for _ in range(3)]
         await asyncio.sleep(0)
         counter.bring_change(6, True)
         counter.bring_change(7, False)
         asking[2].cancel()
         await asyncio.sleep(0)
-        queue.answer(Done(changed=("a",)), NotFound("no"), Done())
+        queue.answer(QueueCommandResult(changed=("a",)), NotFound("no"), QueueCommandResult())
         assert (await asking[0]).changed == ("a",)
         with pytest.raises(NotFound):
             await asking[1]
@@ -239,20 +238,20 @@ def test_answers_of_a_group_come_together_and_each_to_whoever_asked():
 
 def test_an_answer_after_the_end_of_the_loop_is_nobodys():
     queue = Posted()
-    held: list[Counter] = []
+    held: list[QueueBridge] = []
 
     async def scene():
-        counter = Counter(queue, asyncio.get_running_loop(), on_change=lambda newest, *, is_reread: None)
+        counter = QueueBridge(queue, asyncio.get_running_loop(), on_change=lambda newest, *, is_reread: None)
         held.append(counter)
         counter.post(Sweep(), lambda answer: None)
 
     asyncio.run(scene())
-    queue.answer(Done())
+    queue.answer(QueueCommandResult())
     held[0].bring_change(1, True)
 
 
 def test_figures_are_written_as_prometheus_reads_them():
-    page, spread = Page(), Histogram((1, 2))
+    page, spread = MetricsPage(), Histogram((1, 2))
     for value in (0.5, 1.0, 1.5, 9.0):
         spread.add(value)
     page.one("a_total", "counter", "So many.", 3)

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.commands import Answer, Command, Declare, Done, Submit
-from stoker.coordinator.service.rereading import Files, cluster_changes, lines_of, manifest_changes, trouble_of
-from stoker.model.errors import ClusterFaults, ManifestFaults
-from stoker.model.faults import Fault
-from stoker.model.fleet_errors import DatabaseTrouble
-from stoker.model.nodes import Cluster, Node, UserPolicy
-from stoker.wire.asking import NOTHING_GIVEN
-from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
+from stoker.coordinator.http.reload import CoordinatorFiles, cluster_changes, lines_of, manifest_changes, trouble_of
+from stoker.coordinator.queue.commands import Answer, Command, Declare, QueueCommandResult, Submit
+from stoker.core.errors import DatabaseTrouble, Fault, InvalidCluster, InvalidManifest
+from stoker.core.machine import Cluster, Node, UserPolicy
+from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.view_messages import NOTHING_GIVEN
 
 DESK = Node(name="desk", host="desk.local")
 LAB = Node(name="lab", host="lab.local")
@@ -21,7 +19,7 @@ LAB = Node(name="lab", host="lab.local")
 class Told:
     """A queue that remembers what it was asked."""
 
-    def __init__(self, *outcomes: OrderOutcome, vanished: tuple[str, ...] = ()) -> None:
+    def __init__(self, *outcomes: JobSubmissionResult, vanished: tuple[str, ...] = ()) -> None:
         self.asked: list[Command] = []
         self._outcomes = outcomes
         self._vanished = vanished
@@ -29,17 +27,19 @@ class Told:
     def ask(self, command: Command) -> Answer:
         self.asked.append(command)
         if isinstance(command, Submit):
-            return Submitted(
+            return SubmissionResponse(
                 jobs=self._outcomes,
                 counts={"new": len(self._outcomes)},
                 vanished=self._vanished,
                 dry_run=command.asked.dry_run,
             )
-        return Done(notes=("1 machine is another now",))
+        return QueueCommandResult(notes=("1 machine is another now",))
 
 
-def outcome(name: str, number: int, what: Outcome, *changes: str) -> OrderOutcome:
-    return OrderOutcome(id=f"{name}{number}", name=name, number=number, outcome=what, state="pending", changes=changes)
+def outcome(name: str, number: int, what: SubmissionOutcome, *changes: str) -> JobSubmissionResult:
+    return JobSubmissionResult(
+        id=f"{name}{number}", name=name, number=number, outcome=what, state="pending", changes=changes
+    )
 
 
 def reading(*answers: Any) -> Callable[[], Any]:
@@ -76,17 +76,17 @@ def test_what_is_another_of_users_is_said_user_by_user():
 
 def test_both_files_are_read_before_anything_holds():
     queue = Told()
-    faults = ManifestFaults("one fault", faults=(Fault("manifest.toml:3", "no such recipe"),))
-    files = Files(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(faults))
-    with pytest.raises(ManifestFaults):
+    faults = InvalidManifest("one fault", faults=(Fault("manifest.toml:3", "no such recipe"),))
+    files = CoordinatorFiles(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(faults))
+    with pytest.raises(InvalidManifest):
         files.read_again()
     assert queue.asked == []
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing():
-    queue = Told(outcome("a", 0, Outcome.NEW))
+    queue = Told(outcome("a", 0, SubmissionOutcome.NEW))
     cluster = Cluster(nodes=(DESK,))
-    files = Files(
+    files = CoordinatorFiles(
         queue, cluster=reading(cluster, cluster), manifest=reading(*[Submission(jobs=())] * 2), source="c.yaml"
     )
     tried = files.read_again(dry_run=True)
@@ -100,13 +100,13 @@ def test_a_dry_run_says_the_same_and_changes_nothing():
 
 def test_what_a_manifest_changed_is_told_job_by_job():
     queue = Told(
-        outcome("a", 1, Outcome.NEW),
-        outcome("a", 2, Outcome.KNOWN),
-        outcome("b", 0, Outcome.CHANGED, "priority"),
-        outcome("c", 0, Outcome.KEPT),
+        outcome("a", 1, SubmissionOutcome.NEW),
+        outcome("a", 2, SubmissionOutcome.KNOWN),
+        outcome("b", 0, SubmissionOutcome.CHANGED, "priority"),
+        outcome("c", 0, SubmissionOutcome.KEPT),
         vanished=("d", "e"),
     )
-    done = Files(queue, manifest=reading(Submission(jobs=()))).read_again()
+    done = CoordinatorFiles(queue, manifest=reading(Submission(jobs=()))).read_again()
     assert done.changed == ("a1", "b0")
     assert done.notes[:3] == ("a/1: new", "b: changed (priority)", "c: kept")
     assert "2 pending jobs no longer in the manifest" in done.notes[3]
@@ -114,7 +114,7 @@ def test_what_a_manifest_changed_is_told_job_by_job():
 
 
 def test_without_files_there_is_nothing_to_read_again():
-    done = Files(Told()).read_again()
+    done = CoordinatorFiles(Told()).read_again()
     assert lines_of(done) == [NOTHING_GIVEN]
 
 
@@ -125,7 +125,7 @@ def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():
             raise DatabaseTrouble("the disk is full")
 
     queue = Refusing()
-    files = Files(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(Submission(jobs=())))
+    files = CoordinatorFiles(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(Submission(jobs=())))
     with pytest.raises(DatabaseTrouble):
         files.read_again()
     assert [type(one) for one in queue.asked] == [Submit]
@@ -133,7 +133,7 @@ def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():
 
 def test_trouble_is_told_with_every_fault():
     faults = (Fault("c.yaml:2", "host is missing"), Fault("c.yaml:4", "no such key"))
-    lines = trouble_of(ClusterFaults("c.yaml has 2 faults", faults=faults))
+    lines = trouble_of(InvalidCluster("c.yaml has 2 faults", faults=faults))
     assert lines == [
         "c.yaml has 2 faults — everything stays as it was",
         "c.yaml:2: host is missing",
@@ -142,11 +142,11 @@ def test_trouble_is_told_with_every_fault():
 
 
 def test_a_job_that_is_known_under_another_name_is_listed_with_that_name():
-    known = outcome("mm", 1, Outcome.KNOWN).model_copy(update={"known_as": "s/1", "state": "completed"})
-    moved = outcome("mm", 2, Outcome.CHANGED, "args").model_copy(update={"known_as": "s/2"})
-    renamed = outcome("mm", 3, Outcome.CHANGED, "name").model_copy(update={"known_as": "s/3"})
-    same = outcome("mm", 4, Outcome.KNOWN)
-    ids, lines = manifest_changes(Submitted(jobs=(known, moved, renamed, same), counts={}))
+    known = outcome("mm", 1, SubmissionOutcome.KNOWN).model_copy(update={"known_as": "s/1", "state": "completed"})
+    moved = outcome("mm", 2, SubmissionOutcome.CHANGED, "args").model_copy(update={"known_as": "s/2"})
+    renamed = outcome("mm", 3, SubmissionOutcome.CHANGED, "name").model_copy(update={"known_as": "s/3"})
+    same = outcome("mm", 4, SubmissionOutcome.KNOWN)
+    ids, lines = manifest_changes(SubmissionResponse(jobs=(known, moved, renamed, same), counts={}))
     assert ids == ["mm2", "mm3"]
     assert lines == [
         "mm/2, already in the queue as s/2: changed (args)",

@@ -2,75 +2,84 @@
 
 from __future__ import annotations
 
-from stoker.coordinator.service.source_choice import Fetcher, Holder, Known, choose_sources
-from stoker.coordinator.service.sources import FETCHING_S, SILENT_S, SourceDesk
-from stoker.model.clock import FakeClock
-from stoker.wire.contents import SourcesAsk
-from stoker.wire.leasing import Hello, Holdings, Renewal
+from stoker.coordinator.http.tree_routes import (
+    FETCHING_S,
+    SILENT_S,
+    TreeAvailability,
+    TreeFetcherMachine,
+    TreeHolderMachine,
+    TreeLocator,
+    choose_sources,
+)
+from stoker.core.clock import FakeClock
+from stoker.protocol.lease_messages import Hello, MachineInventory, Renewal
+from stoker.protocol.tree_messages import SourcesRequest
 
 TREE = "a" * 64
 HERE = (("", "", False),)
 
 
-def fetcher(machine: str, began: int, takes_from: str = "", url: str = "http://x") -> Fetcher:
-    return Fetcher(machine=machine, began=began, takes_from=takes_from, url=url and f"{url}/{machine}")
+def fetcher(machine: str, began: int, takes_from: str = "", url: str = "http://x") -> TreeFetcherMachine:
+    return TreeFetcherMachine(machine=machine, began=began, takes_from=takes_from, url=url and f"{url}/{machine}")
 
 
-def chosen(known: Known, asker: str = "me", began: int = 99, **more):
+def chosen(known: TreeAvailability, asker: str = "me", began: int = 99, **more):
     return choose_sources(known, asker, began=began, **more).places
 
 
 def test_whoever_has_it_comes_first_the_least_busy_of_them():
-    holders = (Holder(machine="a", url="u/a"), Holder(machine="b", url="u/b"))
+    holders = (TreeHolderMachine(machine="a", url="u/a"), TreeHolderMachine(machine="b", url="u/b"))
     taking = {"x": fetcher("x", 1, takes_from="a")}
-    assert chosen(Known(is_here=True, holders=holders)) == (("a", "u/a", False), ("b", "u/b", False), *HERE)
-    assert chosen(Known(is_here=True, holders=holders, fetchers=taking))[0][0] == "b"
-    assert chosen(Known(is_here=True, holders=holders), failed=frozenset({"a", "b"})) == HERE
-    assert chosen(Known(is_here=True, holders=holders), "a") == (("b", "u/b", False), *HERE)
+    assert chosen(TreeAvailability(is_here=True, holders=holders)) == (("a", "u/a", False), ("b", "u/b", False), *HERE)
+    assert chosen(TreeAvailability(is_here=True, holders=holders, fetchers=taking))[0][0] == "b"
+    assert chosen(TreeAvailability(is_here=True, holders=holders), failed=frozenset({"a", "b"})) == HERE
+    assert chosen(TreeAvailability(is_here=True, holders=holders), "a") == (("b", "u/b", False), *HERE)
 
 
 def test_a_holder_that_many_take_from_is_spared_where_the_coordinator_can_help():
-    holders = (Holder(machine="a", url="u/a"),)
+    holders = (TreeHolderMachine(machine="a", url="u/a"),)
     taking = {f"x{n}": fetcher(f"x{n}", n, takes_from="a", url="") for n in range(4)}
-    assert chosen(Known(is_here=True, holders=holders, fetchers=taking)) == HERE
-    assert chosen(Known(is_here=False, holders=holders, fetchers=taking)) == (("a", "u/a", False),)
+    assert chosen(TreeAvailability(is_here=True, holders=holders, fetchers=taking)) == HERE
+    assert chosen(TreeAvailability(is_here=False, holders=holders, fetchers=taking)) == (("a", "u/a", False),)
 
 
 def test_the_first_takes_it_from_the_coordinator_and_others_in_a_chain():
-    known = Known(is_here=True)
+    known = TreeAvailability(is_here=True)
     assert chosen(known) == HERE
-    known = Known(is_here=True, fetchers={"a": fetcher("a", 1)})
+    known = TreeAvailability(is_here=True, fetchers={"a": fetcher("a", 1)})
     assert chosen(known, "b", 2) == (("a", "http://x/a", True), *HERE)
-    known = Known(is_here=True, fetchers={"a": fetcher("a", 1), "b": fetcher("b", 2, takes_from="a")})
+    known = TreeAvailability(is_here=True, fetchers={"a": fetcher("a", 1), "b": fetcher("b", 2, takes_from="a")})
     assert chosen(known, "c", 3)[0][0] == "b"
     assert chosen(known, "c", 3, failed=frozenset({"b"}))[0][0] == "a"
     assert chosen(known, "c", 3, failed=frozenset({"a", "b"})) == HERE
 
 
 def test_who_can_t_pass_it_on_is_no_link_of_the_chain():
-    known = Known(is_here=True, fetchers={"a": fetcher("a", 1, url="")})
+    known = TreeAvailability(is_here=True, fetchers={"a": fetcher("a", 1, url="")})
     assert chosen(known, "b", 2) == HERE
 
 
 def test_nobody_takes_it_from_one_that_takes_it_from_them():
-    known = Known(is_here=False, fetchers={"b": fetcher("b", 1, takes_from="a"), "c": fetcher("c", 2, takes_from="b")})
+    known = TreeAvailability(
+        is_here=False, fetchers={"b": fetcher("b", 1, takes_from="a"), "c": fetcher("c", 2, takes_from="b")}
+    )
     assert chosen(known, "a", 3) == ()
 
 
 def test_more_may_be_let_to_the_coordinator():
-    known = Known(is_here=True, fetchers={"a": fetcher("a", 1)})
+    known = TreeAvailability(is_here=True, fetchers={"a": fetcher("a", 1)})
     assert chosen(known, "b", 2, most_from_coordinator=2) == HERE
 
 
 def test_nobody_has_it():
-    choice = choose_sources(Known(is_here=False), "me", began=1)
+    choice = choose_sources(TreeAvailability(is_here=False), "me", began=1)
     assert (choice.places, choice.why) == ((), "nobody has it")
 
 
 class Desk:
     def __init__(self) -> None:
         self.clock = FakeClock(1000.0)
-        self.desk = SourceDesk(self.clock)
+        self.desk = TreeLocator(self.clock)
 
     def hello(self, name: str, *trees: str, url: str = "http://x") -> None:
         said = Hello(
@@ -78,18 +87,18 @@ class Desk:
             incarnation=f"incarnation-{name}",
             capability={},
             capability_digest="",
-            holdings=Holdings(trees=trees),
+            holdings=MachineInventory(trees=trees),
             contents_at=url and f"{url}/{name}",
         )
         self.desk.hear(said)
 
     def beat(self, name: str, *trees: str, incarnation: str = "") -> None:
-        holdings = Holdings(trees=trees) if trees else None
+        holdings = MachineInventory(trees=trees) if trees else None
         incarnation = incarnation or f"incarnation-{name}"
         self.desk.hear(Renewal(worker=name, incarnation=incarnation, holdings=holdings))
 
     def ask(self, name: str, *failed: str, here: bool = True) -> list[str]:
-        asked = SourcesAsk(worker=name, trees=(TREE,), failed=failed)
+        asked = SourcesRequest(worker=name, trees=(TREE,), failed=failed)
         (told,) = self.desk.answer(asked, [TREE] if here else []).trees
         return [place.machine for place in told.places]
 

@@ -14,23 +14,21 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.service.access import LOCAL_WORKER, Peer
-from stoker.coordinator.service.bodies import Bodies
-from stoker.coordinator.service.connection import Patience
-from stoker.coordinator.service.exchange import Reply, Route
-from stoker.coordinator.service.running import Running, Stage, Tls
-from stoker.coordinator.service.speech import Receive, Scope, Send, say
-from stoker.coordinator.service.who import PEER
-from stoker.host.listening import listen_at
-from stoker.host.tls.authority import KeyPair, Signer, make_ca
+from stoker.coordinator.http.access import LOCAL_WORKER, PEER, Peer
+from stoker.coordinator.http.http_connection import ClientLimits
+from stoker.coordinator.http.http_messages import Receive, Scope, Send, say
+from stoker.coordinator.http.server import CoordinatorServer, ServerSetup, Tls
+from stoker.coordinator.http.submission_body import BodyMemoryBudget
+from stoker.coordinator.http.worker_routes import Route, WorkerReply
+from stoker.core.clock import SystemClock
+from stoker.core.leases import Principal
+from stoker.host.network import listen_at
+from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_csr, make_key
 from stoker.host.tls.contexts import client_context, load_server, server_context
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.model.clock import SystemClock
-from stoker.model.principals import Principal
 
 DEADLINE_S = 30.0
 NOW_S = SystemClock().wall_s()
-HURRIED = Patience(head_s=0.4, silence_s=0.4, idle_s=5.0, linger_s=0.1, look_s=0.05)
+HURRIED = ClientLimits(head_s=0.4, silence_s=0.4, idle_s=5.0, linger_s=0.1, look_s=0.05)
 
 
 class Toy:
@@ -38,7 +36,7 @@ class Toy:
 
     def __init__(self) -> None:
         self.app = self
-        self.words = Bodies()
+        self.words = BodyMemoryBudget()
 
     def find(self, path: str) -> Route | None:
         return self._quick if path == "/quick" else None
@@ -47,7 +45,7 @@ class Toy:
         self.peer = peer
         return LOCAL_WORKER
 
-    def _quick(self, body: bytes, reply: Reply, _who: Principal) -> None:
+    def _quick(self, body: bytes, reply: WorkerReply, _who: Principal) -> None:
         reply.say(_seen(self.peer, len(body)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +121,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
                 load_server(context, certificate_file=path, key_file=path)
             return is_new
 
-        stage = Stage(
+        stage = ServerSetup(
             listening=listening,
             make=Toy,
             on_ready=ready.set,
@@ -131,7 +129,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
             patience=HURRIED,
             tls=Tls(context=context, refresh=refresh, every_s=0.02),
         )
-        running = Running(stage)
+        running = CoordinatorServer(stage)
         thread = threading.Thread(target=running.run, daemon=True)
         thread.start()
         assert ready.wait(DEADLINE_S)

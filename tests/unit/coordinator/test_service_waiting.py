@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.service.waiting import AT_ONCE, MOST_PER_WORKER, WaitingClaims
-from stoker.wire.leasing import Claim, Do, Grant, Granted, LeaseOrder
+from stoker.coordinator.http.long_poll import AT_ONCE, MOST_PER_WORKER, WaitingClaims
+from stoker.protocol.lease_messages import Claim, ClaimResponse, Grant, LeaseInstruction, LeaseInstructionKind
 
-NOTHING = Granted(generation=0)
-ORDERS = Granted(generation=0, orders=(LeaseOrder(job="j", epoch=1, do=Do.CANCEL),))
-OTHERS_ONLY = Granted(generation=0, waiting={"no_device": 3})
+NOTHING = ClaimResponse(generation=0)
+ORDERS = ClaimResponse(generation=0, orders=(LeaseInstruction(job="j", epoch=1, do=LeaseInstructionKind.CANCEL),))
+OTHERS_ONLY = ClaimResponse(generation=0, waiting={"no_device": 3})
 
 
-def grant(job: str = "a" * 64) -> Granted:
+def grant(job: str = "a" * 64) -> ClaimResponse:
     one = Grant(job=job, attempt=1, epoch=1, generation=0, name="n", recipe="r", lease_s=90, start_s=120)
-    return Granted(grants=(one,), generation=0)
+    return ClaimResponse(grants=(one,), generation=0)
 
 
 def claim(number: int = 0, *, worker: str = "", wait_s: float = 30.0, most: int = 1) -> Claim:
@@ -32,14 +32,14 @@ def claim(number: int = 0, *, worker: str = "", wait_s: float = 30.0, most: int 
 class Till:
     """A queue with some jobs; counts the questions."""
 
-    def __init__(self, jobs: int = 0, *, otherwise: Granted = NOTHING) -> None:
+    def __init__(self, jobs: int = 0, *, otherwise: ClaimResponse = NOTHING) -> None:
         self.jobs = jobs
         self.otherwise = otherwise
         self.asked: list[str] = []
         self.ends_in_s: list[float | None] = []
         self.turn: asyncio.Event | None = None
 
-    async def ask(self, claim: Claim) -> Granted:
+    async def ask(self, claim: Claim) -> ClaimResponse:
         self.asked.append(claim.worker)
         self.ends_in_s.append(claim.ends_in_s)
         has_one = self.jobs > 0
@@ -53,7 +53,7 @@ class Till:
 class Claims(WaitingClaims):
     """Claims as a worker's route makes them: asked at once, then held open."""
 
-    async def claim(self, claim: Claim, gone: Callable[[], Awaitable[None]]) -> Granted | None:
+    async def claim(self, claim: Claim, gone: Callable[[], Awaitable[None]]) -> ClaimResponse | None:
         since = self.mark()
         granted = await self._ask(claim)
         return await self.wait(claim, granted, since, gone) if self.holds(claim, granted) else granted
@@ -132,7 +132,7 @@ def test_a_claim_that_is_asked_again_does_not_repeat_how_long_its_machine_stays(
 
 
 @pytest.mark.parametrize("otherwise", [OTHERS_ONLY, NOTHING], ids=["others", "empty"])
-def test_every_worker_is_asked_once_when_it_is_not_known_what_is_new(otherwise: Granted):
+def test_every_worker_is_asked_once_when_it_is_not_known_what_is_new(otherwise: ClaimResponse):
     async def scene():
         till = Till(otherwise=otherwise)
         waiting = Claims(till.ask)
@@ -239,7 +239,7 @@ def test_an_error_reaches_whoever_waits():
     async def scene():
         calls = 0
 
-        async def ask(_claim: Claim) -> Granted:
+        async def ask(_claim: Claim) -> ClaimResponse:
             nonlocal calls
             calls += 1
             if calls > 1:
@@ -269,7 +269,7 @@ def test_at_the_end_everybody_is_answered_and_nobody_waits_any_more():
 
 
 @pytest.mark.parametrize("otherwise", [OTHERS_ONLY, NOTHING], ids=["others", "empty"])
-def test_only_machines_of_which_something_is_wished_ask_again(otherwise: Granted):
+def test_only_machines_of_which_something_is_wished_ask_again(otherwise: ClaimResponse):
     async def scene():
         till = Till(otherwise=otherwise)
         waiting = Claims(till.ask)

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.drafting import draft
-from stoker.coordinator.service import submission_reading
-from stoker.coordinator.service.intake import read_message
-from stoker.coordinator.service.submission_reading import read_submission
-from stoker.model.errors import BadInput, Faults
-from stoker.model.fleet_errors import TooLarge
-from stoker.model.ids import job_id
-from stoker.wire.orders import (
+from stoker.coordinator.http import submission_body
+from stoker.coordinator.http.http_messages import read_message
+from stoker.coordinator.http.submission_body import read_submission
+from stoker.coordinator.queue.submission_check import draft
+from stoker.core.errors import BadInput, InvalidInput, TooLarge
+from stoker.core.job import job_id
+from stoker.protocol.job_messages import (
     MOST_DEPTH,
     MOST_JOBS_AT_ONCE,
     MOST_KEY,
@@ -45,8 +44,8 @@ def read(body: bytes) -> Submission:
 @pytest.fixture(params=[7, 64 * 1024])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that end in the middle of everything, and usual ones."""
-    monkeypatch.setattr(submission_reading, "_PIECE_BYTES", request.param)
-    monkeypatch.setattr(submission_reading._Window._read_on, "__defaults__", (request.param,))
+    monkeypatch.setattr(submission_body, "_PIECE_BYTES", request.param)
+    monkeypatch.setattr(submission_body._Window._read_on, "__defaults__", (request.param,))
 
 
 SAME = {
@@ -79,24 +78,24 @@ NO_JSON = (
 @pytest.mark.usefixtures("piece_bytes")
 @pytest.mark.parametrize("body", NO_JSON, ids=range(len(NO_JSON)))
 def test_what_is_no_json_is_refused_as_such(body: bytes):
-    with pytest.raises((BadInput, Faults)):
+    with pytest.raises((BadInput, InvalidInput)):
         read(body)
 
 
 @pytest.mark.usefixtures("piece_bytes")
 def test_a_fault_names_the_order_and_its_field():
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         read(compact(jobs=[order(1), order(2), {**order(3), "priority": "high"}, order(4)]))
     assert [fault.where for fault in refused.value.faults] == ["jobs.2.priority"]
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         read(compact(dry_run=True))
     assert [fault.where for fault in refused.value.faults] == ["jobs"]
-    with pytest.raises(Faults):
+    with pytest.raises(InvalidInput):
         read(b"")
 
 
 def test_more_jobs_than_one_request_may_have_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(submission_reading, "MOST_JOBS_AT_ONCE", 3)
+    monkeypatch.setattr(submission_body, "MOST_JOBS_AT_ONCE", 3)
     assert len(read(compact(jobs=[order(at) for at in range(3)])).jobs) == 3
     with pytest.raises(TooLarge, match="more than 3 jobs"):
         read(compact(jobs=[order(at) for at in range(4)]))
@@ -114,7 +113,7 @@ def test_more_jobs_than_one_request_may_have_are_refused(monkeypatch: pytest.Mon
     ids=["many lists", "many fields", "one long text", "many lists elsewhere", "many orders"],
 )
 def test_more_values_than_fit_into_memory_are_refused(body: bytes):
-    with pytest.raises((TooLarge, Faults)):
+    with pytest.raises((TooLarge, InvalidInput)):
         read(body)
 
 
@@ -134,7 +133,7 @@ def nested(depth: int) -> Any:
 )
 def test_a_job_beyond_its_own_limits_is_refused_by_its_name_and_key(args: dict[str, Any], said: str):
     submission = read(compact(jobs=[order(1), {**order(2, **args), "name": "huge"}]))
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         draft(submission)
     (fault,) = refused.value.faults
     assert fault.where == "jobs[1] huge"
@@ -144,7 +143,7 @@ def test_a_job_beyond_its_own_limits_is_refused_by_its_name_and_key(args: dict[s
 def test_a_job_that_is_large_as_a_whole_is_refused_by_its_name():
     # As the coordinator's own manifest may have it: it does not come in a request.
     huge = {**order(2), "name": "huge", "secrets": ["SECRET" * 1000] * 44}
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         draft(Submission.model_validate({"jobs": [order(1), huge]}))
     assert [fault.where for fault in refused.value.faults] == ["jobs[1] huge"]
     assert "262,144 are the most" in refused.value.faults[0].message
@@ -156,13 +155,13 @@ def test_the_parsers_get_a_small_part_of_the_largest_submission_at_a_time(monkey
     body = compact(jobs=[order(at, text="x" * 300, **values) for at in range(MOST_JOBS_AT_ONCE)])
     parsed: list[int] = []
     for name in ("_read_run", "_read_order", "read_message"):
-        parse = getattr(submission_reading, name)
+        parse = getattr(submission_body, name)
 
         def noted(*given: Any, parse: Callable[..., Any] = parse) -> Any:
             parsed.extend(len(one) for one in given if isinstance(one, str | bytes))
             return parse(*given)
 
-        monkeypatch.setattr(submission_reading, name, noted)
+        monkeypatch.setattr(submission_body, name, noted)
     assert len(draft(read(body)).all) == MOST_JOBS_AT_ONCE
     assert sum(parsed) > 0.9 * len(body)
-    assert max(parsed) <= 2 * submission_reading._PIECE_BYTES
+    assert max(parsed) <= 2 * submission_body._PIECE_BYTES

@@ -9,15 +9,14 @@ from typing import cast
 
 import pytest
 
-from stoker.gang import bringing_up
-from stoker.gang.bringing_up import Patience, is_ready, wait_for
-from stoker.gang.ranks import Ranks
-from stoker.gang.starting import RankProcess
-from stoker.host.exit import Exit
-from stoker.model.errors import ProcessLost
-from stoker.model.gang_errors import RankFailed
+from stoker.core.errors import ProcessLost, RankFailed
+from stoker.gang import rank_startup
+from stoker.gang.rank_processes import RankProcesses
+from stoker.gang.rank_startup import GangTimeouts, is_ready, wait_for
+from stoker.gang.starters import RankProcess
+from stoker.host.exit import ProcessExit
 
-KILLED = Exit(status=None, signal=signal.SIGKILL, max_rss_bytes=0, cpu_s=0.0)
+KILLED = ProcessExit(status=None, signal=signal.SIGKILL, max_rss_bytes=0, cpu_s=0.0)
 
 
 class Process:
@@ -32,7 +31,7 @@ class Process:
     def fd(self) -> int | None:
         return self._pipe[0] if self._pipe else None
 
-    def exit(self) -> Exit | None:
+    def exit(self) -> ProcessExit | None:
         self._asked += 1
         return KILLED if not self._pipe and self._asked > 3 else None
 
@@ -55,15 +54,15 @@ class Starter:
 
 
 def fail(starter: Starter) -> None:
-    with Ranks(starter, ["device 0", "device 1"]) as ranks:
+    with RankProcesses(starter, ["device 0", "device 1"]) as ranks:
         for _ in range(2):
             ranks.start("nothing", {}, {})
-        wait_for(ranks, is_ready, Patience(total_s=20))
+        wait_for(ranks, is_ready, GangTimeouts(total_s=20))
 
 
 def test_the_end_of_a_rank_that_nobody_could_watch_is_noticed_soon(monkeypatch):
     # Whoever is only looked at now and then would be noticed after this long.
-    monkeypatch.setattr(bringing_up, "_LOOK_ANYWAY_S", 15.0)
+    monkeypatch.setattr(rank_startup, "_LOOK_ANYWAY_S", 15.0)
     began_s = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1 \(device 1\) failed in FORKED .*signal 9"):
         fail(Starter())

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from stoker.core.errors import BadGang
 from stoker.gang import Gang
-from stoker.gang.configs import MOST_RANKS, Buffer, RankConfig, check
-from stoker.gang.states import Phase
-from stoker.model.gang_errors import BadGang
+from stoker.gang.mailbox import Phase
+from stoker.gang.rank_config import MOST_RANKS, Buffer, RankConfig, check
 
 
 def faults(configs, **options) -> list[str]:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.core.device import Backend, Device, TriState, TriStateAnswer
 from stoker.gang.cuda_devices import as_numbered
-from stoker.model.devices import Answer, Backend, Device, Verdict
 
-YES = Answer(verdict=Verdict.YES)
+YES = TriStateAnswer(verdict=TriState.YES)
 
 
 def device(index: int, backend: Backend = Backend.CUDA) -> Device:

@@ -6,7 +6,7 @@ import types
 
 from numpy.random import mtrand
 
-from stoker.gang.drawing import draw_anew
+from stoker.gang.rank import draw_anew
 
 
 def test_copies_of_one_process_draw_different_numbers():

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import Cancelled, GangClosed, RankFailed, RankTimeout
 from stoker.gang import Buffer, Gang, RankConfig
-from stoker.gang.states import Phase
-from stoker.gang.warm_here import warm_here
-from stoker.model.errors import Cancelled
-from stoker.model.gang_errors import GangClosed, RankFailed, RankSilent
+from stoker.gang.mailbox import Phase
+from stoker.gang.owner import warm_here
 from tests.leaks import left_open, open_files
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running, wait_until
@@ -107,7 +106,7 @@ def test_after_a_failure_a_new_gang_starts_clean(monkeypatch):
 @pytest.mark.parametrize(("phase", "others"), [("STORE", "COMM"), ("COMM", "COMM")])
 def test_a_rank_that_hangs_at_bring_up_is_named_with_where_it_is(monkeypatch, phase, others):
     monkeypatch.setenv(functions.VICTIM, f"1 {phase} hang")
-    with pytest.raises(RankSilent) as raised:
+    with pytest.raises(RankTimeout) as raised:
         # From when a rank got there: however long it takes ranks to begin, they all have.
         Gang(ranks(3), on_phase=ON_PHASE, phase_limits_s={Phase[phase]: 0.4}).bring_up()
     error = raised.value
@@ -120,12 +119,12 @@ def test_a_rank_that_hangs_at_bring_up_is_named_with_where_it_is(monkeypatch, ph
 
 def test_a_limit_of_a_phase_ends_the_wait_sooner(monkeypatch):
     monkeypatch.setenv(functions.VICTIM, "0 WINDOW hang")
-    with pytest.raises(RankSilent, match=r"rank 0 \(device 0\) is silent in WINDOW after"):
+    with pytest.raises(RankTimeout, match=r"rank 0 \(device 0\) is silent in WINDOW after"):
         Gang(ranks(2), on_phase=ON_PHASE, phase_limits_s={Phase.WINDOW: 0.4}).bring_up()
 
 
 def test_a_rank_that_hangs_in_a_call_is_named():
-    with Gang(ranks(2)) as up, pytest.raises(RankSilent, match=r"rank 1 .* is silent in RUN after \d\.\d s; 0 of 2"):
+    with Gang(ranks(2)) as up, pytest.raises(RankTimeout, match=r"rank 1 .* is silent in RUN after \d\.\d s; 0 of 2"):
         up.run(functions.fail_on, 1, "hang", timeout_s=0.4)
 
 
@@ -240,7 +239,7 @@ def test_a_killed_owner_takes_everybody_along():
         from stoker.gang import Gang, RankConfig
         up = Gang([RankConfig(0), RankConfig(1)])
         pids = [context.pid for context in up.bring_up()]
-        from stoker.gang.warm_here import warm_here
+        from stoker.gang.owner import warm_here
         print(*pids, warm_here()._zygote.pid, flush=True)
         signal.pause()
         """

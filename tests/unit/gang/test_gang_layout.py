@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.gang.layout import ALIGNMENT_BYTES, aligned, lay_out
-from stoker.gang.windows.host import regions
+from stoker.gang.rank_config import ALIGNMENT_BYTES, aligned, lay_out
+from stoker.gang.windows import regions
 
 
 @given(st.lists(st.integers(1, 10**12), max_size=128))

@@ -5,10 +5,18 @@ import sys
 
 import pytest
 
-from stoker.gang.page import PAGE_BYTES, Page, Slot, Torn
-from stoker.gang.pages import MAILBOX_BYTES, TRACEBACK_BYTES, Pages
-from stoker.gang.publishing import Publisher, Shown
-from stoker.gang.states import Phase, State
+from stoker.gang.mailbox import (
+    MAILBOX_BYTES,
+    PAGE_BYTES,
+    TRACEBACK_BYTES,
+    Pages,
+    Phase,
+    RankPage,
+    RankState,
+    Slot,
+    TornPage,
+)
+from stoker.gang.mailbox_publish import Publisher, RankWindowInfo
 
 
 @pytest.fixture
@@ -32,34 +40,36 @@ def publisher(pages, wake):
     return Publisher(pages.fd(1), wake[1], rank=1, nranks=2, device_id=7)
 
 
-def read(pages, rank=1) -> Page:
+def read(pages, rank=1) -> RankPage:
     page = pages.read(rank)
-    assert isinstance(page, Page)
+    assert isinstance(page, RankPage)
     return page
 
 
 def test_a_rank_that_has_said_nothing_is_idle(pages):
-    assert read(pages, 0).state is State.IDLE
+    assert read(pages, 0).state is RankState.IDLE
 
 
 def test_each_phase_is_told_with_its_time_and_wakes_the_owner(pages, publisher, wake):
     for phase in (Phase.FORKED, Phase.DEVICE, Phase.COMM):
         publisher.begin(phase)
         page = read(pages)
-        assert (page.state, page.phase) == (State.STARTED, phase)
+        assert (page.state, page.phase) == (RankState.STARTED, phase)
         assert os.read(wake[0], 100)
     page = read(pages)
     assert 0 < page.stamps_ns[Phase.FORKED] <= page.stamps_ns[Phase.DEVICE] <= page.stamps_ns[Phase.COMM]
     assert page.stamps_ns[Phase.STORE] == 0
     assert (page.rank, page.nranks, page.device_id, page.pid) == (1, 2, 7, os.getpid())
-    assert read(pages, 0).state is State.IDLE
+    assert read(pages, 0).state is RankState.IDLE
 
 
 def test_a_rank_that_is_ready_shows_its_window(pages, publisher):
     slots = (Slot(offset=0, nbytes=8), Slot(offset=256, nbytes=1))
-    publisher.ready(Shown(device_ctx=5, base=4096, requested_bytes=257, actual_bytes=512, handle=b"h", slots=slots))
+    publisher.ready(
+        RankWindowInfo(device_ctx=5, base=4096, requested_bytes=257, actual_bytes=512, handle=b"h", slots=slots)
+    )
     page = read(pages)
-    assert (page.state, page.phase) == (State.SUCCESS, Phase.READY)
+    assert (page.state, page.phase) == (RankState.SUCCESS, Phase.READY)
     assert (page.device_ctx, page.window_base, page.requested_bytes, page.actual_bytes) == (5, 4096, 257, 512)
     assert (page.handle, page.slots) == (b"h", slots)
 
@@ -71,7 +81,7 @@ def test_an_error_is_told_with_type_text_errno_and_traceback(pages, publisher):
     except FileNotFoundError as error:
         publisher.fail(error)
     page = read(pages)
-    assert (page.state, page.phase) == (State.ERROR, Phase.COMM)
+    assert (page.state, page.phase) == (RankState.ERROR, Phase.COMM)
     assert (page.error_type, page.error_text, page.errno) == ("FileNotFoundError", "[Errno 2] no such file", 2)
     assert page.failed_ns >= page.stamps_ns[Phase.COMM]
     text = pages.traceback(1, page)
@@ -126,7 +136,7 @@ def test_an_owner_that_is_gone_or_slow_stops_no_rank(pages, publisher, wake):
 def test_a_half_written_page_is_torn_and_the_next_whole_one_is_read(pages, publisher):
     publisher.begin(Phase.DEVICE)
     os.pwrite(pages.fd(1), b"half", 100)
-    assert isinstance(pages.read(1), Torn)
+    assert isinstance(pages.read(1), TornPage)
     publisher.begin(Phase.STORE)
     assert read(pages).phase is Phase.STORE
 

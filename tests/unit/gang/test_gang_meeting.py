@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from stoker.gang import meeting_lines as lines
-from stoker.gang.held_meeting import HeldMeeting
-from stoker.gang.joined_meeting import JoinedMeeting
-from stoker.gang.meeting import UP, AloneMeeting, Cause, HostPart, Verdict, barrier
-from stoker.gang.meeting_talk import Talk
-from stoker.model.errors import Cancelled
-from stoker.model.gang_errors import BadGang, MeetingFailed
+from stoker.core.errors import BadGang, Cancelled, RendezvousFailed
+from stoker.gang import rendezvous as lines
+from stoker.gang.rendezvous import RendezvousConnection
+from stoker.gang.rendezvous_guest import RendezvousClient
+from stoker.gang.rendezvous_host import RendezvousHost
+from stoker.gang.rendezvous_types import UP, HostFailure, HostPart, RendezvousOutcome, SoloRendezvous, barrier
 from tests.unit.host.real_processes import wait_until
 
 TOKEN = "sixteen letters and more"
@@ -53,7 +52,7 @@ class CuttingProxy:
                 self.start(self.relay, holder, guest)
 
     def relay(self, source: socket.socket, target: socket.socket) -> None:
-        received = Talk(source)
+        received = RendezvousConnection(source)
         with suppress(OSError):
             while (line := received.receive()) is not None:
                 is_cut = not self.has_cut and lines.read(line)["kind"] == self.kind
@@ -98,15 +97,15 @@ class Hosts:
         self.epoch = epoch
         self.stack = ExitStack()
         self.turned_away: list[str] = []
-        self.holder = self.keep(HeldMeeting(names, at=(HOME, 0), token=TOKEN, epoch=epoch))
+        self.holder = self.keep(RendezvousHost(names, at=(HOME, 0), token=TOKEN, epoch=epoch))
 
     def keep(self, meeting: Any) -> Any:
         self.stack.callback(meeting.close)
         return meeting
 
-    def guest(self, name: str, *, epoch: int | None = None, token: str = TOKEN) -> JoinedMeeting:
+    def guest(self, name: str, *, epoch: int | None = None, token: str = TOKEN) -> RendezvousClient:
         wanted = self.epoch if epoch is None else epoch
-        return self.keep(JoinedMeeting(name, at=(HOME, self.holder.port), token=token, epoch=wanted))
+        return self.keep(RendezvousClient(name, at=(HOME, self.holder.port), token=token, epoch=wanted))
 
     def gather(self, *meetings: Any, timeout_s: float = 5.0) -> list[Any]:
         """Have all of these gather at once; give what came of each: seats, or an error."""
@@ -117,10 +116,10 @@ def part(ranks: int = 2) -> HostPart:
     return HostPart(ranks=ranks, devices=tuple(f"device {number}" for number in range(ranks)))
 
 
-def verdict_of(meeting: Any) -> Verdict:
+def verdict_of(meeting: Any) -> RendezvousOutcome:
     """Wait for the end of a meeting, as one of its members learns it."""
     wait_until(lambda: meeting.verdict() is not None)
-    verdict: Verdict = meeting.verdict()
+    verdict: RendezvousOutcome = meeting.verdict()
     return verdict
 
 
@@ -130,7 +129,7 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
     def run(index: int) -> None:
         try:
             came[index] = calls[index]()
-        except (MeetingFailed, Cancelled) as error:
+        except (RendezvousFailed, Cancelled) as error:
             came[index] = error
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
@@ -149,7 +148,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def test_a_host_alone_is_answered_at_once():
-    meeting = AloneMeeting()
+    meeting = SoloRendezvous()
     seats = meeting.gather(part(3), 1.0)
     assert (seats.first_rank, seats.nranks, seats.is_alone) == (0, 3, True)
     barrier(meeting, UP, 0.0)
@@ -194,7 +193,7 @@ def test_a_host_that_does_not_come_is_named_to_all():
     with made.stack:
         came = made.gather(made.guest("lab2"), made.holder, timeout_s=0.3)
     for error in came:
-        assert isinstance(error, MeetingFailed)
+        assert isinstance(error, RendezvousFailed)
         assert error.data["missing"] == ["lab3"]
         assert str(error) == "lab3 did not arrive in 0.3 s"
 
@@ -202,7 +201,7 @@ def test_a_host_that_does_not_come_is_named_to_all():
 def test_a_host_that_stays_behind_at_a_barrier_is_named_to_all(hosts):
     guest = hosts.guest("lab2")
     hosts.gather(guest, hosts.holder)
-    with pytest.raises(MeetingFailed, match=r"lab2 did not arrive at 'up' in 0\.1 s"):
+    with pytest.raises(RendezvousFailed, match=r"lab2 did not arrive at 'up' in 0\.1 s"):
         barrier(hosts.holder, UP, 0.1)
     assert verdict_of(guest).cause.missing == ("lab2",)
 
@@ -212,8 +211,8 @@ def test_a_meeting_that_nobody_holds_is_told_as_such():
     with socket.socket() as taken:
         taken.bind((HOME, 0))
         port = taken.getsockname()[1]
-        guest = JoinedMeeting("lab2", at=(HOME, port), token=TOKEN, epoch=1)
-        with pytest.raises(MeetingFailed, match=f"{HOME}:{port} did not arrive in 0.2 s: Connection refused"):
+        guest = RendezvousClient("lab2", at=(HOME, port), token=TOKEN, epoch=1)
+        with pytest.raises(RendezvousFailed, match=f"{HOME}:{port} did not arrive in 0.2 s: Connection refused"):
             guest.gather(part(), 0.2)
 
 
@@ -223,8 +222,10 @@ def test_one_host_that_fails_fails_the_meeting_for_all_with_its_own_words():
         second, third = made.guest("lab2"), made.guest("lab3")
         made.gather(second, third, made.holder)
         facts = {"rank": 4, "device": "device 0", "phase": "COMM", "how": "raised", "type": "ValueError", "text": "no"}
-        third.fail(Cause(host="", message="rank 4 failed", facts={**facts, "after_s": 0.1, "traceback": "Trace\n"}))
-        second.fail(Cause(host="", message="connection closed by peer", is_echo=True))
+        third.fail(
+            HostFailure(host="", message="rank 4 failed", facts={**facts, "after_s": 0.1, "traceback": "Trace\n"})
+        )
+        second.fail(HostFailure(host="", message="connection closed by peer", is_echo=True))
         for one in (made.holder, second, third):
             verdict = verdict_of(one)
             assert (verdict.cause.host, verdict.cause.message) == ("lab3", "rank 4 failed")
@@ -260,7 +261,7 @@ def test_a_holder_that_vanishes_is_named_by_its_guests(hosts):
 def test_a_guest_whose_connection_breaks_before_it_has_arrived_comes_again(hosts, kind, is_delivered):
     # With "attending" cut off, the welcome was delivered.
     proxy = hosts.keep(CuttingProxy(hosts.holder.port, kind, is_delivered=is_delivered))
-    guest = hosts.keep(JoinedMeeting("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=hosts.epoch))
+    guest = hosts.keep(RendezvousClient("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=hosts.epoch))
     came = hosts.gather(guest, hosts.holder)
     assert proxy.has_cut
     assert [one.place for one in came] == [1, 0]
@@ -273,9 +274,9 @@ def test_a_guest_whose_connection_breaks_once_it_has_arrived_is_the_cause_for_al
     made = Hosts("lab1", "lab2", "lab3")
     with made.stack:
         proxy = made.keep(CuttingProxy(made.holder.port, "attending", is_delivered=True))
-        guest = made.keep(JoinedMeeting("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=made.epoch))
+        guest = made.keep(RendezvousClient("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=made.epoch))
         came = made.gather(guest, made.holder)
-        assert all(isinstance(error, MeetingFailed) for error in came)
+        assert all(isinstance(error, RendezvousFailed) for error in came)
         assert came[1].data["missing"] == ["lab2"]
         assert str(came[0]).startswith("lab1 vanished (the connection broke")
 
@@ -319,7 +320,7 @@ def test_leaving_once_all_were_up_is_no_failure(hosts):
 
 def test_a_member_of_an_older_epoch_is_refused_and_the_meeting_goes_on(hosts):
     old = hosts.guest("lab2", epoch=6)
-    with pytest.raises(MeetingFailed, match="this is epoch 7, and lab2 is of epoch 6"):
+    with pytest.raises(RendezvousFailed, match="this is epoch 7, and lab2 is of epoch 6"):
         old.gather(part(), 1.0)
     came = hosts.gather(hosts.guest("lab2"), hosts.holder)
     assert [one.place for one in came] == [1, 0]
@@ -332,7 +333,7 @@ def test_a_member_of_a_newer_epoch_waits_until_the_old_meeting_has_ended(hosts):
     def replace() -> object:
         wait_until(lambda: len(hosts.turned_away) > 0)
         hosts.holder.close()
-        return hosts.keep(HeldMeeting(["lab1", "lab2"], at=(HOME, port), token=TOKEN, epoch=8)).gather(part(), 5.0)
+        return hosts.keep(RendezvousHost(["lab1", "lab2"], at=(HOME, port), token=TOKEN, epoch=8)).gather(part(), 5.0)
 
     register = hosts.holder._register
     hosts.holder._register = lambda *words: hosts.turned_away.append(register(*words)) or hosts.turned_away[-1]
@@ -358,9 +359,9 @@ def test_a_message_of_another_epoch_is_not_taken(hosts):
 
 
 def test_whoever_does_not_know_the_token_is_refused_and_learns_nothing(hosts):
-    with pytest.raises(MeetingFailed, match="the token is another"):
+    with pytest.raises(RendezvousFailed, match="the token is another"):
         hosts.guest("lab2", token="some other token entirely").gather(part(), 1.0)
-    with pytest.raises(MeetingFailed, match="lab9 is not expected"):
+    with pytest.raises(RendezvousFailed, match="lab9 is not expected"):
         hosts.guest("lab9").gather(part(), 1.0)
     assert hosts.holder.verdict() is None
 
@@ -377,8 +378,8 @@ def test_a_holder_that_does_not_know_the_token_is_not_believed():
     with socket.create_server((HOME, 0)) as listener:
         thread = threading.Thread(target=pretend, args=(listener,))
         thread.start()
-        guest = JoinedMeeting("lab2", at=(HOME, listener.getsockname()[1]), token=TOKEN, epoch=1)
-        with pytest.raises(MeetingFailed, match="does not know the token"):
+        guest = RendezvousClient("lab2", at=(HOME, listener.getsockname()[1]), token=TOKEN, epoch=1)
+        with pytest.raises(RendezvousFailed, match="does not know the token"):
             guest.gather(part(), 5.0)
         thread.join(5)
 
@@ -418,7 +419,7 @@ def test_gathering_can_be_cancelled(hosts):
 
 def test_names_tokens_and_epochs_that_can_not_be_are_all_told_before_anything_happens():
     with pytest.raises(BadGang) as told:
-        HeldMeeting(["a", "a", ""], at=(HOME, 0), token="short", epoch=-1)
+        RendezvousHost(["a", "a", ""], at=(HOME, 0), token="short", epoch=-1)
     assert [fault.where for fault in told.value.faults] == ["host", "hosts", "token", "epoch"]
 
 

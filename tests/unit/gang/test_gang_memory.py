@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.gang import memory
-from stoker.gang.memory import read_at, unnamed_memory, write_at
+from stoker.gang import mailbox
+from stoker.gang.mailbox import read_at, unnamed_memory, write_at
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_memory_that_may_grow_does():
 
 @pytest.mark.parametrize("piece_bytes", [1 << 30, 3])
 def test_what_is_written_is_read_whole_whatever_one_call_moves(monkeypatch, fd, piece_bytes):
-    monkeypatch.setattr(memory, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(mailbox, "_PIECE_BYTES", piece_bytes)
     write_at(fd, memoryview(b"0123456789"), 4)
     assert read_at(fd, 12, 3) == b"\0" + b"0123456789" + b"\0"
 

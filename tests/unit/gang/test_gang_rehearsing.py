@@ -6,19 +6,18 @@ import re
 
 import pytest
 
-from stoker.gang import owner, rehearsing
-from stoker.gang.rehearsing import COLLECTIVE, Rehearsal, check_sums, choose, rehearse
-from stoker.gang.warm_here import warm_here
-from stoker.model.devices import Answer, Backend, Device, Verdict
-from stoker.model.errors import MissingExtra, WorkFailed
-from stoker.model.gang_errors import RankSilent
+from stoker.core.device import Backend, Device, TriState, TriStateAnswer
+from stoker.core.errors import MissingExtra, RankTimeout, WorkFailed
+from stoker.gang import gang_check, owner
+from stoker.gang.gang_check import COLLECTIVE, GangSelfTest, check_sums, choose, rehearse
+from stoker.gang.owner import warm_here
 from tests.unit.gang import gang_functions as functions
 
 PHASES = ["FORKED", "DEVICE", "STORE", "COMM", "WINDOW", "STAGING"]
 
 
 def gpus(count: int) -> tuple[Device, ...]:
-    yes = Answer(verdict=Verdict.YES)
+    yes = TriStateAnswer(verdict=TriState.YES)
     return tuple(
         Device(
             uuid=f"GPU-{index}", backend=Backend.CUDA, name="H200", index=index, installed=yes, visible=yes, usable=yes
@@ -56,7 +55,7 @@ def test_a_silent_rank_is_named_with_its_device_and_phase(monkeypatch):
     monkeypatch.setenv(functions.VICTIM, "1 COMM hang")
     warm_here().wait_ready()
     rehearsal = rehearse(choose(2, ()), timeout_s=2.0, on_phase=f"{functions.__name__}:fault_in_phase")
-    assert isinstance(rehearsal.error, RankSilent)
+    assert isinstance(rehearsal.error, RankTimeout)
     assert re.match(r"rank 1 \(device 1\) is silent in COMM after \d\.\d s\b", rehearsal.error.message)
     assert rehearsal.up_s is None
     assert [list(one.phases_s) for one in rehearsal.ranks] == [PHASES[:3]] * 2
@@ -70,9 +69,9 @@ def test_a_wrong_sum_is_told_with_its_rank():
 
 
 def test_without_torch_the_finding_names_the_extra(monkeypatch):
-    for module in (owner, rehearsing):
+    for module in (owner, gang_check):
         monkeypatch.setattr(module, "find_spec", lambda _: None)
-    rehearsal: Rehearsal = rehearse(choose(2, ()))
+    rehearsal: GangSelfTest = rehearse(choose(2, ()))
     assert isinstance(rehearsal.error, MissingExtra)
     assert "stoker[torch]" in rehearsal.error.hint
     assert rehearsal.to_dict()["is_fit"] is False

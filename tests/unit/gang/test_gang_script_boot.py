@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.gang import script_boot
-from stoker.gang.memory import unnamed_memory
-from stoker.gang.page import Page
-from stoker.gang.pages import Pages
-from stoker.gang.states import Phase, State
+from stoker.gang.mailbox import Pages, Phase, RankPage, RankState, unnamed_memory
 
 BOOT = script_boot.__file__
 LOOKS = "import os, sys; print([__name__, sys.argv, sys.path, os.getcwd(), globals().get('__file__')])\n"
@@ -44,7 +41,7 @@ class Booted:
                 env={"PATH": os.defpath},
             )
             page = pages.read(0)
-            assert isinstance(page, Page), page
+            assert isinstance(page, RankPage), page
             self.page = page
             self.traceback = pages.traceback(0, page)
             for fd in (wake_read, wake_write, order_fd, numbers["store_fd"]):
@@ -75,7 +72,7 @@ def test_a_script_sees_what_python_itself_would_show_it(tmp_path, how, what, wor
     (tmp_path / "link.py").symlink_to("sub/train.py")
     booted = Booted(tmp_path, how, what, "a", "-b")
     assert booted.done.stdout == alone(tmp_path, *words, "a", "-b")
-    assert (booted.done.returncode, booted.page.state, booted.page.phase) == (0, State.SUCCESS, Phase.RUN)
+    assert (booted.done.returncode, booted.page.state, booted.page.phase) == (0, RankState.SUCCESS, Phase.RUN)
     assert (booted.page.rank, booted.page.nranks) == (2, 4)
 
 
@@ -87,7 +84,7 @@ def test_with_a_safe_path_the_folder_of_the_script_is_not_on_it(tmp_path):
 def test_an_error_is_told_and_printed_without_our_own_frames(tmp_path):
     (tmp_path / "train.py").write_text("def f():\n    raise ValueError('ü' * 2000)\nf()\n")
     booted = Booted(tmp_path, "file", "train.py")
-    assert (booted.done.returncode, booted.page.state, booted.page.error_type) == (1, State.ERROR, "ValueError")
+    assert (booted.done.returncode, booted.page.state, booted.page.error_type) == (1, RankState.ERROR, "ValueError")
     assert (booted.page.error_text, booted.page.is_cut) == ("ü" * 511, True)
     expected = subprocess.run(
         [sys.executable, "train.py"],
@@ -121,14 +118,14 @@ def test_a_script_that_does_not_compile_is_told_as_python_would(tmp_path):
 )
 def test_how_a_script_ends_is_told(tmp_path, code, status, kind, text):
     booted = Booted(tmp_path, "code", code)
-    assert (booted.done.returncode, booted.page.state) == (status, State.ERROR)
+    assert (booted.done.returncode, booted.page.state) == (status, RankState.ERROR)
     assert (booted.page.error_type, booted.page.error_text) == (kind, text)
 
 
 @pytest.mark.parametrize("code", ["pass", "import sys; sys.exit()", "import sys; sys.exit(0)"])
 def test_a_script_that_ends_well_tells_no_error(tmp_path, code):
     booted = Booted(tmp_path, "code", code)
-    assert (booted.done.returncode, booted.page.state) == (0, State.SUCCESS)
+    assert (booted.done.returncode, booted.page.state) == (0, RankState.SUCCESS)
 
 
 def test_the_file_is_one_that_python_3_8_reads():

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import BadGang, ProgramNotFound
 from stoker.gang.script_boot import CODE, FILE, MODULE
 from stoker.gang.scripts import OwnPython, Script, check_ranks, needs_libraries, read_script
-from stoker.model.errors import ProgramNotFound
-from stoker.model.gang_errors import BadGang
 
 ENV = {"PATH": os.defpath}
 

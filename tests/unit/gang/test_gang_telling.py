@@ -4,32 +4,30 @@ import signal
 
 import pytest
 
-from stoker.gang import telling
-from stoker.gang.configs import Buffer, RankConfig
-from stoker.gang.contexts import Address, context_of
-from stoker.gang.judging import Failed, How, Pending, Report
-from stoker.gang.page import Page, Slot
-from stoker.gang.states import Phase
-from stoker.gang.telling import error_of, story_of
-from stoker.host.exit import Exit
-from stoker.model.gang_errors import RankFailed, RankSilent, WindowMismatch
-from stoker.model.json_text import dumps
+from stoker.core.errors import RankFailed, RankTimeout, WindowMismatch
+from stoker.core.jsontext import dumps
+from stoker.gang import gang_failures
+from stoker.gang.gang_failures import GangFailure, PendingRank, RankFailure, RankFailureMode, error_of, story_of
+from stoker.gang.mailbox import Phase, RankPage, Slot
+from stoker.gang.rank_config import Buffer, RankConfig
+from stoker.gang.rank_context import RankPointer, context_of
+from stoker.host.exit import ProcessExit
 
 
-def report(rank=3, how=How.RAISED, after_s=0.41, **fields) -> Report:
-    fields = {"type": "RuntimeError", "text": "no route", **fields} if how is How.RAISED else fields
-    return Report(
+def report(rank=3, how=RankFailureMode.RAISED, after_s=0.41, **fields) -> RankFailure:
+    fields = {"type": "RuntimeError", "text": "no route", **fields} if how is RankFailureMode.RAISED else fields
+    return RankFailure(
         rank=rank, device=f"device {rank}, GPU-ab", phase=Phase.COMM, how=how, at_ns=1, after_s=after_s, **fields
     )
 
 
-def told(cause: Report, *collateral: Report, pending=(), ready=0, crash="") -> RankFailed:
-    verdict = Failed(cause=cause, collateral=collateral, pending=tuple(pending), ready=ready)
+def told(cause: RankFailure, *collateral: RankFailure, pending=(), ready=0, crash="") -> RankFailed:
+    verdict = GangFailure(cause=cause, collateral=collateral, pending=tuple(pending), ready=ready)
     return error_of(verdict, nranks=4, traceback=lambda rank: f"Traceback of {rank}\n", crash=lambda rank: crash)
 
 
-def ended(status: int | None = None, number: int | None = None) -> Exit:
-    return Exit(status=status, signal=number, max_rss_bytes=0, cpu_s=0.0)
+def ended(status: int | None = None, number: int | None = None) -> ProcessExit:
+    return ProcessExit(status=status, signal=number, max_rss_bytes=0, cpu_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -49,15 +47,15 @@ def ended(status: int | None = None, number: int | None = None) -> Exit:
             "rank 3 (device 3, GPU-ab) failed in COMM after 0.4 s: exit stage left (exit status 3)",
         ),
         (
-            report(how=How.ENDED, exit=ended(number=signal.SIGKILL)),
+            report(how=RankFailureMode.ENDED, exit=ended(number=signal.SIGKILL)),
             "rank 3 (device 3, GPU-ab) failed in COMM after 0.4 s: ended without a report: signal 9 (SIGKILL)",
         ),
         (
-            report(how=How.ENDED, exit=ended(3), text="torn"),
+            report(how=RankFailureMode.ENDED, exit=ended(3), text="torn"),
             "rank 3 (device 3, GPU-ab) failed in COMM after 0.4 s: ended without a report: exit status 3, torn",
         ),
         (
-            report(how=How.SILENT, after_s=120.2),
+            report(how=RankFailureMode.SILENT, after_s=120.2),
             "rank 3 (device 3, GPU-ab) is silent in COMM after 120 s; 2 of 4 are ready",
         ),
     ],
@@ -67,17 +65,17 @@ def test_a_failure_is_one_line(cause, line):
 
 
 def test_silence_is_an_error_of_its_own_and_still_a_failure():
-    error = told(report(how=How.SILENT))
-    assert isinstance(error, RankSilent)
+    error = told(report(how=RankFailureMode.SILENT))
+    assert isinstance(error, RankTimeout)
     assert (error.exit_code, RankFailed.exit_code) == (55, 54)
 
 
 def test_a_kill_has_the_hint_that_it_mostly_means():
-    assert "memory" in told(report(how=How.ENDED, exit=ended(number=signal.SIGKILL))).hint
+    assert "memory" in told(report(how=RankFailureMode.ENDED, exit=ended(number=signal.SIGKILL))).hint
 
 
 def test_everything_is_in_the_data_and_can_be_written_as_json():
-    waits = [Pending(rank=1, device="device 1", phase=Phase.STORE, for_s=0.25)]
+    waits = [PendingRank(rank=1, device="device 1", phase=Phase.STORE, for_s=0.25)]
     error = told(report(), report(rank=0, text="Connection closed by peer", is_echo=True), pending=waits, ready=1)
     assert (error.rank, error.phase, error.traceback) == (3, "COMM", "Traceback of 3\n")
     assert [(one["rank"], one["traceback"]) for one in error.collateral] == [(0, "Traceback of 0\n")]
@@ -86,7 +84,7 @@ def test_everything_is_in_the_data_and_can_be_written_as_json():
 
 
 def test_the_story_has_the_cause_its_traceback_the_dragged_along_and_the_pending_in_this_order():
-    waits = [Pending(rank=1, device="device 1", phase=Phase.STORE, for_s=0.25)]
+    waits = [PendingRank(rank=1, device="device 1", phase=Phase.STORE, for_s=0.25)]
     error = told(report(), report(rank=0, text="Connection closed\nby peer"), pending=waits)
     assert story_of(error) == [
         "rank 3 (device 3, GPU-ab) failed in COMM after 0.4 s: RuntimeError: no route",
@@ -99,7 +97,7 @@ def test_the_story_has_the_cause_its_traceback_the_dragged_along_and_the_pending
 
 
 def test_of_a_crash_the_story_has_what_the_c_side_said():
-    cause = report(how=How.ENDED, exit=ended(number=signal.SIGSEGV))
+    cause = report(how=RankFailureMode.ENDED, exit=ended(number=signal.SIGSEGV))
     assert "Fatal Python error" in story_of(told(cause, crash="Fatal Python error: Segmentation fault\n"))[1]
 
 
@@ -109,7 +107,7 @@ SLOTS = (Slot(offset=0, nbytes=8), Slot(offset=256, nbytes=4))
 
 def test_a_context_has_the_addresses_by_name_and_they_say_whose_they_are():
     stamps = (10**9, 2 * 10**9, 0, 4 * 10**9, 4 * 10**9, 5 * 10**9, 7 * 10**9, 0)
-    page = Page(slots=SLOTS, actual_bytes=4096, window_base=0x1000, device_ctx=3, stamps_ns=stamps, pid=77)
+    page = RankPage(slots=SLOTS, actual_bytes=4096, window_base=0x1000, device_ctx=3, stamps_ns=stamps, pid=77)
     context = context_of(CONFIG, page, 1, 2)
     assert (context.device_id, context.rank, context.nranks, context.pid) == (5, 1, 2, 77)
     assert (context.device_ctx, context.local_window_base, context.actual_window_size) == (3, 0x1000, 4096)
@@ -120,16 +118,16 @@ def test_a_context_has_the_addresses_by_name_and_they_say_whose_they_are():
 
 def test_a_count_of_buffers_that_differs_is_an_error_with_both_numbers():
     with pytest.raises(WindowMismatch, match="was promised 2 buffers and returned 1") as raised:
-        context_of(CONFIG, Page(slots=SLOTS[:1], actual_bytes=4096), 1, 2)
+        context_of(CONFIG, RankPage(slots=SLOTS[:1], actual_bytes=4096), 1, 2)
     assert (raised.value.data["expected"], raised.value.data["got"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        Page(slots=SLOTS, actual_bytes=100),
-        Page(slots=(SLOTS[0], Slot(offset=256, nbytes=5)), actual_bytes=4096),
-        Page(slots=(SLOTS[0], Slot(offset=2**60, nbytes=4)), actual_bytes=4096),
+        RankPage(slots=SLOTS, actual_bytes=100),
+        RankPage(slots=(SLOTS[0], Slot(offset=256, nbytes=5)), actual_bytes=4096),
+        RankPage(slots=(SLOTS[0], Slot(offset=2**60, nbytes=4)), actual_bytes=4096),
     ],
 )
 def test_a_window_that_is_not_as_promised_is_an_error(page):
@@ -140,14 +138,14 @@ def test_a_window_that_is_not_as_promised_is_an_error(page):
 def test_an_address_is_a_number_that_travels():
     import pickle
 
-    again = pickle.loads(pickle.dumps(Address(4096, 2)))
+    again = pickle.loads(pickle.dumps(RankPointer(4096, 2)))
     assert (again, again.rank, again + 1) == (4096, 2, 4097)
 
 
 def test_of_a_crash_only_the_frames_of_the_work_are_told():
-    ours = f'  File "{telling.__file__}", line 1 in run\n  File "<string>", line 1 in <module>\n'
+    ours = f'  File "{gang_failures.__file__}", line 1 in run\n  File "<string>", line 1 in <module>\n'
     theirs = 'Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n  File "/w/a.py", line 4 in f'
-    lost = report(how=How.ENDED, exit=ended(number=signal.SIGSEGV))
+    lost = report(how=RankFailureMode.ENDED, exit=ended(number=signal.SIGSEGV))
     assert story_of(told(lost, crash=f"{theirs}\n{ours}"))[1:] == theirs.splitlines()
     # A fault of our own is told as it is.
     assert story_of(told(lost, crash=f"Stack:\n{ours}"))[1:] == ["Stack:", *ours.splitlines()]

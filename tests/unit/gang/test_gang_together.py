@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from stoker.gang import Gang, HeldMeeting, JoinedMeeting, RankConfig
-from stoker.gang.interfaces import interface_of, variables_for
-from stoker.gang.judging import Look
-from stoker.gang.meeting import AloneMeeting, HostPart, Seats
-from stoker.gang.page import Page
-from stoker.gang.together import Together
-from stoker.gang.warm_here import warm_here
-from stoker.model.errors import StokerError
-from stoker.model.gang_errors import BadGang, MeetingFailed, RankFailed
+from stoker.core.errors import BadGang, RankFailed, RendezvousFailed, StokerError
+from stoker.gang import Gang, RankConfig, RendezvousClient, RendezvousHost
+from stoker.gang.gang_failures import RankSnapshot
+from stoker.gang.mailbox import RankPage
+from stoker.gang.network_interfaces import interface_of, variables_for
+from stoker.gang.owner import warm_here
+from stoker.gang.rendezvous_link import RendezvousLink
+from stoker.gang.rendezvous_types import HostPart, HostRanks, SoloRendezvous
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running
 
@@ -26,10 +25,10 @@ HOME = "127.0.0.1"
 
 
 @pytest.fixture
-def meetings() -> Iterator[tuple[HeldMeeting, JoinedMeeting]]:
+def meetings() -> Iterator[tuple[RendezvousHost, RendezvousClient]]:
     warm_here().wait_ready()
-    held = HeldMeeting(["lab1", "lab2"], at=(HOME, 0), token=TOKEN, epoch=1)
-    joined = JoinedMeeting("lab2", at=(HOME, held.port), token=TOKEN, epoch=1)
+    held = RendezvousHost(["lab1", "lab2"], at=(HOME, 0), token=TOKEN, epoch=1)
+    joined = RendezvousClient("lab2", at=(HOME, held.port), token=TOKEN, epoch=1)
     yield held, joined
     joined.close()
     held.close()
@@ -96,30 +95,30 @@ def test_an_owner_that_is_cancelled_ends_the_other_with_its_name(meetings):
 
     first, second = on_each(gangs, cancel_or_hang)
     assert second.code == "cancelled"
-    assert isinstance(first, MeetingFailed)
+    assert isinstance(first, RendezvousFailed)
     assert str(first) == "lab2 gave up: the gang was cancelled"
 
 
 def test_a_rank_that_is_gone_when_the_store_is_known_is_left_to_its_process_to_tell():
-    meeting = AloneMeeting()
+    meeting = SoloRendezvous()
     meeting.publish("lab1:1")
     ours, theirs = socket.socketpair()
     theirs.close()
     with ours:
-        Together(meeting, Seats(hosts=(HostPart(ranks=1),)), [ours], 1.0).attend(
-            [Look(rank=0, device="device 0", page=Page())]
+        RendezvousLink(meeting, HostRanks(hosts=(HostPart(ranks=1),)), [ours], 1.0).attend(
+            [RankSnapshot(rank=0, device="device 0", page=RankPage())]
         )
 
 
 def test_one_host_alone_is_as_if_it_had_not_met():
     warm_here().wait_ready()
-    with Gang([RankConfig(0), RankConfig(1)], meeting=AloneMeeting()) as gang:
+    with Gang([RankConfig(0), RankConfig(1)], meeting=SoloRendezvous()) as gang:
         assert gang.run(functions.add, 1) == [3.0, 3.0]
 
 
 def test_a_rank_in_this_very_process_meets_nobody():
     with pytest.raises(BadGang, match="inline is for one host"):
-        Gang([RankConfig(0)], mode="inline", meeting=AloneMeeting())
+        Gang([RankConfig(0)], mode="inline", meeting=SoloRendezvous())
 
 
 def test_ranks_are_told_the_interface_that_has_their_hosts_address():

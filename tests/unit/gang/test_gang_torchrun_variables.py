@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from stoker.gang.torchrun_variables import HeldPort, rank_variables, shared_variables, speaks_for_all
+from stoker.gang.scripts import HeldPort, rank_variables, shared_variables, speaks_for_all
 
 
 def test_a_rank_finds_the_variables_of_torchrun():

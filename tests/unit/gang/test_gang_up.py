@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker.core.errors import BadCall, Cancelled, GangClosed, GangNotUp, RankFailed
 from stoker.gang import Buffer, Gang, RankConfig, this_rank
-from stoker.model.errors import Cancelled
-from stoker.model.gang_errors import BadCall, GangClosed, GangNotUp, RankFailed
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running, wait_until
 

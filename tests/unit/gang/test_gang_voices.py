@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker.gang import voices as voices_module
-from stoker.gang.voices import LONGEST_BYTES, Voices, prefixed
+from stoker.gang import script_gang as voices_module
+from stoker.gang.script_gang import LONGEST_BYTES, RankOutput, prefixed
 from tests.leaks import left_open, open_files
 
 
@@ -22,7 +22,7 @@ class Heard:
 def spoken(*pieces: bytes, log_folder: str | None = None) -> list[bytes]:
     """What is heard of pieces that come one after another."""
     heard = Heard()
-    with Voices(1, heard, log_folder=log_folder) as voices:
+    with RankOutput(1, heard, log_folder=log_folder) as voices:
         out, err = (os.dup(end) for end in voices.ends(0))
         os.close(err)
         voices.listen()
@@ -56,7 +56,7 @@ def test_what_is_said_is_kept_as_it_was(tmp_path):
 
 def test_each_rank_has_two_outputs_and_its_last_errors_are_remembered():
     heard = Heard()
-    with Voices(2, heard) as voices:
+    with RankOutput(2, heard) as voices:
         ends = [os.dup(end) for end in voices.ends(1)]
         voices.listen()
         os.write(ends[0], b"fine\n")
@@ -71,7 +71,7 @@ def test_each_rank_has_two_outputs_and_its_last_errors_are_remembered():
 
 def test_somebody_who_holds_an_output_open_is_not_waited_for():
     heard = Heard()
-    with Voices(1, heard) as voices:
+    with RankOutput(1, heard) as voices:
         held = os.dup(voices.ends(0)[0])
         voices.listen()
         os.write(held, b"said")
@@ -82,12 +82,12 @@ def test_somebody_who_holds_an_output_open_is_not_waited_for():
 def test_a_folder_that_is_not_there_is_told_and_nothing_stays_open(tmp_path):
     before = open_files()
     with pytest.raises(FileNotFoundError):
-        Voices(2, Heard(), log_folder=str(tmp_path / "none"))
+        RankOutput(2, Heard(), log_folder=str(tmp_path / "none"))
     assert left_open(before) == set()
 
 
 def test_voices_that_were_never_heard_close_and_twice_is_fine():
-    voices = Voices(3, Heard())
+    voices = RankOutput(3, Heard())
     voices.close()
     voices.close()
 
@@ -100,7 +100,7 @@ def test_lines_of_several_ranks_say_whose_they_are():
 def test_a_log_that_can_not_be_written_ends_there_and_is_named(tmp_path):
     (tmp_path / "rank-0.out").symlink_to("/dev/full")
     heard = Heard()
-    with Voices(1, heard, log_folder=str(tmp_path)) as voices:
+    with RankOutput(1, heard, log_folder=str(tmp_path)) as voices:
         out = os.dup(voices.ends(0)[0])
         voices.listen()
         os.write(out, b"said\n")
@@ -117,7 +117,7 @@ def test_a_listener_who_does_not_come_back_is_not_waited_for_once_he_is_given_up
         is_stuck.set()
         goes_on.wait(30)
 
-    voices = Voices(1, hear, is_given_up=lambda: not goes_on.is_set())
+    voices = RankOutput(1, hear, is_given_up=lambda: not goes_on.is_set())
     out = os.dup(voices.ends(0)[0])
     voices.listen()
     os.write(out, b"said\n")

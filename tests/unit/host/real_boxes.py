@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker.host.containment.box import MARK, Box, Limits
-from stoker.host.containment.cgroup1 import Cgroup1
-from stoker.host.exit import Exit
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.box import MARK, ContainedGroup, ContainmentLimits
+from stoker.host.containment.cgroups import Cgroup1
+from stoker.host.exit import ProcessExit
 from stoker.host.processes import Child, start
-from stoker.model.errors import ContainmentUnavailable
 
 MIB = 2**20
-CAP = Limits(memory_bytes=64 * MIB)
+CAP = ContainmentLimits(memory_bytes=64 * MIB)
 PYTHON = [sys.executable, "-S", "-E", "-c"]
 PATIENCE_S = 20.0
 
@@ -56,7 +56,7 @@ def cgroup1() -> Cgroup1:
         pytest.skip(str(error))
 
 
-def start_in(box: Box, argv: Sequence[str], *, mark: str = "", **options) -> Child:
+def start_in(box: ContainedGroup, argv: Sequence[str], *, mark: str = "", **options) -> Child:
     """Start a program in a box, with its output in a pipe."""
     env = {"PATH": os.environ["PATH"], **({MARK: mark} if mark else {})}
     child = start(argv, cwd="/", env=env, stdout=subprocess.PIPE, entry=box.entry, **options)
@@ -64,7 +64,7 @@ def start_in(box: Box, argv: Sequence[str], *, mark: str = "", **options) -> Chi
     return child
 
 
-def run_in(box: Box, argv: Sequence[str], *, mark: str = "", **options) -> tuple[str, Exit]:
+def run_in(box: ContainedGroup, argv: Sequence[str], *, mark: str = "", **options) -> tuple[str, ProcessExit]:
     """Run a program in a box to its end; give what it said."""
     child = start_in(box, argv, mark=mark, **options)
     assert child.stdout is not None

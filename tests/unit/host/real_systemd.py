@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.cgroup import own_group
+from stoker.host.resources import own_group
 from tests.unit.host.real_processes import wait_until
 
 ROOT = Path(__file__).parents[3]

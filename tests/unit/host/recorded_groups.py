@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from stoker.host.containment.control_group import Folders
+from stoker.host.containment.cgroups import CgroupFolders
 
 LEAF = {
     "cgroup.controllers": "memory pids\n",
@@ -32,7 +32,7 @@ class RecordedGroups:
         self.mount = root / "cgroup"
         self.proc = root / "proc"
         self.own = self.mount / own.lstrip("/")
-        self.folders = Folders(make=self.make, remove=self.remove)
+        self.folders = CgroupFolders(make=self.make, remove=self.remove)
         (self.proc / "self").mkdir(parents=True)
         (self.proc / "self" / "cgroup").write_text(f"0::{own}\n")
         (self.proc / "self" / "mountinfo").write_text(f"30 20 0:3 / {self.mount} rw - cgroup2 none rw\n")

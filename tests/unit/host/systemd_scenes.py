@@ -16,20 +16,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stoker.host.containment.box import Limits
-from stoker.host.containment.choice import choose
-from stoker.host.containment.systemd import Systemd
-from stoker.host.containment.user_bus import UserBus
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.box import ContainmentLimits
+from stoker.host.containment.mechanisms import choose_mechanism
+from stoker.host.containment.systemd import SystemdContainment, UserBus
 from stoker.host.zygote import Zygote
-from stoker.model.errors import ContainmentUnavailable
 from tests.unit.host.real_boxes import LEAVE_STRAYS, MIB, PYTHON, RUN_AWAY, run_in, start_in
 from tests.unit.host.real_processes import fork, is_running, kill_and_reap, wait_until
 
-UNLIMITED = Limits(memory_bytes=None)
+UNLIMITED = ContainmentLimits(memory_bytes=None)
 
 
-def open_box(name: str = "job-stage", limits: Limits = UNLIMITED):
-    return Systemd(os.environ).open(name, limits, "one")
+def open_box(name: str = "job-stage", limits: ContainmentLimits = UNLIMITED):
+    return SystemdContainment(os.environ).open(name, limits, "one")
 
 
 def units() -> list[str]:
@@ -94,7 +93,7 @@ def two_boxes_of_one_name() -> Any:
 
 def a_limit_that_is_not_kept_is_refused() -> Any:
     try:
-        box = open_box(limits=Limits(memory_bytes=64 * MIB))
+        box = open_box(limits=ContainmentLimits(memory_bytes=64 * MIB))
     except ContainmentUnavailable as error:
         return {"why": str(error), "units": units()}
     _, ended = run_in(box, [*PYTHON, "x = bytearray(300 * 2**20)"])
@@ -105,7 +104,7 @@ def a_limit_that_is_not_kept_is_refused() -> Any:
 
 def choosing_it_by_name() -> Any:
     try:
-        return {"mechanism": choose("systemd", environment=os.environ).mechanism}
+        return {"mechanism": choose_mechanism("systemd", environment=os.environ).mechanism}
     except ContainmentUnavailable as error:
         return {"why": str(error), "units": units()}
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from stoker.host.cpu_ticks import group_cpu_ticks
+from stoker.host.processes import group_cpu_ticks
 
 
 def test_a_group_that_computes_uses_ticks_and_one_that_is_gone_has_none():

@@ -16,30 +16,30 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.door import Door, KeptDoor, Opened, user_at
-from stoker.host.lockfile import Lock
-from stoker.model.errors import NoPermission, Unavailable
+from stoker.core.errors import NoPermission, Unavailable
+from stoker.host.locks import FileLock
+from stoker.host.sockets import DaemonSocket, NamedSocket, NamedSocketListener, user_at
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for Linux")
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Door:
+def door(tmp_path: Path) -> NamedSocket:
     # Longer than the kernel takes as the name of a socket.
-    return Door(str(tmp_path / ("long" * 30)), "name")
+    return NamedSocket(str(tmp_path / ("long" * 30)), "name")
 
 
-def opened(door: Door) -> Opened:
+def opened(door: NamedSocket) -> NamedSocketListener:
     made = door.open()
     assert made is not None
     return made
 
 
-def test_nobody_answers_where_nobody_listens(door: Door) -> None:
+def test_nobody_answers_where_nobody_listens(door: NamedSocket) -> None:
     assert door.knock() is None
 
 
-def test_whoever_knocks_reaches_whoever_listens(door: Door) -> None:
+def test_whoever_knocks_reaches_whoever_listens(door: NamedSocket) -> None:
     there = opened(door)
     link = door.knock()
     assert link is not None
@@ -51,9 +51,9 @@ def test_whoever_knocks_reaches_whoever_listens(door: Door) -> None:
 
 
 def test_where_the_line_is_full_one_waits_a_little_and_nobody_waits_for_that_one(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    door: NamedSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.host.door._BACKLOG", 0)
+    monkeypatch.setattr("stoker.host.sockets._BACKLOG", 0)
     with opened(door).listener as listener:
         first = door.knock()
         assert first is not None
@@ -70,7 +70,7 @@ def test_where_the_line_is_full_one_waits_a_little_and_nobody_waits_for_that_one
         threading.Timer(0.1, let_one_in).start()
         second = door.knock()
         assert second is not None
-        monkeypatch.setattr("stoker.host.door._KNOCK_S", 1)
+        monkeypatch.setattr("stoker.host.sockets._KNOCK_S", 1)
         with pytest.raises(Unavailable, match="too many wait there"):
             door.knock()
         first.close()
@@ -78,8 +78,8 @@ def test_where_the_line_is_full_one_waits_a_little_and_nobody_waits_for_that_one
     assert door.knock() is None
 
 
-def test_only_one_opens_a_door(door: Door) -> None:
-    found: list[Opened | None] = []
+def test_only_one_opens_a_door(door: NamedSocket) -> None:
+    found: list[NamedSocketListener | None] = []
     threads = [threading.Thread(target=lambda: found.append(door.open())) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -89,7 +89,7 @@ def test_only_one_opens_a_door(door: Door) -> None:
     there.listener.close()
 
 
-def test_a_door_that_a_killed_process_left_is_opened_anew_or_cleared(door: Door) -> None:
+def test_a_door_that_a_killed_process_left_is_opened_anew_or_cleared(door: NamedSocket) -> None:
     opened(door).listener.close()
     assert os.path.exists(door.path)
     assert door.knock() is None
@@ -101,7 +101,7 @@ def test_a_door_that_a_killed_process_left_is_opened_anew_or_cleared(door: Door)
     assert not os.path.exists(door.path)
 
 
-def test_a_door_at_which_somebody_waits_stays_open_if_that_is_asked(door: Door) -> None:
+def test_a_door_at_which_somebody_waits_stays_open_if_that_is_asked(door: NamedSocket) -> None:
     there = opened(door)
     link = door.knock()
     assert link is not None
@@ -111,7 +111,7 @@ def test_a_door_at_which_somebody_waits_stays_open_if_that_is_asked(door: Door) 
         assert door.knock() is None
 
 
-def test_closing_leaves_alone_what_was_opened_later_under_the_same_name(door: Door) -> None:
+def test_closing_leaves_alone_what_was_opened_later_under_the_same_name(door: NamedSocket) -> None:
     first = opened(door)
     door.close(first)
     first.listener.close()
@@ -123,7 +123,7 @@ def test_closing_leaves_alone_what_was_opened_later_under_the_same_name(door: Do
         link.close()
 
 
-def test_an_opening_is_taken_away_by_its_mark_and_no_later_one(door: Door) -> None:
+def test_an_opening_is_taken_away_by_its_mark_and_no_later_one(door: NamedSocket) -> None:
     with opened(door).listener:
         mark = door.mark()
         door.take_away(mark)
@@ -133,14 +133,14 @@ def test_an_opening_is_taken_away_by_its_mark_and_no_later_one(door: Door) -> No
             assert door.mark() not in ("", mark)
 
 
-def test_a_folder_that_others_may_look_into_is_refused(door: Door) -> None:
+def test_a_folder_that_others_may_look_into_is_refused(door: NamedSocket) -> None:
     os.mkdir(door.folder, 0o755)
     with pytest.raises(NoPermission, match=r"others may look into .*: its mode is 755") as refused:
         door.open()
     assert refused.value.hint.startswith(f"chmod 700 {door.folder}")
 
 
-def test_a_folder_that_is_none_or_only_a_link_to_one_is_refused(door: Door, tmp_path: Path) -> None:
+def test_a_folder_that_is_none_or_only_a_link_to_one_is_refused(door: NamedSocket, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(0o700)
     os.symlink(tmp_path / "real", door.folder)
     with pytest.raises(NoPermission, match="is a link"):
@@ -151,7 +151,7 @@ def test_a_folder_that_is_none_or_only_a_link_to_one_is_refused(door: Door, tmp_
         door.knock()
 
 
-def test_somebody_elses_folder_is_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_folder_is_refused(door: NamedSocket, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkdir(door.folder, 0o700)
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
@@ -159,24 +159,24 @@ def test_somebody_elses_folder_is_refused(door: Door, monkeypatch: pytest.Monkey
         door.knock()
 
 
-def test_the_folder_is_made_for_this_user_alone(door: Door) -> None:
+def test_the_folder_is_made_for_this_user_alone(door: NamedSocket) -> None:
     with opened(door).listener:
         assert stat.S_IMODE(os.stat(door.folder).st_mode) == 0o700
 
 
 @pytest.fixture
-def short() -> Iterator[Door]:
+def short() -> Iterator[NamedSocket]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Door(os.path.join(folder, "d"), "name")
+        yield NamedSocket(os.path.join(folder, "d"), "name")
 
 
-def kept(door: Door) -> KeptDoor:
-    made = KeptDoor.open(door)
+def kept(door: NamedSocket) -> DaemonSocket:
+    made = DaemonSocket.open(door)
     assert made is not None
     return made
 
 
-def is_reached(door: Door, listener: socket.socket) -> bool:
+def is_reached(door: NamedSocket, listener: socket.socket) -> bool:
     link = door.knock()
     if link is None:
         return False
@@ -186,27 +186,29 @@ def is_reached(door: Door, listener: socket.socket) -> bool:
     return True
 
 
-def test_the_kernel_lists_a_socket_by_its_real_path_where_that_is_short_enough(short: Door) -> None:
+def test_the_kernel_lists_a_socket_by_its_real_path_where_that_is_short_enough(short: NamedSocket) -> None:
     with opened(short).listener as listener:
         bound = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
         assert short.path in bound, "programs that delete old files look there for sockets in use"
         assert is_reached(short, listener)
 
 
-def test_a_folder_that_was_exchanged_meanwhile_gets_no_listener(short: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = Door._locked
+def test_a_folder_that_was_exchanged_meanwhile_gets_no_listener(
+    short: NamedSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = NamedSocket._locked
 
-    def exchange(door: Door) -> Lock:
+    def exchange(door: NamedSocket) -> FileLock:
         os.rename(door.folder, door.folder + "-away")
         os.mkdir(door.folder, 0o700)
         return lock(door)
 
-    monkeypatch.setattr(Door, "_locked", exchange)
+    monkeypatch.setattr(NamedSocket, "_locked", exchange)
     with pytest.raises(NoPermission, match="exchanged"):
         short.open()
 
 
-def test_while_a_door_is_kept_its_folder_is_locked_for_those_who_delete_old_files(door: Door) -> None:
+def test_while_a_door_is_kept_its_folder_is_locked_for_those_who_delete_old_files(door: NamedSocket) -> None:
     held = kept(door)
     folder = os.open(door.folder, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
@@ -217,7 +219,7 @@ def test_while_a_door_is_kept_its_folder_is_locked_for_those_who_delete_old_file
     assert door.mark() == ""
 
 
-def test_the_times_of_a_kept_door_are_renewed_and_it_is_still_closed_by_its_keeper(door: Door) -> None:
+def test_the_times_of_a_kept_door_are_renewed_and_it_is_still_closed_by_its_keeper(door: NamedSocket) -> None:
     held = kept(door)
     os.utime(door.path, (1.0, 1.0))
     assert held.renew() is None
@@ -229,7 +231,7 @@ def test_the_times_of_a_kept_door_are_renewed_and_it_is_still_closed_by_its_keep
 
 
 @pytest.mark.parametrize("is_folder_gone", [False, True])
-def test_a_kept_door_whose_name_was_deleted_is_opened_again(door: Door, is_folder_gone: bool) -> None:
+def test_a_kept_door_whose_name_was_deleted_is_opened_again(door: NamedSocket, is_folder_gone: bool) -> None:
     held = kept(door)
     first = held.listener
     os.unlink(door.path)
@@ -249,7 +251,7 @@ def test_a_kept_door_whose_name_was_deleted_is_opened_again(door: Door, is_folde
     assert door.knock() is None
 
 
-def test_a_name_that_another_process_has_taken_is_left_to_it(door: Door) -> None:
+def test_a_name_that_another_process_has_taken_is_left_to_it(door: NamedSocket) -> None:
     held = kept(door)
     os.unlink(door.path)
     with opened(door).listener as other:

@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from stoker.host.anchored import AnchoredFolder
+from stoker.core.errors import LocalFile, NoPermission, NoSpace
 from stoker.host.durable import write_all
-from stoker.model.errors import LocalFile, NoPermission, NoSpace
+from stoker.host.folders import AnchoredFolder
 from tests.unit.host.real_mounts import small_disk
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.containment.box import Limits, Mechanism
-from stoker.host.containment.cgroup1 import Cgroup1
-from stoker.model.errors import ContainmentUnavailable
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.box import ContainmentLimits, Mechanism
+from stoker.host.containment.cgroups import Cgroup1
 from tests.unit.host.real_boxes import CAP, EAT, LEAVE_STRAYS, MIB, PYTHON, RUN_AWAY, cgroup1, run_in, start_in
 from tests.unit.host.real_processes import is_running
 
@@ -64,7 +64,7 @@ def test_the_verdict_reaches_through_a_shell_that_ends_with_a_status_of_its_own(
 def test_files_that_pass_through_memory_are_not_counted_as_needed(containment, tmp_path):
     if subprocess.run(["stat", "-fc", "%T", tmp_path], capture_output=True, check=True).stdout == b"tmpfs\n":
         pytest.skip("files here are memory and nothing else")
-    box = containment.open("job-writer", Limits(memory_bytes=128 * MIB), "one")
+    box = containment.open("job-writer", ContainmentLimits(memory_bytes=128 * MIB), "one")
     _, ended = run_in(box, ["dd", "if=/dev/zero", f"of={tmp_path / 'file'}", "bs=1M", "count=48", "status=none"])
     reading = box.read()
     box.close()
@@ -81,7 +81,7 @@ def test_a_reading_outlives_its_box(containment):
 
 
 def test_limits_are_those_that_were_asked_for(containment):
-    limits = Limits(memory_bytes=64 * MIB, soft_memory_bytes=32 * MIB, swap_bytes=8 * MIB)
+    limits = ContainmentLimits(memory_bytes=64 * MIB, soft_memory_bytes=32 * MIB, swap_bytes=8 * MIB)
     box = containment.open("job-limits", limits, "one")
     memory = folders_of(box)[0]
     read = {name: (memory / f"memory.{name}_in_bytes").read_text() for name in ("limit", "soft_limit")}
@@ -92,7 +92,7 @@ def test_limits_are_those_that_were_asked_for(containment):
 
 
 def test_a_box_without_a_cap_still_counts(containment):
-    box = containment.open("job-free", Limits(memory_bytes=None), "one")
+    box = containment.open("job-free", ContainmentLimits(memory_bytes=None), "one")
     _, ended = run_in(box, [*PYTHON, "x = bytearray(100 * 2**20)"])
     assert ended.is_success
     assert (box.read().peak_bytes or 0) > 100 * MIB
@@ -144,7 +144,7 @@ def with_twin(twin: str) -> Cgroup1:
 def test_a_family_of_many_is_ended_by_whatever_the_kernel_offers(twin):
     if twin == "freezer" and not os.access("/sys/fs/cgroup/freezer/cgroup.procs", os.W_OK):
         pytest.skip("no freezer is mounted here, or it is not ours")
-    box = with_twin(twin).open("job-many", Limits(memory_bytes=256 * MIB), "one")
+    box = with_twin(twin).open("job-many", ContainmentLimits(memory_bytes=256 * MIB), "one")
     bomb = "import os\nfor _ in range(6): os.fork()\nos.setsid() if os.getpid() != os.getsid(0) else 0\n"
     child = start_in(box, [*PYTHON, bomb + "print('x', flush=True)\nimport signal\nwhile True: signal.pause()"])
     assert child.stdout is not None
@@ -165,7 +165,7 @@ def test_a_chain_that_runs_away_from_every_look_is_ended(twin):
     containment = with_twin(twin)
     if twin == "kill" and not containment._twin_folder:
         pytest.skip("no version 2 beside version 1 here")
-    box = containment.open("job-chain", Limits(memory_bytes=256 * MIB), "one")
+    box = containment.open("job-chain", ContainmentLimits(memory_bytes=256 * MIB), "one")
     said, _ = run_in(box, [*PYTHON, RUN_AWAY])
     assert said == "off\n"
     box.close()

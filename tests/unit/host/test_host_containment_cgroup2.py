@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.cgroup import own_group
-from stoker.host.containment.box import Limits
-from stoker.host.containment.cgroup2 import Cgroup2, find_place
-from stoker.host.containment.control_group import ControlGroup, end_everybody
-from stoker.host.exit import Exit
-from stoker.model.errors import ContainmentUnavailable
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.box import ContainmentLimits
+from stoker.host.containment.cgroups import Cgroup2, ControlGroup, end_everybody, find_place
+from stoker.host.exit import ProcessExit
+from stoker.host.resources import own_group
 from tests.unit.host.real_boxes import LEAVE_STRAYS, MIB, PYTHON, RUN_AWAY, run_in, start_in
 from tests.unit.host.real_processes import is_running
 from tests.unit.host.recorded_groups import RecordedGroups
 
-KILLED = Exit(status=None, signal=9, max_rss_bytes=0, cpu_s=0.0)
-UNLIMITED = Limits(memory_bytes=None)
+KILLED = ProcessExit(status=None, signal=9, max_rss_bytes=0, cpu_s=0.0)
+UNLIMITED = ContainmentLimits(memory_bytes=None)
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def leaf_of(box) -> Path:
 
 
 def test_a_box_is_a_group_with_the_limits_that_were_asked_for(groups):
-    limits = Limits(memory_bytes=64 * MIB, soft_memory_bytes=48 * MIB, swap_bytes=2 * MIB)
+    limits = ContainmentLimits(memory_bytes=64 * MIB, soft_memory_bytes=48 * MIB, swap_bytes=2 * MIB)
     box = handing_on(groups).open("job-stage", limits, "one")
     leaf = leaf_of(box)
     assert leaf.parent == groups.own
@@ -49,7 +48,7 @@ def test_a_box_is_a_group_with_the_limits_that_were_asked_for(groups):
 
 
 def test_without_a_soft_limit_nobody_is_slowed_down_and_nothing_is_swapped(groups):
-    box = handing_on(groups).open("job-stage", Limits(memory_bytes=64 * MIB), "one")
+    box = handing_on(groups).open("job-stage", ContainmentLimits(memory_bytes=64 * MIB), "one")
     assert (leaf_of(box) / "memory.high").read_text() == "max\n"
     assert (leaf_of(box) / "memory.swap.max").read_text() == "0"
     box.close()
@@ -65,7 +64,7 @@ def test_a_kernel_without_swap_or_group_kills_is_good_enough(groups):
             os.remove(os.path.join(folder, name))
 
     containment._folders = type(groups.folders)(make=make_older, remove=groups.remove)
-    box = containment.open("job-stage", Limits(memory_bytes=64 * MIB), "one")
+    box = containment.open("job-stage", ContainmentLimits(memory_bytes=64 * MIB), "one")
     (leaf_of(box) / "memory.current").write_text(f"{30 * MIB}\n")
     assert box.read().charged_bytes == 30 * MIB
     (leaf_of(box) / "memory.current").write_text(f"{20 * MIB}\n")
@@ -74,7 +73,7 @@ def test_a_kernel_without_swap_or_group_kills_is_good_enough(groups):
 
 
 def test_the_peak_is_what_was_needed_beside_cached_files(groups):
-    box = handing_on(groups).open("job-stage", Limits(memory_bytes=64 * MIB), "one")
+    box = handing_on(groups).open("job-stage", ContainmentLimits(memory_bytes=64 * MIB), "one")
     leaf = leaf_of(box)
     (leaf / "memory.peak").write_text(f"{50 * MIB}\n")
     (leaf / "memory.stat").write_text(f"anon 0\ninactive_file {30 * MIB}\nactive_file {5 * MIB}\n")
@@ -90,7 +89,7 @@ def test_the_peak_is_what_was_needed_beside_cached_files(groups):
     ("events", "verdict"), [("oom 1\noom_kill 2\n", True), ("high 9\nmax 40\noom 1\noom_kill 0\n", False), ("", False)]
 )
 def test_the_verdict_is_the_kernel_s_count_of_kills(groups, events, verdict):
-    box = handing_on(groups).open("job-stage", Limits(memory_bytes=64 * MIB), "one")
+    box = handing_on(groups).open("job-stage", ContainmentLimits(memory_bytes=64 * MIB), "one")
     (leaf_of(box) / "memory.events").write_text(events)
     assert box.read().was_out_of_memory is verdict
     box.close()
@@ -146,7 +145,7 @@ def test_a_limit_that_the_kernel_does_not_take_leaves_no_group(groups):
 
     containment._folders = type(groups.folders)(make=make_without_limits, remove=groups.remove)
     with pytest.raises(ContainmentUnavailable, match=r"memory\.max"):
-        containment.open("job-stage", Limits(memory_bytes=64 * MIB), "one")
+        containment.open("job-stage", ContainmentLimits(memory_bytes=64 * MIB), "one")
     assert not list(groups.own.glob("stoker-*"))
 
 

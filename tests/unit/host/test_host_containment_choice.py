@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from stoker.host.containment.box import Limits, Mechanism
-from stoker.host.containment.choice import choose
-from stoker.model.errors import ContainmentUnavailable, Usage
+from stoker.core.errors import ContainmentUnavailable, Usage
+from stoker.host.containment.box import ContainmentLimits, Mechanism
+from stoker.host.containment.mechanisms import choose_mechanism
 from tests.unit.host.real_boxes import CAP, MIB, PYTHON, cgroup1, run_in
 from tests.unit.host.real_processes import code_of, fork
 
@@ -23,7 +23,7 @@ def nothing(tmp_path) -> dict:
 
 def test_the_strongest_mechanism_that_works_is_taken_and_the_others_say_why_not(tmp_path):
     cgroup1()
-    chosen = choose(None, environment={"XDG_RUNTIME_DIR": str(tmp_path)})
+    chosen = choose_mechanism(None, environment={"XDG_RUNTIME_DIR": str(tmp_path)})
     if chosen.mechanism is not Mechanism.CGROUP1:
         pytest.skip("this machine has something better")
     assert [mechanism for mechanism, _ in chosen.tried] == [Mechanism.SYSTEMD, Mechanism.CGROUP2]
@@ -36,14 +36,18 @@ def test_the_strongest_mechanism_that_works_is_taken_and_the_others_say_why_not(
 
 
 def test_auto_is_the_same_as_not_to_ask(nothing):
-    assert choose("auto", **nothing).mechanism is choose(None, **nothing).mechanism is Mechanism.ADDRESS_SPACE
+    assert (
+        choose_mechanism("auto", **nothing).mechanism
+        is choose_mechanism(None, **nothing).mechanism
+        is Mechanism.ADDRESS_SPACE
+    )
 
 
 def test_gpu_work_skips_the_address_space_limit(nothing):
-    chosen = choose(None, **nothing)
+    chosen = choose_mechanism(None, **nothing)
     assert [mechanism for mechanism, _ in chosen.tried] == [Mechanism.SYSTEMD, Mechanism.CGROUP2, Mechanism.CGROUP1]
-    on_gpu = chosen.open("job", Limits(memory_bytes=64 * MIB, uses_gpu=True), "one")
-    on_cpu = chosen.open("job", Limits(memory_bytes=64 * MIB), "one")
+    on_gpu = chosen.open("job", ContainmentLimits(memory_bytes=64 * MIB, uses_gpu=True), "one")
+    on_cpu = chosen.open("job", ContainmentLimits(memory_bytes=64 * MIB), "one")
     assert (on_gpu.mechanism, on_cpu.mechanism) == (Mechanism.WATCHDOG, Mechanism.ADDRESS_SPACE)
     assert on_gpu.entry.address_space_bytes is None
     assert on_cpu.entry.address_space_bytes == 64 * MIB
@@ -54,20 +58,20 @@ def test_gpu_work_skips_the_address_space_limit(nothing):
 @pytest.mark.parametrize("wanted", ["systemd", "cgroup2", "cgroup1"])
 def test_a_mechanism_that_is_named_is_never_replaced(wanted, nothing):
     with pytest.raises(ContainmentUnavailable) as raised:
-        choose(wanted, **nothing)
+        choose_mechanism(wanted, **nothing)
     assert raised.value.exit_code == 42
     assert raised.value.code == "containment"
 
 
 def test_an_address_space_limit_that_is_named_refuses_gpu_work(nothing):
-    chosen = choose("address_space", **nothing)
+    chosen = choose_mechanism("address_space", **nothing)
     with pytest.raises(ContainmentUnavailable, match="GPU"):
-        chosen.open("job", Limits(memory_bytes=64 * MIB, uses_gpu=True), "one")
+        chosen.open("job", ContainmentLimits(memory_bytes=64 * MIB, uses_gpu=True), "one")
 
 
 @pytest.mark.parametrize("wanted", ["address_space", "watchdog", "bare"])
 def test_a_weaker_mechanism_can_be_named(wanted, nothing):
-    chosen = choose(wanted, **nothing)
+    chosen = choose_mechanism(wanted, **nothing)
     assert chosen.mechanism == wanted
     assert chosen.tried == ()
     assert bool(chosen.warning) is (wanted != "address_space")
@@ -75,7 +79,7 @@ def test_a_weaker_mechanism_can_be_named(wanted, nothing):
 
 def test_a_mechanism_that_does_not_exist_is_a_mistake_of_the_command(nothing):
     with pytest.raises(Usage, match="'docker'") as raised:
-        choose("docker", **nothing)
+        choose_mechanism("docker", **nothing)
     assert "systemd, cgroup2, cgroup1, address_space, watchdog, bare" in raised.value.hint
 
 
@@ -88,8 +92,8 @@ def test_an_ordinary_user_gets_what_the_kernel_gives_an_ordinary_user(tmp_path):
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        chosen = choose(None, environment={})
-        box = chosen.open("job-stage", Limits(memory_bytes=512 * MIB), "one")
+        chosen = choose_mechanism(None, environment={})
+        box = chosen.open("job-stage", ContainmentLimits(memory_bytes=512 * MIB), "one")
         said, _ = run_in(box, ["sh", "-c", "ulimit -v; id -u"])
         box.close()
         os.write(write_fd, json.dumps([chosen.mechanism, dict(chosen.tried), said]).encode())

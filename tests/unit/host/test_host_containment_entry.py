@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
-from stoker.host.entry import Entry, let_in, see_in, through_shell
+from stoker.core.errors import ContainmentUnavailable, LocalFile, NoPermission
+from stoker.host.box_entry import ChildSetup, let_in, see_in, through_shell
 from stoker.host.processes import Child, start
-from stoker.model.errors import ContainmentUnavailable, LocalFile, NoPermission
 from tests.unit.host.real_boxes import MIB, PATIENCE_S, PYTHON
 from tests.unit.host.real_processes import is_running
 
 ENV = {"PATH": os.environ["PATH"]}
-ROOMY = Entry(address_space_bytes=4096 * MIB)
+ROOMY = ChildSetup(address_space_bytes=4096 * MIB)
 SHELLS = [shell for name in ("dash", "bash", "busybox") if (shell := shutil.which(name))]
 
 
@@ -26,7 +26,7 @@ def output_of(child: Child) -> str:
     return said
 
 
-def python(code: str, *arguments: str, entry: Entry = ROOMY, env=ENV, cwd="/") -> Child:
+def python(code: str, *arguments: str, entry: ChildSetup = ROOMY, env=ENV, cwd="/") -> Child:
     return start([*PYTHON, code, *arguments], cwd=cwd, env=env, stdout=subprocess.PIPE, entry=entry)
 
 
@@ -49,7 +49,7 @@ def test_a_program_that_enters_a_box_sees_what_it_would_see_without(tmp_path):
 def test_every_shell_that_may_be_sh_leaves_the_environment_as_it_was(shell, tmp_path):
     inside = tmp_path / "cgroup.procs"
     inside.touch()
-    entry = Entry(procs_files=(str(inside),), address_space_bytes=1024 * MIB)
+    entry = ChildSetup(procs_files=(str(inside),), address_space_bytes=1024 * MIB)
     env = {"VALUE": "x", "with.dot": "1"}
     command = through_shell(entry, "/usr/bin/env", ["env"], env)
     command[0] = "sh"
@@ -85,7 +85,7 @@ def test_a_program_in_a_folder_with_an_equals_sign_is_run(tmp_path):
 def test_the_process_that_enters_is_the_program(tmp_path):
     inside = tmp_path / "cgroup.procs"
     inside.touch()
-    child = python("import os; print(os.getpid())", entry=Entry(procs_files=(str(inside),)))
+    child = python("import os; print(os.getpid())", entry=ChildSetup(procs_files=(str(inside),)))
     # Zero stands for the writer itself.
     assert inside.read_text() == "0\n"
     assert output_of(child) == f"{child.identity.pid}\n"
@@ -95,7 +95,7 @@ def test_a_limit_on_address_space_is_kept_by_the_program():
     child = python(
         "import resource\nprint(resource.getrlimit(resource.RLIMIT_AS))\n"
         "try: bytearray(2**30)\nexcept MemoryError: print('refused')",
-        entry=Entry(address_space_bytes=512 * MIB),
+        entry=ChildSetup(address_space_bytes=512 * MIB),
     )
     assert output_of(child) == f"({512 * MIB}, {512 * MIB})\nrefused\n"
 
@@ -150,14 +150,14 @@ def test_without_a_path_programs_are_found_where_the_system_has_them():
 
 def test_a_door_that_does_not_open_is_an_error_with_its_reason_and_leaves_nobody(tmp_path):
     with pytest.raises(ContainmentUnavailable, match="no-such-group") as raised:
-        python("print('never')", entry=Entry(procs_files=(str(tmp_path / "no-such-group" / "cgroup.procs"),)))
+        python("print('never')", entry=ChildSetup(procs_files=(str(tmp_path / "no-such-group" / "cgroup.procs"),)))
     assert raised.value.exit_code == 42
 
 
 def test_what_goes_wrong_at_the_door_is_not_written_to_the_program_s_output(tmp_path):
     log = tmp_path / "log"
     with log.open("wb") as file, pytest.raises(ContainmentUnavailable):
-        start(["true"], cwd="/", env=ENV, stdout=file, stderr=file, entry=Entry(procs_files=("/no/such/procs",)))
+        start(["true"], cwd="/", env=ENV, stdout=file, stderr=file, entry=ChildSetup(procs_files=("/no/such/procs",)))
     assert log.read_text() == ""
 
 
@@ -170,7 +170,7 @@ def test_a_program_waits_at_its_gate_until_it_is_let_in(tmp_path):
     ours, theirs = socket.socketpair()
     came = tmp_path / "came"
     with ours:
-        child = start(["touch", str(came)], cwd="/", env=ENV, entry=Entry(gate_fd=theirs.fileno()))
+        child = start(["touch", str(came)], cwd="/", env=ENV, entry=ChildSetup(gate_fd=theirs.fileno()))
         theirs.close()
         with pytest.raises(TimeoutError):
             child.wait(0.05)
@@ -184,7 +184,7 @@ def test_a_program_whose_gate_is_closed_never_runs(tmp_path):
     ours, theirs = socket.socketpair()
     came = tmp_path / "came"
     with ours, theirs:
-        child = start(["touch", str(came)], cwd="/", env=ENV, entry=Entry(gate_fd=theirs.fileno()))
+        child = start(["touch", str(came)], cwd="/", env=ENV, entry=ChildSetup(gate_fd=theirs.fileno()))
     assert child.wait(PATIENCE_S).status == 125
     assert not came.exists()
     assert not is_running(child.identity.pid)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.host.containment.box import Limits
-from stoker.host.entry import Entry, let_in
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.box_entry import ChildSetup, let_in
+from stoker.host.containment.box import ContainmentLimits
 from stoker.host.zygote import Zygote
-from stoker.model.errors import ContainmentUnavailable
 from tests.unit.host.real_boxes import CAP, MIB, cgroup1
 from tests.unit.host.real_processes import is_running
 
@@ -50,7 +50,7 @@ def test_forked_work_that_eats_all_memory_is_killed_and_only_it(zygote):
 
 
 def test_what_a_forked_stage_shares_with_its_zygote_is_not_counted_against_it(zygote):
-    box = cgroup1().open("job-light", Limits(memory_bytes=512 * MIB), "one")
+    box = cgroup1().open("job-light", ContainmentLimits(memory_bytes=512 * MIB), "one")
     forked = zygote.fork(f"{ENTRIES}:eat", {"size": 40 * MIB}, box=box.entry)
     assert list(forked.events()) == [{"ate": 40 * MIB}]
     forked.wait(WAIT_S)
@@ -72,7 +72,7 @@ def test_descendants_of_forked_work_are_in_its_box_too(zygote):
 
 
 def test_an_address_space_limit_holds_for_forked_work(zygote):
-    forked = zygote.fork(f"{ENTRIES}:describe_box", {}, box=Entry(address_space_bytes=2048 * MIB))
+    forked = zygote.fork(f"{ENTRIES}:describe_box", {}, box=ChildSetup(address_space_bytes=2048 * MIB))
     (seen,) = forked.events()
     assert seen["address_space"] == 2048 * MIB
     forked.wait(WAIT_S)
@@ -81,7 +81,7 @@ def test_an_address_space_limit_holds_for_forked_work(zygote):
 def test_forked_work_that_cannot_enter_its_box_does_nothing_and_says_why(zygote, tmp_path):
     log = tmp_path / "log"
     forked = zygote.fork(
-        f"{ENTRIES}:echo", {"x": 1}, log_path=log, box=Entry(procs_files=("/no/such/group/cgroup.procs",))
+        f"{ENTRIES}:echo", {"x": 1}, log_path=log, box=ChildSetup(procs_files=("/no/such/group/cgroup.procs",))
     )
     assert list(forked.events()) == []
     with pytest.raises(ContainmentUnavailable, match="/no/such/group"):
@@ -93,7 +93,7 @@ def test_forked_work_waits_at_its_gate(zygote):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            forked = zygote.fork(f"{ENTRIES}:echo", {"x": 1}, box=Entry(gate_fd=theirs.fileno()))
+            forked = zygote.fork(f"{ENTRIES}:echo", {"x": 1}, box=ChildSetup(gate_fd=theirs.fileno()))
         assert forked.read_events(0.05) == []
         let_in(ours)
         assert list(forked.events()) == [{"got": {"x": 1}}]
@@ -103,7 +103,7 @@ def test_forked_work_waits_at_its_gate(zygote):
 def test_forked_work_whose_gate_is_closed_never_begins(zygote):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        forked = zygote.fork(f"{ENTRIES}:echo", {"x": 1}, box=Entry(gate_fd=theirs.fileno()))
+        forked = zygote.fork(f"{ENTRIES}:echo", {"x": 1}, box=ChildSetup(gate_fd=theirs.fileno()))
     assert list(forked.events()) == []
     with pytest.raises(ContainmentUnavailable, match="closed"):
         forked.wait(WAIT_S)
@@ -113,7 +113,7 @@ def test_a_gate_leaves_no_descriptor_behind_in_the_work(zygote):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            forked = zygote.fork(f"{ENTRIES}:describe", {}, box=Entry(gate_fd=theirs.fileno()))
+            forked = zygote.fork(f"{ENTRIES}:describe", {}, box=ChildSetup(gate_fd=theirs.fileno()))
         let_in(ours)
         (seen,) = forked.events()
     assert len(seen["fds"]) == 4

@@ -7,21 +7,20 @@ import sys
 
 import pytest
 
-from stoker.host.containment.box import MARK, Limits, Mechanism
-from stoker.host.containment.keeper import Keeper
-from stoker.host.containment.loose import Bare
-from stoker.host.containment.strays import find_strays
-from stoker.host.containment.watchdog import AddressSpace, Watchdog, _together
+from stoker.core.errors import ContainmentUnavailable
+from stoker.core.frozen import changed
+from stoker.host.containment.box import MARK, ContainmentLimits, Mechanism, find_strays
+from stoker.host.containment.watchdog import AddressSpace, CleanupShell, NoContainment, Watchdog, _together
 from stoker.host.identity import mine
 from stoker.host.process_table import read_row
 from stoker.host.processes import start
-from stoker.model.errors import ContainmentUnavailable
-from stoker.model.frozen import changed
 from tests.unit.host.real_boxes import CAP, LEAVE_STRAYS, MIB, PYTHON, run_in, start_in
 from tests.unit.host.real_processes import is_running, wait_until
 
-EVERY = pytest.mark.parametrize("containment", [Bare(), Watchdog(), AddressSpace()], ids=lambda each: each.mechanism)
-ROOMY = Limits(memory_bytes=1024 * MIB)
+EVERY = pytest.mark.parametrize(
+    "containment", [NoContainment(), Watchdog(), AddressSpace()], ids=lambda each: each.mechanism
+)
+ROOMY = ContainmentLimits(memory_bytes=1024 * MIB)
 
 
 @EVERY
@@ -70,7 +69,7 @@ def test_whoever_asks_is_never_among_those_found():
 @pytest.mark.parametrize("is_the_same", [True, False])
 def test_a_keeper_that_is_left_alone_kills_the_session_it_was_told_of_and_no_later_one(is_the_same):
     child = start(["sleep", "60"], cwd="/", env={"PATH": os.environ["PATH"]})
-    keeper = Keeper()
+    keeper = CleanupShell()
     earlier = changed(child.identity, start_ticks=child.identity.start_ticks - (0 if is_the_same else 1))
     keeper.guard_session(earlier)
     assert keeper._process.stdin is not None
@@ -85,7 +84,7 @@ def test_a_keeper_that_is_left_alone_kills_the_session_it_was_told_of_and_no_lat
 
 def test_a_keeper_that_is_dismissed_kills_nobody():
     child = start(["sleep", "60"], cwd="/", env={"PATH": os.environ["PATH"]})
-    keeper = Keeper()
+    keeper = CleanupShell()
     keeper.guard_session(child.identity)
     keeper.dismiss()
     keeper.dismiss()
@@ -121,7 +120,7 @@ def test_memory_that_a_family_shares_counts_once():
     share = (
         "import os, signal\nx = bytearray(50 * 2**20)\nfor _ in range(3): os.fork()\nprint(os.getpid(), flush=True)\n"
     )
-    box = Bare().open("job-shared", ROOMY, "")
+    box = NoContainment().open("job-shared", ROOMY, "")
     child = start_in(box, [*PYTHON, share + "while True: signal.pause()"])
     assert child.stdout is not None
     with child.stdout:
@@ -142,7 +141,7 @@ def test_the_watchdog_leaves_a_modest_program_alone():
 
 
 def test_an_address_space_limit_makes_allocation_fail_in_the_program_itself():
-    box = AddressSpace().open("job-eater", Limits(memory_bytes=256 * MIB), "")
+    box = AddressSpace().open("job-eater", ContainmentLimits(memory_bytes=256 * MIB), "")
     said, ended = run_in(box, [*PYTHON, "try: x = bytearray(2**29)\nexcept MemoryError: print('refused')"])
     box.close()
     assert said == "refused\n"
@@ -152,16 +151,16 @@ def test_an_address_space_limit_makes_allocation_fail_in_the_program_itself():
 
 def test_an_address_space_limit_is_never_for_gpu_work():
     with pytest.raises(ContainmentUnavailable, match="GPU"):
-        AddressSpace().open("job-gpu", Limits(memory_bytes=256 * MIB, uses_gpu=True), "")
+        AddressSpace().open("job-gpu", ContainmentLimits(memory_bytes=256 * MIB, uses_gpu=True), "")
 
 
 def test_a_bare_box_counts_nothing_and_warns_loudly():
-    box = Bare().open("job-bare", CAP, "")
+    box = NoContainment().open("job-bare", CAP, "")
     assert box.entry.is_empty
     _, ended = run_in(box, [sys.executable, "-S", "-c", "x = bytearray(100 * 2**20)"])
     reading = box.read()
     box.close()
     assert ended.is_success
     assert (reading.peak_bytes, reading.was_out_of_memory) == (None, False)
-    assert "NOT limited" in Bare.warning
+    assert "NOT limited" in NoContainment.warning
     assert "best effort" in Watchdog.warning

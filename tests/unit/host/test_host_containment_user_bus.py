@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from stoker.host.containment.user_bus import UserBus, _addresses, _split, _Writer
-from stoker.model.errors import ContainmentUnavailable
+from stoker.core.errors import ContainmentUnavailable
+from stoker.host.containment.systemd import UserBus, _addresses, _split, _Writer
 
 
 def test_a_signature_comes_apart_into_single_values():

@@ -7,15 +7,15 @@ import threading
 
 import pytest
 
-from stoker.host import direct_file
-from stoker.host.direct_file import ALIGNED_BYTES, DirectWriter, open_direct
+from stoker.host import writers
+from stoker.host.writers import ALIGNED_BYTES, DirectWriter, open_direct
 
 DATA = random.Random(3).randbytes(10 * ALIGNED_BYTES + 123)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(direct_file, "BLOCK_BYTES", 2 * ALIGNED_BYTES)
+    monkeypatch.setattr(writers, "BLOCK_BYTES", 2 * ALIGNED_BYTES)
 
 
 @pytest.fixture
@@ -108,9 +108,9 @@ def test_what_is_abandoned_leaves_a_file_without_holes(writer, path):
 
 def test_a_file_is_opened_for_it_on_file_systems_that_are_known_to_be_good(path, monkeypatch):
     with path.open("w+b") as file:
-        monkeypatch.setattr(direct_file, "_file_system", lambda _: "nfs")
+        monkeypatch.setattr(writers, "_file_system", lambda _: "nfs")
         assert open_direct(file.fileno()) is None
-        monkeypatch.setattr(direct_file, "_file_system", lambda _: "ext4")
+        monkeypatch.setattr(writers, "_file_system", lambda _: "ext4")
         descriptor = open_direct(file.fileno())
         if descriptor is not None:
             assert os.path.samestat(os.fstat(descriptor), os.fstat(file.fileno()))
@@ -118,5 +118,5 @@ def test_a_file_is_opened_for_it_on_file_systems_that_are_known_to_be_good(path,
 
 
 def test_the_file_system_of_a_file_is_found():
-    assert direct_file._file_system(os.stat("/proc").st_dev) == "proc"
-    assert direct_file._file_system(os.makedev(4000, 4000)) == ""
+    assert writers._file_system(os.stat("/proc").st_dev) == "proc"
+    assert writers._file_system(os.makedev(4000, 4000)) == ""

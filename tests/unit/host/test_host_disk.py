@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host import disk
-from stoker.host.cgroup import cpu_quota, memory_uses
-from stoker.model.errors import NoSpace
+from stoker.core.errors import NoSpace
+from stoker.host import resources
+from stoker.host.resources import cpu_quota, memory_uses
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 
@@ -17,38 +17,38 @@ GIB = 2**30
 
 def test_free_space_is_that_of_the_place_where_the_path_will_be(tmp_path):
     with small_disk(tmp_path / "disk", "size=1m") as place:
-        assert 0 < disk.free_bytes(place) <= 2**20
-        assert disk.free_bytes(place / "not" / "yet") == disk.free_bytes(place)
+        assert 0 < resources.free_bytes(place) <= 2**20
+        assert resources.free_bytes(place / "not" / "yet") == resources.free_bytes(place)
         (place / "filler").write_bytes(bytes(500_000))
-        assert disk.free_bytes(place) < 2**20 - 500_000
+        assert resources.free_bytes(place) < 2**20 - 500_000
 
 
 def test_what_fits_leaves_something_to_spare():
-    assert disk.has_space(10, 10 + disk.SPARE_BYTES)
-    assert not disk.has_space(11, 10 + disk.SPARE_BYTES)
-    assert disk.has_space(11, 11, spare_bytes=0)
-    assert disk.has_space(0, 0)
+    assert resources.has_space(10, 10 + resources.SPARE_BYTES)
+    assert not resources.has_space(11, 10 + resources.SPARE_BYTES)
+    assert resources.has_space(11, 11, spare_bytes=0)
+    assert resources.has_space(0, 0)
 
 
 @pytest.mark.parametrize("coming_bytes", [None, 5])
 def test_what_does_not_fit_is_refused_in_one_line_with_the_numbers(tmp_path, coming_bytes):
-    needed_bytes = disk.SPARE_BYTES + (coming_bytes or 0)
-    disk.check_space("a model", tmp_path, coming_bytes=coming_bytes, free=needed_bytes)
+    needed_bytes = resources.SPARE_BYTES + (coming_bytes or 0)
+    resources.check_space("a model", tmp_path, coming_bytes=coming_bytes, free=needed_bytes)
     with pytest.raises(NoSpace, match=f"no space for a model: .* needed with .* to spare, .* free in {tmp_path}") as no:
-        disk.check_space("a model", tmp_path, coming_bytes=coming_bytes, free=needed_bytes - 1)
+        resources.check_space("a model", tmp_path, coming_bytes=coming_bytes, free=needed_bytes - 1)
     assert (no.value.data["needed_bytes"], no.value.data["free_bytes"]) == (needed_bytes, needed_bytes - 1)
 
 
 def test_memory_is_known_and_plausible():
-    total, available = disk.memory_total_bytes(), disk.memory_available_bytes()
+    total, available = resources.memory_total_bytes(), resources.memory_available_bytes()
     assert total is not None
     assert available is not None
     assert 0 < available <= total
 
 
 def test_memory_that_cannot_be_read_is_not_guessed(tmp_path):
-    assert disk.memory_available_bytes(str(tmp_path)) is None
-    assert disk.memory_total_bytes(str(tmp_path)) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert resources.memory_available_bytes(str(tmp_path)) is None
+    assert resources.memory_total_bytes(str(tmp_path)) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_processors_that_we_are_not_bound_to_do_not_count():
@@ -56,10 +56,10 @@ def test_processors_that_we_are_not_bound_to_do_not_count():
 
     def act() -> None:
         os.sched_setaffinity(0, one)
-        assert disk.usable_cores() == 1
+        assert resources.usable_cores() == 1
 
     assert code_of(fork(act)) == 0
-    assert 1 <= disk.usable_cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= resources.usable_cores() <= len(os.sched_getaffinity(0))
 
 
 class FakeProc:
@@ -104,9 +104,9 @@ def test_the_smallest_limit_above_us_counts_in_version_2(container):
     container.write("v2/outer/inner/memory.current", "5\n")
     proc = str(container.proc)
     assert cpu_quota(proc) == 1.5
-    assert disk.usable_cores(proc) == 1
-    assert disk.memory_total_bytes(proc) == 8 * GIB
-    assert disk.memory_available_bytes(proc) == 6 * GIB
+    assert resources.usable_cores(proc) == 1
+    assert resources.memory_total_bytes(proc) == 8 * GIB
+    assert resources.memory_available_bytes(proc) == 6 * GIB
 
 
 def test_limits_of_version_1_count(container):
@@ -125,9 +125,9 @@ def test_limits_of_version_1_count(container):
     container.write("memory/memory.usage_in_bytes", "0\n")
     proc = str(container.proc)
     assert cpu_quota(proc) == 0.5
-    assert disk.usable_cores(proc) == 1
-    assert disk.memory_total_bytes(proc) == 4 * GIB
-    assert disk.memory_available_bytes(proc) == 3 * GIB
+    assert resources.usable_cores(proc) == 1
+    assert resources.memory_total_bytes(proc) == 4 * GIB
+    assert resources.memory_available_bytes(proc) == 3 * GIB
 
 
 def test_a_container_that_sees_only_its_part_of_the_tree_finds_its_limits(container):
@@ -152,7 +152,7 @@ def test_what_makes_no_sense_is_no_limit(container, text):
     container.write("v2/memory.max", text)
     assert cpu_quota(str(container.proc)) is None
     assert memory_uses(str(container.proc)) == []
-    assert disk.memory_available_bytes(str(container.proc)) == 60 * GIB
+    assert resources.memory_available_bytes(str(container.proc)) == 60 * GIB
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def test_a_real_quota_on_processor_time_counts():
         def act() -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
             assert cpu_quota() == 1.3
-            assert disk.usable_cores() == 1
+            assert resources.usable_cores() == 1
 
         assert code_of(fork(act)) == 0
 
@@ -187,8 +187,8 @@ def test_a_real_limit_on_memory_counts():
 
         def act() -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
-            assert disk.memory_total_bytes() == GIB
-            available = disk.memory_available_bytes()
+            assert resources.memory_total_bytes() == GIB
+            available = resources.memory_available_bytes()
             assert available is not None
             assert GIB // 2 < available <= GIB
 
@@ -204,6 +204,6 @@ def test_files_below_a_folder_are_added_up_once_each_and_no_link_is_followed(tmp
     os.link(top / "a", top / "deep" / "again")
     os.symlink(tmp_path / "large", top / "l")
     os.symlink("/", top / "deep" / "root")
-    assert disk.folder_bytes(top) == 100 + 20 + len(str(tmp_path / "large")) + 1
-    assert disk.folder_bytes(top / "a") == 100
-    assert disk.folder_bytes(tmp_path / "missing") == 0
+    assert resources.folder_bytes(top) == 100 + 20 + len(str(tmp_path / "large")) + 1
+    assert resources.folder_bytes(top / "a") == 100
+    assert resources.folder_bytes(tmp_path / "missing") == 0

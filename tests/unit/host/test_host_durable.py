@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import LocalFile, NoPermission, NoSpace
 from stoker.host import durable
 from stoker.host.durable import (
     create_file,
@@ -24,7 +25,6 @@ from stoker.host.durable import (
     translated,
     write_file,
 )
-from stoker.model.errors import LocalFile, NoPermission, NoSpace
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.host.waiting import at_once

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.file_systems import file_system_of, mount_of
+from stoker.host.resources import file_system_of, mount_of
 
 MOUNTS = """\
 29 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw,discard

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from stoker.host.garbage import searched_seldom
+from stoker.host.gc_control import searched_seldom
 
 
 @pytest.fixture(autouse=True)

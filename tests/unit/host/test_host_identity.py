@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from stoker.core.frozen import changed
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, is_of_this_boot, mine, of_pid
 from stoker.host.process_table import ProcessRow, are_numbers_ours, living_rows, read_row, rows, users_of
-from stoker.model.frozen import changed
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, signal_pipe, wait_until
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.interpreter import Interpreter, find_python, is_bare_python
-from stoker.model.errors import LocalFile
+from stoker.core.errors import LocalFile
+from stoker.host.interpreter import FolderInterpreter, find_python, is_bare_python
 
 
 class Machine:
@@ -35,7 +35,7 @@ class Machine:
     def path(self, *places: str) -> None:
         self.env["PATH"] = os.pathsep.join(str(self.root / place) for place in places)
 
-    def find(self, wanted: str = "", word: str = "python") -> Interpreter:
+    def find(self, wanted: str = "", word: str = "python") -> FolderInterpreter:
         return find_python(wanted, folder=str(self.project), environment=self.env, own_prefix=str(self.own), word=word)
 
     def finds(self, wanted: str = "", word: str = "python") -> str:

@@ -8,17 +8,17 @@ from datetime import timedelta
 
 import pytest
 
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.errors import LocalFile, LockHeld
 from stoker.host.identity import mine
-from stoker.host.lockfile import Lock, is_locked, read_owner
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.errors import LocalFile, LockHeld
+from stoker.host.locks import FileLock, is_locked, read_owner
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, signal_pipe
 
 
 def _held_by_a_child(path, say, purpose="prune the store"):
     def hold() -> None:
-        Lock(path, purpose).acquire()
+        FileLock(path, purpose).acquire()
         say()
         signal.pause()
 
@@ -27,7 +27,7 @@ def _held_by_a_child(path, say, purpose="prune the store"):
 
 def test_a_lock_is_held_within_its_block_and_free_after_it(tmp_path):
     path = tmp_path / "lock"
-    with Lock(path, "one") as lock:
+    with FileLock(path, "one") as lock:
         assert lock.is_held
         owner = read_owner(path)
         assert owner is not None
@@ -35,7 +35,7 @@ def test_a_lock_is_held_within_its_block_and_free_after_it(tmp_path):
     assert not lock.is_held
     assert read_owner(path) is None
     assert path.exists()
-    with Lock(path, "two"):
+    with FileLock(path, "two"):
         pass
 
 
@@ -46,7 +46,7 @@ def test_a_held_lock_names_its_owner_purpose_and_time(tmp_path):
         await_it()
         try:
             with pytest.raises(LockHeld) as caught:
-                Lock(path, "mine").acquire(wait_s=0)
+                FileLock(path, "mine").acquire(wait_s=0)
         finally:
             kill_and_reap(pid)
     error = caught.value
@@ -67,7 +67,7 @@ def test_the_wait_is_bounded_by_the_clock_it_is_given(tmp_path):
         try:
             before_s = clock.monotonic_s()
             with pytest.raises(LockHeld, match="for 2m1"):
-                Lock(path, "mine", clock=clock).acquire()
+                FileLock(path, "mine", clock=clock).acquire()
         finally:
             kill_and_reap(pid)
     assert clock.monotonic_s() - before_s == pytest.approx(10.0)
@@ -79,7 +79,7 @@ def test_a_lock_whose_owner_is_killed_is_free_at_once(tmp_path):
         pid = _held_by_a_child(path, say)
         await_it()
         kill_and_reap(pid)
-    with Lock(path, "mine", wait_s=0):
+    with FileLock(path, "mine", wait_s=0):
         owner = read_owner(path)
         assert owner is not None
         assert owner.identity == mine()
@@ -88,14 +88,14 @@ def test_a_lock_whose_owner_is_killed_is_free_at_once(tmp_path):
 def test_a_waiter_gets_the_lock_when_it_is_released(tmp_path):
     path = tmp_path / "lock"
     with signal_pipe() as (say, await_it):
-        first = Lock(path, "first")
+        first = FileLock(path, "first")
         first.acquire()
 
         def wait_for_it() -> None:
             with pytest.raises(LockHeld):
-                Lock(path, "second").acquire(wait_s=0)
+                FileLock(path, "second").acquire(wait_s=0)
             say()
-            Lock(path, "second").acquire()
+            FileLock(path, "second").acquire()
 
         pid = fork(wait_for_it)
         await_it()
@@ -106,11 +106,11 @@ def test_a_waiter_gets_the_lock_when_it_is_released(tmp_path):
 def test_taking_a_lock_twice_is_refused_at_once(tmp_path):
     path = tmp_path / "lock"
     clock = FakeClock()
-    with Lock(path, "one") as lock:
+    with FileLock(path, "one") as lock:
         with pytest.raises(LockHeld, match="this process holds it already"):
             lock.acquire(clock=clock)
         with pytest.raises(LockHeld, match="this thread holds it already"):
-            Lock(path, "two", clock=clock).acquire()
+            FileLock(path, "two", clock=clock).acquire()
         assert lock.is_held
     assert clock.monotonic_s() == 0.0
 
@@ -123,7 +123,7 @@ def test_threads_of_one_process_exclude_each_other(tmp_path):
     def work() -> None:
         nonlocal inside, most
         for _ in range(20):
-            with Lock(path, "count"):
+            with FileLock(path, "count"):
                 inside += 1
                 most = max(most, inside)
                 inside -= 1
@@ -143,7 +143,7 @@ def test_processes_exclude_each_other(tmp_path, removes_file):
 
     def count() -> None:
         for _ in range(25):
-            with Lock(path, "count", removes_file=removes_file):
+            with FileLock(path, "count", removes_file=removes_file):
                 counter.write_text(str(int(counter.read_text()) + 1))
 
     assert [code_of(pid) for pid in [fork(count) for _ in range(6)]] == [0] * 6
@@ -153,7 +153,7 @@ def test_processes_exclude_each_other(tmp_path, removes_file):
 
 def test_a_forked_child_does_not_release_the_lock_of_its_parent(tmp_path):
     path = tmp_path / "lock"
-    with Lock(path, "parent") as lock:
+    with FileLock(path, "parent") as lock:
 
         def leave() -> None:
             assert not lock.is_held
@@ -168,7 +168,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path):
     with signal_pipe() as (say, await_it), signal_pipe() as (end, await_end):
 
         def hold_and_fork() -> None:
-            Lock(path, "parent").acquire()
+            FileLock(path, "parent").acquire()
             if os.fork() == 0:
                 say()
                 await_end()
@@ -187,7 +187,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path):
 
 def _outcome_of_trying(path) -> int:
     try:
-        with Lock(path, "try", wait_s=0):
+        with FileLock(path, "try", wait_s=0):
             return 0
     except LockHeld as error:
         return error.exit_code
@@ -198,7 +198,7 @@ def test_a_lock_file_that_somebody_deletes_does_not_let_two_in(tmp_path):
     waiting_on_the_old_file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         path.unlink()
-        with Lock(path, "mine"):
+        with FileLock(path, "mine"):
             assert not os.path.samestat(os.fstat(waiting_on_the_old_file), path.stat())
             assert _outcome_of_trying(path) == 16
     finally:
@@ -210,7 +210,7 @@ def test_a_full_disk_does_not_keep_anybody_from_locking(tmp_path):
         (disk / "lock").touch()
         with pytest.raises(OSError, match="No space"):
             (disk / "filler").write_bytes(bytes(1_000_000))
-        with Lock(disk / "lock", "make room"):
+        with FileLock(disk / "lock", "make room"):
             assert _outcome_of_trying(disk / "lock") == 16
 
 
@@ -221,24 +221,24 @@ def test_scribble_in_a_lock_file_is_no_owner(tmp_path):
         (tmp_path / "lock").write_text(text)
         assert read_owner(tmp_path / "lock") is None
     assert read_owner(tmp_path / "missing") is None
-    with Lock(tmp_path / "lock", "mine"):
+    with FileLock(tmp_path / "lock", "mine"):
         pass
 
 
 def test_an_owner_without_a_time_zone_and_with_a_loud_purpose_is_told_in_one_plain_line(tmp_path):
     path = tmp_path / "lock"
-    with Lock(path, "mine"):
+    with FileLock(path, "mine"):
         path.write_text(
             '{"identity":{"pid":5,"start_ticks":5},"thread":1,"purpose":"a\\u001b[2J\\nb","since":"2020-01-01T00:00:00"}'
         )
         with pytest.raises(LockHeld, match=r"process 5 on  \(a \[2J b\) for"):
-            Lock(path, "one more").acquire(wait_s=0)
+            FileLock(path, "one more").acquire(wait_s=0)
 
 
 def test_a_lock_that_is_ours_for_certain_is_taken_whatever_stands_in_it(tmp_path):
     path = tmp_path / "lock"
     path.write_text("scribble " * 10_000)
-    with Lock(path, "mine", is_ours=True):
+    with FileLock(path, "mine", is_ours=True):
         owner = read_owner(path)
         assert owner is not None
         assert owner.purpose == "mine"
@@ -246,12 +246,12 @@ def test_a_lock_that_is_ours_for_certain_is_taken_whatever_stands_in_it(tmp_path
 
 def test_a_folder_that_is_missing_is_said(tmp_path):
     with pytest.raises(LocalFile, match="no such file or folder"):
-        Lock(tmp_path / "no" / "lock", "mine").acquire()
+        FileLock(tmp_path / "no" / "lock", "mine").acquire()
 
 
 def test_the_owner_says_since_when(tmp_path):
     clock = FakeClock()
-    with Lock(tmp_path / "lock", "mine", clock=clock):
+    with FileLock(tmp_path / "lock", "mine", clock=clock):
         owner = read_owner(tmp_path / "lock")
     assert owner is not None
     assert abs(owner.since - clock.now()) < timedelta(seconds=1)
@@ -260,11 +260,11 @@ def test_the_owner_says_since_when(tmp_path):
 def test_whether_a_lock_is_held_is_seen_without_taking_it(tmp_path):
     path = tmp_path / "lock"
     assert not is_locked(path)
-    with Lock(path, "work"):
+    with FileLock(path, "work"):
         assert is_locked(path)
         assert is_locked(path)
     assert not is_locked(path)
-    with Lock(path, "more work", wait_s=0.0):
+    with FileLock(path, "more work", wait_s=0.0):
         assert is_locked(path)
     (tmp_path / "link").symlink_to(path)
     assert not is_locked(tmp_path / "link")
@@ -275,7 +275,7 @@ def test_a_file_that_is_no_lock_is_refused_and_never_emptied(tmp_path, content):
     path = tmp_path / "Cargo.lock"
     path.write_bytes(content)
     with pytest.raises(LocalFile, match="in the way") as caught:
-        Lock(path, "one", wait_s=0.0).acquire()
+        FileLock(path, "one", wait_s=0.0).acquire()
     assert caught.value.exit_code == 16
     assert path.read_bytes() == content
     assert not is_locked(path)
@@ -284,11 +284,11 @@ def test_a_file_that_is_no_lock_is_refused_and_never_emptied(tmp_path, content):
 @pytest.mark.parametrize("cut", [0, 1, 5, 40, None])
 def test_the_lock_file_of_a_killed_owner_is_taken_over_however_much_of_it_was_written(tmp_path, cut):
     path = tmp_path / "lock"
-    with Lock(path, "one"):
+    with FileLock(path, "one"):
         signed = path.read_bytes()
     for content in (signed[:cut], b"\0" * len(signed[:cut]), signed + signed[-40:]):
         path.write_bytes(content)
-        with Lock(path, "two"):
+        with FileLock(path, "two"):
             owner = read_owner(path)
             assert owner is not None
             assert owner.purpose == "two"
@@ -300,10 +300,10 @@ def test_a_waiter_on_a_lock_file_that_its_holder_deletes_takes_the_next_file(tmp
 
         def wait() -> None:
             say()
-            with Lock(path, "second", removes_file=True):
+            with FileLock(path, "second", removes_file=True):
                 assert _outcome_of_trying(path) == 16
 
-        with Lock(path, "first", removes_file=True):
+        with FileLock(path, "first", removes_file=True):
             pid = fork(wait)
             await_it()
         assert code_of(pid) == 0
@@ -312,7 +312,7 @@ def test_a_waiter_on_a_lock_file_that_its_holder_deletes_takes_the_next_file(tmp
 
 def test_a_lock_file_that_was_replaced_while_it_was_held_is_not_deleted(tmp_path):
     path = tmp_path / "lock"
-    with Lock(path, "mine", removes_file=True):
+    with FileLock(path, "mine", removes_file=True):
         path.unlink()
         path.write_bytes(b"")
     assert path.exists()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker.host.log_file import LogFile, older_log
+from stoker.host.writers import LogFile, older_log
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.waiting import at_once
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host import disk, mac_memory
+from stoker.host import mac_memory, resources
 from stoker.host.mac_memory import mac_available_bytes, read_vm_stat
 
 LISTING = """\
@@ -50,6 +50,6 @@ def test_the_program_is_asked_and_may_fail_in_any_way(tmp_path: Path, monkeypatc
 
 def test_only_a_mac_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mac_memory, "mac_available_bytes", lambda: 7)
-    assert disk.memory_available_bytes(str(tmp_path)) is None
+    assert resources.memory_available_bytes(str(tmp_path)) is None
     monkeypatch.setattr("sys.platform", "darwin")
-    assert disk.memory_available_bytes(str(tmp_path)) == 7
+    assert resources.memory_available_bytes(str(tmp_path)) == 7

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.host.names import check_name, clashes, name_fault
-from stoker.model.errors import BadInput
+from stoker.core.errors import BadInput
+from stoker.host.folders import check_name, clashes, name_fault
 
 
 @pytest.mark.parametrize(

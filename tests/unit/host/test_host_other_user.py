@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.other_user import OtherUser, may_execute, why_not_allowed
+from stoker.host.users import OtherUser, may_execute, why_not_allowed
 
 UID = 32_000_000 + os.getpid()
 GROUP = UID + 1

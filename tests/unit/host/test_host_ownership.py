@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.acting_as import acting_as, acting_as_owner
-from stoker.host.other_user import OtherUser, why_not_allowed
-from stoker.host.ownership import give_to, take_back, take_file
-from stoker.model.errors import StageInputError
+from stoker.core.errors import StageInputError
+from stoker.host.run_as import acting_as, acting_as_owner
+from stoker.host.users import OtherUser, give_to, take_back, take_file, why_not_allowed
 from tests.leaks import left_open, open_files
 
 USER = OtherUser(name="anna", uid=61234, gid=61234)

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from stoker.host.clock_check import is_clock_synchronised
-from stoker.host.ports import is_port_free
-from stoker.model.devices import Verdict
+from stoker.core.device import TriState
+from stoker.host.network import is_clock_synchronised, is_port_free
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
@@ -17,7 +16,7 @@ def test_a_port_on_which_somebody_listens_is_not_free(address: str) -> None:
         server.bind((address, 0))
         server.listen()
         answer = is_port_free(server.getsockname()[1])
-    assert (answer.verdict, answer.why) == (Verdict.NO, "another program uses it")
+    assert (answer.verdict, answer.why) == (TriState.NO, "another program uses it")
 
 
 def test_a_port_that_was_just_given_up_is_free() -> None:
@@ -33,29 +32,29 @@ def test_a_port_that_was_just_given_up_is_free() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
-@pytest.mark.parametrize(("kept", "verdict"), [(True, Verdict.YES), (False, Verdict.NO)])
+@pytest.mark.parametrize(("kept", "verdict"), [(True, TriState.YES), (False, TriState.NO)])
 def test_the_kernel_says_whether_the_clock_is_kept(
-    monkeypatch: pytest.MonkeyPatch, kept: bool, verdict: Verdict
+    monkeypatch: pytest.MonkeyPatch, kept: bool, verdict: TriState
 ) -> None:
-    from stoker.host import linux_calls
+    from stoker.host import linux
 
-    assert isinstance(linux_calls.is_clock_kept(), bool)
-    monkeypatch.setattr(linux_calls, "is_clock_kept", lambda: kept)
+    assert isinstance(linux.is_clock_kept(), bool)
+    monkeypatch.setattr(linux, "is_clock_kept", lambda: kept)
     assert is_clock_synchronised().verdict is verdict
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
 def test_a_kernel_that_refuses_to_say_makes_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.host import linux_calls
+    from stoker.host import linux
 
     def refuse() -> bool:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(linux_calls, "is_clock_kept", refuse)
+    monkeypatch.setattr(linux, "is_clock_kept", refuse)
     answer = is_clock_synchronised()
-    assert (answer.verdict, answer.why) == (Verdict.UNKNOWN, "Operation not permitted")
+    assert (answer.verdict, answer.why) == (TriState.UNKNOWN, "Operation not permitted")
 
 
 def test_elsewhere_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.host.clock_check.sys.platform", "darwin")
-    assert is_clock_synchronised().verdict is Verdict.UNKNOWN
+    monkeypatch.setattr("stoker.host.network.sys.platform", "darwin")
+    assert is_clock_synchronised().verdict is TriState.UNKNOWN

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from stoker.core.errors import LocalFile, NoPermission, ProcessLost
+from stoker.core.frozen import changed
 from stoker.host.identity import Liveness, is_alive, mine, of_pid
-from stoker.host.processes import Child, Stopped, group_members, start, stop_group
-from stoker.model.errors import LocalFile, NoPermission, ProcessLost
-from stoker.model.frozen import changed
+from stoker.host.processes import Child, StopOutcome, group_members, start, stop_group
 from tests.unit.host.real_processes import is_running
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -93,9 +93,9 @@ def test_a_program_or_folder_that_is_missing_is_named(tmp_path):
 def test_a_polite_request_is_enough_for_an_ordinary_program():
     child = _python("import signal; print('on', flush=True); signal.pause()")
     _line_of(child)
-    assert child.stop() is Stopped.POLITE
+    assert child.stop() is StopOutcome.POLITE
     assert child.wait().signal == signal.SIGTERM
-    assert child.stop() is Stopped.ALREADY_GONE
+    assert child.stop() is StopOutcome.ALREADY_GONE
     _close(child)
 
 
@@ -107,7 +107,7 @@ def test_a_program_gets_the_time_it_needs_to_end_politely():
         "while True: signal.pause()\n"
     )
     _line_of(child)
-    assert child.stop(grace_s=20) is Stopped.POLITE
+    assert child.stop(grace_s=20) is StopOutcome.POLITE
     assert child.wait().status == 7
     _close(child)
 
@@ -115,7 +115,7 @@ def test_a_program_gets_the_time_it_needs_to_end_politely():
 def test_grandchildren_that_ignore_the_request_are_killed():
     child = _python(STUBBORN_FAMILY.format(leader=LEADER_STAYS))
     grandchild = int(_line_of(child))
-    assert stop_group(child.identity, grace_s=0.1) is Stopped.FIRM
+    assert stop_group(child.identity, grace_s=0.1) is StopOutcome.FIRM
     assert not is_running(grandchild)
     assert group_members(child.identity) == ()
     assert child.wait().signal == signal.SIGTERM
@@ -129,7 +129,7 @@ def test_a_group_is_stopped_after_its_leader_has_ended():
     assert is_alive(child.identity) is Liveness.GONE
     assert is_running(grandchild)
     assert [row.pid for row in group_members(child.identity)] == [grandchild]
-    assert stop_group(child.identity, grace_s=0.05) is Stopped.FIRM
+    assert stop_group(child.identity, grace_s=0.05) is StopOutcome.FIRM
     assert not is_running(grandchild)
     _close(child)
 
@@ -140,7 +140,7 @@ def test_a_member_that_left_the_group_but_not_the_session_is_stopped():
     )
     grandchild = int(_line_of(child))
     assert os.getpgid(grandchild) == grandchild
-    assert stop_group(child.identity, grace_s=0.05) is Stopped.FIRM
+    assert stop_group(child.identity, grace_s=0.05) is StopOutcome.FIRM
     assert not is_running(grandchild)
     child.wait()
     _close(child)
@@ -150,7 +150,7 @@ def test_a_suspended_program_is_stopped_politely():
     child = _python("import signal; print('on', flush=True); signal.pause()")
     _line_of(child)
     os.kill(child.identity.pid, signal.SIGSTOP)
-    assert child.stop() is Stopped.POLITE
+    assert child.stop() is StopOutcome.POLITE
     _close(child)
 
 
@@ -164,7 +164,7 @@ def test_processes_that_are_not_our_children_are_stopped():
     )
     other = of_pid(int(_line_of(child)))
     assert other is not None
-    assert stop_group(other) is Stopped.POLITE
+    assert stop_group(other) is StopOutcome.POLITE
     assert is_alive(other) is Liveness.GONE
     assert is_alive(child.identity) is Liveness.ALIVE
     child.stop()
@@ -181,10 +181,10 @@ def test_a_recycled_number_is_never_signalled():
         changed(child.identity, start_ticks=child.identity.start_ticks + 1),
         changed(child.identity, boot_id="an earlier boot"),
     ):
-        assert stop_group(stale, grace_s=0) is Stopped.ALREADY_GONE
+        assert stop_group(stale, grace_s=0) is StopOutcome.ALREADY_GONE
     assert child.poll() is None
     assert is_alive(child.identity) is Liveness.ALIVE
-    assert child.stop() is Stopped.POLITE
+    assert child.stop() is StopOutcome.POLITE
     assert child.wait().signal == signal.SIGTERM
     _close(child)
 
@@ -210,7 +210,7 @@ def test_a_process_that_leads_nothing_is_stopped_without_its_group():
     )
     member = of_pid(int(_line_of(child)))
     assert member is not None
-    assert stop_group(member) is Stopped.POLITE
+    assert stop_group(member) is StopOutcome.POLITE
     assert _line_of(child) == "reaped"
     assert child.poll() is None
     child.stop()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import platform
 
-from stoker.host.surroundings import surroundings
+from stoker.host.identity import surroundings
 
 
 def test_a_computer_is_named_by_its_host_its_system_and_our_interpreter() -> None:

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.anchored import AnchoredFolder
-from stoker.host.together import write_unnamed
-from stoker.model.errors import NoSpace
+from stoker.core.errors import NoSpace
+from stoker.host.folders import AnchoredFolder, write_unnamed
 from tests.leaks import left_open, open_files
 from tests.unit.host.real_mounts import small_disk
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stoker.core.frozen import changed
+from stoker.core.jsontext import dumps
 from stoker.host.identity import mine
-from stoker.host.use_marks import living_marks
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps
+from stoker.host.locks import living_marks
 
 
 def marked(folder: Path, name: str, told: object) -> None:

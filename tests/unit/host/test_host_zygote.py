@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.host.forked import Forked
+from stoker.core.errors import LocalFile, ProcessLost
 from stoker.host.identity import Liveness, is_alive
-from stoker.host.processes import Stopped
-from stoker.host.zygote import Zygote
-from stoker.model.errors import LocalFile, ProcessLost
+from stoker.host.processes import StopOutcome
+from stoker.host.zygote import ForkedWork, Zygote
 from tests.leaks import left_open, open_files
 from tests.unit.host.real_processes import is_running, wait_until
 
@@ -31,7 +30,7 @@ def zygote(tmp_path) -> Iterator[Zygote]:
         yield started
 
 
-def run(zygote: Zygote, entry: str, request: dict | None = None, **options) -> tuple[list[dict], Forked]:
+def run(zygote: Zygote, entry: str, request: dict | None = None, **options) -> tuple[list[dict], ForkedWork]:
     forked = zygote.fork(f"{ENTRIES}:{entry}", request or {}, **options)
     return list(forked.events()), forked
 
@@ -227,16 +226,16 @@ def test_more_descriptors_than_travel_together_are_refused_and_harm_nobody_else(
 def test_a_child_is_stopped_politely(zygote):
     forked = zygote.fork(f"{ENTRIES}:end_politely", {})
     forked.read_events(WAIT_S)
-    assert forked.stop() is Stopped.POLITE
+    assert forked.stop() is StopOutcome.POLITE
     assert list(forked.events()) == [{"said": "goodbye"}]
     assert forked.wait(0).status == 7
-    assert forked.stop() is Stopped.ALREADY_GONE
+    assert forked.stop() is StopOutcome.ALREADY_GONE
 
 
 def test_a_child_that_ignores_the_request_is_stopped_firmly(zygote):
     forked = zygote.fork(f"{ENTRIES}:ignore_requests", {})
     forked.read_events(WAIT_S)
-    assert forked.stop(grace_s=0.05) is Stopped.FIRM
+    assert forked.stop(grace_s=0.05) is StopOutcome.FIRM
     assert forked.wait(0).signal == signal.SIGKILL
 
 
@@ -244,7 +243,7 @@ def test_a_child_that_is_stopped_at_once_is_stopped(zygote):
     zygote.wait_ready(WAIT_S)
     for _ in range(20):
         forked = zygote.fork(f"{ENTRIES}:wait_for_signal", {})
-        assert forked.stop() is Stopped.POLITE
+        assert forked.stop() is StopOutcome.POLITE
         assert forked.wait(0).signal == signal.SIGTERM
     events, _ = run(zygote, "echo", {"x": 1})
     assert events == [{"got": {"x": 1}}]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.host.http.addresses import Origin, is_inner, joined, origin, read_address, shown
-from stoker.model.errors import BadInput
+from stoker.core.errors import BadInput
+from stoker.host.http.addresses import HttpOrigin, is_inner, joined, origin, read_address, shown
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_address_is_either_refused_or_fit_for_a_request_line(url):
 
 
 def test_two_origins_are_the_same_only_with_scheme_host_and_port():
-    same = Origin(scheme="https", host="example.org", port=443)
+    same = HttpOrigin(scheme="https", host="example.org", port=443)
     assert origin("https://EXAMPLE.org/x") == origin("https://example.org:443/?y") == same
     for url in (
         "http://example.org:443/",

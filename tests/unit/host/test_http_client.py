@@ -16,12 +16,12 @@ from contextlib import closing
 
 import pytest
 
-from stoker.host.http import connections, idle
+from stoker.core.errors import BadAnswer, BadInput, NetworkFailed, StokerError
+from stoker.host.http import client, connections
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.dialing import expect_life
+from stoker.host.http.dial import expect_life
 from stoker.host.http.exchange import Request
-from stoker.host.http.settings import HttpSettings
-from stoker.model.errors import BadAnswer, BadInput, NetworkFailed, StokerError
+from stoker.host.http.http_settings import HttpSettings
 from tests.servers import habits
 from tests.servers.faulty import Act, Answer, Asked, FaultyServer, Habit, Line, Version, well
 
@@ -176,7 +176,7 @@ def test_a_connection_that_the_server_gives_up_is_not_kept_but_read_to_its_end(s
 
 def test_a_connection_that_was_silent_for_long_is_not_trusted(server, transport, monkeypatch):
     _get(transport, server.url)
-    monkeypatch.setattr(idle, "LONGEST_IDLE_S", 0.0)
+    monkeypatch.setattr(client, "LONGEST_IDLE_S", 0.0)
     _get(transport, server.url)
     assert server.connections == 2
 
@@ -493,7 +493,7 @@ def test_urllib3_is_imported_with_the_first_request():
         "import sys\n"
         "from stoker.host.http.client import Urllib3Transport\n"
         "from stoker.host.http.redirects import follow\n"
-        "from stoker.host.http.settings import HttpSettings, read_http_settings\n"
+        "from stoker.host.http.http_settings import HttpSettings, read_http_settings\n"
         "Urllib3Transport(read_http_settings({})).close()\n"
         "assert 'urllib3' not in sys.modules\n"
     )

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.host.http import dialing
-from stoker.host.http.cord import Cord
-from stoker.host.http.dialing import HEAD_START_S, SocketAddress, dial, in_turn
-from stoker.host.http.failures import Aborted
-from stoker.model.errors import NetworkFailed
+from stoker.core.errors import NetworkFailed
+from stoker.host.http import dial as http_dial
+from stoker.host.http.dial import HEAD_START_S, SocketAddress, in_turn
+from stoker.host.http.dial import dial as dial_dial
+from stoker.host.http.http_errors import Aborted
+from stoker.host.http.streams import CancelHandle
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 
@@ -54,10 +55,10 @@ def name(monkeypatch):
     return stands_for
 
 
-def _dial(host: str, port: int, wait_s: float = 5.0, cord: Cord | None = None) -> tuple[str, float]:
+def _dial(host: str, port: int, wait_s: float = 5.0, cord: CancelHandle | None = None) -> tuple[str, float]:
     """Connect, and give to whom and how long it took."""
     started_s = time.monotonic()
-    with dial(host, port, deadline_s=started_s + wait_s, cord=cord or Cord()) as sock:
+    with dial_dial(host, port, deadline_s=started_s + wait_s, cord=cord or CancelHandle()) as sock:
         return sock.getpeername()[0], time.monotonic() - started_s
 
 
@@ -76,7 +77,10 @@ def test_an_address_is_dialled_as_it_is():
 
 
 def test_a_connection_sends_small_requests_at_once():
-    with _listening() as port, dial("127.0.0.1", port, deadline_s=time.monotonic() + 5, cord=Cord()) as sock:
+    with (
+        _listening() as port,
+        dial_dial("127.0.0.1", port, deadline_s=time.monotonic() + 5, cord=CancelHandle()) as sock,
+    ):
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
@@ -98,7 +102,7 @@ def test_a_refused_port_is_told_at_once():
 
 def test_the_next_address_is_tried_at_once_where_one_refuses(name, monkeypatch):
     # Longer than the deadline: whoever waited for it would reach nobody.
-    monkeypatch.setattr(dialing, "HEAD_START_S", 30.0)
+    monkeypatch.setattr(http_dial, "HEAD_START_S", 30.0)
     with _listening() as port:
         host = name((V6, "::1"), (V4, "127.0.0.1"), port=port)
         address, took_s = _dial(host, port, 20)
@@ -115,7 +119,7 @@ def test_a_dead_address_costs_a_moment_and_no_more(name):
 
 
 def test_addresses_are_tried_until_one_answers(name, monkeypatch):
-    monkeypatch.setattr(dialing, "HEAD_START_S", 1.0)
+    monkeypatch.setattr(http_dial, "HEAD_START_S", 1.0)
     with _listening() as port, _black_hole("127.0.0.2", port) as _:
         host = name((V4, "127.0.0.2"), (V4, "127.0.0.3"), (V4, "127.0.0.1"), port=port)
         address, took_s = _dial(host, port)
@@ -170,14 +174,14 @@ def test_a_name_server_that_does_not_answer_is_given_up_by_the_deadline(monkeypa
 
 
 def test_a_cord_that_was_pulled_lets_nothing_begin():
-    cord = Cord()
+    cord = CancelHandle()
     cord.pull()
     with _listening() as port, pytest.raises(Aborted):
         _dial("127.0.0.1", port, cord=cord)
 
 
 def test_a_cord_pulled_while_connecting_is_noticed_soon():
-    cord = Cord()
+    cord = CancelHandle()
     with _black_hole("127.0.0.1") as port:
         timer = threading.Timer(0.05, cord.pull)
         timer.start()

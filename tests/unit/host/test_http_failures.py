@@ -9,8 +9,8 @@ import ssl
 
 import pytest
 
-from stoker.host.http.failures import Aborted, Ended, Malformed, Reason, Step, translated, translating
-from stoker.model.errors import BadAnswer, NetworkFailed, StokerError
+from stoker.core.errors import BadAnswer, NetworkFailed, StokerError
+from stoker.host.http.http_errors import Aborted, Ended, ExchangeStep, Malformed, Reason, translated, translating
 
 HOST = "example.org:8443"
 
@@ -28,26 +28,26 @@ def _tls(reason: str) -> ssl.SSLError:
 @pytest.mark.parametrize(
     ("error", "step", "reason"),
     [
-        (TimeoutError("timed out"), Step.CONNECT, Reason.CONNECT_TIMEOUT),
-        (TimeoutError("timed out"), Step.HEAD, Reason.READ_TIMEOUT),
-        (TimeoutError("timed out"), Step.BODY, Reason.READ_TIMEOUT),
-        (_errno(errno.ETIMEDOUT), Step.BODY, Reason.READ_TIMEOUT),
-        (_errno(errno.ECONNREFUSED), Step.CONNECT, Reason.REFUSED),
-        (_errno(errno.ECONNRESET), Step.BODY, Reason.RESET),
-        (_errno(errno.EPIPE), Step.HEAD, Reason.RESET),
-        (_errno(errno.EHOSTUNREACH), Step.CONNECT, Reason.UNREACHABLE),
-        (_errno(errno.ENETUNREACH), Step.CONNECT, Reason.UNREACHABLE),
-        (_errno(errno.ENETDOWN), Step.BODY, Reason.UNREACHABLE),
-        (_errno(errno.EMFILE), Step.CONNECT, Reason.LOCAL),
-        (_errno(errno.EPERM), Step.CONNECT, Reason.LOCAL),
-        (Ended(), Step.HEAD, Reason.CLOSED_EARLY),
-        (Ended(7), Step.BODY, Reason.SHORT_BODY),
-        (Aborted(), Step.BODY, Reason.ABORTED),
-        (ssl.SSLEOFError(8, "EOF"), Step.CONNECT, Reason.TLS),
-        (ssl.SSLEOFError(8, "EOF"), Step.HEAD, Reason.CLOSED_EARLY),
-        (ssl.SSLEOFError(8, "EOF"), Step.BODY, Reason.SHORT_BODY),
-        (_tls("DECRYPTION_FAILED_OR_BAD_RECORD_MAC"), Step.BODY, Reason.TLS),
-        (_tls("WRONG_VERSION_NUMBER"), Step.CONNECT, Reason.TLS),
+        (TimeoutError("timed out"), ExchangeStep.CONNECT, Reason.CONNECT_TIMEOUT),
+        (TimeoutError("timed out"), ExchangeStep.HEAD, Reason.READ_TIMEOUT),
+        (TimeoutError("timed out"), ExchangeStep.BODY, Reason.READ_TIMEOUT),
+        (_errno(errno.ETIMEDOUT), ExchangeStep.BODY, Reason.READ_TIMEOUT),
+        (_errno(errno.ECONNREFUSED), ExchangeStep.CONNECT, Reason.REFUSED),
+        (_errno(errno.ECONNRESET), ExchangeStep.BODY, Reason.RESET),
+        (_errno(errno.EPIPE), ExchangeStep.HEAD, Reason.RESET),
+        (_errno(errno.EHOSTUNREACH), ExchangeStep.CONNECT, Reason.UNREACHABLE),
+        (_errno(errno.ENETUNREACH), ExchangeStep.CONNECT, Reason.UNREACHABLE),
+        (_errno(errno.ENETDOWN), ExchangeStep.BODY, Reason.UNREACHABLE),
+        (_errno(errno.EMFILE), ExchangeStep.CONNECT, Reason.LOCAL),
+        (_errno(errno.EPERM), ExchangeStep.CONNECT, Reason.LOCAL),
+        (Ended(), ExchangeStep.HEAD, Reason.CLOSED_EARLY),
+        (Ended(7), ExchangeStep.BODY, Reason.SHORT_BODY),
+        (Aborted(), ExchangeStep.BODY, Reason.ABORTED),
+        (ssl.SSLEOFError(8, "EOF"), ExchangeStep.CONNECT, Reason.TLS),
+        (ssl.SSLEOFError(8, "EOF"), ExchangeStep.HEAD, Reason.CLOSED_EARLY),
+        (ssl.SSLEOFError(8, "EOF"), ExchangeStep.BODY, Reason.SHORT_BODY),
+        (_tls("DECRYPTION_FAILED_OR_BAD_RECORD_MAC"), ExchangeStep.BODY, Reason.TLS),
+        (_tls("WRONG_VERSION_NUMBER"), ExchangeStep.CONNECT, Reason.TLS),
     ],
 )
 def test_what_breaks_on_the_way_is_named(error, step, reason):
@@ -69,7 +69,7 @@ def test_what_breaks_on_the_way_is_named(error, step, reason):
     ],
 )
 def test_what_is_no_http_is_a_bad_answer_and_its_bytes_are_not_told(error):
-    found = translated(error, HOST, Step.HEAD)
+    found = translated(error, HOST, ExchangeStep.HEAD)
     assert isinstance(found, BadAnswer)
     assert found.data == {"reason": "protocol", "host": HOST, "is_lasting": False}
     assert "secret" not in found.message
@@ -80,11 +80,11 @@ def test_what_is_no_http_is_a_bad_answer_and_its_bytes_are_not_told(error):
     [("WRONG_VERSION_NUMBER", True), ("UNSUPPORTED_PROTOCOL", True), ("UNEXPECTED_MESSAGE", False)],
 )
 def test_trying_again_is_no_use_where_two_can_not_agree_on_tls(reason, is_lasting):
-    assert translated(_tls(reason), HOST, Step.CONNECT).data["is_lasting"] is is_lasting
+    assert translated(_tls(reason), HOST, ExchangeStep.CONNECT).data["is_lasting"] is is_lasting
 
 
 def test_a_mistake_of_ours_is_not_taken_for_the_servers():
-    with pytest.raises(ZeroDivisionError), translating(HOST, Step.HEAD):
+    with pytest.raises(ZeroDivisionError), translating(HOST, ExchangeStep.HEAD):
         _ = 1 / 0
-    with pytest.raises(StokerError, match="as it is"), translating(HOST, Step.HEAD):
+    with pytest.raises(StokerError, match="as it is"), translating(HOST, ExchangeStep.HEAD):
         raise StokerError("as it is")

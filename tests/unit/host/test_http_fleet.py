@@ -11,21 +11,17 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.host.http import unproven
+from stoker.core.clock import SystemClock
+from stoker.core.errors import BadInput, LocalFile, NetworkFailed, NoCoordinator
+from stoker.host.http import client as http_client
 from stoker.host.http.addresses import asked_directly, is_this_computer
-from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.client import Urllib3Transport, ask_unproven
 from stoker.host.http.exchange import Request
-from stoker.host.http.settings import FleetIdentity, HttpSettings
-from stoker.host.http.unproven import ask_unproven
-from stoker.host.tls.authority import KeyPair, Signer, make_ca
-from stoker.host.tls.contexts import server_context
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.host.tls.peer import read_peer
-from stoker.model.clock import SystemClock
-from stoker.model.errors import BadInput, LocalFile, NetworkFailed
-from stoker.model.fleet_errors import NoCoordinator
-from stoker.wire.client import FleetClient
-from stoker.wire.speaking import Patience
+from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_csr, make_key
+from stoker.host.tls.contexts import read_peer, server_context
+from stoker.protocol.client import FleetClient
+from stoker.protocol.transport import RequestTimeouts
 from tests.servers.little import Got, LittleServer, Said
 
 NOW_S = SystemClock().wall_s()
@@ -156,7 +152,7 @@ def test_a_certificate_of_another_fleet_is_refused_by_the_server_and_that_lasts(
 def test_a_certificate_that_has_ended_is_told_as_such_with_what_to_do(fleet):
     path = fleet.machine("lab1", now_s=NOW_S - 60 * 86400)
     with LittleServer(_who, tls=fleet.server_tls()) as server, closing(fleet.transport(path)) as transport:
-        client = FleetClient(transport, server.url, clock=SystemClock(), patience=Patience(retry_s=0.0))
+        client = FleetClient(transport, server.url, clock=SystemClock(), patience=RequestTimeouts(retry_s=0.0))
         with pytest.raises(NoCoordinator) as caught:
             client.status()
     # A server that closes at once may cut the connection before its reason is read.
@@ -169,7 +165,7 @@ def test_a_certificate_that_has_ended_is_told_as_such_with_what_to_do(fleet):
 def test_another_ca_is_told_as_another_fleet_or_somebody_in_between(fleet):
     other = make_ca("a stranger", now_s=NOW_S)
     with LittleServer(_who, tls=fleet.server_tls(other)) as server, closing(fleet.transport()) as transport:
-        client = FleetClient(transport, server.url, clock=SystemClock(), patience=Patience(retry_s=0.0))
+        client = FleetClient(transport, server.url, clock=SystemClock(), patience=RequestTimeouts(retry_s=0.0))
         with pytest.raises(NoCoordinator) as caught:
             client.status()
     assert "somebody stands in between" in caught.value.hint
@@ -216,12 +212,12 @@ def test_nothing_but_joining_asks_without_proof():
     }
     assert using == {
         "host/tls/contexts.py",
-        "host/http/unproven.py",
-        "assembly/house.py",
-        "faces/cli/parts.py",
-        "worker/enrolling/joining.py",
+        "host/http/client.py",
+        "app/app.py",
+        "cli/app_parts.py",
+        "worker/enrolment.py",
     }
-    assert "environ" not in Path(unproven.__file__).read_text()
+    assert "environ" not in Path(http_client.__file__).read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ from contextlib import closing
 
 import pytest
 
-from stoker.host.http.body import body
-from stoker.host.http.cord import Cord
+from stoker.host.http.body import Framing, body, framing
 from stoker.host.http.exchange import Headers
-from stoker.host.http.failures import Ended, Malformed, Overlong
-from stoker.host.http.framing import Framing, framing
-from stoker.host.http.wire import Wire
+from stoker.host.http.http_errors import Ended, Malformed, Overlong
+from stoker.host.http.streams import CancelHandle, Wire
 
 CHUNKED = Framing(is_chunked=True)
 
@@ -28,7 +26,7 @@ def _read(sent: bytes, frame: Framing, piece_bytes: int = 1 << 20) -> bytes:
     with closing(Wire(near, near.dup())) as wire, far:
         far.sendall(sent)
         far.close()
-        wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+        wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
         wire.expect_body(5)
         found = body(wire, frame)
         got = b"".join(iter(lambda: found.read(piece_bytes), b""))
@@ -147,7 +145,7 @@ def test_many_small_chunks_are_given_together():
     near, far = socket.socketpair()
     with closing(Wire(near, near.dup())) as wire, far:
         far.sendall(b"".join(b"1\r\n%c\r\n" % byte for byte in b"0123456789" * 100) + b"0\r\n\r\n")
-        wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+        wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
         wire.expect_body(5)
         found = body(wire, CHUNKED)
         assert found.read(1 << 20) == b"0123456789" * 100
@@ -158,7 +156,7 @@ def test_chunks_that_came_are_given_before_the_bad_one_is_told():
     near, far = socket.socketpair()
     with closing(Wire(near, near.dup())) as wire, far:
         far.sendall(b"5\r\nhello\r\nrubbish\r\n")
-        wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+        wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
         wire.expect_body(5)
         found = body(wire, CHUNKED)
         assert found.read(100) == b"hello"
@@ -171,7 +169,7 @@ def test_bytes_behind_the_last_chunk_are_told_once_all_of_them_are_given():
     near, far = socket.socketpair()
     with closing(Wire(near, near.dup())) as wire, far:
         far.sendall(b"5\r\nhello\r\n0\r\n\r\nmore")
-        wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+        wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
         wire.expect_body(5)
         found = body(wire, CHUNKED)
         assert found.read(100) == b"hello"
@@ -184,7 +182,7 @@ def test_a_chunk_that_came_does_not_wait_for_the_next():
     near, far = socket.socketpair()
     with closing(Wire(near, near.dup())) as wire, far:
         far.sendall(b"5\r\nhello\r\n")
-        wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+        wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
         wire.expect_body(60)
         started_s = time.monotonic()
         assert body(wire, CHUNKED).read(100) == b"hello"

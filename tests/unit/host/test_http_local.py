@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.door import Door
+from stoker.core.errors import NetworkFailed
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import Request
-from stoker.host.http.settings import FleetIdentity, HttpSettings
-from stoker.host.other_user import why_not_allowed
-from stoker.model.errors import NetworkFailed
+from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.sockets import NamedSocket
+from stoker.host.users import why_not_allowed
 from tests.servers.little import LittleServer, Said
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for Linux")
@@ -42,13 +42,13 @@ def asked(through: Urllib3Transport, url: str = URL) -> bytes:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Door:
+def door(tmp_path: Path) -> NamedSocket:
     # Longer than the kernel takes as the name of a socket.
-    return Door(str(tmp_path / ("long" * 30)), "9")
+    return NamedSocket(str(tmp_path / ("long" * 30)), "9")
 
 
 @pytest.fixture
-def served(door: Door) -> Iterator[list[bytes]]:
+def served(door: NamedSocket) -> Iterator[list[bytes]]:
     """What came at a door that answers every connection once."""
     heard: list[bytes] = []
     opened = door.open()
@@ -72,21 +72,21 @@ def served(door: Door) -> Iterator[list[bytes]]:
 
 @pytest.mark.parametrize("url", [URL, "https://desk.example.org/v1/health"])
 def test_every_request_goes_to_the_socket_whatever_the_address_and_proxies_say(
-    door: Door, served: list[bytes], url: str
+    door: NamedSocket, served: list[bytes], url: str
 ) -> None:
     proxies = {"all": "http://127.0.0.1:1"}
     assert asked(transport(door.path, proxies=proxies), url) == b"here"
     assert b"Host: " in served[0]
 
 
-def test_the_first_socket_that_answers_is_used(door: Door, served: list[bytes], tmp_path: Path) -> None:
+def test_the_first_socket_that_answers_is_used(door: NamedSocket, served: list[bytes], tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
     paths = (str(tmp_path / "none" / "9.sock"), str(tmp_path / "open" / "9.sock"), door.path)
     assert asked(transport(*paths)) == b"here"
 
 
-def test_where_nothing_of_this_user_listens_no_port_is_tried(door: Door, tmp_path: Path) -> None:
+def test_where_nothing_of_this_user_listens_no_port_is_tried(door: NamedSocket, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     with LittleServer(lambda _asked: Said()) as impostor:

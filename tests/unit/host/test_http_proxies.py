@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from stoker.core.errors import NetworkFailed
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import Request
-from stoker.host.http.settings import HttpSettings
-from stoker.model.errors import NetworkFailed
+from stoker.host.http.http_settings import HttpSettings
 from tests.servers import habits
 from tests.servers.certificates import Authority
 from tests.servers.faulty import Act, Answer, FaultyServer, Habit, Line, Version

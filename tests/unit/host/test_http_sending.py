@@ -9,10 +9,10 @@ from contextlib import closing
 
 import pytest
 
+from stoker.core.errors import LocalFile, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import BodySource, Request
-from stoker.host.http.settings import HttpSettings
-from stoker.model.errors import LocalFile, NetworkFailed
+from stoker.host.http.http_settings import HttpSettings
 from tests.servers.little import Got, LittleServer, Said
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.core.errors import BadInput
 from stoker.host.http.addresses import origin
-from stoker.host.http.proxies import Proxy, proxy_for
-from stoker.host.http.routes import route_to
-from stoker.host.http.settings import HttpSettings, read_http_settings
-from stoker.model.errors import BadInput
+from stoker.host.http.http_routes import Proxy, proxy_for, route_to
+from stoker.host.http.http_settings import HttpSettings, read_http_settings
 
 
 def _proxy(url: str, *no_proxy: str, **proxies: str) -> Proxy | None:

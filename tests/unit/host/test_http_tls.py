@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.http import trust as trusting
+from stoker.core.errors import LocalFile, NetworkFailed, StokerError
+from stoker.host.http import http_routes as trusting
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import Request
-from stoker.host.http.settings import HttpSettings
-from stoker.host.http.trust import trust
-from stoker.model.errors import LocalFile, NetworkFailed, StokerError
+from stoker.host.http.http_routes import trust
+from stoker.host.http.http_settings import HttpSettings
 from tests.servers.certificates import Authority
 from tests.servers.faulty import Act, Answer, FaultyServer, Habit, Line, Version
 

@@ -10,9 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from stoker.host.http.cord import Cord
-from stoker.host.http.failures import Aborted
-from stoker.host.http.wire import LINGER_S, Line, Wire
+from stoker.host.http.http_errors import Aborted
+from stoker.host.http.streams import LINGER_S, CancelHandle, IdleState, Wire
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def far(pair) -> socket.socket:
 
 
 @pytest.fixture
-def cord() -> Cord:
-    return Cord()
+def cord() -> CancelHandle:
+    return CancelHandle()
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_lines_and_bytes_come_off_the_same_stream_in_order(far, wire):
 
 
 def test_a_read_gathers_pieces_that_follow_one_another(far, wire, monkeypatch):
-    monkeypatch.setattr("stoker.host.http.wire.LINGER_S", 4.0)
+    monkeypatch.setattr("stoker.host.http.streams.LINGER_S", 4.0)
     wire.expect_body(5)
     far.send(b"a" * 1000)
     sender = threading.Timer(LINGER_S / 5, far.send, (b"b" * 1000,))
@@ -112,7 +111,7 @@ def test_what_came_before_a_reset_is_given_before_it_is_told():
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as near:
         far = listener.accept()[0]
         wire = Wire(near, near.dup())
-        wire.begin(Cord(), deadline_s=time.monotonic() + 5)
+        wire.begin(CancelHandle(), deadline_s=time.monotonic() + 5)
         wire.expect_body(5)
         near.send(b"unread, so that closing resets")
         far.send(b"some")
@@ -131,14 +130,14 @@ def test_what_came_before_a_reset_is_given_before_it_is_told():
 
 
 def test_looking_waits_for_nothing_and_takes_nothing(far, wire):
-    assert wire.look() is Line.QUIET
+    assert wire.look() is IdleState.QUIET
     far.send(b"x")
-    assert wire.look() is Line.SPEAKS
+    assert wire.look() is IdleState.SPEAKS
     wire.expect_body(5)
     assert wire.take(1) == b"x"
-    assert wire.look() is Line.QUIET
+    assert wire.look() is IdleState.QUIET
     far.close()
-    assert wire.look() is Line.ENDED
+    assert wire.look() is IdleState.ENDED
 
 
 def test_pulling_the_cord_wakes_whoever_waits(wire, cord):
@@ -166,7 +165,7 @@ def test_a_cord_that_was_pulled_lets_no_exchange_begin(pair, cord):
 def test_a_cord_does_not_reach_a_wire_whose_exchange_is_over(far, wire, cord):
     wire.finish()
     cord.pull()
-    later = Cord()
+    later = CancelHandle()
     wire.begin(later, deadline_s=time.monotonic() + 5)
     far.send(b"still here\n")
     assert wire.read_line(100) == b"still here\n"
@@ -174,7 +173,7 @@ def test_a_cord_does_not_reach_a_wire_whose_exchange_is_over(far, wire, cord):
 
 def test_a_cord_may_be_pulled_within_a_pull():
     """As a second signal does while the first one's code runs."""
-    cord = Cord()
+    cord = CancelHandle()
     with socket.socket() as sock:
 
         class Reentrant(socket.socket):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.imports import (
-    Source,
+from stoker.host.import_watch import (
+    ModuleSource,
     handed_on,
     import_only,
     is_imported_from,
@@ -40,7 +40,7 @@ class Module:
     def write(self, text: int) -> None:
         self.path.write_text(f"TEXT = {text}\n")
 
-    def source(self, now_ns: int = FAR_NS) -> Source:
+    def source(self, now_ns: int = FAR_NS) -> ModuleSource:
         return read_source(self.name, str(self.path), now_ns=now_ns)
 
     def text(self) -> int:
@@ -119,7 +119,7 @@ def test_what_was_imported_from_the_same_text_stays(module: Module) -> None:
 
 
 def test_a_module_that_was_absent_stays_absent(module: Module) -> None:
-    pin([Source(module.name, str(module.path).removesuffix(".py"), None, None)])
+    pin([ModuleSource(module.name, str(module.path).removesuffix(".py"), None, None)])
     with pytest.raises(ModuleNotFoundError, match="there is one since this work began"):
         module.text()
 
@@ -137,7 +137,7 @@ def test_another_place_that_comes_first_on_the_path_still_does(module: Module, t
 
 
 def test_sources_are_handed_on_as_they_are(module: Module) -> None:
-    sources = [module.source(), Source("absent", "/nowhere/absent", None, None)]
+    sources = [module.source(), ModuleSource("absent", "/nowhere/absent", None, None)]
     with handed_on(sources) as descriptor:
         assert received(os.dup(descriptor)) == sources
 

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from stoker.host.listening import allow_many_files, listen_at, read_listen
-from stoker.model.errors import BadInput, Unavailable
+from stoker.core.errors import BadInput, Unavailable
+from stoker.host.network import allow_many_files, listen_at, read_listen
 
 
 @pytest.mark.parametrize(

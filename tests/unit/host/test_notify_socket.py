@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.notify_socket import NotifySocket, for_children
-from stoker.model.clock import FakeClock
+from stoker.core.clock import FakeClock
+from stoker.host.sockets import NotifySocket, for_children
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import select
 import sys
 import time
 
+from stoker.host.attach import AttachedCommand, take_seat
 from stoker.host.processes import stop_group
-from stoker.host.seating import Seat, take_seat
 
 PATIENCE_S = 30.0
 
 
-def said(seat: Seat, descriptor: int, until: bytes = b"") -> bytes:
+def said(seat: AttachedCommand, descriptor: int, until: bytes = b"") -> bytes:
     """Read what a command writes, to its end or until something stands there."""
     seen = b""
     while select.select([descriptor], [], [], PATIENCE_S)[0]:
@@ -25,7 +25,7 @@ def said(seat: Seat, descriptor: int, until: bytes = b"") -> bytes:
     return seen
 
 
-def sat(script: str, size: tuple[int, int] | None = None, folder: str = "/") -> Seat:
+def sat(script: str, size: tuple[int, int] | None = None, folder: str = "/") -> AttachedCommand:
     return take_seat((sys.executable, "-c", script), folder=folder, env={"MINE": "héllo"}, size=size)
 
 

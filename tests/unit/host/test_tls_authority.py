@@ -14,13 +14,19 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from stoker.host.tls.authority import KeyPair, Signer, make_ca
-from stoker.host.tls.contexts import client_context, load_server, server_context
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.host.tls.peer import Certificate, read_peer
-from stoker.host.tls.reading import is_signed_by, names_in, read_certificate
-from stoker.model.clock import SystemClock
-from stoker.model.errors import BadInput, Damaged, LocalFile
+from stoker.core.clock import SystemClock
+from stoker.core.errors import BadInput, Damaged, LocalFile
+from stoker.host.tls.certificates import (
+    KeyPair,
+    Signer,
+    is_signed_by,
+    make_ca,
+    make_csr,
+    make_key,
+    names_in,
+    read_certificate,
+)
+from stoker.host.tls.contexts import Certificate, client_context, load_server, read_peer, server_context
 
 NOW_S = SystemClock().wall_s()
 DAY_S = 86_400.0

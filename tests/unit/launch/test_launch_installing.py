@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.probes.asking import LIMIT_S, Reply, Said, Silent
-from stoker.launch.installing import Installer
-from stoker.launch.services import Kind, Service, make_service
-from stoker.launch.supervisors import Launchd, Systemd, WindowsScheduler, supervisor_of
-from stoker.model.clock import FakeClock
-from stoker.model.errors import BadInput, StokerError
-from stoker.model.fleet_errors import Conflict
+from stoker.core.clock import FakeClock
+from stoker.core.errors import BadInput, Conflict, StokerError
+from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply
+from stoker.launch.installer import Installer, Launchd, SystemdSupervisor, WindowsScheduler, supervisor_of
+from stoker.launch.service import ServiceKind, SupervisedService, make_service
 
 
 class Systemctl:
@@ -28,20 +26,22 @@ class Systemctl:
 
     def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
         if self.is_missing:
-            return Silent(why="there is no program systemctl", code="probe_missing")
+            return ProbeFailure(why="there is no program systemctl", code="probe_missing")
         words = tuple(argv)
         self.asked.append(words)
         if self.err:
-            return Said(out="", err=self.err, exit_code=1)
+            return ProbeOutput(out="", err=self.err, exit_code=1)
         unit = words[-1]
         if "--now" in words:
             (self.up.discard if "disable" in words else self.up.add)(unit)
         if "show" not in words:
-            return Said(out="", exit_code=1 if "reset-failed" in words else 0)
+            return ProbeOutput(out="", exit_code=1 if "reset-failed" in words else 0)
         if unit in self.up and self.fails:
-            return Said(out="ActiveState=failed\nSubState=failed\nResult=exit-code\nExecMainStatus=22\nMainPID=0\n")
+            return ProbeOutput(
+                out="ActiveState=failed\nSubState=failed\nResult=exit-code\nExecMainStatus=22\nMainPID=0\n"
+            )
         state = "ActiveState=active\nSubState=running\n" if unit in self.up else "ActiveState=inactive\nSubState=dead\n"
-        return Said(out=f"{state}Result=success\nExecMainStatus=0\nMainPID=7\n")
+        return ProbeOutput(out=f"{state}Result=success\nExecMainStatus=0\nMainPID=7\n")
 
     def ask_all(self, questions: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
         return tuple(self.ask(one) for one in questions)
@@ -57,12 +57,12 @@ def systemctl() -> Systemctl:
 
 @pytest.fixture
 def installer(systemctl: Systemctl, tmp_path: Path) -> Installer:
-    return Installer(Systemd(str(tmp_path / "units")), systemctl, FakeClock())
+    return Installer(SystemdSupervisor(str(tmp_path / "units")), systemctl, FakeClock())
 
 
-def service(home: Path, *words: str) -> Service:
+def service(home: Path, *words: str) -> SupervisedService:
     return make_service(
-        Kind.WORK, words, python="/usr/bin/python3", home=str(home), usual_home=str(home), environment={}
+        ServiceKind.WORK, words, python="/usr/bin/python3", home=str(home), usual_home=str(home), environment={}
     )
 
 
@@ -148,7 +148,7 @@ def test_without_a_session_the_reason_is_told(installer: Installer, systemctl: S
 
 
 @pytest.mark.parametrize(
-    ("platform", "kind"), [("linux", Systemd), ("darwin", Launchd), ("win32", WindowsScheduler)], ids=str
+    ("platform", "kind"), [("linux", SystemdSupervisor), ("darwin", Launchd), ("win32", WindowsScheduler)], ids=str
 )
 def test_each_platform_has_its_supervisor(platform: str, kind: type, tmp_path: Path):
     supervisor = supervisor_of(platform, {"HOME": str(tmp_path)}, str(tmp_path), user=501)

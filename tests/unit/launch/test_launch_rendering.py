@@ -13,29 +13,30 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from stoker.launch import services
-from stoker.launch.launchd_plist import plist_words, render_plist
-from stoker.launch.services import (
+from stoker.core.errors import BadInput
+from stoker.core.frozen import changed
+from stoker.launch import service as launch_service
+from stoker.launch.service import (
     HOPELESS,
     NOT_PASSED_ON,
     PASSED_ON,
     SECRETS,
-    Kind,
-    Service,
+    ServiceKind,
+    SupervisedService,
     label_of,
     make_service,
 )
-from stoker.launch.systemd_unit import WRITTEN_BY, render_unit, unit_words
+from stoker.launch.units import WRITTEN_BY, plist_words, render_plist, render_unit, unit_words
 from stoker.launch.windows_schedule import render_schedule, schedule_words
-from stoker.model.errors import BadInput
-from stoker.model.frozen import changed
 from stoker.worker.environments.uv import _FOR_OTHERS, _FROM_PIP
 
 HOSTILE = "/srv/a b%h$HOME'\"\\é;#"
 SPACE = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
 
 
-def service_of(*words: str, kind: Kind = Kind.WORK, home: str = "/srv/stoker", **more: Any) -> Service:
+def service_of(
+    *words: str, kind: ServiceKind = ServiceKind.WORK, home: str = "/srv/stoker", **more: Any
+) -> SupervisedService:
     environment: Mapping[str, str] = more.pop("environment", {"PATH": "/usr/bin:/bin"})
     return make_service(
         kind, words, python="/usr/bin/python3", home=home, usual_home="/srv/stoker", environment=environment, **more
@@ -61,7 +62,7 @@ def test_a_unit_says_how_to_start_restart_watch_and_stop():
 
 def test_a_killed_worker_leaves_its_jobs_to_the_next_one_and_a_coordinator_leaves_nothing():
     assert settings_of(render_unit(service_of()))["KillMode"] == "process"
-    assert settings_of(render_unit(service_of(kind=Kind.SERVE)))["KillMode"] == "mixed"
+    assert settings_of(render_unit(service_of(kind=ServiceKind.SERVE)))["KillMode"] == "mixed"
 
 
 def test_what_systemd_would_read_as_its_own_is_escaped():
@@ -89,7 +90,7 @@ def test_no_secret_of_the_environment_gets_into_a_service():
 
 
 def test_every_setting_of_stoker_reaches_a_service_or_is_listed_with_why_not():
-    source = Path(services.__file__).parents[1]
+    source = Path(launch_service.__file__).parents[1]
     read = {
         name
         for path in source.rglob("*.py")
@@ -102,10 +103,14 @@ def test_every_setting_of_stoker_reaches_a_service_or_is_listed_with_why_not():
 
 
 def test_what_the_hub_the_network_and_uv_read_reaches_a_service():
-    source = Path(services.__file__).parents[1]
-    hub = re.findall(r'"((?:HF|HUGGINGFACE|TRANSFORMERS|XDG)_[A-Z_]+)"', (source / "store/hub/settings.py").read_text())
-    hub += re.findall(r'"((?:HF|HUGGING_FACE)_[A-Z_]+)"', (source / "store/hub/token.py").read_text())
-    http = re.findall(r'"((?:[A-Z]+_){2}[A-Z]+|no_proxy|NO_PROXY)"', (source / "host/http/settings.py").read_text())
+    source = Path(launch_service.__file__).parents[1]
+    hub = re.findall(
+        r'"((?:HF|HUGGINGFACE|TRANSFORMERS|XDG)_[A-Z_]+)"', (source / "transfer/hub/settings.py").read_text()
+    )
+    hub += re.findall(r'"((?:HF|HUGGING_FACE)_[A-Z_]+)"', (source / "transfer/hub/settings.py").read_text())
+    http = re.findall(
+        r'"((?:[A-Z]+_){2}[A-Z]+|no_proxy|NO_PROXY)"', (source / "host/http/http_settings.py").read_text()
+    )
     proxies = [f"{name}_proxy" for name in ("http", "https", "all")]
     wanted = {*hub, *http, *proxies, *map(str.upper, proxies)} - {"REQUEST_METHOD"}
     assert {"HF_HOME", "HF_TOKEN", "SSL_CERT_FILE", "no_proxy"} <= wanted
@@ -139,16 +144,16 @@ def test_settings_reach_a_service_and_those_with_a_password_are_named():
 
 
 def test_a_coordinator_can_be_told_to_read_its_files_again_and_a_worker_can_not():
-    assert settings_of(render_unit(service_of(kind=Kind.SERVE)))["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert settings_of(render_unit(service_of(kind=ServiceKind.SERVE)))["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert "ExecReload" not in settings_of(render_unit(service_of()))
 
 
 def test_an_address_with_a_password_is_refused_and_the_password_not_repeated():
     with pytest.raises(BadInput) as refused:
-        service_of("--db", "postgresql://anna:hunter2@db.example/q", kind=Kind.SERVE)
+        service_of("--db", "postgresql://anna:hunter2@db.example/q", kind=ServiceKind.SERVE)
     assert "hunter2" not in str(refused.value)
     assert "anna" in str(refused.value)
-    service_of("--db", "postgresql://anna@db.example:5432/q", kind=Kind.SERVE)
+    service_of("--db", "postgresql://anna@db.example:5432/q", kind=ServiceKind.SERVE)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +165,17 @@ def test_a_folder_that_no_file_can_name_is_refused(home: str):
 
 
 def test_homes_and_workers_have_services_of_their_own():
-    usual = label_of(Kind.WORK, "/srv/stoker", "/srv/stoker")
+    usual = label_of(ServiceKind.WORK, "/srv/stoker", "/srv/stoker")
     assert usual == "stoker-work"
-    labels = {usual, label_of(Kind.WORK, "/other", "/srv/stoker"), label_of(Kind.WORK, "/third", "/srv/stoker")}
-    labels |= {label_of(Kind.WORK, "/srv/stoker", "/srv/stoker", called="small"), label_of(Kind.SERVE, "/o", "/o")}
+    labels = {
+        usual,
+        label_of(ServiceKind.WORK, "/other", "/srv/stoker"),
+        label_of(ServiceKind.WORK, "/third", "/srv/stoker"),
+    }
+    labels |= {
+        label_of(ServiceKind.WORK, "/srv/stoker", "/srv/stoker", called="small"),
+        label_of(ServiceKind.SERVE, "/o", "/o"),
+    }
     assert len(labels) == 5
 
 
@@ -228,7 +240,7 @@ def test_a_path_that_windows_would_replace_is_refused(home: str):
     ids=["none", "plain", "odd"],
 )
 def test_the_words_of_a_service_are_read_back_from_its_file(
-    render: Callable[[Service], str], read: Callable[[str], tuple[str, ...]], words: tuple[str, ...]
+    render: Callable[[SupervisedService], str], read: Callable[[str], tuple[str, ...]], words: tuple[str, ...]
 ):
     assert read(render(service_of(*words))) == words
     assert read("") == ()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.model.devices import MIB, MemoryType
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB, MIB, MemoryType
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, offer_of
 
 DESKTOP = Node(
@@ -22,15 +20,15 @@ BOX = Node(name="box", host="box.local", cpu_cores=16, ram_mb=65536)
 SAMPLE = tuple(offer_of(node) for node in (DESKTOP, EDGE, BOX))
 
 
-def gpu_job(vram_mb: float = 0, name: str = "job", **more: Any) -> WantedJob:
+def gpu_job(vram_mb: float = 0, name: str = "job", **more: Any) -> SchedulableJob:
     """A job that has to have a device."""
-    return job(name, wish=Wish.REQUIRE, vram_bytes=int(vram_mb * MIB), **more)
+    return job(name, wish=DevicePreference.REQUIRE, vram_bytes=int(vram_mb * MIB), **more)
 
 
-def job(name: str = "job", **more: Any) -> WantedJob:
+def job(name: str = "job", **more: Any) -> SchedulableJob:
     """A job; what is not about its requirements is about itself."""
     own = {key: more.pop(key) for key in ("model", "priority", "allowed_hosts", "preferred_hosts") if key in more}
-    return WantedJob(name=name, requirements=Requirements(**{"ram_bytes": 0, **more}), **own)
+    return SchedulableJob(name=name, requirements=Requirements(**{"ram_bytes": 0, **more}), **own)
 
 
 def card(uuid: str = "GPU-1", gib: float = 24, **more: Any) -> DeviceOffer:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.decisions import Grant, Why
-from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.core.device import GIB
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.scheduler.decisions import StartDecision, StartReason
+from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.scheduler import Scheduler
 
@@ -27,10 +26,10 @@ class Fleet:
         self._seq = 0
         self.classes = len(asked)
         for one in nodes:
-            self.scheduler.put_machine(Machine(offer_of(one)))
+            self.scheduler.put_machine(MatchableMachine(offer_of(one)))
         for at, user in enumerate(users):
             for number, (needs, expected_s) in enumerate(asked):
-                wanted = WantedJob(name="job", requirements=needs)
+                wanted = SchedulableJob(name="job", requirements=needs)
                 self.scheduler.put_class(at * len(asked) + number, wanted, user=user, expected_s=expected_s)
 
     def come(self, class_id: int, count: int = 1, priority: int = 0) -> None:
@@ -49,15 +48,15 @@ class Fleet:
     def left(self, class_id: int, priority: int = 0) -> int:
         return len(self._ready.get((class_id, priority), ()))
 
-    def ask(self, node: str) -> tuple[int, Why] | None:
+    def ask(self, node: str) -> tuple[int, StartReason] | None:
         """Return which class the machine would get a job of, and why."""
         decision = self.scheduler.choose(node, self.now_s)
-        return (decision.head.class_id, decision.why) if isinstance(decision, Grant) else None
+        return (decision.head.class_id, decision.why) if isinstance(decision, StartDecision) else None
 
     def start(self, node: str) -> LeaseAllocation | None:
         """Let a machine ask and start what it gets."""
         decision = self.scheduler.choose(node, self.now_s)
-        if not isinstance(decision, Grant):
+        if not isinstance(decision, StartDecision):
             return None
         self.scheduler.grant(decision, self.now_s)
         self.go(decision.head.class_id, decision.head.priority)
@@ -101,9 +100,9 @@ def board(name: str = "board") -> Node:
 
 
 def device(vram_gib: int = 8, *, hours: float | None = 1.0, **asked: object) -> Asked:
-    fields = {"wish": Wish.REQUIRE, "vram_bytes": vram_gib * GIB, "ram_bytes": GIB, "cores": 1, **asked}
+    fields = {"wish": DevicePreference.REQUIRE, "vram_bytes": vram_gib * GIB, "ram_bytes": GIB, "cores": 1, **asked}
     return Requirements(**fields), None if hours is None else hours * HOUR_S  # type: ignore[arg-type]
 
 
 def cpu(*, hours: float | None = 1.0) -> Asked:
-    return Requirements(wish=Wish.NEVER, ram_bytes=GIB, cores=1), None if hours is None else hours * HOUR_S
+    return Requirements(wish=DevicePreference.NEVER, ram_bytes=GIB, cores=1), None if hours is None else hours * HOUR_S

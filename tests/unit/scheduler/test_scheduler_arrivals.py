@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB
+from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import Why
+from stoker.scheduler.decisions import StartReason
 from stoker.scheduler.machine import LeaseAllocation
 from stoker.scheduler.scheduler import Scheduler
-from stoker.scheduler.simulation.forecast import Forecast
+from stoker.scheduler.simulation.forecast import SnapshotForecast
 from stoker.scheduler.snapshot import restore, restore_waiting, take
-from stoker.wire.leasing import Measured
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, board, cpu, device, node
 
 MINUTE_S = 60.0
@@ -93,7 +92,7 @@ def test_a_job_does_not_wait_for_a_machine_twice_as_fast_while_others_keep_comin
     fleet = beside_a_busy_fast_machine("RTX 3080")
     come_every_minute(fleet)
     fleet.come(0)
-    assert fleet.ask("slow") == (0, Why.OLDEST)
+    assert fleet.ask("slow") == (0, StartReason.OLDEST)
 
 
 def test_a_job_waits_for_a_machine_fifty_times_as_fast_while_others_keep_coming() -> None:
@@ -149,7 +148,7 @@ def test_a_slower_machine_is_not_idle_beside_a_queue_of_many_times_its_own_lengt
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 def test_a_host_of_high_priority_without_devices_gets_no_job_that_prefers_a_device(jobs: int) -> None:
     nodes = [node("board", slots=1, priority=5), node("desk", "RTX 4090", slots=1), node("lab", "RTX 3080", slots=1)]
-    fleet = Fleet(nodes, device(6, hours=0.1, wish=Wish.PREFER))
+    fleet = Fleet(nodes, device(6, hours=0.1, wish=DevicePreference.PREFER))
     for one in nodes:
         assert fleet.ask(one.name) is None
     fleet.come(0, jobs)
@@ -176,14 +175,14 @@ def test_a_machine_is_called_for_a_held_job_when_others_came_that_go_where_it_wa
     fleet, _ = held_for_the_fast_one()
     fleet.come(1, 6)
     assert fleet.called() == ["slow"]
-    assert fleet.ask("slow") == (0, Why.OLDEST)
+    assert fleet.ask("slow") == (0, StartReason.OLDEST)
 
 
 def test_a_machine_is_called_for_a_held_job_when_what_it_waits_for_ends_much_later() -> None:
     fleet, running = held_for_the_fast_one()
     fleet.scheduler.leases.expect(running, 20 * HOUR_S, fleet.now_s)
     assert fleet.called() == ["slow"]
-    assert fleet.ask("slow") == (0, Why.OLDEST)
+    assert fleet.ask("slow") == (0, StartReason.OLDEST)
 
 
 def pair_and_singles(users: tuple[str, ...]) -> Fleet:
@@ -199,7 +198,7 @@ def test_an_old_wide_job_goes_before_a_younger_one_of_a_user_with_a_smaller_shar
     # The wide job of ada, who has used more than bob.
     fleet.come(1)
     fleet.come(2)
-    assert fleet.ask("pair") == (1, Why.WIDE)
+    assert fleet.ask("pair") == (1, StartReason.WIDE)
 
 
 def test_a_younger_wide_job_does_not_go_before_an_older_one_of_a_user_with_a_smaller_share() -> None:
@@ -253,7 +252,7 @@ def test_limits_of_the_user_who_goes_first_do_not_hide_an_old_wide_job_of_anothe
     fleet.now_s = HOUR_S / 2
     fleet.come(1)
     fleet.come(2)
-    assert fleet.ask("pair") == (1, Why.WIDE)
+    assert fleet.ask("pair") == (1, StartReason.WIDE)
 
 
 def test_a_forecast_does_not_count_jobs_that_wait_as_jobs_that_come() -> None:
@@ -265,7 +264,7 @@ def test_a_forecast_does_not_count_jobs_that_wait_as_jobs_that_come() -> None:
     assert fleet.ask("slow") is None
     fleet.now_s = 30 * MINUTE_S
     assert fleet.ask("slow") is None
-    expected = Forecast(take(fleet.scheduler, fleet.now_s, running=[(99, lease)])).of(1)
+    expected = SnapshotForecast(take(fleet.scheduler, fleet.now_s, running=[(99, lease)])).of(1)
     assert expected is not None
     assert expected.start is not None
     assert expected.start.machine == "fast"
@@ -280,15 +279,15 @@ def test_a_user_at_a_limit_keeps_no_lower_priority_of_another_from_a_machine() -
     fleet.come(0, priority=1)
     fleet.come(1)
     fleet.now_s = 3 * HOUR_S
-    assert fleet.ask("slow") == (1, Why.OLDEST)
+    assert fleet.ask("slow") == (1, StartReason.OLDEST)
 
 
 def test_a_job_waits_for_no_preferred_machine_whose_memory_another_program_has() -> None:
     fleet = Fleet([node("wanted", "RTX 4090", slots=1), node("other", "RTX 4090", slots=1)], device(8))
     fleet.scheduler.put_class(
-        0, WantedJob(name="job", requirements=device(8)[0], preferred_hosts=("wanted",)), expected_s=HOUR_S
+        0, SchedulableJob(name="job", requirements=device(8)[0], preferred_hosts=("wanted",)), expected_s=HOUR_S
     )
-    fleet.scheduler.measure("wanted", Measured(free_bytes={"wanted-0": GIB}))
+    fleet.scheduler.measure("wanted", WorkerMeasurements(free_bytes={"wanted-0": GIB}))
     fleet.come(0)
     assert fleet.ask("wanted") is None
     assert fleet.ask("other") is not None

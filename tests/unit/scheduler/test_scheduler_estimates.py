@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob
+from stoker.core.machine import SchedulableJob, UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import Hold, HoldReason, Why
+from stoker.scheduler.decisions import HoldDecision, HoldReason, StartReason
 from stoker.scheduler.leases import MOST_LONGER
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.offers import offer_of
-from stoker.wire.leasing import Measured
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, board, cpu, device, node
 
 
 def reasons(fleet: Fleet, name: str) -> dict[str, int]:
     hold = fleet.scheduler.choose(name, fleet.now_s, tells=True)
-    assert isinstance(hold, Hold), hold
+    assert isinstance(hold, HoldDecision), hold
     return dict(hold.waiting)
 
 
@@ -38,7 +37,7 @@ def test_a_machine_that_comes_back_is_as_busy_as_before() -> None:
     fleet.run(0, "a")
     before_s = fleet.scheduler.machines.machines["a"].busy_until_s
     fleet.scheduler.remove_machine("a")
-    fleet.scheduler.put_machine(Machine(offer_of(node("a", "RTX 4090"))))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("a", "RTX 4090"))))
     assert fleet.scheduler.machines.machines["a"].busy_until_s == before_s > 0.0
 
 
@@ -94,7 +93,7 @@ def test_no_progress_report_sets_the_end_into_the_past_or_beyond_all_bounds() ->
 def with_an_end(ends_s: float) -> Fleet:
     """Return a busy fast machine that goes away at a time, and a slow one; jobs take an hour on the fast one."""
     fleet = Fleet([node("fast", "RTX 4090"), board("slow")], device(8, hours=1))
-    fleet.scheduler.put_machine(Machine(offer_of(node("fast", "RTX 4090")), ends_s=ends_s))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("fast", "RTX 4090")), ends_s=ends_s))
     fleet.run(0, "fast")
     fleet.come(0)
     return fleet
@@ -119,7 +118,7 @@ def test_a_job_stops_waiting_when_the_faster_machine_has_no_longer_the_time_for_
 
 def test_a_job_waits_for_the_machine_of_a_node_type_that_stays() -> None:
     fleet = with_an_end(0.9 * HOUR_S)
-    fleet.scheduler.put_machine(Machine(offer_of(node("fast2", "RTX 4090"))))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("fast2", "RTX 4090"))))
     fleet.run(0, "fast2")
     assert reasons(fleet, "slow") == {HoldReason.FASTER: 1}
     fleet.scheduler.remove_machine("fast2")
@@ -128,7 +127,7 @@ def test_a_job_waits_for_the_machine_of_a_node_type_that_stays() -> None:
 
 def test_no_job_waits_for_a_preferred_machine_that_goes_away_too_early() -> None:
     fleet = preferring(hours=1)
-    fleet.scheduler.put_machine(Machine(offer_of(node("wanted", "RTX 4090", priority=3)), ends_s=0.5 * HOUR_S))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("wanted", "RTX 4090", priority=3)), ends_s=0.5 * HOUR_S))
     fleet.come(0)
     assert fleet.start("other") is not None
 
@@ -171,13 +170,13 @@ def test_a_large_machine_is_not_left_to_jobs_whose_user_is_at_a_limit() -> None:
     small, large = device(4), device(20)
     nodes = [node("large", "RTX 4090"), *(node(f"s{at}", "RTX 4090", vram_mb=8192) for at in range(4))]
     fleet = Fleet(nodes, small, cpu(hours=50))
-    fleet.scheduler.put_class(5, WantedJob(name="job", requirements=large[0]), user="eve", expected_s=HOUR_S)
+    fleet.scheduler.put_class(5, SchedulableJob(name="job", requirements=large[0]), user="eve", expected_s=HOUR_S)
     fleet.run(1, "s0", devices=0)
     fleet.come(0, 10)
     fleet.come(5, 90)
-    assert fleet.ask("large") == (5, Why.OLDEST)
+    assert fleet.ask("large") == (5, StartReason.OLDEST)
     fleet.scheduler.set_policies({"eve": UserPolicy(most_jobs=0)})
-    assert fleet.ask("large") == (0, Why.OLDEST)
+    assert fleet.ask("large") == (0, StartReason.OLDEST)
 
 
 def test_a_machine_asks_again_for_each_of_the_jobs_that_it_holds_back() -> None:
@@ -248,7 +247,7 @@ def test_machines_are_called_when_the_faster_one_closes() -> None:
     fleet.come(0)
     assert reasons(fleet, "slow") == {HoldReason.FASTER: 1}
     fleet.called()
-    fleet.scheduler.measure("fast", Measured(closed={"": "paused"}))
+    fleet.scheduler.measure("fast", WorkerMeasurements(closed={"": "paused"}))
     assert fleet.called() == ["slow"]
     assert fleet.ask("slow") is not None
 
@@ -285,4 +284,4 @@ def test_a_machine_that_was_called_before_a_clock_was_set_back_is_not_waited_for
     assert fleet.ask("slow") is None
     fleet.now_s = HOUR_S + ANSWER_S
     assert "slow" in fleet.called()
-    assert fleet.ask("slow") == (0, Why.OLDEST)
+    assert fleet.ask("slow") == (0, StartReason.OLDEST)

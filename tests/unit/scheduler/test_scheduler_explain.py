@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.model.frozen import changed
-from stoker.model.requirements import WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.changes import What
-from stoker.scheduler.explain import Explanation, PlacementRequest, Planned, explain, plan_jobs
+from stoker.core.device import GIB
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, SchedulableJob
+from stoker.scheduler.changes import ChangeKind
+from stoker.scheduler.explain import Explanation, PlacementRequest, PlannedPlacements, explain, plan_jobs
 from stoker.scheduler.offers import NodeOffer, Sharing, offer_of
 from tests.unit.scheduler.fleets import DESKTOP, SAMPLE, card, gpu_job, job, machine
 
@@ -16,7 +16,7 @@ def whys(told: Explanation, node: str) -> list[str]:
     return [one.why for one in verdict.obstacles]
 
 
-def changes(told: Explanation) -> dict[What, str]:
+def changes(told: Explanation) -> dict[ChangeKind, str]:
     return {one.what: one.text for one in told.changes}
 
 
@@ -36,13 +36,15 @@ def test_a_desk_that_is_taken_could_be_shared_with_these_numbers() -> None:
     taken = changed(board_of_one, jobs=1, devices=(changed(device, is_held=True, jobs=1, promised_bytes=6 * GIB),))
     told = explain(gpu_job(6 * 1024, "resnet/3"), [taken])
     assert whys(told, "desk") == ["another job has it to itself (6.0 GiB promised)"]
-    assert changes(told)[What.SHARE_NODE] == "jobs may share desk (needs 6.0 GiB, 14.4 GiB left of 20.4 GiB usable)"
+    assert (
+        changes(told)[ChangeKind.SHARE_NODE] == "jobs may share desk (needs 6.0 GiB, 14.4 GiB left of 20.4 GiB usable)"
+    )
     assert told.waits_for == ("desk",)
 
 
 def test_a_job_that_declared_nothing_is_not_proposed_to_share() -> None:
     taken = machine("a", card(is_held=True, jobs=1), jobs=1)
-    assert What.SHARE_NODE not in changes(explain(gpu_job(1000), [taken]))
+    assert ChangeKind.SHARE_NODE not in changes(explain(gpu_job(1000), [taken]))
 
 
 def test_the_nearest_miss_is_the_smallest_part_of_what_is_asked_for() -> None:
@@ -53,7 +55,7 @@ def test_the_nearest_miss_is_the_smallest_part_of_what_is_asked_for() -> None:
     told = explain(gpu_job(22 * 1024, ram_bytes=16 * GIB), fleet)
     assert told.nearest is not None
     assert (told.nearest.node, told.nearest.text) == ("vram", "min_vram ≤ 20.0 GiB")
-    assert changes(told)[What.RAM] == "min_ram ≤ 8.0 GiB"
+    assert changes(told)[ChangeKind.RAM] == "min_ram ≤ 8.0 GiB"
 
 
 def test_where_one_change_is_not_enough_all_amounts_are_told_at_once() -> None:
@@ -91,7 +93,7 @@ def test_policy_is_told_and_what_would_allow_it() -> None:
     told = explain(gpu_job(1000, "lora"), fleet)
     assert whys(told, "a") == ["denies lora"]
     assert whys(told, "b") == ["allows only gbt"]
-    assert changes(told)[What.LISTS] == "a does not deny lora"
+    assert changes(told)[ChangeKind.LISTS] == "a does not deny lora"
     elsewhere = explain(gpu_job(1000, allowed_hosts=("z",)), fleet[1:])
     assert elsewhere.never == "none of its allowed hosts is on this fleet (z)"
 
@@ -110,8 +112,8 @@ def test_every_device_has_a_score_with_terms_or_a_reason() -> None:
 def test_fewer_devices_and_the_cpu_are_proposed() -> None:
     told = explain(gpu_job(1000, device_count=2), [machine("a", card())])
     assert told.never == "needs 2 devices on one machine, none has more than 1"
-    assert changes(told)[What.DEVICES] == "it takes 1 device instead of 2"
-    assert changes(told)[What.CPU] == "it does not require a device (on the CPU of a)"
+    assert changes(told)[ChangeKind.DEVICES] == "it takes 1 device instead of 2"
+    assert changes(told)[ChangeKind.CPU] == "it does not require a device (on the CPU of a)"
 
 
 def test_memory_that_strangers_hold_is_told_as_measured() -> None:
@@ -122,7 +124,7 @@ def test_memory_that_strangers_hold_is_told_as_measured() -> None:
 
 
 def test_the_cost_rule_s_word_is_shown_even_where_it_is_not_followed() -> None:
-    wanted = job(wish=Wish.PREFER, transfer_mb=1.0, mflop=100.0, vram_bytes=GIB)
+    wanted = job(wish=DevicePreference.PREFER, transfer_mb=1.0, mflop=100.0, vram_bytes=GIB)
     followed = explain(wanted, [machine("a", card())])
     ignored = explain(wanted, [machine("a", card())], cost=None)
     assert followed.advice == ignored.advice
@@ -132,7 +134,7 @@ def test_the_cost_rule_s_word_is_shown_even_where_it_is_not_followed() -> None:
     assert ignored.nodes[0].on == ("GPU-1",)
 
 
-def planned(jobs: list[tuple[WantedJob, int]], fleet: list[NodeOffer]) -> tuple[Planned, ...]:
+def planned(jobs: list[tuple[SchedulableJob, int]], fleet: list[NodeOffer]) -> tuple[PlannedPlacements, ...]:
     return plan_jobs([PlacementRequest(job=one, count=count) for one, count in jobs], fleet)
 
 

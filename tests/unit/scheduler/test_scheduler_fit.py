@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from stoker.model.devices import Backend, MemoryType
-from stoker.model.frozen import changed
-from stoker.model.requirements import WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB, Backend, MemoryType
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, SchedulableJob
 from stoker.scheduler.fit import UnfitReason, choose, device_block, policy_block
 from stoker.scheduler.offers import NodeOffer, ResidentBase, Sharing
 from stoker.scheduler.shapes import shape_of
 from tests.unit.scheduler.fleets import card, gpu_job, job, machine
 
 
-def fits(wanted: WantedJob, offer: NodeOffer) -> bool:
+def fits(wanted: SchedulableJob, offer: NodeOffer) -> bool:
     return choose(shape_of(wanted), offer) is not None
 
 
@@ -117,7 +116,7 @@ def test_a_device_says_what_is_in_the_way(device, block: UnfitReason | None) -> 
 
 
 def test_deny_beats_allow_and_both_match_the_job_the_trial_s_job_and_the_model() -> None:
-    def block(wanted: WantedJob, **lists: Any) -> UnfitReason | None:
+    def block(wanted: SchedulableJob, **lists: Any) -> UnfitReason | None:
         return policy_block(shape_of(wanted), machine("a", **lists))
 
     assert block(job("x", model="gbt"), allow_jobs=("gbt",)) is None
@@ -133,7 +132,7 @@ def test_deny_beats_allow_and_both_match_the_job_the_trial_s_job_and_the_model()
 
 
 def test_who_prefers_a_device_takes_the_cpu_only_where_none_fits() -> None:
-    wanted = job(wish=Wish.PREFER, vram_bytes=6 * GIB)
+    wanted = job(wish=DevicePreference.PREFER, vram_bytes=6 * GIB)
     on_card = choose(shape_of(wanted), machine("a", card()))
     on_cpu = choose(shape_of(wanted), machine("a", card(gib=4)))
     assert on_card is not None
@@ -144,7 +143,7 @@ def test_who_prefers_a_device_takes_the_cpu_only_where_none_fits() -> None:
 
 def test_the_memory_minimum_of_who_prefers_is_not_ignored() -> None:
     assert not fits(gpu_job(30 * 1024), machine("a", card()))
-    choice = choose(shape_of(job(wish=Wish.PREFER, vram_bytes=30 * GIB)), machine("a", card()))
+    choice = choose(shape_of(job(wish=DevicePreference.PREFER, vram_bytes=30 * GIB)), machine("a", card()))
     assert choice is not None
     assert not choice.devices
 

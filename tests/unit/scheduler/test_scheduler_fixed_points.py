@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.devices import MIB
-from stoker.model.frozen import changed
+from stoker.core.device import MIB
+from stoker.core.frozen import changed
 from stoker.scheduler.fit import choose
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.offers import NodeOffer, offer_of

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob
-from stoker.model.resources import GIB
-from stoker.scheduler.machine import Machine
+from stoker.core.device import GIB
+from stoker.core.machine import SchedulableJob, UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.offers import offer_of
-from stoker.wire.leasing import Measured
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, board, device, node
 
 
@@ -19,7 +18,7 @@ def picked(fleet: Fleet, name: str) -> int | None:
 
 def test_a_machine_gets_no_job_that_would_outlast_it() -> None:
     fleet = Fleet([], device(8, hours=2), device(8, hours=0.5))
-    fleet.scheduler.put_machine(Machine(offer_of(node("leaves", "RTX 4090")), ends_s=HOUR_S))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("leaves", "RTX 4090")), ends_s=HOUR_S))
     fleet.come(0)
     assert picked(fleet, "leaves") is None
     fleet.come(1)
@@ -29,7 +28,7 @@ def test_a_machine_gets_no_job_that_would_outlast_it() -> None:
 def test_a_clock_that_is_set_back_leaves_machines_no_longer_than_they_stay() -> None:
     fleet = Fleet([], device(8, hours=2), device(8, hours=0.5))
     fleet.now_s = 1000 * HOUR_S
-    fleet.scheduler.put_machine(Machine(offer_of(node("leaves", "RTX 4090")), ends_s=1001 * HOUR_S))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("leaves", "RTX 4090")), ends_s=1001 * HOUR_S))
     fleet.come(0)
     assert picked(fleet, "leaves") is None
     fleet.now_s = HOUR_S
@@ -40,7 +39,7 @@ def test_a_clock_that_is_set_back_leaves_machines_no_longer_than_they_stay() -> 
 
 def test_a_machine_is_there_for_as_long_as_it_says_last() -> None:
     fleet = Fleet([], device(8, hours=2))
-    fleet.scheduler.put_machine(Machine(offer_of(node("leaves", "RTX 4090")), ends_s=3 * HOUR_S))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("leaves", "RTX 4090")), ends_s=3 * HOUR_S))
     fleet.come(0)
     assert picked(fleet, "leaves") == 0
     fleet.now_s = 1000 * HOUR_S
@@ -122,9 +121,9 @@ def test_a_wide_job_passes_few_older_ones() -> None:
 def test_a_machine_is_not_kept_for_a_job_that_does_not_fit_it_even_idle() -> None:
     fleet = Fleet([node("pair", "A100", "A100")], device(8))
     wide = device(8, device_count=2, ram_bytes=40 * GIB)[0]
-    fleet.scheduler.put_class(5, WantedJob(name="job", requirements=wide))
+    fleet.scheduler.put_class(5, SchedulableJob(name="job", requirements=wide))
     fleet.run(0, "pair")
-    fleet.scheduler.measure("pair", Measured(ram_available_bytes=20 * GIB))
+    fleet.scheduler.measure("pair", WorkerMeasurements(ram_available_bytes=20 * GIB))
     fleet.now_s = 60.0
     fleet.come(5, priority=5)
     fleet.come(0, 3)

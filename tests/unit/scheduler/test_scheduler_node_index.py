@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stoker.model.errors import Bug
-from stoker.model.frozen import changed
-from stoker.model.requirements import WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB
+from stoker.core.errors import InternalError
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference, SchedulableJob
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer, Sharing
 from tests.unit.scheduler.fleets import card, gpu_job, job, machine
@@ -44,7 +44,7 @@ def test_what_is_given_back_twice_is_a_bug() -> None:
     placed = board.place(board.shape_of(gpu_job(1000)))
     assert placed is not None
     board.release(placed)
-    with pytest.raises(Bug):
+    with pytest.raises(InternalError):
         board.release(placed)
 
 
@@ -152,7 +152,7 @@ def test_an_empty_board_has_no_place() -> None:
     assert board.nodes == ()
 
 
-def place(wanted: WantedJob, *offers: NodeOffer) -> PlacedJob:
+def place(wanted: SchedulableJob, *offers: NodeOffer) -> PlacedJob:
     board = NodeIndex(offers)
     placed = board.place(board.shape_of(wanted))
     assert placed is not None
@@ -185,7 +185,7 @@ def test_a_preferred_host_goes_before_any_score_and_a_required_one_is_all_there_
 
 def test_a_device_elsewhere_goes_before_the_cpu_of_a_preferred_host() -> None:
     fleet = machine("here"), machine("there", card())
-    placed = place(job(wish=Wish.PREFER, preferred_hosts=("here",)), *fleet)
+    placed = place(job(wish=DevicePreference.PREFER, preferred_hosts=("here",)), *fleet)
     assert (placed.node, len(placed.devices)) == ("there", 1)
 
 
@@ -239,13 +239,13 @@ def test_work_not_worth_the_way_goes_to_the_cpu_unless_it_requires_a_device() ->
     fleet = machine("gpu", card()), machine("cpu")
     board = NodeIndex(fleet)
     tiny: dict[str, Any] = {"transfer_mb": 1.0, "mflop": 100.0, "vram_bytes": GIB}
-    advised = board.place(board.shape_of(job(wish=Wish.PREFER, **tiny)))
+    advised = board.place(board.shape_of(job(wish=DevicePreference.PREFER, **tiny)))
     assert advised is not None
     assert advised.node == "cpu"
-    required = board.place(board.shape_of(job(wish=Wish.REQUIRE, **tiny)))
+    required = board.place(board.shape_of(job(wish=DevicePreference.REQUIRE, **tiny)))
     assert required is not None
     assert required.node == "gpu"
     overridden = NodeIndex(fleet, cost=None)
-    kept = overridden.place(overridden.shape_of(job(wish=Wish.PREFER, **tiny)))
+    kept = overridden.place(overridden.shape_of(job(wish=DevicePreference.PREFER, **tiny)))
     assert kept is not None
     assert kept.node == "gpu"

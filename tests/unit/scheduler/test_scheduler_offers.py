@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.config.cluster_file import read_cluster
-from stoker.config.cluster_text import write_cluster
-from stoker.hardware.ledger.asking import Candidate
-from stoker.hardware.ledger.entries import Entry, Share
-from stoker.hardware.ledger.state import DeviceState, Holder
+from stoker.config.cluster_file import read_cluster, write_cluster
+from stoker.core.device import GIB, MIB, Backend, MemoryType
+from stoker.core.frozen import changed
+from stoker.core.machine import Cluster, DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.devices.ledger.entries import Reservation, ReservationShare
+from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
+from stoker.devices.ledger.types import CandidateDevice
 from stoker.host.identity import mine
-from stoker.model.devices import MIB, Backend, MemoryType
-from stoker.model.frozen import changed
-from stoker.model.nodes import Cluster, Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
 from stoker.scheduler.fit import choose
 from stoker.scheduler.offers import (
     NodeOffer,
@@ -31,7 +28,7 @@ from stoker.scheduler.offers import (
 )
 from stoker.scheduler.score import speed_of
 from stoker.scheduler.shapes import shape_of
-from tests.unit.hardware.machines import NO, capability, device
+from tests.unit.devices.machines import NO, capability, device
 from tests.unit.scheduler.fleets import BOX, DESKTOP, EDGE
 
 AVAILABLE = 20 * GIB - 32 * GIB // 10
@@ -210,14 +207,14 @@ def test_a_host_whose_name_is_none_for_a_file_gets_one(hostname: str, name: str)
     assert node_of(capability(hostname=hostname)).name == name
 
 
-def holder(number: int, *, gib: int = 0, base: str = "", whole: bool = False) -> Holder:
-    share = Share(
+def holder(number: int, *, gib: int = 0, base: str = "", whole: bool = False) -> DeviceHolder:
+    share = ReservationShare(
         uuid="GPU-0",
         promised_bytes=gib * GIB,
         total_bytes=24 * GIB,
         is_exclusive=whole,
     )
-    entry = Entry(
+    entry = Reservation(
         id=f"{number}",
         job=f"job {number}",
         owner=mine(),
@@ -230,12 +227,12 @@ def holder(number: int, *, gib: int = 0, base: str = "", whole: bool = False) ->
         lease_s=90.0,
         lease_until_s=90.0,
     )
-    return Holder(entry=entry, share=share, held_s=1.0, is_late=False)
+    return DeviceHolder(entry=entry, share=share, held_s=1.0, is_late=False)
 
 
-def state(*holders: Holder, reserved_gib: int, free_gib: int | None, taken_gib: int = 0) -> DeviceState:
+def state(*holders: DeviceHolder, reserved_gib: int, free_gib: int | None, taken_gib: int = 0) -> DeviceState:
     return DeviceState(
-        device=Candidate(uuid="GPU-0", total_bytes=24 * GIB),
+        device=CandidateDevice(uuid="GPU-0", total_bytes=24 * GIB),
         holders=holders,
         reserved_bytes=reserved_gib * GIB,
         free_bytes=None if free_gib is None else free_gib * GIB,
@@ -248,8 +245,8 @@ def offered() -> NodeOffer:
 
 
 def fits(offer: NodeOffer, gib: int, *, shares: bool = False) -> bool:
-    wants = Requirements(wish=Wish.REQUIRE, vram_bytes=gib * GIB, may_share=shares, ram_bytes=0)
-    return choose(shape_of(WantedJob(name="new", requirements=wants)), offer) is not None
+    wants = Requirements(wish=DevicePreference.REQUIRE, vram_bytes=gib * GIB, may_share=shares, ram_bytes=0)
+    return choose(shape_of(SchedulableJob(name="new", requirements=wants)), offer) is not None
 
 
 def test_a_device_that_nobody_holds_is_offered_as_before() -> None:
@@ -279,5 +276,7 @@ def test_what_is_promised_to_those_who_share_is_not_promised_again() -> None:
 
 
 def test_a_device_that_the_ledger_does_not_know_stays_as_it_was() -> None:
-    other = DeviceState(device=Candidate(uuid="GPU-9", total_bytes=GIB), holders=(), reserved_bytes=0, free_bytes=None)
+    other = DeviceState(
+        device=CandidateDevice(uuid="GPU-9", total_bytes=GIB), holders=(), reserved_bytes=0, free_bytes=None
+    )
     assert with_holders(offered(), [other]).devices == offered().devices

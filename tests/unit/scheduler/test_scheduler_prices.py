@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.devices import MemoryType
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
-from stoker.scheduler.machine import Machine
+from stoker.core.device import GIB, MemoryType
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.prices import Prices, RunOption, find_prices, run_options
-from stoker.scheduler.shapes import NodeType, Shape, name_of, node_types_of, shape_of
+from stoker.scheduler.shapes import NodeType, PlacementShape, name_of, node_types_of, shape_of
 from tests.unit.scheduler.policy_fleet import Fleet, device
 
 
@@ -18,16 +16,16 @@ def node(name: str, *types: str, vram_mb: int = 24564, slots: int | None = None,
     return Node(name=name, host=name, gpus=gpus, cpu_cores=16, ram_mb=65536, slots=slots, shares_devices=shares)
 
 
-def shape(wish: Wish = Wish.REQUIRE, **asked: object) -> Shape:
+def shape(wish: DevicePreference = DevicePreference.REQUIRE, **asked: object) -> PlacementShape:
     fields = {"vram_bytes": 8 * GIB, "ram_bytes": GIB, "cores": 1, **asked}
-    return shape_of(WantedJob(name="job", requirements=Requirements(wish=wish, **fields)))  # type: ignore[arg-type]
+    return shape_of(SchedulableJob(name="job", requirements=Requirements(wish=wish, **fields)))  # type: ignore[arg-type]
 
 
 def sorts(*nodes: Node) -> tuple[NodeType, ...]:
     return node_types_of(offer_of(one) for one in nodes)[0]
 
 
-def options_of(asked: Shape, node_types: tuple[NodeType, ...]) -> list[RunOption]:
+def options_of(asked: PlacementShape, node_types: tuple[NodeType, ...]) -> list[RunOption]:
     return run_options(asked, [(number, one.offer) for number, one in enumerate(node_types)])
 
 
@@ -93,9 +91,9 @@ def test_two_jobs_of_more_than_half_a_device_never_share_it() -> None:
 
 def test_who_prefers_devices_has_a_way_on_the_cpu_a_hundred_times_as_long() -> None:
     found = sorts(node("a", "RTX 4090", slots=2))
-    ways = options_of(shape(Wish.PREFER), found)
+    ways = options_of(shape(DevicePreference.PREFER), found)
     assert [(way.on_devices, way.speed) for way in ways] == [(True, 1.0), (False, 0.01)]
-    assert [way.speed for way in options_of(shape(Wish.NEVER), found)] == [1.0]
+    assert [way.speed for way in options_of(shape(DevicePreference.NEVER), found)] == [1.0]
 
 
 def test_unified_memory_is_never_the_device_s_alone() -> None:
@@ -130,7 +128,7 @@ def test_a_node_type_that_comes_later_gets_the_price_that_it_would_have_had_from
     for fleet in (both, later):
         fleet.come(0, 20)
         fleet.ask("a")
-    later.scheduler.put_machine(Machine(offer_of(node("b", "NVIDIA A100"))))
+    later.scheduler.put_machine(MatchableMachine(offer_of(node("b", "NVIDIA A100"))))
     found = []
     for fleet in (both, later):
         for _ in range(20):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.model.requirements import WantedJob
+from stoker.core.machine import SchedulableJob
 from stoker.scheduler.ready_queue import NONE_READY, UserQueue, type_of
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, device, node
 
@@ -11,7 +11,7 @@ def test_a_kind_of_job_that_is_new_is_known_to_queues_that_wait_already() -> Non
     fleet = Fleet([node("a", "RTX 4090")], device(8))
     fleet.come(0)
     for class_id in (7, 8):
-        fleet.scheduler.put_class(class_id, WantedJob(name="job", requirements=device(class_id)[0]))
+        fleet.scheduler.put_class(class_id, SchedulableJob(name="job", requirements=device(class_id)[0]))
     picked = fleet.ask("a")
     assert picked is not None
     assert picked[0] == 0
@@ -33,7 +33,7 @@ def test_heads_are_in_the_order_of_priority_and_number() -> None:
 
 def test_the_first_of_several_classes_of_a_type_is_the_oldest() -> None:
     fleet = Fleet([], device(8))
-    fleet.scheduler.put_class(9, WantedJob(name="job", requirements=device(8)[0]), expected_s=HOUR_S)
+    fleet.scheduler.put_class(9, SchedulableJob(name="job", requirements=device(8)[0]), expected_s=HOUR_S)
     fleet.come(9)
     fleet.come(0)
     ready, queue = fleet.scheduler.ready, queue_of(fleet)
@@ -78,7 +78,7 @@ def test_a_class_moves_with_its_ready_jobs() -> None:
     fleet.come(0, 3)
     fleet.come(0, 2, priority=7)
     before = fleet.scheduler.ready.classes[0].type
-    fleet.scheduler.put_class(0, WantedJob(name="job", requirements=device(8)[0]), user="eve", expected_s=9.0)
+    fleet.scheduler.put_class(0, SchedulableJob(name="job", requirements=device(8)[0]), user="eve", expected_s=9.0)
     ready = fleet.scheduler.ready
     after = ready.classes[0].type
     assert after is not before

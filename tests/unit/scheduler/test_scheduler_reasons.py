@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 
-from stoker.model.capability import Capability
-from stoker.model.devices import MIB, Backend
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.capability import Capability
+from stoker.core.device import GIB, MIB, Backend
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
 from stoker.scheduler.explain import NodeVerdict, judge_node
 from stoker.scheduler.fit import UnfitReason
 from stoker.scheduler.offers import agree
 from stoker.scheduler.reasons import first_block
 from stoker.scheduler.shapes import shape_of
-from tests.unit.hardware.machines import NO, capability, device
+from tests.unit.devices.machines import NO, capability, device
 
 
-def judge(machine: Capability, wish: Wish = Wish.REQUIRE, **required: Any) -> NodeVerdict:
+def judge(machine: Capability, wish: DevicePreference = DevicePreference.REQUIRE, **required: Any) -> NodeVerdict:
     requirements = Requirements(wish=wish, **required)
-    return judge_node(shape_of(WantedJob(name="", requirements=requirements)), agree(None, machine).offer)
+    return judge_node(shape_of(SchedulableJob(name="", requirements=requirements)), agree(None, machine).offer)
 
 
 def whys(verdict: NodeVerdict) -> list[str]:
@@ -72,7 +71,7 @@ def test_reasons_are_device_memory_ram_and_cores_in_this_order_with_both_numbers
     assert whys(verdict) == reasons
     assert verdict.fits is not bool(reasons)
     if reasons:
-        shape = shape_of(WantedJob(name="", requirements=Requirements(wish=Wish.REQUIRE, **required)))
+        shape = shape_of(SchedulableJob(name="", requirements=Requirements(wish=DevicePreference.REQUIRE, **required)))
         assert first_block(shape, agree(None, machine).offer) is verdict.obstacles[0].code
 
 
@@ -84,7 +83,7 @@ def test_an_exact_fit_fits_and_one_mib_more_does_not(more_bytes: int, fits: bool
 
 
 def test_a_preferred_device_that_is_too_small_means_the_cpu_and_its_reason_is_shown() -> None:
-    verdict = judge(capability(device(free_gib=4)), Wish.PREFER, vram_bytes=8 * GIB)
+    verdict = judge(capability(device(free_gib=4)), DevicePreference.PREFER, vram_bytes=8 * GIB)
     assert (verdict.fits, verdict.on) == (True, ())
     obstacle = verdict.devices[0].obstacle
     assert obstacle is not None
@@ -92,7 +91,7 @@ def test_a_preferred_device_that_is_too_small_means_the_cpu_and_its_reason_is_sh
 
 
 def test_a_job_for_the_cpu_needs_no_devices() -> None:
-    verdict = judge(capability(), Wish.NEVER, vram_bytes=8 * GIB)
+    verdict = judge(capability(), DevicePreference.NEVER, vram_bytes=8 * GIB)
     assert (verdict.fits, verdict.on, verdict.obstacles) == (True, (), ())
 
 
@@ -118,7 +117,11 @@ def test_a_device_of_unknown_size_is_not_offered() -> None:
 
 
 def test_ram_that_can_not_be_read_refuses_no_job() -> None:
-    assert judge(capability(ram_total_bytes=None, ram_available_bytes=None), Wish.NEVER, ram_bytes=99 * GIB).fits
+    assert judge(
+        capability(ram_total_bytes=None, ram_available_bytes=None), DevicePreference.NEVER, ram_bytes=99 * GIB
+    ).fits
     machine = capability(device(), ram_available_bytes=None)
     assert judge(machine, ram_bytes=28 * GIB).fits
-    assert whys(judge(machine, Wish.NEVER, ram_bytes=33 * GIB)) == ["needs 33.0 GiB RAM, 28.8 GiB left of 28.8 GiB"]
+    assert whys(judge(machine, DevicePreference.NEVER, ram_bytes=33 * GIB)) == [
+        "needs 33.0 GiB RAM, 28.8 GiB left of 28.8 GiB"
+    ]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob
-from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.core.machine import SchedulableJob, UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.reservations import KEPT_PART
-from stoker.wire.leasing import Measured
 from tests.unit.scheduler.policy_fleet import Fleet, device, node
 
 PAIR = node("pair", "A100", "A100")
@@ -16,7 +15,7 @@ PAIR = node("pair", "A100", "A100")
 def kept(priority: int = 5, user: str = "") -> tuple[Fleet, LeaseAllocation]:
     """Return a pair of devices that is kept for a job over both, and the job that runs on one of them."""
     fleet = Fleet([PAIR], device(8), device(7))
-    fleet.scheduler.put_class(5, WantedJob(name="job", requirements=device(8, device_count=2)[0]), user=user)
+    fleet.scheduler.put_class(5, SchedulableJob(name="job", requirements=device(8, device_count=2)[0]), user=user)
     running = fleet.run(0, "pair")
     fleet.now_s = 60.0
     fleet.come(5, priority=priority)
@@ -34,8 +33,8 @@ def picked(fleet: Fleet) -> int | None:
 
 def test_a_machine_is_not_kept_for_a_job_whose_user_is_at_a_limit() -> None:
     fleet = Fleet([PAIR, node("other", "RTX 4090")], device(8))
-    fleet.scheduler.put_class(5, WantedJob(name="job", requirements=device(8, device_count=2)[0]), user="eve")
-    fleet.scheduler.put_class(6, WantedJob(name="job", requirements=device(8)[0]), user="eve")
+    fleet.scheduler.put_class(5, SchedulableJob(name="job", requirements=device(8, device_count=2)[0]), user="eve")
+    fleet.scheduler.put_class(6, SchedulableJob(name="job", requirements=device(8)[0]), user="eve")
     fleet.scheduler.set_policies({"eve": UserPolicy(most_jobs=1)})
     fleet.run(6, "other")
     fleet.run(0, "pair")
@@ -54,7 +53,7 @@ def test_a_kept_machine_does_not_start_a_job_beyond_the_limit_of_its_user() -> N
 
 def test_a_machine_is_not_kept_for_a_job_that_would_not_be_over_before_it_ends() -> None:
     fleet = Fleet([], device(8, hours=0.1), device(8, hours=5))
-    fleet.scheduler.put_machine(Machine(offer_of(PAIR), ends_s=7200.0))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(PAIR), ends_s=7200.0))
     fleet.run(0, "pair")
     fleet.now_s = 60.0
     fleet.come(1, priority=5)
@@ -65,7 +64,7 @@ def test_a_machine_is_not_kept_for_a_job_that_would_not_be_over_before_it_ends()
 def test_a_machine_is_kept_no_longer_for_a_job_that_no_longer_fits_it_even_idle() -> None:
     fleet, running = kept()
     fleet.scheduler.release(running, fleet.now_s)
-    fleet.scheduler.measure("pair", Measured(closed={"pair-1": "broken"}))
+    fleet.scheduler.measure("pair", WorkerMeasurements(closed={"pair-1": "broken"}))
     assert picked(fleet) == 0
 
 
@@ -78,7 +77,7 @@ def test_a_job_of_higher_priority_starts_on_a_machine_that_is_kept() -> None:
 def test_a_machine_that_is_kept_may_be_put_again_when_its_job_is_gone() -> None:
     fleet, _ = kept()
     fleet.go(5, priority=5)
-    fleet.scheduler.put_machine(Machine(offer_of(PAIR)))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(PAIR)))
     assert picked(fleet) == 0
 
 
@@ -111,7 +110,7 @@ def test_of_a_kept_machine_the_devices_stay_open_that_the_job_does_not_need() ->
 
 def test_few_machines_of_a_node_type_are_kept_for_jobs_that_were_passed() -> None:
     fleet = Fleet([node(f"n{at}", "A100", "A100") for at in range(16)], device(8))
-    fleet.scheduler.put_class(5, WantedJob(name="job", requirements=device(8, device_count=2)[0]))
+    fleet.scheduler.put_class(5, SchedulableJob(name="job", requirements=device(8, device_count=2)[0]))
     for at in range(16):
         fleet.run(0, f"n{at}")
     fleet.now_s = 60.0

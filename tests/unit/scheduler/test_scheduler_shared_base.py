@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB
+from stoker.core.machine import DevicePreference, Gpu, Node, SchedulableJob
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer, ResidentProcess, offer_of
 from stoker.scheduler.reasons import obstacles
 from tests.unit.scheduler.fleets import card, job, machine
 
 
-def adapter(base: str = "qwen", *, wish: Wish = Wish.PREFER, **more: int) -> WantedJob:
+def adapter(base: str = "qwen", *, wish: DevicePreference = DevicePreference.PREFER, **more: int) -> SchedulableJob:
     """An adapter's training: 5 GiB on a device, 4 of them the base; 2.5 GiB of RAM, 2 of them its process."""
     said = {
         "vram_bytes": 5 * GIB,
@@ -20,10 +19,10 @@ def adapter(base: str = "qwen", *, wish: Wish = Wish.PREFER, **more: int) -> Wan
         "base_ram_bytes": 2 * GIB,
         **more,
     }
-    return job(name="lora", wish=wish, may_share=wish is not Wish.NEVER, base=base, **said)
+    return job(name="lora", wish=wish, may_share=wish is not DevicePreference.NEVER, base=base, **said)
 
 
-def fill(board: NodeIndex, wanted: WantedJob) -> list[PlacedJob]:
+def fill(board: NodeIndex, wanted: SchedulableJob) -> list[PlacedJob]:
     """Place as many as there is room for."""
     shape, placed = board.shape_of(wanted), []
     while (one := board.place(shape)) is not None:
@@ -31,7 +30,7 @@ def fill(board: NodeIndex, wanted: WantedJob) -> list[PlacedJob]:
     return placed
 
 
-def waits(board: NodeIndex, node: str, wanted: WantedJob) -> list[str]:
+def waits(board: NodeIndex, node: str, wanted: SchedulableJob) -> list[str]:
     return [one.why for one in obstacles(board.shape_of(wanted), board.offer(node))]
 
 
@@ -49,28 +48,28 @@ def test_eight_go_together_where_eight_adapters_are_the_most_and_a_ninth_waits_f
     (device,) = board.offer("desk").devices
     assert (device.promised_bytes, [one.jobs for one in device.bases]) == (12 * GIB, [8])
     assert board.offer("desk").ram_held_bytes == 6 * GIB
-    assert waits(board, "desk", adapter(wish=Wish.REQUIRE)) == ["all 8 slots are taken (8 jobs)"]
+    assert waits(board, "desk", adapter(wish=DevicePreference.REQUIRE)) == ["all 8 slots are taken (8 jobs)"]
 
 
 def test_without_a_count_as_many_go_together_as_the_device_holds() -> None:
     board = NodeIndex([machine("desk", card(gib=24))])
-    assert len(fill(board, adapter(wish=Wish.REQUIRE, ram_bytes=0, base_ram_bytes=0))) == 16
-    (why,) = waits(board, "desk", adapter(wish=Wish.REQUIRE, ram_bytes=0, base_ram_bytes=0))
+    assert len(fill(board, adapter(wish=DevicePreference.REQUIRE, ram_bytes=0, base_ram_bytes=0))) == 16
+    (why,) = waits(board, "desk", adapter(wish=DevicePreference.REQUIRE, ram_bytes=0, base_ram_bytes=0))
     assert why == "needs 1.0 GiB, 409.0 MiB left of 20.4 GiB usable (20.0 GiB promised to 16 jobs)"
 
 
 def test_on_a_cpu_the_process_counts_once_and_each_has_to_fit_as_if_it_were_the_first() -> None:
     board = NodeIndex([machine("box", slots=32, is_slot_per_device=False, ram_bytes=8 * GIB, cores=8)])
-    placed = fill(board, adapter(wish=Wish.NEVER))
+    placed = fill(board, adapter(wish=DevicePreference.NEVER))
     assert len(placed) == 8
     assert board.offer("box").ram_held_bytes == 6 * GIB
     assert board.offer("box").processes == (ResidentProcess(base="qwen", size_bytes=2 * GIB, device="", jobs=8),)
-    assert waits(board, "box", adapter(wish=Wish.NEVER)) == ["needs 2.5 GiB RAM, 2.0 GiB left of 8.0 GiB"]
+    assert waits(board, "box", adapter(wish=DevicePreference.NEVER)) == ["needs 2.5 GiB RAM, 2.0 GiB left of 8.0 GiB"]
 
 
 def test_whoever_leaves_last_takes_the_process_with_it() -> None:
     board = NodeIndex([machine("box", slots=8, is_slot_per_device=False, ram_bytes=64 * GIB)])
-    placed = fill(board, adapter(wish=Wish.NEVER))
+    placed = fill(board, adapter(wish=DevicePreference.NEVER))
     held = []
     for one in placed:
         board.release(one)
@@ -82,7 +81,7 @@ def test_whoever_leaves_last_takes_the_process_with_it() -> None:
 def test_each_device_has_a_process_of_its_own_and_so_has_each_base() -> None:
     board = NodeIndex([machine("desk", card("GPU-1"), card("GPU-2"), slots=9, is_slot_per_device=False)])
     for base in ("qwen", "llama"):
-        shape = board.shape_of(adapter(base, wish=Wish.REQUIRE))
+        shape = board.shape_of(adapter(base, wish=DevicePreference.REQUIRE))
         board.occupy("desk", shape, ("GPU-1",), is_shared=True)
         board.occupy("desk", shape, ("GPU-2",), is_shared=True)
         board.occupy("desk", shape, ("GPU-2",), is_shared=True)

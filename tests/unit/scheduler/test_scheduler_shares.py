@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.nodes import UserPolicy
+from stoker.core.machine import UserPolicy
 from stoker.scheduler.shares import HALF_LIFE_S, Shares
 
 DAY_S = 24 * 3600.0

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.model.frozen import changed
-from stoker.model.nodes import UserPolicy
-from stoker.scheduler.decisions import Grant
+from stoker.core.errors import BadInput
+from stoker.core.frozen import changed
+from stoker.core.machine import UserPolicy
+from stoker.protocol.lease_messages import WorkerMeasurements
+from stoker.scheduler.decisions import StartDecision
 from stoker.scheduler.scheduler import Scheduler
 from stoker.scheduler.simulation.workload import batch_of
 from stoker.scheduler.snapshot import Snapshot, restore, runs_of, snapshot_from_dict, take, used_classes
-from stoker.wire.leasing import Measured
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job
 
 NOW_S = 1_000_000.0
@@ -28,10 +28,10 @@ def busy() -> tuple[Driven, Snapshot]:
     scheduler.put_class(1, gpu_job(10), user="ada", like="vision/resnet", expected_s=600.0)
     scheduler.ready.set_head(1, 0, 1, 1)
     decision = scheduler.choose("desk", NOW_S - 100)
-    assert isinstance(decision, Grant)
+    assert isinstance(decision, StartDecision)
     scheduler.grant(decision, NOW_S - 100)
     scheduler.ready.set_head(1, 0, 0, 0)
-    scheduler.measure("small", Measured(ram_available_bytes=8 << 30, closed={"": "paused"}))
+    scheduler.measure("small", WorkerMeasurements(ram_available_bytes=8 << 30, closed={"": "paused"}))
     scheduler.put_class(2, cpu_job(), user="bob", expected_s=60.0)
     scheduler.put_class(3, gpu_job(6), user="ada")
     scheduler.ready.set_head(2, 5, 7, 3)
@@ -60,7 +60,7 @@ def test_a_restored_scheduler_offers_the_same_machines_and_decides_alike() -> No
     for name in ("small", "desk"):
         mine, theirs = again.choose(name, 0.0, tells=True), driven.scheduler.choose(name, NOW_S, tells=True)
         assert type(mine) is type(theirs)
-        if isinstance(mine, Grant) and isinstance(theirs, Grant):
+        if isinstance(mine, StartDecision) and isinstance(theirs, StartDecision):
             assert (mine.head, mine.allocation, mine.why) == (theirs.head, theirs.allocation, theirs.why)
         else:
             assert mine == theirs

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from itertools import product
 
-from stoker.model.requirements import Requirements, WantedJob
+from stoker.core.machine import Requirements, SchedulableJob
 from stoker.scheduler.job_types import JobTypes, rounded_s
 from stoker.scheduler.node_index import NodeIndex
-from stoker.scheduler.node_table import NodeTable, Steps
+from stoker.scheduler.node_table import AmountSteps, NodeTable
 from stoker.scheduler.offers import NodeOffer
 
 AMOUNTS = [(5.0, 0), (1.0, 3), (5.0, 1), (9.0, 2), (-2.0, 7)]
-STEPS = Steps(AMOUNTS)
+STEPS = AmountSteps(AMOUNTS)
 
 
 def test_up_to_an_amount_are_all_that_have_no_more() -> None:
@@ -27,8 +27,8 @@ def test_the_shortest_of_a_mask_is_the_smallest_amount_in_it() -> None:
 
 
 def test_no_steps_have_no_shortest() -> None:
-    assert Steps().upto(1e9) == 0
-    assert Steps().shortest(-1) is None
+    assert AmountSteps().upto(1e9) == 0
+    assert AmountSteps().shortest(-1) is None
     assert STEPS.shortest(0) is None
 
 
@@ -36,7 +36,7 @@ def test_a_mask_of_all_bits_has_all_job_types() -> None:
     index = NodeIndex()
     types = JobTypes(index)
     for number in range(3):
-        types.of(WantedJob(name="job", requirements=Requirements(cores=number + 1)), 10.0)
+        types.of(SchedulableJob(name="job", requirements=Requirements(cores=number + 1)), 10.0)
     assert types.in_mask(-1) == [0, 1, 2]
     assert types.in_mask(~types.types[1].bits) == [0, 2]
     assert types.in_mask(-1 << 60) == []
@@ -44,7 +44,7 @@ def test_a_mask_of_all_bits_has_all_job_types() -> None:
 
 def test_a_rounded_duration_stands_for_all_durations_of_one_type() -> None:
     types = JobTypes(NodeIndex())
-    wanted = WantedJob(name="job", requirements=Requirements())
+    wanted = SchedulableJob(name="job", requirements=Requirements())
     for at in range(400):
         expected_s = 0.01 * 1.05**at
         rounded = rounded_s(expected_s)
@@ -57,7 +57,7 @@ def test_a_rounded_duration_stands_for_all_durations_of_one_type() -> None:
 def test_nothing_is_over_in_no_time() -> None:
     table = NodeTable(0, NodeOffer(node="n"))
     table.unknown = 0b1000
-    table.times = Steps([(10.0, 0), (0.0, 1)])
+    table.times = AmountSteps([(10.0, 0), (0.0, 1)])
     assert table.within(20.0) == 0b1011
     assert table.within(5.0) == 0b1010
     assert table.within(0.0) == table.within(-1.0) == 0

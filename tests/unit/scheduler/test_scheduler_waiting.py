@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.model.nodes import UserPolicy
-from stoker.model.requirements import WantedJob, Wish
+from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import Hold, HoldReason, Why
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.decisions import HoldDecision, HoldReason, StartReason
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.offers import offer_of
 from tests.unit.scheduler.policy_fleet import Fleet, board, cpu, device, node
 
@@ -15,18 +14,18 @@ def test_a_machine_that_waits_stays_known_when_a_job_names_its_host() -> None:
     fleet = Fleet([node("a", "RTX 4090"), node("b", "RTX 4090")], device(8))
     assert fleet.ask("a") is None
     needs, _ = device(8)
-    wanted = WantedJob(name="job", requirements=needs, preferred_hosts=("a",), allowed_hosts=("a", "b"))
+    wanted = SchedulableJob(name="job", requirements=needs, preferred_hosts=("a",), allowed_hosts=("a", "b"))
     fleet.scheduler.put_class(7, wanted)
     fleet.come(7)
     assert fleet.called() == ["a"]
-    assert fleet.ask("a") == (7, Why.OLDEST)
+    assert fleet.ask("a") == (7, StartReason.OLDEST)
 
 
 def limited() -> Fleet:
     """Return two machines, of which the first runs a job of a user who may have one job at once; a third job runs."""
     fleet = Fleet([node("a", "RTX 4090"), node("b", "A100", "A100"), node("c")], device(8), cpu())
-    fleet.scheduler.put_class(2, WantedJob(name="job", requirements=device(8, device_count=2)[0]), user="eve")
-    fleet.scheduler.put_class(3, WantedJob(name="job", requirements=device(8)[0]), user="eve")
+    fleet.scheduler.put_class(2, SchedulableJob(name="job", requirements=device(8, device_count=2)[0]), user="eve")
+    fleet.scheduler.put_class(3, SchedulableJob(name="job", requirements=device(8)[0]), user="eve")
     fleet.scheduler.set_policies({"eve": UserPolicy(most_jobs=1)})
     fleet.run(1, "c", devices=0)
     return fleet
@@ -40,7 +39,7 @@ def test_a_machine_is_called_when_the_user_of_a_job_has_room_again() -> None:
     assert fleet.called() == []
     fleet.scheduler.release(running, fleet.now_s)
     assert fleet.called() == ["b"]
-    assert fleet.ask("b") == (2, Why.OLDEST)
+    assert fleet.ask("b") == (2, StartReason.OLDEST)
 
 
 def test_a_machine_is_called_when_the_limit_of_a_user_is_raised() -> None:
@@ -51,12 +50,12 @@ def test_a_machine_is_called_when_the_limit_of_a_user_is_raised() -> None:
     assert fleet.called() == []
     fleet.scheduler.set_policies({"eve": UserPolicy(most_jobs=2)})
     assert fleet.called() == ["b"]
-    assert fleet.ask("b") == (2, Why.OLDEST)
+    assert fleet.ask("b") == (2, StartReason.OLDEST)
 
 
 def test_a_machine_that_ends_too_early_for_a_job_does_not_keep_a_slower_one_from_it() -> None:
     fleet = Fleet([board("slow")], device(8, hours=1))
-    fleet.scheduler.put_machine(Machine(offer_of(node("fast", "RTX 4090")), ends_s=60.0))
+    fleet.scheduler.put_machine(MatchableMachine(offer_of(node("fast", "RTX 4090")), ends_s=60.0))
     assert fleet.ask("slow") is None
     assert fleet.ask("fast") is None
     fleet.come(0)
@@ -86,12 +85,12 @@ def better_one_is_kept() -> Fleet:
 def test_a_machine_is_called_again_when_the_better_one_did_not_take_the_job() -> None:
     fleet = better_one_is_kept()
     hold = fleet.scheduler.choose("slow", fleet.now_s, tells=True)
-    assert isinstance(hold, Hold)
+    assert isinstance(hold, HoldDecision)
     assert hold.waiting[HoldReason.BETTER_FREE] == 1
     assert "pair" in fleet.called()
     assert fleet.ask("pair") is None
     assert "slow" in fleet.called()
-    assert fleet.ask("slow") == (0, Why.OLDEST)
+    assert fleet.ask("slow") == (0, StartReason.OLDEST)
 
 
 def test_a_machine_that_answered_a_call_is_not_called_again_for_nothing() -> None:
@@ -109,7 +108,7 @@ def test_a_machine_that_answered_a_call_is_not_called_again_for_nothing() -> Non
 
 
 def test_a_machine_is_called_for_the_device_that_it_refused_before() -> None:
-    wanted = device(8, wish=Wish.PREFER)
+    wanted = device(8, wish=DevicePreference.PREFER)
     fleet = Fleet([node("one", "RTX 4090", slots=1)], wanted)
     scheduler = fleet.scheduler
     assert fleet.ask("one") is None
@@ -128,7 +127,7 @@ def test_a_machine_is_called_for_the_device_that_it_refused_before() -> None:
 def test_a_machine_that_waits_is_called_for_a_kind_of_job_that_is_new() -> None:
     fleet = Fleet([node("a", "RTX 4090")], device(8))
     assert fleet.ask("a") is None
-    fleet.scheduler.put_class(7, WantedJob(name="job", requirements=device(9)[0]))
+    fleet.scheduler.put_class(7, SchedulableJob(name="job", requirements=device(9)[0]))
     fleet.come(7)
     assert fleet.called() == ["a"]
 
@@ -136,11 +135,11 @@ def test_a_machine_that_waits_is_called_for_a_kind_of_job_that_is_new() -> None:
 def test_a_job_is_left_to_a_preferred_machine_that_is_free_however_many_jobs_wait() -> None:
     fleet = Fleet([node("a", "RTX 4090"), node("b", "RTX 4090")], device(8, hours=None))
     needs, _ = device(8, hours=None)
-    fleet.scheduler.put_class(7, WantedJob(name="job", requirements=needs, preferred_hosts=("b",)))
+    fleet.scheduler.put_class(7, SchedulableJob(name="job", requirements=needs, preferred_hosts=("b",)))
     assert fleet.ask("a") is None
     assert fleet.ask("b") is None
     fleet.come(7)
     fleet.come(0, 50)
-    assert fleet.ask("a") == (0, Why.OLDEST)
+    assert fleet.ask("a") == (0, StartReason.OLDEST)
     assert "b" in fleet.called()
-    assert fleet.ask("b") == (7, Why.OLDEST)
+    assert fleet.ask("b") == (7, StartReason.OLDEST)

@@ -11,17 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import NetworkFailed
+from stoker.core.events import Event
 from stoker.host.durable import NO_STEP
 from stoker.host.http.exchange import Request
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import NetworkFailed
-from stoker.model.events import Event
-from stoker.store.download.engine import fetch_file
-from stoker.store.download.patience import Patience
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.download.wanted import Fetched, Landing, Wanted
+from stoker.transfer.download.download import fetch_file
+from stoker.transfer.download.types import (
+    DownloadRequest,
+    DownloadStop,
+    DownloadTimeouts,
+    DownloadTools,
+    FetchedFile,
+    TargetFile,
+)
 from tests.fakes.transport import FakeTransport, Scripted
 
 URL = "https://host/models/file?signature=secret"
@@ -67,11 +71,11 @@ class Scene:
         self.clock = FakeClock()
         self.events: list[Event] = []
         self.steps: list[str] = []
-        self.stop = Stop()
+        self.stop = DownloadStop()
         self.free_bytes = 1 << 50
         self.on_step = NO_STEP
         self.received: dict[str, Digest] = {}
-        self.landing = Landing(folder=str(folder), name="sub/f.bin", keeps_validators=True)
+        self.landing = TargetFile(folder=str(folder), name="sub/f.bin", keeps_validators=True)
 
     @property
     def path(self) -> Path:
@@ -84,8 +88,10 @@ class Scene:
         """What lies in the folder."""
         return sorted(path.name for path in self.path.parent.iterdir())
 
-    def fetch(self, wanted: Wanted | None = None, *, patience: Patience | None = None, **wishes: bool) -> Fetched:
-        tools = Tools(
+    def fetch(
+        self, wanted: DownloadRequest | None = None, *, patience: DownloadTimeouts | None = None, **wishes: bool
+    ) -> FetchedFile:
+        tools = DownloadTools(
             transport=self.transport,
             clock=self.clock,
             free_bytes=lambda _: self.free_bytes,
@@ -99,7 +105,7 @@ class Scene:
             wanted or self.exact(),
             self.landing,
             tools=tools,
-            patience=patience or Patience(attempts=3),
+            patience=patience or DownloadTimeouts(attempts=3),
             stop=self.stop,
             **wishes,
         )
@@ -118,23 +124,23 @@ class Scene:
         """An answer that ends after so many bytes of its body."""
         return lambda request: served(request, self.data, cut=at)
 
-    def interrupt(self, wanted: Wanted | None = None, at: int = HALF) -> None:
+    def interrupt(self, wanted: DownloadRequest | None = None, at: int = HALF) -> None:
         """Leave what a run leaves that was cut off after so many bytes."""
         self.script(self.cut(at), TimeoutError())
         with pytest.raises(NetworkFailed):
-            self.fetch(wanted, patience=Patience(attempts=1))
+            self.fetch(wanted, patience=DownloadTimeouts(attempts=1))
         self.script()
         self.events.clear()
         self.transport.requests.clear()
 
-    def exact(self) -> Wanted:
+    def exact(self) -> DownloadRequest:
         """Ask for exactly the bytes that are served, by size and digest."""
-        return Wanted(
+        return DownloadRequest(
             url=URL, label="the file", commit="c0ffee", size_bytes=len(self.data), sha256=digest_bytes(self.data)
         )
 
-    def bare(self) -> Wanted:
-        return Wanted(url=URL, label="the file", commit="c0ffee")
+    def bare(self) -> DownloadRequest:
+        return DownloadRequest(url=URL, label="the file", commit="c0ffee")
 
     def phases(self) -> list[str]:
         return [str(event.fields["phase"]) for event in self.events]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import zstandard
 
-from stoker.model.artifacts import Tree
-from stoker.model.digests import Digest
-from stoker.store.bundle.packing import NOT_HASHED, Bundle, Source, pack
-from stoker.store.memo import stamp_of
+from stoker.core.digests import Digest, Tree
+from stoker.host.file_stamps import stamp_of
+from stoker.store.archives.pack import NOT_HASHED, Bundle, PackSource, pack
 from stoker.store.trees import Hasher, walk_tree
 
 END = bytes(1024)
@@ -88,10 +87,10 @@ def squeezed(data: bytes, **settings: object) -> bytes:
     return zstandard.ZstdCompressor(level=1, write_checksum=True, **settings).compress(data)  # type: ignore[arg-type]
 
 
-def folder_sources(folder_path: str, *, hasher: Hasher | None = None) -> list[Source]:
+def folder_sources(folder_path: str, *, hasher: Hasher | None = None) -> list[PackSource]:
     """Give the entries of a folder to be packed; without a hasher, files are hashed when they are."""
     found = walk_tree(folder_path, hasher=hasher or _not_hashed)
-    return [Source(entry=walked.entry, path=walked.path, stamp=stamp_of(walked.info)) for walked in found]
+    return [PackSource(entry=walked.entry, path=walked.path, stamp=stamp_of(walked.info)) for walked in found]
 
 
 def _not_hashed(path: str) -> tuple[Digest, int]:

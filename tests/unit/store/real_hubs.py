@@ -6,23 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stoker.host.disk import free_bytes
+from stoker.core.clock import SystemClock
+from stoker.core.events import Event
+from stoker.core.frozen import changed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import SystemClock
-from stoker.model.events import Event
-from stoker.model.frozen import changed
-from stoker.store.download.outcome import Outcome
-from stoker.store.download.patience import Patience
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.download.wanted import Fetched
-from stoker.store.hub.address import Repo
-from stoker.store.hub.hub import Hub
-from stoker.store.hub.repo_file import RepoFile
-from stoker.store.hub.repository import Order, fetch_repository
-from stoker.store.hub.settings import HubSettings
+from stoker.host.http.http_settings import HttpSettings
+from stoker.host.resources import free_bytes
 from stoker.store.memo import Memo
+from stoker.transfer.download.types import DownloadOutcome, DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile
+from stoker.transfer.hub.client import Hub
+from stoker.transfer.hub.listing import Repo, RepoFile
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository
+from stoker.transfer.hub.settings import HubSettings
 from tests.servers.hub import FakeHub, Served
 
 REPO = Repo(name="org/name")
@@ -48,10 +43,10 @@ def client_of(endpoint: str, folder: Path) -> Iterator[Hub]:
     """Give a client's side by itself, for a process of its own."""
     transport = Urllib3Transport(HttpSettings())
     memo = Memo(str(folder / "memo.db"), set_aside=lambda path, reason: None)
-    tools = Tools(transport=transport, clock=SystemClock(), free_bytes=free_bytes, jitter=lambda: 0.0)
+    tools = DownloadTools(transport=transport, clock=SystemClock(), free_bytes=free_bytes, jitter=lambda: 0.0)
     settings = HubSettings(endpoint=endpoint, cache=str(folder / "hub"))
     try:
-        yield Hub(settings, tools=tools, patience=Patience(attempts=3), stop=Stop(), memo=memo)
+        yield Hub(settings, tools=tools, patience=DownloadTimeouts(attempts=3), stop=DownloadStop(), memo=memo)
     finally:
         transport.close()
         memo.close()
@@ -65,7 +60,7 @@ class Scene:
         self.folder = folder
         self.cache = folder / "hub"
         self.news: list[Event] = []
-        self.stop = Stop()
+        self.stop = DownloadStop()
         self.commit = fake.repository("org/name").commit(FILES)
         self.transport = Urllib3Transport(HttpSettings())
         self.memo = Memo(str(folder / "memo.db"), set_aside=lambda path, reason: None)
@@ -79,7 +74,7 @@ class Scene:
         return self.repo_folder / "snapshots" / self.commit
 
     def hub(self, **settings: object) -> Hub:
-        tools = Tools(
+        tools = DownloadTools(
             transport=self.transport,
             clock=SystemClock(),
             free_bytes=free_bytes,
@@ -88,16 +83,20 @@ class Scene:
         )
         plain = HubSettings(endpoint=self.fake.endpoint, cache=str(self.cache))
         return Hub(
-            changed(plain, **settings), tools=tools, patience=Patience(attempts=3), stop=self.stop, memo=self.memo
+            changed(plain, **settings),
+            tools=tools,
+            patience=DownloadTimeouts(attempts=3),
+            stop=self.stop,
+            memo=self.memo,
         )
 
     def fetch(
         self, hub: Hub | None = None, *, files: tuple[RepoFile, ...] | None = None, rev: str = "main", **order: object
-    ) -> list[Outcome]:
+    ) -> list[DownloadOutcome]:
         hub = hub or self.hub()
         revision = hub.resolve(REPO, rev)
         wanted = hub.files(REPO, revision.commit) if files is None else files
-        plain = Order(repo=REPO, revision=revision, files=wanted)
+        plain = RepoRequest(repo=REPO, revision=revision, files=wanted)
         return fetch_repository(hub, changed(plain, **order))
 
     def downloads(self) -> int:
@@ -118,16 +117,16 @@ def scenes(folder: Path, **particulars: object) -> Iterator[Scene]:
             scene.memo.close()
 
 
-def fetched(outcomes: list[Outcome], path: str) -> Fetched:
+def fetched(outcomes: list[DownloadOutcome], path: str) -> FetchedFile:
     found = named(outcomes, path).fetched
     assert found is not None
     return found
 
 
-def named(outcomes: list[Outcome], path: str) -> Outcome:
+def named(outcomes: list[DownloadOutcome], path: str) -> DownloadOutcome:
     return next(outcome for outcome in outcomes if path_of(outcome) == path)
 
 
-def path_of(outcome: Outcome) -> str:
+def path_of(outcome: DownloadOutcome) -> str:
     """Give the path of an outcome's file in its repository."""
     return outcome.label.removeprefix(f"{REPO}: ")

@@ -8,16 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stoker.core.clock import Clock, FakeClock
+from stoker.core.digests import Digest, digest_value
+from stoker.core.jsontext import loads
 from stoker.host.durable import NO_STEP, remove_tree
-from stoker.model.clock import Clock, FakeClock
-from stoker.model.digests import Digest, digest_value
-from stoker.model.json_text import loads
-from stoker.store.by_name import resolve
-from stoker.store.local import Found, LocalStore, Published
-from stoker.store.prune import Swept, carry_out
-from stoker.store.putting import PutThing, Putting, Wish, survey
+from stoker.store.local_store import LocalStore, PublishedRecord, RecordHit
+from stoker.store.prune import GRACE_S, PruneResult, carry_out, decide_prune, resolve
+from stoker.store.put import PutRequest, StoredTree, StoreWriter, survey
 from stoker.store.records import Record
-from stoker.store.retention import GRACE_S, decide_prune
 
 # Past what goes inline, so that it becomes a blob.
 BIG = 5000
@@ -60,7 +58,7 @@ def commit(
     *,
     replace: bool = False,
     body: dict[str, Any] | None = None,
-) -> Published:
+) -> PublishedRecord:
     """Do what a run does with a finished stage."""
     tree, inline, staging = stage_and_take_in(store, files)
     published = store.publish(Record.of(key=key_of(name), tree=tree, inline=inline, body=body or {}), replace=replace)
@@ -68,9 +66,9 @@ def commit(
     return published
 
 
-def found(store: LocalStore, name: object) -> Found:
+def found(store: LocalStore, name: object) -> RecordHit:
     outcome = store.lookup(key_of(name))
-    assert isinstance(outcome, Found), outcome
+    assert isinstance(outcome, RecordHit), outcome
     return outcome
 
 
@@ -105,7 +103,7 @@ def files_below(folder: Path | str) -> dict[str, bytes]:
     return {str(path.relative_to(top)): path.read_bytes() for path in sorted(top.rglob("*")) if path.is_file()}
 
 
-def sweep(store: LocalStore, *, clock: Clock, grace_s: float = GRACE_S) -> Swept:
+def sweep(store: LocalStore, *, clock: Clock, grace_s: float = GRACE_S) -> PruneResult:
     """Prune without letting go of any record: only what nobody names goes."""
     nothing = decide_prune((), now_s=clock.wall_s(), max_bytes=None, older_than_s=None)
     return carry_out(store, nothing, clock=clock, grace_s=grace_s)
@@ -113,10 +111,10 @@ def sweep(store: LocalStore, *, clock: Clock, grace_s: float = GRACE_S) -> Swept
 
 def put_in(
     store: LocalStore, path: Path | str, name: str, *, replace: bool = False, clock: Clock | None = None
-) -> PutThing:
+) -> StoredTree:
     """Put a file or a folder, as the command does, without its screen."""
-    wish = Wish(name=name, replace=replace, source=str(path))
-    return Putting(store, clock=clock or clock_of_now(), heed=lambda _: None).put(survey(str(path)), wish)
+    wish = PutRequest(name=name, replace=replace, source=str(path))
+    return StoreWriter(store, clock=clock or clock_of_now(), heed=lambda _: None).put(survey(str(path)), wish)
 
 
 def put_contents(store: LocalStore, name: str) -> dict[str, bytes]:

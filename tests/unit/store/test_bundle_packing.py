@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from stoker.model.artifacts import TreeEntry
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import ArchiveFaults, CorruptBytes, Faults, LocalFile
-from stoker.store.bundle.packing import LEVEL, Packing, Source, pack
-from stoker.store.bundle.tar_headers import head_of, padding, tar_bytes
-from stoker.store.memo import stamp_of
+from stoker.core.digests import Digest, TreeEntry, digest_bytes
+from stoker.core.errors import CorruptBytes, InvalidArchive, InvalidInput, LocalFile
+from stoker.host.file_stamps import stamp_of
+from stoker.store.archives.pack import LEVEL, BundlePacker, PackSource, pack
+from stoker.store.archives.tar import head_of, padding, tar_bytes
 from stoker.store.trees import hash_file, scan_tree
 from tests.unit.store.hostile_archives import folder_sources, packed
 from tests.unit.store.real_stores import fill
@@ -151,7 +150,7 @@ def test_how_the_bytes_are_handed_over_changes_none(tmp_path: Path, monkeypatch:
     fill(tmp_path / "tree", {"data": some_data()})
     expected = packed(tmp_path / "tree")
     for block_bytes in (4096, 100_001, 1 << 24):
-        monkeypatch.setattr("stoker.store.bundle.packing._BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr("stoker.store.archives.pack._BLOCK_BYTES", block_bytes)
         assert packed(tmp_path / "tree") == expected
 
 
@@ -252,7 +251,7 @@ def test_a_file_whose_digest_is_known_is_not_hashed_again(tree: Path) -> None:
     """Seen by a digest that is not its own: nobody notices, and that is what knowing means."""
     known = Digest("a" * 64)
     sources = folder_sources(str(tree), hasher=lambda path: (known, os.path.getsize(path)))
-    packing = Packing(sources)
+    packing = BundlePacker(sources)
     assert b"".join(packing)
     assert {entry.sha256 for entry in packing.tree.entries if entry.link_to is None} == {known}
 
@@ -260,17 +259,17 @@ def test_a_file_whose_digest_is_known_is_not_hashed_again(tree: Path) -> None:
 def test_a_digest_without_a_look_at_the_file_is_checked(tree: Path) -> None:
     entry = TreeEntry("model.bin", len(FILES["model.bin"]), digest_bytes(b"other"))
     with pytest.raises(CorruptBytes):
-        pack([Source(entry=entry, path=str(tree / "model.bin"))], io.BytesIO())
+        pack([PackSource(entry=entry, path=str(tree / "model.bin"))], io.BytesIO())
     right = TreeEntry("model.bin", len(FILES["model.bin"]), digest_bytes(FILES["model.bin"]))
-    assert pack([Source(entry=right, path=str(tree / "model.bin"))], io.BytesIO()).size_bytes == right.size_bytes
+    assert pack([PackSource(entry=right, path=str(tree / "model.bin"))], io.BytesIO()).size_bytes == right.size_bytes
 
 
 def test_bytes_that_are_handed_in_are_checked() -> None:
     entry = TreeEntry("small", 4, digest_bytes(b"good"))
-    assert pack([Source(entry=entry, data=b"good")], io.BytesIO()).size_bytes == 4
+    assert pack([PackSource(entry=entry, data=b"good")], io.BytesIO()).size_bytes == 4
     for data in (b"evil", b"goodness", b""):
         with pytest.raises(CorruptBytes):
-            pack([Source(entry=entry, data=data)], io.BytesIO())
+            pack([PackSource(entry=entry, data=data)], io.BytesIO())
 
 
 # --- what can't be packed ---------------------------------------------------------------------
@@ -278,7 +277,7 @@ def test_bytes_that_are_handed_in_are_checked() -> None:
 
 def test_what_could_not_be_unpacked_everywhere_is_not_packed(tmp_path: Path) -> None:
     fill(tmp_path / "tree", {"Model": b"1", "model": b"2", "a:b": b"3", "nul.txt": b"4", "ok": b"5"})
-    with pytest.raises(ArchiveFaults) as refused:
+    with pytest.raises(InvalidArchive) as refused:
         packed(tmp_path / "tree")
     assert {fault.where for fault in refused.value.faults} == {"model", "a:b", "nul.txt"}
 
@@ -286,12 +285,12 @@ def test_what_could_not_be_unpacked_everywhere_is_not_packed(tmp_path: Path) -> 
 def test_what_no_tree_can_keep_is_not_packed(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "out").symlink_to("/etc/passwd")
-    with pytest.raises(Faults):
+    with pytest.raises(InvalidInput):
         packed(tmp_path / "tree")
 
 
 def test_an_archive_that_is_not_read_to_its_end_says_nothing_and_lets_go(tmp_path: Path) -> None:
-    packing = Packing(folder_sources(str(large(tmp_path))))
+    packing = BundlePacker(folder_sources(str(large(tmp_path))))
     assert next(iter(packing))
     with pytest.raises(ValueError, match="not been read"):
         _ = packing.bundle

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from stoker.model.errors import ArchiveFaults, LocalFile
-from stoker.store.bundle.members import MOST_SHOWN, Limits
-from stoker.store.bundle.unpacking import Unpacked, unpack
+from stoker.core.errors import InvalidArchive, LocalFile
+from stoker.store.archives.archive_members import MOST_SHOWN, ArchiveLimits
+from stoker.store.archives.unpack import UnpackedBundle, unpack
 from stoker.store.trees import scan_tree
 from tests.unit.store.hostile_archives import (
     END,
@@ -46,7 +46,7 @@ class Out:
         self.path = folder / "out"
         self._outside = folder
 
-    def unpack(self, archive: bytes, **options: object) -> Unpacked:
+    def unpack(self, archive: bytes, **options: object) -> UnpackedBundle:
         return unpack(io.BytesIO(archive), str(self.path), **options)  # type: ignore[arg-type]
 
     def faults(self, archive: bytes, **options: object) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Out:
         told = []
         for form in (archive, squeezed(archive)):
             before = sorted(self._outside.rglob("*"))
-            with pytest.raises(ArchiveFaults) as refused:
+            with pytest.raises(InvalidArchive) as refused:
                 self.unpack(form, **options)
             assert sorted(self._outside.rglob("*")) == before
             told.append({fault.where: fault.message for fault in refused.value.faults})
@@ -391,7 +391,7 @@ def test_real_sparse_files_are_refused(tmp_path: Path, out: Out) -> None:
 
 
 def test_more_members_than_allowed_are_refused(out: Out) -> None:
-    limits = Limits(members=5)
+    limits = ArchiveLimits(members=5)
     assert len(out.unpack(tar(*(file(str(number)) for number in range(5))), limits=limits).tree.entries) == 5
     subprocess.run(["rm", "-r", str(out.path)], check=True)
     for one in (file, folder):
@@ -400,49 +400,49 @@ def test_more_members_than_allowed_are_refused(out: Out) -> None:
 
 
 def test_more_bytes_than_allowed_are_refused_before_they_are_written(out: Out) -> None:
-    limits = Limits(total_bytes=20_000)
+    limits = ArchiveLimits(total_bytes=20_000)
     assert "members have more" in out.fault(tar(file("a", bytes(15_000)), header("b", size=1 << 50)), limits=limits)[1]
 
 
 def test_hard_links_count_as_the_files_that_they_become(out: Out) -> None:
     bomb = tar(file("a", bytes(10_000)), *(hardlink(f"link{number}", "a") for number in range(100)))
-    assert "members have more" in out.fault(bomb, limits=Limits(total_bytes=100_000))[1]
+    assert "members have more" in out.fault(bomb, limits=ArchiveLimits(total_bytes=100_000))[1]
 
 
 def test_headers_count_as_well(out: Out) -> None:
     assert (
         "come out"
-        in out.fault(tar(*(folder(str(number)) for number in range(100))), limits=Limits(total_bytes=20_000))[1]
+        in out.fault(tar(*(folder(str(number)) for number in range(100))), limits=ArchiveLimits(total_bytes=20_000))[1]
     )
 
 
 def test_what_grows_out_of_next_to_nothing_is_refused(tmp_path: Path, out: Out) -> None:
     bomb = squeezed(tar(file("zeros", bytes(30_000_000))))
     assert len(bomb) < 10_000
-    with pytest.raises(ArchiveFaults) as refused:
-        out.unpack(bomb, limits=Limits(ratio=100, ratio_free_bytes=1 << 20))
+    with pytest.raises(InvalidArchive) as refused:
+        out.unpack(bomb, limits=ArchiveLimits(ratio=100, ratio_free_bytes=1 << 20))
     assert "out of every one" in refused.value.faults[0].message
     assert list(tmp_path.iterdir()) == []
     assert out.unpack(bomb).tree.size_bytes == 30_000_000
 
 
 def test_a_bomb_that_says_its_size_is_refused_at_once(out: Out) -> None:
-    with pytest.raises(ArchiveFaults, match="come out of it") as refused:
-        out.unpack(squeezed(bytes(50_000_000)), limits=Limits(total_bytes=1 << 20))
+    with pytest.raises(InvalidArchive, match="come out of it") as refused:
+        out.unpack(squeezed(bytes(50_000_000)), limits=ArchiveLimits(total_bytes=1 << 20))
     assert "come out of it" in refused.value.faults[0].message
 
 
 def test_a_frame_that_wants_much_memory_is_refused(out: Out) -> None:
     settings = zstandard.ZstdCompressionParameters.from_level(1, window_log=27, write_content_size=False)
     squeezer = zstandard.ZstdCompressor(compression_params=settings).compressobj()
-    with pytest.raises(ArchiveFaults) as refused:
+    with pytest.raises(InvalidArchive) as refused:
         out.unpack(squeezer.compress(tar(file("a"))) + squeezer.flush())
     assert "memory" in refused.value.faults[0].message
 
 
 def test_all_faults_are_counted_and_the_first_shown(out: Out) -> None:
     members = [file(f"../{number}") for number in range(50)]
-    with pytest.raises(ArchiveFaults) as refused:
+    with pytest.raises(InvalidArchive) as refused:
         out.unpack(tar(file("good"), *members, symlink("link", "/etc")))
     error = refused.value
     assert len(error.faults) == MOST_SHOWN
@@ -460,14 +460,14 @@ GOOD = tar(file("a", b"1" * 3000), symlink("b", "a"), file("c/d", os.urandom(300
     "archive", [b"", b"\x28\xb5\x2f\xfd", b"no tar", bytes(100), b"PK\x03\x04" + bytes(600)], ids=ascii
 )
 def test_what_is_no_archive_is_refused(archive: bytes, out: Out) -> None:
-    with pytest.raises(ArchiveFaults):
+    with pytest.raises(InvalidArchive):
         out.unpack(archive)
 
 
 def test_an_archive_that_ends_anywhere_too_early_is_refused(tmp_path: Path, out: Out) -> None:
     for whole in (GOOD, squeezed(GOOD)):
         for end in [*range(0, len(whole) - 1, 97), len(whole) - 1]:
-            with pytest.raises(ArchiveFaults):
+            with pytest.raises(InvalidArchive):
                 out.unpack(whole[:end])
     assert list(tmp_path.iterdir()) == []
 
@@ -480,7 +480,7 @@ def test_a_flipped_bit_anywhere_in_a_frame_is_found(tmp_path: Path, out: Out) ->
         # One bit of a frame's head means nothing, and to nobody.
         if at == 4:
             continue
-        with pytest.raises(ArchiveFaults):
+        with pytest.raises(InvalidArchive):
             out.unpack(bytes(damaged))
     assert list(tmp_path.iterdir()) == []
 
@@ -488,7 +488,7 @@ def test_a_flipped_bit_anywhere_in_a_frame_is_found(tmp_path: Path, out: Out) ->
 def test_whatever_follows_the_end_is_refused(out: Out) -> None:
     skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"skip"
     for more in (b"x", bytes(1), squeezed(GOOD), squeezed(b""), skippable, squeezed(tar(file("evil")))):
-        with pytest.raises(ArchiveFaults) as refused:
+        with pytest.raises(InvalidArchive) as refused:
             out.unpack(squeezed(GOOD) + more)
         assert "follows" in refused.value.faults[0].message
     assert "follows" in out.fault(GOOD + b"x")[1]
@@ -498,7 +498,7 @@ def test_whatever_follows_the_end_is_refused(out: Out) -> None:
 def test_a_frame_before_the_tar_is_refused(out: Out) -> None:
     skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"skip"
     for before in (skippable, squeezed(b"")):
-        with pytest.raises(ArchiveFaults):
+        with pytest.raises(InvalidArchive):
             out.unpack(before + squeezed(GOOD))
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import CorruptBytes
-from stoker.store.bundle.unpacking import unpack
-from stoker.store.bundle.writing import write_bundle
-from stoker.store.putting import Putting, Wish
-from stoker.store.results import Part
+from stoker.core.errors import CorruptBytes
+from stoker.store.archives.pack import write_bundle
+from stoker.store.archives.unpack import unpack
+from stoker.store.put import PutRequest, StoreWriter
+from stoker.store.results import ResultPart
 from tests.unit.store.hostile_archives import packed
 from tests.unit.store.real_stores import (
     BIG,
@@ -31,10 +31,13 @@ def store(tmp_path):
     return make_store(tmp_path / "store")
 
 
-def parts_of(store) -> list[Part]:
+def parts_of(store) -> list[ResultPart]:
     result = commit(store, "result", {"report": b"r" * BIG, "small": b"s"}).record
     trial = commit(store, "trial", {"model": b"m" * BIG}).record
-    return [Part(record=result, folder="", sidecar={}), Part(record=trial, folder="lr=0.1/kept", sidecar={})]
+    return [
+        ResultPart(record=result, folder="", sidecar={}),
+        ResultPart(record=trial, folder="lr=0.1/kept", sidecar={}),
+    ]
 
 
 def test_parts_are_packed_each_below_its_folder_and_unpack_to_the_same_tree(store, tmp_path):
@@ -77,13 +80,13 @@ def test_bytes_that_are_gone_make_no_archive(store, tmp_path):
     assert not (tmp_path / "b.tar.zst").exists()
 
 
-def whole(store, record) -> list[Part]:
-    return [Part(record=record, folder="", sidecar={})]
+def whole(store, record) -> list[ResultPart]:
+    return [ResultPart(record=record, folder="", sidecar={})]
 
 
 def put_archive(store, path: Path):
-    putting = Putting(store, clock=clock_of_now(), heed=lambda _: None)
-    return putting.put_unpacked(str(path), Wish(name="data"))
+    putting = StoreWriter(store, clock=clock_of_now(), heed=lambda _: None)
+    return putting.put_unpacked(str(path), PutRequest(name="data"))
 
 
 def test_what_was_unpacked_is_written_again_as_the_same_bytes(store, tmp_path):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import LocalFile
-from stoker.store.download.checking import check_file, check_listed, check_receipt
-from stoker.store.download.lock_list import LockedFile
-from stoker.store.download.receipt import Receipts, receipt_of
-from stoker.store.download.wanted import Fetched, Status
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import LocalFile
+from stoker.transfer.download.download_check import check_file, check_listed, check_receipt
+from stoker.transfer.download.lock_list import LockedFile
+from stoker.transfer.download.receipts import Receipts, receipt_of
+from stoker.transfer.download.types import FetchedFile, Status
 
 BYTES = b"weights"
 
@@ -24,7 +24,7 @@ def receipts(tmp_path: Path) -> Receipts:
 def put(receipts: Receipts, path: Path, data: bytes = BYTES) -> Path:
     """Put a file somewhere as a download does, with its receipt."""
     path.write_bytes(data)
-    fetched = Fetched(path=str(path), status=Status.DOWNLOADED, size_bytes=len(data), sha256=digest_bytes(data))
+    fetched = FetchedFile(path=str(path), status=Status.DOWNLOADED, size_bytes=len(data), sha256=digest_bytes(data))
     receipts.keep([receipt_of(fetched, label="a model", ended_s=0.0, version="1")])
     return path
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.store.download.content_range import ContentRange, read_content_range
+from stoker.transfer.download.response_rules import ContentRange, read_content_range
 
 
 @pytest.mark.parametrize(

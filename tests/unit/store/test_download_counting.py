@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.model.events import Event, Kinds
-from stoker.store.download.counting import counting
+from stoker.core.events import Event, Kinds
+from stoker.transfer.download.download_events import counting
 
 
 def said(kind: str, file: str = "a", **fields: Any) -> Event:

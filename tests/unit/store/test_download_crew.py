@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.errors import LocalFile, NetworkFailed, NoSpace, StokerError
-from stoker.store.download.crew import Crew
-from stoker.store.download.outcome import Outcome
+from stoker.core.errors import LocalFile, NetworkFailed, NoSpace, StokerError
+from stoker.transfer.download.download_events import DownloadPool
+from stoker.transfer.download.types import DownloadOutcome
 
 NAMES = [f"server{number % 2}/{number}" for number in range(50)]
 
@@ -17,15 +17,15 @@ class Tried:
         self._error = error
         self._where = where
 
-    def __call__(self, name: str) -> list[Outcome]:
+    def __call__(self, name: str) -> list[DownloadOutcome]:
         self.names.append(name)
-        return [Outcome(label=name, error=self._error if self._where in name else None)]
+        return [DownloadOutcome(label=name, error=self._error if self._where in name else None)]
 
-    def by(self, workers: int, *, by_server: bool = False) -> list[Outcome]:
+    def by(self, workers: int, *, by_server: bool = False) -> list[DownloadOutcome]:
         def server(name: str) -> str:
             return name.partition("/")[0] if by_server else ""
 
-        return Crew(NAMES, self, labels=lambda name: [name], ends_all=(NoSpace,), server=server).work(workers)
+        return DownloadPool(NAMES, self, labels=lambda name: [name], ends_all=(NoSpace,), server=server).work(workers)
 
 
 def test_a_crew_gives_every_outcome_back() -> None:
@@ -59,11 +59,11 @@ def test_a_file_that_fails_by_itself_stops_nobody() -> None:
 
 
 def test_a_bug_in_a_thread_is_raised_where_it_can_be_seen() -> None:
-    def work(name: str) -> list[Outcome]:
+    def work(name: str) -> list[DownloadOutcome]:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Crew(NAMES, work, labels=lambda name: [name], ends_all=()).work(3)
+        DownloadPool(NAMES, work, labels=lambda name: [name], ends_all=()).work(3)
 
 
 def test_a_server_that_was_waited_for_once_is_not_waited_for_again() -> None:

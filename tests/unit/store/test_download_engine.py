@@ -6,19 +6,13 @@ import shutil
 
 import pytest
 
-from stoker.host.lockfile import Lock
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import (
-    BadInput,
-    HashMismatch,
-    LocalFile,
-    LockHeld,
-    NotOnServer,
-)
-from stoker.model.frozen import changed
-from stoker.store.download.commit import STEPS
-from stoker.store.download.wanted import Landing, Status, Wanted
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import BadInput, HashMismatch, LocalFile, LockHeld, NotOnServer
+from stoker.core.frozen import changed
+from stoker.host.locks import FileLock
+from stoker.transfer.download.content import STEPS
+from stoker.transfer.download.types import DownloadRequest, Status, TargetFile
 from tests.fakes.transport import Scripted
 from tests.unit.store.download_scene import DATE, ETAG, LARGE, SMALL, URL, open_scene, served
 
@@ -79,9 +73,9 @@ def test_a_git_digest_is_checked_too(scene):
     for data in (SMALL, LARGE):
         scene.data = data
         git_sha1 = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-        scene.fetch(Wanted(url=URL, git_sha1=git_sha1.upper()), force=True)
+        scene.fetch(DownloadRequest(url=URL, git_sha1=git_sha1.upper()), force=True)
         with pytest.raises(HashMismatch, match="git sha1"):
-            scene.fetch(Wanted(url=URL, git_sha1="0" * 40), force=True)
+            scene.fetch(DownloadRequest(url=URL, git_sha1="0" * 40), force=True)
         assert scene.path.read_bytes() == data
 
 
@@ -242,7 +236,7 @@ def test_what_another_process_finished_meanwhile_is_not_fetched_again(scene):
     whole = scene.path.read_bytes()
     scene.path.unlink()
     scene.transport.requests.clear()
-    lock = Lock(scene.beside(".lock"), "another")
+    lock = FileLock(scene.beside(".lock"), "another")
     lock.acquire()
 
     class FinishingClock(FakeClock):
@@ -260,7 +254,7 @@ def test_what_another_process_finished_meanwhile_is_not_fetched_again(scene):
 
 def test_a_lock_that_stays_held_ends_it(scene):
     scene.path.parent.mkdir()
-    with Lock(scene.beside(".lock"), "another"), pytest.raises(LockHeld):
+    with FileLock(scene.beside(".lock"), "another"), pytest.raises(LockHeld):
         scene.fetch()
     assert scene.asked() == []
 
@@ -308,7 +302,7 @@ def test_a_folder_under_the_final_name_is_refused(scene):
 
 
 def test_a_name_that_leads_elsewhere_is_refused_before_anything(scene):
-    scene.landing = Landing(folder=str(scene.folder / "inner"), name="../f.bin")
+    scene.landing = TargetFile(folder=str(scene.folder / "inner"), name="../f.bin")
     with pytest.raises(BadInput):
         scene.fetch()
     assert list(scene.folder.iterdir()) == []

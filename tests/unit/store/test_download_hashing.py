@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.store.download.hashing import BodyHash, Summing, sum_file
+from stoker.transfer.download.content import BodyHash, SumsBuilder, sum_file
 
 DATA = random.Random(4).randbytes(5_000_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -82,7 +82,7 @@ def test_a_file_is_summed_as_its_bytes_are(file):
 @given(st.lists(st.binary(max_size=50), max_size=20))
 def test_pieces_make_the_digest_of_the_whole(pieces):
     whole = b"".join(pieces)
-    summing = Summing(len(whole))
+    summing = SumsBuilder(len(whole))
     for piece in pieces:
         summing.add(piece)
     assert summing.sums().sha256 == hashlib.sha256(whole).hexdigest()

@@ -6,17 +6,16 @@ import os
 
 import pytest
 
-from stoker.host.anchored import AnchoredFolder
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Cancelled, LocalFile, LockHeld
+from stoker.core.frozen import changed
+from stoker.host.folders import AnchoredFolder
 from stoker.host.identity import mine, of_pid
-from stoker.host.lockfile import Lock
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Cancelled, LocalFile, LockHeld
-from stoker.model.frozen import changed
-from stoker.store.download.hold import WATCH_S, Hold, sweep_lock
-from stoker.store.download.sidecar import Sidecar, dump_sidecar
-from stoker.store.download.stop import Stop
-from stoker.store.download.telling import Teller
-from stoker.store.download.wanted import Wanted
+from stoker.host.locks import FileLock
+from stoker.transfer.download.download_events import DownloadEvents
+from stoker.transfer.download.file_lock import WATCH_S, PartialFileLock, sweep_lock
+from stoker.transfer.download.partial import Sidecar, dump_sidecar
+from stoker.transfer.download.types import DownloadRequest, DownloadStop
 
 GONE = changed(mine(), pid=(1 << 22) - 1, start_ticks=1)
 ELSEWHERE = changed(mine(), host="another-host")
@@ -32,12 +31,12 @@ class Scene:
     def __init__(self, folder):
         self.folder = folder
         self.clock = FakeClock()
-        self.stop = Stop()
+        self.stop = DownloadStop()
         self.events = []
 
     def take(self, lock_path="", wait_s=10.0):
-        hold = Hold(self.folder, "f", lock_path=lock_path, wait_s=wait_s)
-        teller = Teller(self.events.append, Wanted(url="http://host/f"), "f")
+        hold = PartialFileLock(self.folder, "f", lock_path=lock_path, wait_s=wait_s)
+        teller = DownloadEvents(self.events.append, DownloadRequest(url="http://host/f"), "f")
         return hold.take(clock=self.clock, stop=self.stop, teller=teller)
 
     def leave(self, writer, name="f.part"):
@@ -76,7 +75,7 @@ def test_a_free_lock_is_taken_and_given_back(scene):
 
 def test_a_held_lock_is_waited_for_and_said_to_be(scene):
     path = scene.folder.path_of("f.lock")
-    with Lock(path, "something else"):
+    with FileLock(path, "something else"):
         with pytest.raises(LockHeld) as held, scene.take(wait_s=2.0):
             pass
         assert scene.clock.monotonic_s() == pytest.approx(2.0)
@@ -87,7 +86,7 @@ def test_a_held_lock_is_waited_for_and_said_to_be(scene):
 
 def test_a_wait_ends_when_somebody_asks(scene):
     scene.stop.ask(Cancelled("now"))
-    with Lock(scene.folder.path_of("f.lock"), "something else"), pytest.raises(Cancelled), scene.take():
+    with FileLock(scene.folder.path_of("f.lock"), "something else"), pytest.raises(Cancelled), scene.take():
         pass
 
 
@@ -95,7 +94,7 @@ def test_a_lock_may_lie_elsewhere(scene, tmp_path):
     path = str(tmp_path / "locks" / "f.lock")
     os.mkdir(tmp_path / "locks")
     with scene.take(lock_path=path), pytest.raises(LockHeld):
-        Lock(path, "another").acquire(0.0)
+        FileLock(path, "another").acquire(0.0)
     assert scene.folder.names() == ["locks"]
 
 
@@ -196,7 +195,7 @@ def test_a_lock_that_a_killed_process_left_is_swept_and_a_held_one_is_not(scene)
     scene.folder.write_file("f.lock", b'{"identity":')
     sweep_lock(scene.folder, "f")
     assert scene.folder.names() == []
-    with Lock(path, "another"):
+    with FileLock(path, "another"):
         sweep_lock(scene.folder, "f")
         assert scene.folder.names() == ["f.lock"]
 

@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import NetworkFailed, NotOnServer
-from stoker.model.events import Event
-from stoker.store.download.lock_fetch import fetch_listed
-from stoker.store.download.lock_list import LockedFile
-from stoker.store.download.patience import Patience
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.download.wanted import Fetched, Landing
+from stoker.core.clock import FakeClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import NetworkFailed, NotOnServer
+from stoker.core.events import Event
+from stoker.transfer.download.lock_fetch import fetch_listed
+from stoker.transfer.download.lock_list import LockedFile
+from stoker.transfer.download.types import DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile, TargetFile
 from tests.fakes.transport import FakeTransport, Scripted
 
 DATA = b"a listed file"
@@ -36,8 +33,8 @@ class Scene:
             lambda request: Scripted(status=404 if "one." in request.url else 200, body=DATA)
         )
 
-    def fetch(self, *, offline: bool = False) -> Fetched:
-        tools = Tools(
+    def fetch(self, *, offline: bool = False) -> FetchedFile:
+        tools = DownloadTools(
             transport=self.transport,
             clock=self.clock,
             free_bytes=lambda _: 1 << 50,
@@ -46,10 +43,10 @@ class Scene:
         )
         return fetch_listed(
             FILE,
-            Landing(folder=str(self.folder), name="a.bin"),
+            TargetFile(folder=str(self.folder), name="a.bin"),
             tools=tools,
-            patience=Patience(),
-            stop=Stop(),
+            patience=DownloadTimeouts(),
+            stop=DownloadStop(),
             headers_for=lambda url: {},
             offline=offline,
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.model.errors import Faults, LocalFile
-from stoker.store.download.lock_list import (
+from stoker.core.digests import Digest
+from stoker.core.errors import InvalidInput, LocalFile
+from stoker.transfer.download.lock_list import (
     LockedFile,
     is_lock_list,
     leaf_of,
@@ -32,7 +32,7 @@ def write(folder: Path, raw: object) -> str:
 
 
 def faults_of(path: str) -> list[str]:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         read_lock_list(path)
     return [str(fault).replace(path, "L") for fault in caught.value.faults]
 
@@ -105,7 +105,7 @@ def test_an_address_whose_name_could_not_be_a_file_is_a_fault(tmp_path: Path, ur
 def test_what_is_no_list_is_told_as_that(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "models.lock.json"
     path.write_text(text)
-    with pytest.raises(Faults, match=why):
+    with pytest.raises(InvalidInput, match=why):
         read_lock_list(str(path))
 
 
@@ -171,7 +171,7 @@ def test_files_that_would_meet_the_side_files_of_another_are_refused(tmp_path: P
         entry(id="four", sha256=B, urls=["https://h.example/y"]),
         entry(id="five", sha256=B, urls=["https://h.example/x"]),
     ]
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         read_lock_list(write(tmp_path, entries))
     assert [fault.where.rpartition(": ")[2] for fault in caught.value.faults] == ["[0].urls[0]", "[2].urls[0]"]
     assert "[1]" in caught.value.faults[0].message
@@ -180,7 +180,7 @@ def test_files_that_would_meet_the_side_files_of_another_are_refused(tmp_path: P
 
 def test_of_very_many_faults_only_the_first_are_told_and_the_rest_counted(tmp_path: Path) -> None:
     path = write(tmp_path, [entry(id=f"m{number}", sha256="zz") for number in range(1000)])
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         read_lock_list(path)
     assert caught.value.message == f"1000 faults in {path}"
     assert len(caught.value.faults) == 21
@@ -188,6 +188,6 @@ def test_of_very_many_faults_only_the_first_are_told_and_the_rest_counted(tmp_pa
 
 
 def test_no_file_is_larger_than_files_can_be(tmp_path: Path) -> None:
-    with pytest.raises(Faults, match="whole number from 0"):
+    with pytest.raises(InvalidInput, match="whole number from 0"):
         read_lock_list(write(tmp_path, [entry(bytes=10**400)]))
     assert len(read_lock_list(write(tmp_path, [entry(bytes=2**63 - 1)]))) == 1

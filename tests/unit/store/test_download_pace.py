@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from stoker.store.download.pace import Pace, Rhythm
-from stoker.store.download.patience import Patience
+from stoker.transfer.download.download_events import ConnectionSpeed, ProgressThrottle
+from stoker.transfer.download.types import DownloadTimeouts
 
-PATIENCE = Patience(slow_bytes_per_s=1000, slow_s=60.0)
+PATIENCE = DownloadTimeouts(slow_bytes_per_s=1000, slow_s=60.0)
 
 
 def _paced(rate, seconds, *, pace=None, start_s=0):
-    pace = pace or Pace(0.0, PATIENCE)
+    pace = pace or ConnectionSpeed(0.0, PATIENCE)
     for second in range(start_s + 1, start_s + seconds + 1):
         pace.got(rate, float(second))
     return pace
@@ -37,7 +37,7 @@ def test_a_burst_within_the_while_is_enough():
 
 
 def test_bytes_that_trickle_many_times_a_second_are_counted_too():
-    pace = Pace(0.0, PATIENCE)
+    pace = ConnectionSpeed(0.0, PATIENCE)
     for tenth in range(1, 601):
         pace.got(1, tenth / 10)
     assert pace.complaint != ""
@@ -53,7 +53,7 @@ def test_rate_and_time_left_come_from_the_last_seconds():
 
 
 def test_there_is_no_rate_before_time_has_passed():
-    pace = Pace(5.0, PATIENCE)
+    pace = ConnectionSpeed(5.0, PATIENCE)
     assert pace.rate_bytes_per_s is None
     pace.got(100, 5.0)
     assert pace.rate_bytes_per_s is None
@@ -63,6 +63,6 @@ def test_there_is_no_rate_before_time_has_passed():
 
 
 def test_progress_is_told_at_once_and_then_at_most_four_times_a_second():
-    rhythm = Rhythm()
+    rhythm = ProgressThrottle()
     told = [millisecond for millisecond in range(2000) if rhythm.is_due(millisecond / 1000)]
     assert told == [0, 250, 500, 750, 1000, 1250, 1500, 1750]

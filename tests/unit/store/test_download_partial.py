@@ -6,14 +6,13 @@ import stat
 
 import pytest
 
-from stoker.host.anchored import AnchoredFolder
+from stoker.core.errors import LocalFile, NoSpace
+from stoker.core.frozen import changed
 from stoker.host.durable import NO_STEP
+from stoker.host.folders import AnchoredFolder
 from stoker.host.identity import mine
-from stoker.model.errors import LocalFile, NoSpace
-from stoker.model.frozen import changed
-from stoker.store.download import partial as partial_module
-from stoker.store.download.partial import WATERMARK_S, WRITE_BACK_BYTES, BytesLost, Partial, read_beside
-from stoker.store.download.sidecar import Sidecar
+from stoker.transfer.download import partial as partial_module
+from stoker.transfer.download.partial import WATERMARK_S, WRITE_BACK_BYTES, BytesLost, PartialFile, Sidecar, read_beside
 
 NAMES = ("f.part", "f.part.json")
 SIDECAR = Sidecar(url="https://host/f", size_bytes=1000, etag='"one"')
@@ -27,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def made(folder):
-    partial = Partial.create(folder, NAMES, SIDECAR, now_s=0.0, on_step=NO_STEP)
+    partial = PartialFile.create(folder, NAMES, SIDECAR, now_s=0.0, on_step=NO_STEP)
     yield partial
     partial.close()
 
@@ -39,7 +38,7 @@ def _record(folder):
 
 
 def _resumed(folder, offset):
-    found = Partial.resume(folder, NAMES, _record(folder), offset=offset, now_s=0.0)
+    found = PartialFile.resume(folder, NAMES, _record(folder), offset=offset, now_s=0.0)
     assert found is not None
     return found
 
@@ -51,7 +50,7 @@ def test_the_sidecar_stands_before_the_first_byte(folder):
         seen.append((step, sorted(folder.names())))
 
     folder.write_file(NAMES[0], b"of another version")
-    Partial.create(folder, NAMES, SIDECAR, now_s=0.0, on_step=look).close()
+    PartialFile.create(folder, NAMES, SIDECAR, now_s=0.0, on_step=look).close()
     assert seen == [("sidecar", [])]
     assert sorted(folder.names()) == list(NAMES)
     assert _record(folder) == changed(SIDECAR, boot_id=mine().boot_id, writer=mine())
@@ -131,7 +130,7 @@ def test_what_is_no_plain_file_of_its_own_is_not_gone_on_with(folder, tmp_path, 
         os.link(target, path)
     elif kind == "shorter":
         path.write_bytes(b"01")
-    assert Partial.resume(folder, NAMES, SIDECAR, offset=5, now_s=0.0) is None
+    assert PartialFile.resume(folder, NAMES, SIDECAR, offset=5, now_s=0.0) is None
     assert target.read_bytes() == b"0123456789"
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import NotVerified
-from stoker.store.download.receipt import Receipt, Receipts, parse_receipt, read_receipt, receipt_of
-from stoker.store.download.wanted import Fetched, Status
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import NotVerified
+from stoker.transfer.download.receipts import Receipt, Receipts, parse_receipt, read_receipt, receipt_of
+from stoker.transfer.download.types import FetchedFile, Status
 
 BYTES = b"weights"
 DIGEST = digest_bytes(BYTES)
 
 
 def a_receipt(path: str = "/models/model.gguf", sha256: Digest = DIGEST) -> Receipt:
-    fetched = Fetched(
+    fetched = FetchedFile(
         path=path,
         status=Status.DOWNLOADED,
         size_bytes=len(BYTES),

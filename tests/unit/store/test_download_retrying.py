@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.core.errors import BadAnswer, HashMismatch, NetworkFailed, RateLimited
+from stoker.core.retry import NoRetry, RetryAfterDelay
 from stoker.host.http.exchange import Headers
-from stoker.model.errors import BadAnswer, HashMismatch, NetworkFailed, RateLimited
-from stoker.model.retry import Again, GiveUp
-from stoker.store.download.patience import Patience
-from stoker.store.download.retrying import Tries, decide_again, is_outage, retry_after_s
+from stoker.transfer.download.response_rules import FailedAttempts, decide_again, is_outage, retry_after_s
+from stoker.transfer.download.types import DownloadTimeouts
 
-PATIENT = Patience()
+PATIENT = DownloadTimeouts()
 NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
 
 
 def _decide(idle=1, *, unusable=0, silent_s=0.0, wait_s=None, jitter=0.5, patience=PATIENT):
-    tries = Tries(idle=idle, unusable=unusable)
+    tries = FailedAttempts(idle=idle, unusable=unusable)
     return decide_again(patience, tries, silent_s=silent_s, wait_s=wait_s, jitter=jitter)
 
 
@@ -28,36 +28,36 @@ def _after(retry_after=None, date=None, *, now=NOW, longest_s=3600.0):
 
 
 def test_an_outage_ends_a_download_by_time_alone_unless_attempts_were_limited():
-    assert isinstance(_decide(1000, silent_s=1799.0), Again)
+    assert isinstance(_decide(1000, silent_s=1799.0), RetryAfterDelay)
     over = _decide(1000, silent_s=1800.0)
-    assert isinstance(over, GiveUp)
+    assert isinstance(over, NoRetry)
     assert over.is_timeout
     assert over.why == "no new byte for 30m00s"
 
 
 def test_a_limit_of_attempts_counts_those_without_a_new_byte_the_first_included():
-    thrice = Patience(attempts=3)
-    assert isinstance(_decide(2, patience=thrice), Again)
+    thrice = DownloadTimeouts(attempts=3)
+    assert isinstance(_decide(2, patience=thrice), RetryAfterDelay)
     given_up = _decide(3, patience=thrice)
-    assert isinstance(given_up, GiveUp)
+    assert isinstance(given_up, NoRetry)
     assert given_up.why == "3 attempts without a new byte"
     assert not given_up.is_timeout
-    assert isinstance(_decide(1, patience=Patience(attempts=1)), GiveUp)
+    assert isinstance(_decide(1, patience=DownloadTimeouts(attempts=1)), NoRetry)
 
 
 def test_answers_that_cannot_be_used_end_a_download_soon_without_a_limit_of_attempts():
-    assert isinstance(_decide(40, unusable=2), Again)
-    assert isinstance(_decide(40, unusable=3), GiveUp)
-    assert isinstance(_decide(3, unusable=3, patience=Patience(attempts=5)), Again)
+    assert isinstance(_decide(40, unusable=2), RetryAfterDelay)
+    assert isinstance(_decide(40, unusable=3), NoRetry)
+    assert isinstance(_decide(3, unusable=3, patience=DownloadTimeouts(attempts=5)), RetryAfterDelay)
 
 
 def test_a_new_byte_starts_every_count_again_and_an_outage_that_of_unusable_answers():
     away, strange = NetworkFailed("refused", reason="refused"), BadAnswer("nonsense")
-    tries = Tries().after(away, has_progress=False).after(strange, has_progress=False)
-    assert tries == Tries(idle=2, unusable=1)
-    assert tries.after(strange, has_progress=False) == Tries(idle=3, unusable=2)
-    assert tries.after(away, has_progress=False) == Tries(idle=3, unusable=0)
-    assert tries.after(strange, has_progress=True) == Tries()
+    tries = FailedAttempts().after(away, has_progress=False).after(strange, has_progress=False)
+    assert tries == FailedAttempts(idle=2, unusable=1)
+    assert tries.after(strange, has_progress=False) == FailedAttempts(idle=3, unusable=2)
+    assert tries.after(away, has_progress=False) == FailedAttempts(idle=3, unusable=0)
+    assert tries.after(strange, has_progress=True) == FailedAttempts()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_outage_is_what_the_same_request_may_outlast(error, expected):
 
 
 def test_an_attempt_that_brought_something_is_always_followed_by_another():
-    assert isinstance(_decide(0, patience=Patience(attempts=1)), Again)
+    assert isinstance(_decide(0, patience=DownloadTimeouts(attempts=1)), RetryAfterDelay)
 
 
 def test_pauses_double_up_to_a_limit_and_are_spread_over_their_second_half():
@@ -95,14 +95,14 @@ def test_what_the_server_asks_for_takes_the_place_of_the_pause():
 
 def test_the_last_pause_ends_with_the_longest_time_without_progress():
     assert _decide(900, silent_s=1795.0, jitter=1.0).delay_s == 5.0
-    assert isinstance(_decide(silent_s=1800.0, jitter=0.0), GiveUp)
+    assert isinstance(_decide(silent_s=1800.0, jitter=0.0), NoRetry)
 
 
 def test_a_pause_that_a_server_asks_for_is_not_begun_if_it_outlasts_patience():
     late = _decide(silent_s=1799.0, wait_s=2.0)
-    assert isinstance(late, GiveUp)
+    assert isinstance(late, NoRetry)
     assert late.why == "no new byte for 29m59s, and the server asks for a pause of 2.0s"
-    assert isinstance(_decide(wait_s=1801.0), GiveUp)
+    assert isinstance(_decide(wait_s=1801.0), NoRetry)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.core.frozen import changed
 from stoker.host.identity import mine
-from stoker.model.frozen import changed
-from stoker.store.download.sidecar import Sidecar, dump_sidecar, load_sidecar
+from stoker.transfer.download.partial import Sidecar, dump_sidecar, load_sidecar
 
 FULL = Sidecar(
     url="https://host/file",

@@ -5,13 +5,13 @@ import threading
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Cancelled, Terminated
-from stoker.store.download.stop import Stop
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Cancelled, Terminated
+from stoker.transfer.download.types import DownloadStop
 
 
 def test_nothing_happens_until_somebody_asks():
-    stop = Stop()
+    stop = DownloadStop()
     stop.check()
     with stop.cutting(lambda: pytest.fail("cut without being asked")):
         stop.check()
@@ -21,7 +21,7 @@ def test_nothing_happens_until_somebody_asks():
 
 
 def test_the_first_error_is_the_one_that_is_raised():
-    stop = Stop()
+    stop = DownloadStop()
     stop.ask(Cancelled("one"))
     stop.ask(Terminated("two"))
     with pytest.raises(Cancelled, match="one"):
@@ -29,7 +29,7 @@ def test_the_first_error_is_the_one_that_is_raised():
 
 
 def test_asking_cuts_what_is_under_way():
-    stop, cuts = Stop(), []
+    stop, cuts = DownloadStop(), []
     with stop.cutting(lambda: cuts.append("a")), stop.cutting(lambda: cuts.append("b")):
         stop.ask(Cancelled("now"))
     assert sorted(cuts) == ["a", "b"]
@@ -38,14 +38,14 @@ def test_asking_cuts_what_is_under_way():
 
 
 def test_what_begins_after_asking_does_not_begin():
-    stop = Stop()
+    stop = DownloadStop()
     stop.ask(Cancelled("now"))
     with pytest.raises(Cancelled), stop.cutting(lambda: None):
         pytest.fail("it began")
 
 
 def test_a_cut_that_fails_does_not_spare_the_others():
-    stop, cuts = Stop(), []
+    stop, cuts = DownloadStop(), []
 
     def fail():
         raise RuntimeError
@@ -56,7 +56,7 @@ def test_a_cut_that_fails_does_not_spare_the_others():
 
 
 def test_a_pause_ends_soon_after_asking():
-    stop = Stop()
+    stop = DownloadStop()
 
     class AskingClock(FakeClock):
         def sleep(self, seconds):
@@ -71,7 +71,7 @@ def test_a_pause_ends_soon_after_asking():
 
 
 def test_a_signal_may_ask_whatever_its_thread_is_doing():
-    stop, cut = Stop(), threading.Event()
+    stop, cut = DownloadStop(), threading.Event()
     before = signal.signal(signal.SIGUSR1, lambda *_: stop.ask(Terminated("signal")))
     try:
         with stop.cutting(cut.set):

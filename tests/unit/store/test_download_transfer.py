@@ -6,14 +6,9 @@ import threading
 
 import pytest
 
-from stoker.host import direct_file
-from stoker.host.disk import SPARE_BYTES
-from stoker.host.http.exchange import Request
-from stoker.host.identity import mine
-from stoker.host.lockfile import Lock
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest
-from stoker.model.errors import (
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest
+from stoker.core.errors import (
     AuthRefused,
     BadAnswer,
     Cancelled,
@@ -24,11 +19,15 @@ from stoker.model.errors import (
     RateLimited,
     Terminated,
 )
-from stoker.model.frozen import changed
-from stoker.store.download import content, transfer
-from stoker.store.download.patience import Patience
-from stoker.store.download.sidecar import Sidecar, dump_sidecar, load_sidecar
-from stoker.store.download.wanted import Status
+from stoker.core.frozen import changed
+from stoker.host import writers
+from stoker.host.http.exchange import Request
+from stoker.host.identity import mine
+from stoker.host.locks import FileLock
+from stoker.host.resources import SPARE_BYTES
+from stoker.transfer.download import content, download
+from stoker.transfer.download.partial import Sidecar, dump_sidecar, load_sidecar
+from stoker.transfer.download.types import DownloadTimeouts, Status
 from tests.fakes.transport import Scripted
 from tests.unit.store.download_scene import ETAG, HALF, LARGE, SMALL, URL, open_scene, served
 
@@ -36,10 +35,10 @@ from tests.unit.store.download_scene import ETAG, HALF, LARGE, SMALL, URL, open_
 @pytest.fixture(params=["through the cache", "past the cache"])
 def scene(request, tmp_path, monkeypatch):
     # A large file here comes in three pieces.
-    monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(download, "PIECE_BYTES", 1 << 20)
     if request.param == "past the cache":
         monkeypatch.setattr(content, "DIRECT_BYTES", 0)
-        monkeypatch.setattr(direct_file, "BLOCK_BYTES", 64 * 1024)
+        monkeypatch.setattr(writers, "BLOCK_BYTES", 64 * 1024)
     with open_scene(tmp_path) as opened:
         yield opened
 
@@ -376,7 +375,7 @@ def test_a_connection_that_is_too_slow_is_made_anew(scene):
             return super().monotonic_s()
 
     scene.clock = SlowClock()
-    patience = Patience(slow_bytes_per_s=10**6, slow_s=60.0, no_progress_s=10**6)
+    patience = DownloadTimeouts(slow_bytes_per_s=10**6, slow_s=60.0, no_progress_s=10**6)
     scene.fetch(patience=patience)
     assert "too_slow" in [retry["reason"] for retry in scene.told("retry")]
     assert scene.path.read_bytes() == LARGE
@@ -395,7 +394,7 @@ def test_asking_to_stop_keeps_what_is_there_and_lets_go_of_the_lock(scene, error
     assert isinstance(record, Sidecar)
     assert record.durable_bytes == scene.beside(".part").stat().st_size > 0
     assert record.writer is None
-    with Lock(scene.beside(".lock"), "test", wait_s=0.0):
+    with FileLock(scene.beside(".lock"), "test", wait_s=0.0):
         pass
 
 
@@ -441,7 +440,7 @@ def _stalling(answer, on_stall):
 
 def test_an_outage_of_minutes_is_waited_out_and_every_pause_is_told(scene):
     scene.script(scene.cut(HALF), *[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 12)
-    fetched = scene.fetch(patience=Patience())
+    fetched = scene.fetch(patience=DownloadTimeouts())
     assert scene.path.read_bytes() == LARGE
     assert fetched.bytes_from_network == len(LARGE)
     assert scene.clock.monotonic_s() > 60
@@ -454,7 +453,7 @@ def test_an_outage_of_minutes_is_waited_out_and_every_pause_is_told(scene):
 def test_an_outage_ends_a_download_once_no_byte_came_for_as_long_as_patience_lasts(scene):
     scene.script(scene.cut(HALF), *[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 500)
     with pytest.raises(NetworkFailed, match="no new byte for 30m") as over:
-        scene.fetch(patience=Patience())
+        scene.fetch(patience=DownloadTimeouts())
     assert scene.clock.monotonic_s() == pytest.approx(1800.0, abs=1.0)
     assert over.value.data["kept_bytes"] == HALF
     assert over.value.hint.endswith("what came is kept (1.4 MiB of 2.9 MiB): the same command resumes")
@@ -463,7 +462,7 @@ def test_an_outage_ends_a_download_once_no_byte_came_for_as_long_as_patience_las
 def test_new_bytes_give_a_download_its_whole_patience_again(scene):
     away = [ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 7
     scene.script(scene.cut(HALF), *away, scene.cut(1000), *away, scene.cut(1000), *away)
-    scene.fetch(patience=Patience(no_progress_s=120))
+    scene.fetch(patience=DownloadTimeouts(no_progress_s=120))
     assert scene.clock.monotonic_s() > 180
     assert scene.path.read_bytes() == LARGE
 
@@ -471,19 +470,19 @@ def test_new_bytes_give_a_download_its_whole_patience_again(scene):
 def test_a_limit_of_attempts_ends_an_outage_before_its_time(scene):
     scene.script(*[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 10)
     with pytest.raises(NetworkFailed, match="3 attempts without a new byte"):
-        scene.fetch(patience=Patience(attempts=3))
+        scene.fetch(patience=DownloadTimeouts(attempts=3))
     assert len(scene.transport.requests) == 3
 
 
 def test_an_answer_that_cannot_be_used_is_not_asked_for_half_an_hour(scene):
     scene.script(*[Scripted(status=200, fields=(("Content-Length", "7"),), body=b"1234567")] * 10)
     with pytest.raises(HashMismatch):
-        scene.fetch(patience=Patience())
+        scene.fetch(patience=DownloadTimeouts())
     assert len(scene.transport.requests) == 3
 
 
 def test_after_a_forced_fetch_only_one_that_is_not_forced_resumes(scene):
     scene.script(scene.cut(HALF), *[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 5)
     with pytest.raises(NetworkFailed) as over:
-        scene.fetch(patience=Patience(attempts=1), force=True)
+        scene.fetch(patience=DownloadTimeouts(attempts=1), force=True)
     assert over.value.hint.endswith("the same command without force resumes")

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import pytest
 
-from stoker.store.hash_lane import HashLane
+from stoker.store.trees import HashLane
 from tests.unit.host.real_processes import wait_until
 
 

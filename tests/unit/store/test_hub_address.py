@@ -1,7 +1,7 @@
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.store.hub.address import (
+from stoker.core.errors import BadInput
+from stoker.transfer.hub.listing import (
     Repo,
     check_endpoint,
     check_revision,

@@ -3,16 +3,14 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.errors import AuthRefused, BadAnswer, BadInput, Cancelled, NetworkFailed, NotOnServer, RateLimited
+from stoker.core.events import Kinds
+from stoker.core.frozen import changed
 from stoker.host.http.exchange import Request
-from stoker.model.clock import FakeClock
-from stoker.model.errors import AuthRefused, BadAnswer, BadInput, Cancelled, NetworkFailed, NotOnServer, RateLimited
-from stoker.model.events import Kinds
-from stoker.model.frozen import changed
-from stoker.store.download.patience import Patience
-from stoker.store.download.wanted import Wanted
-from stoker.store.hub.bodies import pieces_of
-from stoker.store.hub.hub import Hub
-from stoker.store.hub.small_files import take_whole
+from stoker.transfer.download.types import DownloadRequest, DownloadTimeouts
+from stoker.transfer.hub.client import Hub, pieces_of
+from stoker.transfer.hub.repository import take_whole
 from tests.fakes.transport import FakeReply, FakeTransport, Scripted
 from tests.servers.hub import Answer, Asked, Served
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, scenes
@@ -69,7 +67,7 @@ def test_a_listing_that_goes_on_at_another_server_is_refused(scene: Scene):
 
 
 def test_an_answer_without_end_is_refused(scene: Scene, monkeypatch):
-    monkeypatch.setattr("stoker.store.hub.asking.LONGEST_ANSWER_BYTES", 10)
+    monkeypatch.setattr("stoker.transfer.hub.client.LONGEST_ANSWER_BYTES", 10)
     with pytest.raises(BadAnswer, match="no end"):
         scene.hub().resolve(REPO)
 
@@ -237,7 +235,7 @@ def test_offline_one_file_is_looked_up(scene: Scene):
 
 
 def test_a_listing_of_too_many_bytes_is_refused_however_many_pages_they_are_on(scene: Scene, monkeypatch):
-    monkeypatch.setattr("stoker.store.hub.hub.LONGEST_LISTING_BYTES", 300)
+    monkeypatch.setattr("stoker.transfer.hub.client.LONGEST_LISTING_BYTES", 300)
     with pytest.raises(BadAnswer, match="no end"):
         scene.hub().files(REPO, scene.commit)
     assert len(scene.fake.asked_for("/tree/")) < 4
@@ -292,16 +290,16 @@ def test_an_answer_that_trickles_is_given_up_in_the_time_that_was_given(scene: S
 def test_a_small_file_that_trickles_is_not_waited_for(scene: Scene):
     transport, clock = trickling(lambda _: Scripted(body=bytes(3000)))
     tools = changed(scene.hub().tools, transport=transport, clock=clock)
-    wanted = Wanted(url="http://127.0.0.1/x", size_bytes=3000)
+    wanted = DownloadRequest(url="http://127.0.0.1/x", size_bytes=3000)
     began_s = clock.monotonic_s()
-    assert take_whole(wanted, tools=tools, patience=Patience(), stop=scene.stop) is None
+    assert take_whole(wanted, tools=tools, patience=DownloadTimeouts(), stop=scene.stop) is None
     assert clock.monotonic_s() - began_s < 70
 
 
 def test_a_small_answer_that_is_just_quick_enough_has_an_end_all_the_same(scene: Scene):
     transport, clock = trickling(lambda _: Scripted(body=bytes(3000)))
     reply = transport.send(Request(url="http://127.0.0.1/x", headers={}))
-    patience = changed(Patience(), slow_bytes_per_s=0)
+    patience = changed(DownloadTimeouts(), slow_bytes_per_s=0)
     with pytest.raises(NetworkFailed, match="not over"):
         list(pieces_of(reply, 10, clock=clock, patience=patience))
     assert clock.monotonic_s() < 3000
@@ -311,7 +309,7 @@ def test_a_hub_that_is_away_for_minutes_is_asked_until_it_is_back(scene: Scene):
     troubles = iter([Answer(503)] * 12)
     scene.fake.tamper = lambda asked, answer: next(troubles, answer)
     hub, clock = timeless(scene)
-    hub = Hub(hub.settings, tools=hub.tools, patience=Patience(), stop=scene.stop, memo=scene.memo)
+    hub = Hub(hub.settings, tools=hub.tools, patience=DownloadTimeouts(), stop=scene.stop, memo=scene.memo)
     assert hub.resolve(REPO).commit == scene.commit
     assert clock.monotonic_s() > 60
 
@@ -319,7 +317,7 @@ def test_a_hub_that_is_away_for_minutes_is_asked_until_it_is_back(scene: Scene):
 def test_a_hub_that_stays_away_is_given_up_when_patience_is_over(scene: Scene):
     scene.fake.tamper = always(Answer(503))
     hub, clock = timeless(scene)
-    hub = Hub(hub.settings, tools=hub.tools, patience=Patience(), stop=scene.stop, memo=scene.memo)
+    hub = Hub(hub.settings, tools=hub.tools, patience=DownloadTimeouts(), stop=scene.stop, memo=scene.memo)
     with pytest.raises(NetworkFailed):
         hub.resolve(REPO)
     assert clock.monotonic_s() == pytest.approx(1800.0)
@@ -333,6 +331,6 @@ def test_a_hub_under_a_name_that_does_not_exist_is_not_waited_for(scene: Scene, 
     hub, clock = timeless(scene, endpoint="http://no-such-hub.test")
     began_s = clock.monotonic_s()
     with pytest.raises(NetworkFailed, match=r"no-such-hub\.test.*3 attempts") as refused:
-        Hub(hub.settings, tools=hub.tools, patience=Patience(), stop=scene.stop, memo=scene.memo).resolve(REPO)
+        Hub(hub.settings, tools=hub.tools, patience=DownloadTimeouts(), stop=scene.stop, memo=scene.memo).resolve(REPO)
     assert "spelling" in refused.value.hint
     assert clock.monotonic_s() - began_s < 10

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest
-from stoker.model.errors import Cancelled
-from stoker.model.events import Event
-from stoker.store.download.stop import Stop
-from stoker.store.download.telling import Teller
-from stoker.store.download.wanted import Wanted
-from stoker.store.hub.blobs import BlobJudge, JudgedBlob
-from stoker.store.hub.repo_file import RepoFile
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest
+from stoker.core.errors import Cancelled
+from stoker.core.events import Event
 from stoker.store.memo import Memo
+from stoker.transfer.download.download_events import DownloadEvents
+from stoker.transfer.download.types import DownloadRequest, DownloadStop
+from stoker.transfer.hub.hub_cache import BlobChecker, CheckedBlob
+from stoker.transfer.hub.listing import RepoFile
 from tests.servers.hub import git_sha1
 
 DATA = b"some bytes " * 1000
@@ -21,7 +20,7 @@ LARGE = RepoFile(path="m.bin", size_bytes=len(DATA), sha256=Digest(hashlib.sha25
 SMALL = RepoFile(path="a.txt", size_bytes=len(DATA), git_sha1=git_sha1(DATA))
 
 
-class Watched(BlobJudge):
+class Watched(BlobChecker):
     """Counts how often bytes are read."""
 
     reads = 0
@@ -37,11 +36,11 @@ def judge(tmp_path: Path):
     # Long after whatever the tests write: files that changed a moment ago are not remembered.
     clock = FakeClock()
     clock.advance(4e9)
-    yield Watched(memo, clock=clock, stop=Stop())
+    yield Watched(memo, clock=clock, stop=DownloadStop())
     memo.close()
 
 
-def look(judge: BlobJudge, path: Path, file: RepoFile) -> JudgedBlob:
+def look(judge: BlobChecker, path: Path, file: RepoFile) -> CheckedBlob:
     found = judge.look(str(path), file)
     assert found is not None
     return found
@@ -117,22 +116,25 @@ def test_a_folder_or_a_pipe_is_a_fault_and_never_waited_for(judge: Watched, tmp_
 def test_being_stopped_ends_the_reading(tmp_path: Path):
     path = tmp_path / "blob"
     path.write_bytes(DATA)
-    stop = Stop()
+    stop = DownloadStop()
     stop.ask(Cancelled("stopped"))
     memo = Memo(str(tmp_path / "memo.db"), set_aside=lambda path, reason: None)
     with pytest.raises(Cancelled):
-        BlobJudge(memo, clock=FakeClock(), stop=stop).look(str(path), LARGE)
+        BlobChecker(memo, clock=FakeClock(), stop=stop).look(str(path), LARGE)
     memo.close()
 
 
 def test_the_reading_of_a_large_file_is_told(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("stoker.store.hub.blobs._TOLD_BYTES", 1)
+    monkeypatch.setattr("stoker.transfer.hub.hub_cache._TOLD_BYTES", 1)
     path = tmp_path / "blob"
     path.write_bytes(DATA)
     told: list[Event] = []
     memo = Memo(str(tmp_path / "memo.db"), set_aside=lambda path, reason: None)
-    judge = BlobJudge(
-        memo, clock=FakeClock(), stop=Stop(), teller_of=lambda file: Teller(told.append, Wanted(url="http://x/"), "x")
+    judge = BlobChecker(
+        memo,
+        clock=FakeClock(),
+        stop=DownloadStop(),
+        teller_of=lambda file: DownloadEvents(told.append, DownloadRequest(url="http://x/"), "x"),
     )
     look(judge, path, LARGE)
     memo.close()

@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.store.hub.address import Repo
-from stoker.store.hub.cache import HubCache
-from stoker.store.hub.repo_file import RepoFile
+from stoker.core.digests import Digest
+from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.listing import Repo, RepoFile
 
 REPO = Repo(name="org/name")
 COMMIT = "c" * 40

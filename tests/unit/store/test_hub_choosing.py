@@ -1,8 +1,7 @@
 import pytest
 
-from stoker.model.errors import BadInput, NotOnServer
-from stoker.store.hub.choosing import choose
-from stoker.store.hub.repo_file import RepoFile
+from stoker.core.errors import BadInput, NotOnServer
+from stoker.transfer.hub.listing import RepoFile, choose
 
 PATHS = ["README.md", "a/b/model-1.bin", "a/model-2.bin", "config.json", "weird[1].txt"]
 FILES = [RepoFile(path=path) for path in PATHS]

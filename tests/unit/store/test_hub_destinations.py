@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import (
-    BadInput,
-)
-from stoker.model.events import Kinds
-from stoker.store.download.wanted import Status
-from stoker.store.hub.repo_file import RepoFile, Revision
-from stoker.store.hub.repository import Order, fetch_repository, first_cause
+from stoker.core.errors import BadInput
+from stoker.core.events import Kinds
+from stoker.transfer.download.types import Status
+from stoker.transfer.hub.listing import RepoFile, Revision
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
 from tests.servers.hub import Served, git_sha1
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, content, fetched, named, path_of, scenes
 
@@ -67,7 +65,7 @@ def as_root(monkeypatch):
 
 @pytest.fixture
 def without_shared_blocks(monkeypatch):
-    monkeypatch.setattr("stoker.store.materialise.reflink", lambda *_: False)
+    monkeypatch.setattr("stoker.store.links.reflink", lambda *_: False)
 
 
 @pytest.mark.usefixtures("as_a_user", "without_shared_blocks")
@@ -138,7 +136,7 @@ def test_a_folder_swapped_for_a_link_while_it_is_filled_leads_no_file_out_of_it(
         return False
 
     # Called between the opening of the folder and the first byte.
-    monkeypatch.setattr("stoker.store.materialise.reflink", swap)
+    monkeypatch.setattr("stoker.store.links.reflink", swap)
     scene.fetch(out=str(out), workers=1)
     assert (out / "nested").is_symlink()
     assert os.listdir(elsewhere) == []
@@ -165,7 +163,7 @@ def test_an_older_file_in_a_folder_is_replaced(scene: Scene):
 
 def test_a_folder_on_another_file_system_gets_files_of_its_own(scene: Scene, monkeypatch):
     out = scene.folder / "out"
-    monkeypatch.setattr("stoker.store.hub.repository.device_of", lambda path: path)
+    monkeypatch.setattr("stoker.transfer.hub.repository.device_of", lambda path: path)
     assert statuses(scene.fetch(out=str(out))) == {Status.DOWNLOADED}
     assert not (scene.repo_folder / "blobs").exists()
     for path in FILES:
@@ -175,7 +173,7 @@ def test_a_folder_on_another_file_system_gets_files_of_its_own(scene: Scene, mon
 
 
 def test_no_lock_stays_beside_the_files_of_a_folder_not_even_that_of_a_killed_process(scene: Scene, monkeypatch):
-    monkeypatch.setattr("stoker.store.hub.repository.device_of", hash)
+    monkeypatch.setattr("stoker.transfer.hub.repository.device_of", hash)
     out = scene.folder / "elsewhere"
     assert first_cause(scene.fetch(out=str(out))) is None
     assert list(out.rglob("*.lock")) == []
@@ -187,7 +185,7 @@ def test_no_lock_stays_beside_the_files_of_a_folder_not_even_that_of_a_killed_pr
 def test_a_folder_on_another_file_system_is_copied_from_the_cache(scene: Scene, monkeypatch):
     scene.fetch()
     scene.downloads()
-    monkeypatch.setattr("stoker.store.hub.repository.device_of", lambda path: path)
+    monkeypatch.setattr("stoker.transfer.hub.repository.device_of", lambda path: path)
     out = scene.folder / "out"
     assert statuses(scene.fetch(out=str(out))) == {Status.LINKED}
     assert scene.downloads() == 0
@@ -286,9 +284,9 @@ def test_without_a_commit_only_a_folder_will_do(scene: Scene):
     revision = Revision(asked="main", commit="")
     files = [RepoFile(path="config.json")]
     with pytest.raises(BadInput, match="no commit"):
-        fetch_repository(hub, Order(repo=REPO, revision=revision, files=files))
+        fetch_repository(hub, RepoRequest(repo=REPO, revision=revision, files=files))
     out = scene.folder / "out"
-    outcomes = fetch_repository(hub, Order(repo=REPO, revision=revision, files=files, out=str(out)))
+    outcomes = fetch_repository(hub, RepoRequest(repo=REPO, revision=revision, files=files, out=str(out)))
     assert first_cause(outcomes) is None
     assert (out / "config.json").read_bytes() == content("config.json")
 

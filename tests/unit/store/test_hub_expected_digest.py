@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import HashMismatch
-from stoker.model.frozen import changed
-from stoker.store.download.outcome import Outcome
-from stoker.store.hub.repo_file import RepoFile, Revision
-from stoker.store.hub.repository import Order, fetch_repository
+from stoker.core.errors import HashMismatch
+from stoker.core.frozen import changed
+from stoker.transfer.download.types import DownloadOutcome
+from stoker.transfer.hub.listing import RepoFile, Revision
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository
 from tests.servers.hub import git_sha1
 from tests.unit.store.real_hubs import REPO, Scene, content, scenes
 
@@ -26,7 +26,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield one
 
 
-def fetch(scene: Scene, sha256: str, out: str) -> Outcome:
+def fetch(scene: Scene, sha256: str, out: str) -> DownloadOutcome:
     files = tuple(file for file in scene.hub().files(REPO, scene.commit) if file.path == NAME)
     (outcome,) = scene.fetch(files=files, sha256=sha256, out=out)
     return outcome
@@ -38,7 +38,7 @@ def test_wrong_bytes_get_no_name_and_right_ones_do(scene: Scene, monkeypatch, pl
     if is_cached:
         scene.fetch()
     if place == "elsewhere":
-        monkeypatch.setattr("stoker.store.hub.repository.device_of", lambda path: path)
+        monkeypatch.setattr("stoker.transfer.hub.repository.device_of", lambda path: path)
     out = scene.folder / "out"
     named = "" if place == "cache" else str(out)
     assert isinstance(fetch(scene, WRONG, named).error, HashMismatch)
@@ -53,7 +53,9 @@ def test_wrong_bytes_get_no_name_and_right_ones_do(scene: Scene, monkeypatch, pl
 
 def test_a_mirror_that_tells_no_digest_at_all_is_held_to_it_too(scene: Scene) -> None:
     out = scene.folder / "out"
-    order = Order(repo=REPO, revision=Revision(asked="main", commit=""), files=[RepoFile(path=NAME)], out=str(out))
+    order = RepoRequest(
+        repo=REPO, revision=Revision(asked="main", commit=""), files=[RepoFile(path=NAME)], out=str(out)
+    )
     (wrong,) = fetch_repository(scene.hub(), changed(order, sha256=WRONG))
     assert isinstance(wrong.error, HashMismatch)
     assert not (out / NAME).exists()

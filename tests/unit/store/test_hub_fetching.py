@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.model.errors import LocalFile
-from stoker.store.download.wanted import Landing
-from stoker.store.hub.fetching import Group, handfuls
-from stoker.store.hub.repo_file import RepoFile
-from stoker.store.hub.small_files import LARGEST_BYTES, is_small, write_together
+from stoker.core.errors import LocalFile
+from stoker.transfer.download.types import TargetFile
+from stoker.transfer.hub.listing import RepoFile
+from stoker.transfer.hub.repository import LARGEST_BYTES, Group, handfuls, is_small, write_together
 
 
 def group(path: str, size_bytes: int | None = 10) -> Group:
@@ -45,7 +44,7 @@ def test_only_a_file_with_a_size_and_a_digest_is_small():
 
 
 def test_files_written_together_are_all_there_with_their_mode(tmp_path: Path):
-    files = [(Landing(folder=str(tmp_path), name=f"d{n % 3}/f{n}"), b"%d" % n) for n in range(20)]
+    files = [(TargetFile(folder=str(tmp_path), name=f"d{n % 3}/f{n}"), b"%d" % n) for n in range(20)]
     write_together(files, mode=0o444)
     for landing, data in files:
         assert Path(landing.path).read_bytes() == data
@@ -56,14 +55,14 @@ def test_files_written_together_are_all_there_with_their_mode(tmp_path: Path):
 def test_a_file_written_over_another_replaces_it_and_a_link_itself(tmp_path: Path):
     (tmp_path / "elsewhere").write_bytes(b"old")
     (tmp_path / "a").symlink_to("elsewhere")
-    write_together([(Landing(folder=str(tmp_path), name="a"), b"new")], mode=0o644)
+    write_together([(TargetFile(folder=str(tmp_path), name="a"), b"new")], mode=0o644)
     assert not (tmp_path / "a").is_symlink()
     assert (tmp_path / "elsewhere").read_bytes() == b"old"
 
 
 def test_where_one_of_several_can_not_be_written_no_temporary_file_is_left(tmp_path: Path):
     (tmp_path / "b").mkdir()
-    files = [(Landing(folder=str(tmp_path), name=name), b"x") for name in ("a", "b", "c")]
+    files = [(TargetFile(folder=str(tmp_path), name=name), b"x") for name in ("a", "b", "c")]
     with pytest.raises(LocalFile):
         write_together(files, mode=0o644)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import NotOnServer
-from stoker.store.hub.finding import find_files
+from stoker.core.errors import NotOnServer
+from stoker.transfer.hub.client import find_files
 from tests.unit.store.real_hubs import FILES, REPO, Scene, scenes
 
 

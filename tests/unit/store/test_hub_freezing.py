@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import Refused
-from stoker.store.hub.freezing import freeze
-from stoker.store.hub.repo_file import Revision
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import Refused
+from stoker.transfer.hub.listing import Revision
+from stoker.transfer.hub.single_files import freeze
 from tests.unit.store.real_hubs import FILES, REPO, Scene, content, scenes
 
 

@@ -6,19 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.disk import SPARE_BYTES
+from stoker.core.clock import FakeClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import AuthRefused, NetworkFailed, NoSpace, NotOnServer
 from stoker.host.http.exchange import Request
-from stoker.model.clock import FakeClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import AuthRefused, NetworkFailed, NoSpace, NotOnServer
-from stoker.store.download.lock_list import LockedFile
-from stoker.store.download.patience import Patience
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.hub.hub import Hub
-from stoker.store.hub.listed import fetch_list, preview_list
-from stoker.store.hub.settings import HubSettings
+from stoker.host.resources import SPARE_BYTES
 from stoker.store.memo import Memo
+from stoker.transfer.download.lock_list import LockedFile
+from stoker.transfer.download.types import DownloadStop, DownloadTimeouts, DownloadTools
+from stoker.transfer.hub.client import Hub
+from stoker.transfer.hub.settings import HubSettings
+from stoker.transfer.hub.single_files import fetch_list, preview_list
 from tests.fakes.transport import FakeTransport, Scripted
 
 DATA = b"a listed file"
@@ -50,14 +48,14 @@ class Scene:
         self.memo = Memo(str(folder / "memo.db"), set_aside=lambda path, reason: None)
 
     def hub(self, *, offline: bool = False) -> Hub:
-        tools = Tools(
+        tools = DownloadTools(
             transport=self.transport,
             clock=FakeClock(),
             free_bytes=lambda _: self.free_bytes,
             jitter=lambda: 0.5,
         )
         settings = HubSettings(endpoint=HUB, cache="nowhere", token="hf_secret", offline=offline)
-        return Hub(settings, tools=tools, patience=Patience(), stop=Stop(), memo=self.memo)
+        return Hub(settings, tools=tools, patience=DownloadTimeouts(), stop=DownloadStop(), memo=self.memo)
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.model.errors import BadAnswer
-from stoker.store.hub.address import Repo
-from stoker.store.hub.listing import check_names, read_commit, read_entries, read_next
-from stoker.store.hub.repo_file import RepoFile
+from stoker.core.errors import BadAnswer
+from stoker.transfer.hub.listing import Repo, RepoFile, check_names, read_commit, read_entries, read_next
 
 URL = "https://hub.example/api/models/org/name/tree/main?recursive=true"
 SHA1, SHA256 = "a" * 40, "b" * 64

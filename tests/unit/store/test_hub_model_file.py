@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.model.errors import Cancelled, HashMismatch, NotOnServer
-from stoker.model.events import Kinds
-from stoker.store.download.wanted import Status
-from stoker.store.hub.model_file import TOKENIZERS, ModelFolder
+from stoker.core.digests import Digest
+from stoker.core.errors import Cancelled, HashMismatch, NotOnServer
+from stoker.core.events import Kinds
+from stoker.transfer.download.types import Status
+from stoker.transfer.hub.single_files import TOKENIZERS, ModelFolder
 from tests.servers.hub import Answer, Asked
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, scenes
 

@@ -7,23 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import HashMismatch, NotOnServer
 from stoker.host.http.exchange import Request
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import HashMismatch, NotOnServer
-from stoker.store.download.patience import Patience
-from stoker.store.download.preview import Upcoming
-from stoker.store.download.receipt import Receipts, receipt_of
-from stoker.store.download.stop import Stop
-from stoker.store.download.tools import Tools
-from stoker.store.download.wanted import Fetched, Status
-from stoker.store.hub.address import Repo
-from stoker.store.hub.finding import Found
-from stoker.store.hub.hub import Hub
-from stoker.store.hub.plain import fetch_plain, plain_landing, preview_plain, wanted_at, wanted_of
-from stoker.store.hub.repo_file import RepoFile, Revision
-from stoker.store.hub.settings import HubSettings
 from stoker.store.memo import Memo
+from stoker.transfer.download.download_preview import PlannedDownload
+from stoker.transfer.download.receipts import Receipts, receipt_of
+from stoker.transfer.download.types import DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile, Status
+from stoker.transfer.hub.client import Hub, RepoListing
+from stoker.transfer.hub.listing import Repo, RepoFile, Revision
+from stoker.transfer.hub.settings import HubSettings
+from stoker.transfer.hub.single_files import fetch_plain, plain_landing, preview_plain, wanted_at, wanted_of
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.store.download_scene import served
 
@@ -46,7 +41,7 @@ class Scene:
         return served(request, self.data, self.etag)
 
     def hub(self, *, offline: bool = False) -> Hub:
-        tools = Tools(
+        tools = DownloadTools(
             transport=self.transport,
             clock=FakeClock(),
             free_bytes=lambda _: 1 << 50,
@@ -56,14 +51,14 @@ class Scene:
             ),
         )
         settings = HubSettings(endpoint="https://hub.example", cache="nowhere", offline=offline)
-        return Hub(settings, tools=tools, patience=Patience(), stop=Stop(), memo=self.memo)
+        return Hub(settings, tools=tools, patience=DownloadTimeouts(), stop=DownloadStop(), memo=self.memo)
 
-    def fetch(self, *, sha256: Digest | None = None, force: bool = False, offline: bool = False) -> Fetched:
+    def fetch(self, *, sha256: Digest | None = None, force: bool = False, offline: bool = False) -> FetchedFile:
         hub = self.hub(offline=offline)
         wanted = wanted_at(hub, URL, "file", sha256=sha256)
         return fetch_plain(hub, wanted, self.landing, receipts=self.receipts, force=force)
 
-    def preview(self, *, sha256: Digest | None = None, force: bool = False, offline: bool = False) -> Upcoming:
+    def preview(self, *, sha256: Digest | None = None, force: bool = False, offline: bool = False) -> PlannedDownload:
         hub = self.hub(offline=offline)
         wanted = wanted_at(hub, URL, "file", sha256=sha256)
         (one,) = preview_plain(hub, wanted, self.landing, receipts=self.receipts, force=force).files
@@ -138,7 +133,7 @@ def test_a_preview_touches_nothing(scene: Scene) -> None:
 
 def test_a_file_of_the_hub_is_held_to_the_digest_that_was_given(scene: Scene) -> None:
     file = RepoFile(path="sub/file", size_bytes=3, sha256=Digest("a" * 64))
-    found = Found(repo=Repo(name="org/repo"), revision=Revision(asked="main", commit="c" * 40), files=(file,))
+    found = RepoListing(repo=Repo(name="org/repo"), revision=Revision(asked="main", commit="c" * 40), files=(file,))
     assert wanted_of(scene.hub(), found).sha256 == "a" * 64
     assert wanted_of(scene.hub(), found, sha256=Digest("a" * 64)).label == "org/repo: sub/file"
     with pytest.raises(HashMismatch, match="the hub's has sha256 aaa"):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.disk import SPARE_BYTES
-from stoker.model.errors import BadAnswer, BadInput, HashMismatch
-from stoker.model.frozen import changed
-from stoker.store.download.preview import Preview
-from stoker.store.download.wanted import Status
-from stoker.store.hub.repo_file import RepoFile, Revision
-from stoker.store.hub.repository import Order, fetch_repository, preview_fetch
+from stoker.core.errors import BadAnswer, BadInput, HashMismatch
+from stoker.core.frozen import changed
+from stoker.host.resources import SPARE_BYTES
+from stoker.transfer.download.download_preview import DownloadPreview
+from stoker.transfer.download.types import Status
+from stoker.transfer.hub.listing import RepoFile, Revision
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, preview_fetch
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, content, scenes
 
 
@@ -24,10 +24,10 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield one
 
 
-def order_of(scene: Scene, **more: object) -> Order:
+def order_of(scene: Scene, **more: object) -> RepoRequest:
     hub = scene.hub()
     revision = hub.resolve(REPO, "main")
-    return changed(Order(repo=REPO, revision=revision, files=hub.files(REPO, revision.commit)), **more)
+    return changed(RepoRequest(repo=REPO, revision=revision, files=hub.files(REPO, revision.commit)), **more)
 
 
 def tree(folder: Path) -> set[str]:
@@ -68,7 +68,7 @@ def another_size_in_the_folder(scene: Scene, out: Path) -> None:
 def test_a_preview_says_what_the_fetch_then_does(scene: Scene, monkeypatch, before, place: str, force: bool) -> None:
     out = scene.folder / "out"
     if place == "elsewhere":
-        monkeypatch.setattr("stoker.store.hub.repository.device_of", lambda path: path)
+        monkeypatch.setattr("stoker.transfer.hub.repository.device_of", lambda path: path)
     before(scene, out)
     order = order_of(scene, out="" if place == "cache" else str(out), force=force)
     found = tree(scene.folder)
@@ -105,14 +105,14 @@ def test_room_is_asked_for_where_the_bytes_go_and_copies_need_it_too(scene: Scen
         asked.append(path)
         return total + SPARE_BYTES - 1
 
-    def look(**more: object) -> Preview:
+    def look(**more: object) -> DownloadPreview:
         hub = scene.hub()
         hub.tools = changed(hub.tools, free_bytes=free_bytes)
         return preview_fetch(hub, order_of(scene, **more))
 
     shared = look(out=out)
     assert (shared.needed_bytes, shared.to_come_bytes, shared.has_space) == (0, 0, True)
-    monkeypatch.setattr("stoker.store.hub.repository.device_of", lambda path: path)
+    monkeypatch.setattr("stoker.transfer.hub.repository.device_of", lambda path: path)
     copied = look(out=out)
     assert (copied.needed_bytes, copied.to_come_bytes, copied.has_space) == (total, 0, False)
     assert asked == [str(scene.repo_folder / "blobs"), out]
@@ -133,7 +133,7 @@ def test_offline_what_is_not_here_would_not_come(scene: Scene) -> None:
 
 def test_a_mirror_without_commits_needs_a_folder_and_tells_no_size_it_does_not_know(scene: Scene) -> None:
     revision = Revision(asked="main", commit="")
-    order = Order(repo=REPO, revision=revision, files=[RepoFile(path="config.json")])
+    order = RepoRequest(repo=REPO, revision=revision, files=[RepoFile(path="config.json")])
     with pytest.raises(BadInput, match="no commit"):
         preview_fetch(scene.hub(), order)
     preview = preview_fetch(scene.hub(), changed(order, out=str(scene.folder / "out")))
@@ -163,5 +163,5 @@ def test_a_digest_that_the_hub_does_not_have_is_refused_at_once(scene: Scene) ->
     assert scene.downloads() == 0
 
 
-def named(preview: Preview, path: str):
+def named(preview: DownloadPreview, path: str):
     return next(one for one in preview.files if one.label == f"{REPO}: {path}")

@@ -5,23 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.errors import (
-    AuthRefused,
-    BadAnswer,
-    Cancelled,
-    HashMismatch,
-    NetworkFailed,
-    NoSpace,
-    NotOnServer,
-)
-from stoker.model.events import Kinds
-from stoker.model.frozen import changed
-from stoker.store.download.patience import Patience
-from stoker.store.download.wanted import Status
-from stoker.store.hub.blobs import BlobJudge
-from stoker.store.hub.repo_file import RepoFile, Revision
-from stoker.store.hub.repository import Order, fetch_repository, first_cause
+from stoker.core.clock import FakeClock
+from stoker.core.errors import AuthRefused, BadAnswer, Cancelled, HashMismatch, NetworkFailed, NoSpace, NotOnServer
+from stoker.core.events import Kinds
+from stoker.core.frozen import changed
+from stoker.transfer.download.types import DownloadTimeouts, Status
+from stoker.transfer.hub.hub_cache import BlobChecker
+from stoker.transfer.hub.listing import RepoFile, Revision
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
 from tests.servers.hub import Answer, Asked, git_sha1, small_files
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, content, fetched, named, path_of, scenes
 
@@ -76,7 +67,7 @@ def test_a_second_fetch_reads_no_byte_of_what_was_verified(scene: Scene, monkeyp
     def read_again(*arguments):
         raise AssertionError(arguments)
 
-    monkeypatch.setattr(BlobJudge, "_hashed", read_again)
+    monkeypatch.setattr(BlobChecker, "_hashed", read_again)
     assert first_cause(scene.fetch()) is None
 
 
@@ -235,7 +226,7 @@ def test_being_stopped_is_the_outcome_of_everything_that_was_not_there_yet(scene
 
     scene.fake.tamper = stop
     revision = Revision(asked="main", commit=scene.commit)
-    outcomes = fetch_repository(hub, Order(repo=REPO, revision=revision, files=files))
+    outcomes = fetch_repository(hub, RepoRequest(repo=REPO, revision=revision, files=files))
     assert {path_of(outcome) for outcome in outcomes} == set(FILES)
     assert isinstance(first_cause(outcomes), Cancelled)
     assert not (scene.repo_folder / "refs" / "main").exists()
@@ -267,7 +258,7 @@ def test_a_network_that_is_gone_is_noticed_after_a_few_files(scene: Scene):
 
     scene.fake.tamper = cut
     scene.fake.asked.clear()
-    outcomes = fetch_repository(hub, Order(repo=REPO, revision=revision, files=files, workers=2))
+    outcomes = fetch_repository(hub, RepoRequest(repo=REPO, revision=revision, files=files, workers=2))
     assert isinstance(first_cause(outcomes), NetworkFailed)
     assert len(outcomes) == 300
     assert len(scene.fake.asked) < 300
@@ -275,12 +266,12 @@ def test_a_network_that_is_gone_is_noticed_after_a_few_files(scene: Scene):
 
 def test_many_files_of_a_server_that_stays_away_are_waited_for_once_together(scene: Scene):
     hub, clock = scene.hub(), FakeClock()
-    hub.patience, hub.tools = Patience(no_progress_s=120), changed(hub.tools, clock=clock)
+    hub.patience, hub.tools = DownloadTimeouts(no_progress_s=120), changed(hub.tools, clock=clock)
     scene.fake.repository("org/name").commit(small_files(60, 10))
     revision = hub.resolve(REPO)
     files = hub.files(REPO, revision.commit)
     scene.fake.tamper = lambda asked, answer: Answer(503)
-    outcomes = fetch_repository(hub, Order(repo=REPO, revision=revision, files=files, workers=1))
+    outcomes = fetch_repository(hub, RepoRequest(repo=REPO, revision=revision, files=files, workers=1))
     assert len([one for one in outcomes if isinstance(one.error, NetworkFailed)]) == 60
     assert clock.monotonic_s() == pytest.approx(120.0)
 
@@ -303,7 +294,7 @@ def test_a_mirror_without_listings_gives_files_by_name(scene: Scene):
     found = [hub.file(REPO, "main", path) for path in ("config.json", "model.bin")]
     assert {commit for _, commit in found} == {scene.commit}
     revision = Revision(asked="main", commit=scene.commit)
-    order = Order(repo=REPO, revision=revision, files=[file for file, _ in found])
+    order = RepoRequest(repo=REPO, revision=revision, files=[file for file, _ in found])
     assert first_cause(fetch_repository(hub, order)) is None
     assert (scene.snapshot / "model.bin").read_bytes() == LARGE
 
@@ -323,7 +314,7 @@ def test_files_asked_for_by_name_are_of_one_commit_even_if_the_branch_moves(scen
 
 
 def test_a_digest_that_nobody_tells_keeps_a_file_out_of_the_cache(scene: Scene):
-    order = Order(
+    order = RepoRequest(
         repo=REPO, revision=Revision(asked="main", commit=scene.commit), files=[RepoFile(path="a", size_bytes=1)]
     )
     with pytest.raises(BadAnswer, match="no digest"):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import ArchiveFaults, BadInput, HashMismatch
-from stoker.model.json_text import dumps, loads
-from stoker.store.listing import check_tree, files_of, listing_bytes, read_listing
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
+from stoker.core.errors import BadInput, HashMismatch, InvalidArchive
+from stoker.core.jsontext import dumps, loads
+from stoker.store.archives.archive_members import check_tree, files_of, listing_bytes, read_listing
 
 X = digest_bytes(b"x")
 
@@ -64,9 +63,9 @@ def test_another_tree_s_listing_is_refused():
 )
 def test_what_could_be_written_elsewhere_is_refused(entries):
     tree = Tree(entries)
-    with pytest.raises(ArchiveFaults):
+    with pytest.raises(InvalidArchive):
         check_tree(tree)
-    with pytest.raises((ArchiveFaults, BadInput)):
+    with pytest.raises((InvalidArchive, BadInput)):
         read_listing(listing_bytes(tree), tree.digest())
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import CorruptBytes, Faults, NotFound
-from stoker.store import local
-from stoker.store.local import Found, Missing
-from stoker.store.memo import stamp_of
+from stoker.core.clock import FakeClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import CorruptBytes, InvalidInput, NotFound
+from stoker.host.file_stamps import stamp_of
+from stoker.store import local_store
+from stoker.store.local_store import RecordHit, RecordMiss
 from stoker.store.records import Record
 from stoker.store.trees import hash_file, scan_tree
 from tests.unit.store.real_stores import (
@@ -50,7 +50,7 @@ def test_what_is_published_is_found_with_the_same_bytes(store):
 
 
 def test_what_was_never_published_is_missing_without_damage(store):
-    assert store.lookup(key_of("a")) == Missing()
+    assert store.lookup(key_of("a")) == RecordMiss()
 
 
 def test_a_record_has_the_digest_of_the_folder_it_was_made_from(store, tmp_path):
@@ -72,7 +72,7 @@ def test_small_files_lie_in_the_record_and_others_in_read_only_blobs_named_by_th
 def test_more_small_files_than_a_record_holds_become_blobs(store):
     many = {f"f{number:03}": bytes([number]) * 4000 for number in range(12)}
     record = commit(store, "a", many).record
-    assert sum(map(len, record.inline.values())) <= local.INLINE_TOTAL_BYTES
+    assert sum(map(len, record.inline.values())) <= local_store.INLINE_TOTAL_BYTES
     assert len(record.blobs()) == 12 - len(record.inline) > 0
     assert contents(store, record) == many
     hundreds = {f"f{number:03}": b"%d" % number for number in range(300)}
@@ -94,7 +94,7 @@ def test_a_folder_with_what_can_not_be_kept_is_refused_and_leaves_nothing(store)
     staging = store.new_staging("x")
     fill(staging, FILES)
     Path(staging, "out").symlink_to("/etc/passwd")
-    with pytest.raises(Faults):
+    with pytest.raises(InvalidInput):
         store.take_in(staging)
     assert os.listdir(store.places.blobs) == []
 
@@ -156,7 +156,7 @@ def test_to_peek_or_to_verify_is_not_to_use(tmp_path):
     used_s = record_of(store, "a").stat().st_mtime
     clock.advance(10_000)
     assert isinstance(store.peek(key_of("a")), Record)
-    assert isinstance(store.verify_record(key_of("a")), Found)
+    assert isinstance(store.verify_record(key_of("a")), RecordHit)
     assert record_of(store, "a").stat().st_mtime == used_s
 
 
@@ -168,14 +168,14 @@ def test_a_blob_that_looks_the_same_is_not_hashed_again(store, monkeypatch):
         hashed.append(path)
         return hash_file(path)
 
-    monkeypatch.setattr(local, "hash_file", watched)
-    monkeypatch.setattr(local, "hash_afresh", watched)
+    monkeypatch.setattr(local_store, "hash_file", watched)
+    monkeypatch.setattr(local_store, "hash_afresh", watched)
     assert found(store, "a").has_bytes
     assert hashed == []
     os.utime(blob_of(store, "a", "big"))
     assert found(store, "a").has_bytes
     assert hashed == [str(blob_of(store, "a", "big"))]
-    assert isinstance(store.verify_record(key_of("a")), Found)
+    assert isinstance(store.verify_record(key_of("a")), RecordHit)
     assert len(hashed) == 3
 
 
@@ -189,7 +189,7 @@ def test_verifying_hashes_even_what_the_memo_vouches_for(store):
     store.memo.remember(digest, stamp_of(blob.lstat()), digest)
     assert found(store, "a").has_bytes
     outcome = store.verify_record(key_of("a"))
-    assert isinstance(outcome, Found)
+    assert isinstance(outcome, RecordHit)
     assert outcome.lost == ("x",)
 
 
@@ -212,7 +212,7 @@ def test_verifying_finds_a_record_that_contradicts_itself(store):
     ):
         store.publish(bad)
         outcome = store.verify_record(key_of("a"))
-        assert isinstance(outcome, Missing)
+        assert isinstance(outcome, RecordMiss)
         assert outcome.damage
         assert len(quarantined(store)) == number
 
@@ -323,9 +323,9 @@ def test_a_good_blob_that_came_in_while_a_bad_one_was_hashed_is_not_set_aside(tm
         os.rename(tmp_path / "good", blob)
         return result
 
-    monkeypatch.setattr(local, "hash_file", replaced_meanwhile)
+    monkeypatch.setattr(local_store, "hash_file", replaced_meanwhile)
     store.lookup(key_of("a"))
-    monkeypatch.setattr(local, "hash_file", really)
+    monkeypatch.setattr(local_store, "hash_file", really)
     assert found(store, "a").has_bytes
 
 

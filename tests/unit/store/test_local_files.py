@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Faults, LocalFile
-from stoker.store import local_files
-from stoker.store.local_files import digest_path
-from stoker.store.memo import Memo
+from stoker.core.clock import FakeClock
+from stoker.core.errors import InvalidInput, LocalFile
+from stoker.store import memo
+from stoker.store.memo import Memo, digest_path
 from stoker.store.trees import hash_file
 from tests.unit.store.real_stores import fill
 
@@ -29,7 +28,7 @@ class Counting:
             self.hashed.append(os.path.basename(path))
             return really(path)
 
-        monkeypatch.setattr(local_files, "hash_file", watched)
+        monkeypatch.setattr(memo, "hash_file", watched)
 
     def digest(self, path: Path) -> str:
         self.hashed.clear()
@@ -134,9 +133,9 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_remembered(counting, monk
         path.write_bytes(b"22")
         return result
 
-    monkeypatch.setattr(local_files, "hash_file", hash_and_change)
+    monkeypatch.setattr(memo, "hash_file", hash_and_change)
     counting.digest(path)
-    monkeypatch.setattr(local_files, "hash_file", really)
+    monkeypatch.setattr(memo, "hash_file", really)
     assert counting.digest(path) == f"sha256:{hashlib.sha256(b'22').hexdigest()}"
 
 
@@ -165,6 +164,6 @@ def test_a_device_or_a_pipe_is_refused_instead_of_read_for_ever(counting, tmp_pa
 def test_a_folder_with_an_outward_symlink_is_refused_with_its_path(counting, tmp_path):
     fill(tmp_path / "data", {"a": b"1"})
     (tmp_path / "data" / "big").symlink_to("/mnt/big")
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         counting.digest(tmp_path / "data")
     assert [fault.where for fault in caught.value.faults] == ["big"]

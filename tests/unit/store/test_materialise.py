@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.anchored import AnchoredFolder
-from stoker.model.errors import LocalFile, NoPermission
-from stoker.store import materialise as module
-from stoker.store.materialise import How, copy_bytes
+from stoker.core.errors import LocalFile, NoPermission
+from stoker.host.folders import AnchoredFolder
+from stoker.store import links as module
+from stoker.store.links import MaterialiseMethod, copy_bytes
 
 DATA = random.Random(5).randbytes(3_000_001)
 
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 def materialise(
     source: str, target: str, *, may_share: bool = False, mode: int = 0o644, is_durable: bool = True
-) -> How:
+) -> MaterialiseMethod:
     with AnchoredFolder.open(os.path.dirname(target), makes=False) as folder:
         name = os.path.basename(target)
         return module.materialise(source, folder, name, may_share=may_share, mode=mode, is_durable=is_durable)
@@ -40,7 +40,7 @@ def shares_blocks(folder: Path) -> bool:
         how = copy_bytes(one, two)
     for name in ("one", "two"):
         (folder / name).unlink()
-    return how is How.REFLINK
+    return how is MaterialiseMethod.REFLINK
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
@@ -52,7 +52,7 @@ def test_a_copy_is_a_file_of_its_own(source: Path, tmp_path: Path, mode: int, is
         how = materialise(str(source), str(target), mode=mode, is_durable=is_durable)
     finally:
         os.umask(previous)
-    assert how in {How.REFLINK, How.KERNEL_COPY, How.COPY}
+    assert how in {MaterialiseMethod.REFLINK, MaterialiseMethod.KERNEL_COPY, MaterialiseMethod.COPY}
     assert target.read_bytes() == DATA
     assert target.stat().st_mode & 0o7777 == mode
     target.write_bytes(b"edited")
@@ -67,9 +67,9 @@ def test_where_it_may_be_shared_it_costs_no_space(source: Path, tmp_path: Path, 
     how = materialise(str(source), str(target), may_share=True, mode=0o755, is_durable=is_durable)
     assert target.read_bytes() == DATA
     if shares_blocks(tmp_path):
-        assert how is How.REFLINK
+        assert how is MaterialiseMethod.REFLINK
     else:
-        assert how is How.HARDLINK
+        assert how is MaterialiseMethod.HARDLINK
         assert target.samefile(source)
         # Its mode is the source's: it is one file.
         assert source.stat().st_mode & 0o7777 == 0o444
@@ -98,7 +98,10 @@ def test_across_file_systems_it_is_copied(source: Path) -> None:
     folder = Path("/dev/shm", f"materialise-{os.getpid()}")
     folder.mkdir()
     try:
-        assert materialise(str(source), str(folder / "target"), may_share=True) in {How.KERNEL_COPY, How.COPY}
+        assert materialise(str(source), str(folder / "target"), may_share=True) in {
+            MaterialiseMethod.KERNEL_COPY,
+            MaterialiseMethod.COPY,
+        }
         assert (folder / "target").read_bytes() == DATA
         assert os.listdir(folder) == ["target"]
     finally:
@@ -107,7 +110,7 @@ def test_across_file_systems_it_is_copied(source: Path) -> None:
 
 def test_an_empty_file_is_materialised(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"")
-    assert materialise(str(tmp_path / "source"), str(tmp_path / "target")) in set(How)
+    assert materialise(str(tmp_path / "source"), str(tmp_path / "target")) in set(MaterialiseMethod)
     assert (tmp_path / "target").read_bytes() == b""
 
 
@@ -122,7 +125,7 @@ def test_where_the_kernel_can_not_copy_we_do(source: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(module, "reflink", lambda *_: False)
     monkeypatch.setattr(os, "copy_file_range", gives_up_half_way)
-    assert materialise(str(source), str(tmp_path / "target")) is How.COPY
+    assert materialise(str(source), str(tmp_path / "target")) is MaterialiseMethod.COPY
     assert (tmp_path / "target").read_bytes() == DATA
 
 
@@ -134,9 +137,9 @@ def test_where_blocks_can_be_shared_they_are(source: Path, tmp_path: Path, monke
         os.write(target, os.pread(original, len(DATA), 0))
         return 0
 
-    monkeypatch.setattr("stoker.store.materialise.fcntl.ioctl", clone)
+    monkeypatch.setattr("stoker.store.links.fcntl.ioctl", clone)
     for may_share in (True, False):
-        assert materialise(str(source), str(tmp_path / "target"), may_share=may_share) is How.REFLINK
+        assert materialise(str(source), str(tmp_path / "target"), may_share=may_share) is MaterialiseMethod.REFLINK
         assert (tmp_path / "target").read_bytes() == DATA
         assert (tmp_path / "target").stat().st_nlink == 1
 
@@ -167,7 +170,7 @@ def test_a_source_that_only_gets_another_name_meanwhile_is_copied(
 
     monkeypatch.setattr(os, "copy_file_range", copy_beside_others)
     monkeypatch.setattr(module, "reflink", lambda *_: False)
-    assert materialise(str(source), str(tmp_path / "target")) is How.COPY
+    assert materialise(str(source), str(tmp_path / "target")) is MaterialiseMethod.COPY
     assert (tmp_path / "target").read_bytes() == DATA
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "source", "target"]
 

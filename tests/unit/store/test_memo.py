@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import digest_bytes
-from stoker.store.memo import Memo, stamp_of
+from stoker.core.digests import digest_bytes
+from stoker.host.file_stamps import stamp_of
+from stoker.store.memo import Memo
 
 STAMP = (10, 20, 30, 40)
 DIGEST = digest_bytes(b"x")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import CorruptBytes
-from stoker.store.pins import Pin, list_pins, pin, refuse_if_damaged, unpin
+from stoker.core.errors import CorruptBytes
+from stoker.store.refs import Pin, list_pins, pin, refuse_if_damaged, unpin
 from tests.unit.store.real_stores import key_of, make_store
 
 NAMES = ["a/b", "a_b", "a%2Fb", ".hidden", "hidden", "größe", "with space", "..", "x" * 200]

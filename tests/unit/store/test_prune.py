@@ -7,16 +7,24 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest
-from stoker.model.errors import CorruptBytes
-from stoker.store import prune
-from stoker.store.local import LocalStore
-from stoker.store.pins import list_pins, pin
-from stoker.store.prune import Swept, all_records, candidates, carry_out, young_bytes
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest
+from stoker.core.errors import CorruptBytes
+from stoker.store import prune as store_prune
+from stoker.store.local_store import LocalStore
+from stoker.store.prune import (
+    GRACE_S,
+    PruneDecision,
+    PruneResult,
+    all_records,
+    candidates,
+    carry_out,
+    decide_prune,
+    young_bytes,
+)
 from stoker.store.records import Record
-from stoker.store.retention import GRACE_S, PruneDecision, decide_prune
-from stoker.store.views import open_view
+from stoker.store.refs import list_pins, pin
+from stoker.store.tree_views import open_view
 from tests.unit.host.real_processes import wait_until
 from tests.unit.store.real_stores import (
     BIG,
@@ -59,7 +67,7 @@ class Pruned:
             older_than_s=older_days * DAY_S if older_days is not None else None,
         )
 
-    def prune(self, **limits) -> Swept:
+    def prune(self, **limits) -> PruneResult:
         return carry_out(self.store, self.decide(**limits), clock=self.clock)
 
 
@@ -80,7 +88,7 @@ def clock_between_then_and_now(folder: Path) -> FakeClock:
         return probe.stat().st_ctime > limit_s
 
     wait_until(has_passed)
-    return FakeClock(start_s=limit_s + prune._TICK_S)
+    return FakeClock(start_s=limit_s + store_prune._TICK_S)
 
 
 def blobs(store: LocalStore) -> set[str]:
@@ -330,7 +338,7 @@ def test_two_prunes_at_once_do_not_trip_over_each_other(pruned, monkeypatch):
     for name in ("a", "b", "c"):
         pruned.add(name, {"x": name.encode() * BIG})
     decision = pruned.decide()
-    really = prune._Sweeping._removable
+    really = store_prune._Sweeping._removable
 
     def gone_after_the_look(self, path, name):
         info = really(self, path, name)
@@ -338,14 +346,14 @@ def test_two_prunes_at_once_do_not_trip_over_each_other(pruned, monkeypatch):
             os.unlink(path)
         return info
 
-    monkeypatch.setattr(prune._Sweeping, "_removable", gone_after_the_look)
-    assert carry_out(pruned.store, decision, clock=pruned.clock) == Swept(blobs=0, blob_bytes=0, views=0)
+    monkeypatch.setattr(store_prune._Sweeping, "_removable", gone_after_the_look)
+    assert carry_out(pruned.store, decision, clock=pruned.clock) == PruneResult(blobs=0, blob_bytes=0, views=0)
 
 
 def test_a_store_that_was_never_written_to_is_pruned_in_no_time(tmp_path):
     store = LocalStore(str(tmp_path / "nowhere"), clock=clock_of_now())
     assert list(candidates(store, kept=lambda key: "", label=lambda record: "")) == []
-    assert sweep(store, clock=clock_of_now()) == Swept(blobs=0, blob_bytes=0, views=0)
+    assert sweep(store, clock=clock_of_now()) == PruneResult(blobs=0, blob_bytes=0, views=0)
 
 
 def test_only_what_has_bytes_is_a_candidate(pruned):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stoker.model.json_text import loads
-from stoker.store.quarantine import list_quarantine, set_aside
+from stoker.core.jsontext import loads
+from stoker.store.places import list_quarantine, set_aside
 
 
 def aside(tmp_path: Path, path: Path, *, seen: os.stat_result | None = None) -> str:

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.digests import digest_bytes
+from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.store.records import BadRecord, Record, parse_record, read_file, read_record
 from tests.unit.store.real_stores import key_of
 

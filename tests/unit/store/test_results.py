@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import BadInput, CorruptBytes
+from stoker.core.errors import BadInput, CorruptBytes
 from stoker.store.records import Record
-from stoker.store.results import SIDECAR, LaidOut, Part, lay_out, point_last_at
+from stoker.store.results import SIDECAR, MaterialisedResult, ResultPart, lay_out, point_last_at
 from tests.unit.store.real_stores import BIG, blob_of, commit, contents, files_below, fill, found, key_of, make_store
 
 ONE = {"report.html": b"one", "plots/roc.png": b"r1" * BIG, "plots/more/cm.png": b"c1", "gone.txt": b"g"}
@@ -28,9 +28,9 @@ def out(tmp_path):
     return tmp_path / "stoker-out" / "gbt"
 
 
-def lay(store, out: Path, files: dict[str, bytes], *others: tuple[str, dict[str, bytes]]) -> LaidOut:
+def lay(store, out: Path, files: dict[str, bytes], *others: tuple[str, dict[str, bytes]]) -> MaterialisedResult:
     parts = [
-        Part(
+        ResultPart(
             record=commit(store, (folder, tuple(given.items())), given).record, folder=folder, sidecar={"node": folder}
         )
         for folder, given in (("", files), *others)
@@ -61,7 +61,7 @@ def test_executables_and_inner_symlinks_arrive_as_such(store, out):
     Path(staging, "tool").chmod(0o755)
     Path(staging, "alias").symlink_to("tool")
     tree, inline = store.take_in(staging)
-    part = Part(record=Record.of(key=key_of("t"), tree=tree, inline=inline, body={}), folder="", sidecar={})
+    part = ResultPart(record=Record.of(key=key_of("t"), tree=tree, inline=inline, body={}), folder="", sidecar={})
     for _ in range(2):
         assert lay_out(store, [part], str(out)).kept_edits == ()
         assert os.access(out / "tool", os.X_OK)
@@ -280,7 +280,7 @@ def test_a_part_whose_folder_leads_out_is_refused(store, out):
     record = commit(store, "a", ONE).record
     for folder in ("..", "/tmp", "a/../.."):
         with pytest.raises(BadInput):
-            lay_out(store, [Part(record=record, folder=folder, sidecar={})], str(out))
+            lay_out(store, [ResultPart(record=record, folder=folder, sidecar={})], str(out))
 
 
 def test_half_written_files_of_the_dead_are_removed_and_of_the_living_are_not(store, out):
@@ -302,7 +302,7 @@ def test_bytes_that_are_gone_are_named_and_the_old_result_stays(store, out):
     lay(store, out, ONE)
     commit(store, "b", TWO)
     blob_of(store, "b", "plots/roc.png").unlink()
-    part = Part(record=found(store, "b").record, folder="", sidecar={})
+    part = ResultPart(record=found(store, "b").record, folder="", sidecar={})
     with pytest.raises(CorruptBytes, match=r"plots/roc\.png"):
         lay_out(store, [part], str(out))
     assert (out / "plots" / "roc.png").read_bytes() == ONE["plots/roc.png"]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from stoker.model.digests import digest_bytes
-from stoker.store.retention import Candidate, PruneDecision, decide_prune
+from stoker.core.digests import digest_bytes
+from stoker.store.prune import PruneCandidate, PruneDecision, decide_prune
 from tests.unit.store.real_stores import DAY_S, key_of
 
 NOW_S = 1_000 * DAY_S
@@ -9,8 +9,8 @@ NOW_S = 1_000 * DAY_S
 
 def candidate(
     name: str, *, days: float, blobs: dict[str, int] | None = None, inline: int = 0, kept: str = "", let_go: str = ""
-) -> Candidate:
-    return Candidate(
+) -> PruneCandidate:
+    return PruneCandidate(
         key=key_of(name),
         last_used_s=NOW_S - days * DAY_S,
         blobs=tuple((digest_bytes(blob.encode()), size) for blob, size in (blobs or {}).items()),
@@ -21,7 +21,7 @@ def candidate(
     )
 
 
-def decide(*candidates: Candidate, max_bytes: int | None = None, older_days: float | None = None) -> PruneDecision:
+def decide(*candidates: PruneCandidate, max_bytes: int | None = None, older_days: float | None = None) -> PruneDecision:
     older_than_s = older_days * DAY_S if older_days is not None else None
     return decide_prune(candidates, now_s=NOW_S, max_bytes=max_bytes, older_than_s=older_than_s)
 
@@ -71,7 +71,7 @@ def test_a_shared_blob_is_counted_once_and_freed_with_its_last_record():
 
 
 def test_a_record_that_names_one_blob_twice_frees_it_once():
-    twice = Candidate(
+    twice = PruneCandidate(
         key=key_of("twice"), last_used_s=0, blobs=((digest_bytes(b"x"), 7), (digest_bytes(b"x"), 7)), label="twice"
     )
     decision = decide(twice, max_bytes=0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import LocalFile, StokerError
-from stoker.store.put_index import add_row, read_index
+from stoker.core.errors import LocalFile, StokerError
+from stoker.store.put import add_row, read_index
 from tests.unit.store.real_stores import make_store
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import ArchiveFaults, BadInput, Faults, LocalFile, NoSpace, Refused
-from stoker.store import staging_copy
-from stoker.store.bundle.packing import pack
-from stoker.store.by_name import resolve
-from stoker.store.local import LocalStore
-from stoker.store.put_index import read_index
-from stoker.store.putting import PutThing, Putting, Wish, put_key, survey
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import BadInput, InvalidArchive, InvalidInput, LocalFile, NoSpace, Refused
+from stoker.store import put as store_put
+from stoker.store.archives.pack import pack
+from stoker.store.local_store import LocalStore
+from stoker.store.prune import resolve
+from stoker.store.put import PutRequest, StoredTree, StoreWriter, put_key, read_index, survey
 from stoker.store.refs import find_ref, list_refs
-from stoker.store.results import SIDECAR, Part, lay_out
+from stoker.store.results import SIDECAR, ResultPart, lay_out
 from stoker.store.trees import scan_tree
 from tests.unit.store.hostile_archives import file, folder_sources, tar
 from tests.unit.store.real_stores import (
@@ -79,7 +78,7 @@ def test_a_file_is_a_tree_of_one(store, folder):
     assert put_contents(store, "run") == {"run.sh": b"#!/bin/sh\n"}
 
 
-def resolve_tree(store: LocalStore, done: PutThing):
+def resolve_tree(store: LocalStore, done: StoredTree):
     (record,) = resolve(store, done.ref.name)
     return record.tree.entries
 
@@ -88,7 +87,7 @@ def test_what_was_given_out_has_the_same_digest_when_it_is_put(store, folder, tm
     put = put_in(store, folder, "data")
     record = resolve(store, "data")[0]
     out = tmp_path / "out"
-    lay_out(store, [Part(record=record, folder="", sidecar={})], str(out))
+    lay_out(store, [ResultPart(record=record, folder="", sidecar={})], str(out))
     assert (out / SIDECAR).exists()
     again = put_in(store, out, "again")
     assert (again.ref.digest, again.is_known) == (put.ref.digest, True)
@@ -145,8 +144,8 @@ def test_a_file_that_is_known_and_looks_the_same_is_not_read_again(store, folder
     clock = clock_of_now()
     put_in(store, folder / "big", "big", clock=clock)
     told: list[int] = []
-    monkeypatch.setattr(staging_copy, "open_regular", lambda path: pytest.fail(f"{path} was read"))
-    done = Putting(store, clock=clock, heed=told.append).put(survey(str(folder / "big")), Wish(name="big"))
+    monkeypatch.setattr(store_put, "open_regular", lambda path: pytest.fail(f"{path} was read"))
+    done = StoreWriter(store, clock=clock, heed=told.append).put(survey(str(folder / "big")), PutRequest(name="big"))
     assert done.is_known
     assert told == [BIG]
 
@@ -163,7 +162,7 @@ def test_a_known_file_that_was_changed_within_its_times_but_not_its_ctime_is_rea
 def test_every_byte_is_told_of(store, folder):
     told: list[int] = []
     looked = survey(str(folder))
-    Putting(store, clock=clock_of_now(), heed=told.append).put(looked, Wish(name="data"))
+    StoreWriter(store, clock=clock_of_now(), heed=told.append).put(looked, PutRequest(name="data"))
     assert sum(told) == looked.size_bytes == 3 * BIG + 1
 
 
@@ -188,7 +187,7 @@ def test_everything_that_cant_be_kept_is_named_at_once_and_nothing_is_read(store
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(folder)
         server.bind("socket")
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         survey(str(folder))
     assert sorted(fault.where for fault in caught.value.faults) == sorted(
         ["deep/up", "out", "pipe", "socket", repr("bad\udcfe"), repr("\udcff")]
@@ -214,7 +213,7 @@ def test_a_store_is_not_put_into_itself(store, tmp_path):
 
 
 def test_a_bad_name_is_refused_before_anything_is_read(store, folder, monkeypatch):
-    monkeypatch.setattr(staging_copy, "open_regular", lambda path: pytest.fail("it was read"))
+    monkeypatch.setattr(store_put, "open_regular", lambda path: pytest.fail("it was read"))
     with pytest.raises(BadInput):
         put_in(store, folder, "a/b")
 
@@ -264,9 +263,9 @@ def swap(folder: Path) -> None:
 
 @pytest.mark.parametrize("act", [grow, rewrite, shrink])
 def test_a_file_that_changes_while_it_is_read_is_caught(store, folder, act):
-    putting = Putting(store, clock=clock_of_now(), heed=Meddler(lambda: act(folder)))
+    putting = StoreWriter(store, clock=clock_of_now(), heed=Meddler(lambda: act(folder)))
     with pytest.raises(Refused, match="big changed while it was read"):
-        putting.put(survey(str(folder / "big")), Wish(name="big"))
+        putting.put(survey(str(folder / "big")), PutRequest(name="big"))
     assert list_refs(store.places) == []
     assert staged(store) == []
 
@@ -285,9 +284,9 @@ def test_a_file_that_changes_while_it_is_read_is_caught(store, folder, act):
     ],
 )
 def test_a_folder_that_changes_while_it_is_read_is_caught_even_where_it_was_read_already(store, folder, act):
-    putting = Putting(store, clock=clock_of_now(), heed=Meddler(lambda: act(folder)))
+    putting = StoreWriter(store, clock=clock_of_now(), heed=Meddler(lambda: act(folder)))
     with pytest.raises((Refused, LocalFile)):
-        putting.put(survey(str(folder)), Wish(name="data"))
+        putting.put(survey(str(folder)), PutRequest(name="data"))
     assert list_refs(store.places) == []
     assert staged(store) == []
     assert quarantined(store) == []
@@ -297,7 +296,7 @@ def test_a_file_that_changed_between_the_look_and_the_reading_is_caught(store, f
     looked = survey(str(folder / "big"))
     rewrite(folder)
     with pytest.raises(Refused, match="changed while it was read"):
-        Putting(store, clock=clock_of_now(), heed=lambda _: None).put(looked, Wish(name="big"))
+        StoreWriter(store, clock=clock_of_now(), heed=lambda _: None).put(looked, PutRequest(name="big"))
 
 
 def test_whatever_ends_it_leaves_staging_empty(store, folder):
@@ -305,14 +304,14 @@ def test_whatever_ends_it_leaves_staging_empty(store, folder):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Putting(store, clock=clock_of_now(), heed=stop).put(survey(str(folder)), Wish(name="data"))
+        StoreWriter(store, clock=clock_of_now(), heed=stop).put(survey(str(folder)), PutRequest(name="data"))
     assert staged(store) == []
     assert blobs(store) == set()
     assert put_in(store, folder, "data").added_bytes == 2 * BIG + 1
 
 
 def test_a_disk_that_cant_hold_it_is_named_before_it_is_filled(store, folder, monkeypatch):
-    monkeypatch.setattr(staging_copy, "free_bytes", lambda path: 3 * BIG)
+    monkeypatch.setattr(store_put, "free_bytes", lambda path: 3 * BIG)
     with pytest.raises(NoSpace, match=r"14\.6 KiB are needed, 14\.6 KiB are free") as caught:
         put_in(store, folder, "data")
     assert caught.value.exit_code == 10
@@ -356,8 +355,7 @@ def test_bytes_that_go_between_the_look_and_the_record_are_copied_after_all(stor
 
 
 def test_a_thing_that_was_pruned_comes_back_when_it_is_put_again(store, folder):
-    from stoker.store.prune import candidates, carry_out
-    from stoker.store.retention import decide_prune
+    from stoker.store.prune import candidates, carry_out, decide_prune
 
     put_in(store, folder, "data")
     all_of_it = candidates(store, kept=lambda key: "", label=lambda record: "")
@@ -386,8 +384,8 @@ def test_an_archive_is_taken_in_as_what_it_holds(store, folder, tmp_path):
     os.symlink("big", folder / "link")
     archive_of(folder, tmp_path / "a.tar.zst")
     told: list[int] = []
-    putting = Putting(store, clock=clock_of_now(), heed=told.append)
-    done = putting.put_unpacked(str(tmp_path / "a.tar.zst"), Wish(name="data"))
+    putting = StoreWriter(store, clock=clock_of_now(), heed=told.append)
+    done = putting.put_unpacked(str(tmp_path / "a.tar.zst"), PutRequest(name="data"))
     assert sum(told) == (tmp_path / "a.tar.zst").stat().st_size
     assert put_contents(store, "data") == FILES
     assert (done.is_known, done.added_bytes) == (False, 2 * BIG + 1)
@@ -400,8 +398,8 @@ def test_an_archive_is_taken_in_as_what_it_holds(store, folder, tmp_path):
 
 def test_what_an_archive_holds_is_not_hashed_again_once_it_is_in(store, folder, tmp_path):
     archive_of(folder, tmp_path / "a.tar.zst")
-    Putting(store, clock=clock_of_now(), heed=lambda _: None).put_unpacked(
-        str(tmp_path / "a.tar.zst"), Wish(name="data")
+    StoreWriter(store, clock=clock_of_now(), heed=lambda _: None).put_unpacked(
+        str(tmp_path / "a.tar.zst"), PutRequest(name="data")
     )
     hashed = []
     store.memo.remember = lambda *args: hashed.append(args)
@@ -417,9 +415,9 @@ def test_what_an_archive_holds_is_not_hashed_again_once_it_is_in(store, folder, 
 )
 def test_an_archive_that_is_refused_leaves_nothing(store, tmp_path, archive):
     (tmp_path / "a.tar.zst").write_bytes(archive)
-    with pytest.raises(ArchiveFaults):
-        Putting(store, clock=clock_of_now(), heed=lambda _: None).put_unpacked(
-            str(tmp_path / "a.tar.zst"), Wish(name="x")
+    with pytest.raises(InvalidArchive):
+        StoreWriter(store, clock=clock_of_now(), heed=lambda _: None).put_unpacked(
+            str(tmp_path / "a.tar.zst"), PutRequest(name="x")
         )
     assert (staged(store), blobs(store), list_refs(store.places)) == ([], set(), [])
 

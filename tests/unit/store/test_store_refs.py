@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.model.errors import Ambiguous, BadInput, CorruptBytes, NotFound, Refused
-from stoker.store import by_name
-from stoker.store.by_name import resolve
-from stoker.store.prune import carry_out
+from stoker.core.digests import Digest
+from stoker.core.errors import Ambiguous, BadInput, CorruptBytes, NotFound, Refused
+from stoker.store import prune
+from stoker.store.prune import carry_out, decide_prune, resolve
 from stoker.store.refs import (
     Ref,
     check_ref_name,
@@ -20,7 +19,6 @@ from stoker.store.refs import (
     remove_ref,
     set_ref,
 )
-from stoker.store.retention import decide_prune
 from tests.unit.store.real_stores import BIG, clock_of_now, commit, found, key_of, make_store, put_in
 
 
@@ -165,7 +163,7 @@ def test_a_beginning_of_several_digests_is_refused_and_a_very_short_one_means_no
     shared = next(one[:1] for one in trees if sum(other[0] == one[0] for other in trees) > 1)
     with pytest.raises(NotFound):
         resolve(store, shared)
-    monkeypatch.setattr(by_name, "_SHORTEST_PREFIX", 1)
+    monkeypatch.setattr(prune, "_SHORTEST_PREFIX", 1)
     with pytest.raises(Ambiguous, match=r"begins the digests of \d+ things"):
         resolve(store, shared)
 

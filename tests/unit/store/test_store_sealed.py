@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.json_text import dumps, loads
-from stoker.store.sealed import BrokenSeal, seal, unseal
+from stoker.core.jsontext import dumps, loads
+from stoker.store.records import BrokenSeal, seal, unseal
 
 BODY = {
     "name": "ünï",

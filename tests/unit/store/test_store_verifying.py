@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.store.local import LocalStore, Missing
-from stoker.store.put_index import add_row
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.store.local_store import LocalStore, RecordMiss
+from stoker.store.put import add_row
 from stoker.store.refs import find_ref, ref_path, remove_ref
-from stoker.store.verifying import (
+from stoker.store.verify import (
     EVERYTHING,
-    Sample,
-    ThingCheck,
+    DigestSample,
+    StoreItemCheck,
     Throttle,
     bytes_to_check,
     check_store,
@@ -45,11 +45,11 @@ def store(tmp_path):
     return make_store(tmp_path / "store")
 
 
-def check(store: LocalStore, sample: Sample | None = EVERYTHING, heed=lambda _: None) -> list[ThingCheck]:
+def check(store: LocalStore, sample: DigestSample | None = EVERYTHING, heed=lambda _: None) -> list[StoreItemCheck]:
     return list(check_store(store, afresh=sample, heed=heed, clock=clock_of_now()))
 
 
-def damages(store: LocalStore, sample: Sample | None = EVERYTHING) -> dict[str, str]:
+def damages(store: LocalStore, sample: DigestSample | None = EVERYTHING) -> dict[str, str]:
     return {f"{one.what} {one.key[:6]}": one.damage for one in check(store, sample) if one.damage}
 
 
@@ -77,7 +77,7 @@ def test_parts_are_of_the_same_size(count):
 @given(digests, st.integers(0, 2**64 - 1))
 def test_a_share_takes_what_lies_behind_its_beginning_around_the_end(digest, start):
     place = int(digest[:16], 16)
-    assert Sample(start=start, width=2**63).takes(digest) is ((place - start) % 2**64 < 2**63)
+    assert DigestSample(start=start, width=2**63).takes(digest) is ((place - start) % 2**64 < 2**63)
     assert EVERYTHING.takes(digest)
 
 
@@ -166,7 +166,7 @@ def test_m_parts_hash_everything_once_and_find_all_damage(store):
 
 
 def test_of_what_is_not_in_the_part_a_missing_or_short_blob_is_found_all_the_same(store):
-    nothing = Sample(start=0, width=0)
+    nothing = DigestSample(start=0, width=0)
     commit(store, "a", {"x": b"1" * BIG})
     commit(store, "b", {"x": b"2" * BIG})
     blob_of(store, "a", "x").unlink()
@@ -272,7 +272,7 @@ def test_a_damaged_ref_that_the_index_does_not_know_stays_and_is_told(store, put
 
 def test_a_ref_whose_thing_is_gone_or_was_pruned_is_told(store, put):
     record = store.peek(put.key)
-    assert not isinstance(record, Missing)
+    assert not isinstance(record, RecordMiss)
     store.swap(record, record.without_bytes())
     assert damages(store, None)[f"ref {put.key[:6]}"] == "the bytes of what it stands for were pruned"
     os.unlink(store.places.record(put.key))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import InvalidInput, LocalFile
 from stoker.host.durable import remove_tree
-from stoker.model.errors import Faults, LocalFile
 from stoker.store.trees import hash_file, scan_tree, walk_tree
 from tests.unit.store.real_stores import fill
 
@@ -119,7 +119,7 @@ def test_everything_that_can_not_be_kept_is_named_at_once(tmp_path):
         listener.bind(str(top / "socket"))
     (Path(os.fsdecode(os.fsencode(top) + b"/bad-\xff"))).write_bytes(b"3")
     os.symlink(b"bad-\xff-target", os.fsencode(top) + b"/to-bad")
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         walk_tree(str(top))
     assert [fault.where for fault in caught.value.faults] == [
         "'bad-\\udcff'",
@@ -138,7 +138,7 @@ def test_a_device_is_refused(tmp_path):
         os.mknod(tmp_path / "device", 0o600 | 0o020000, os.makedev(1, 3))
     except PermissionError:
         pytest.skip("making devices is not permitted here")
-    with pytest.raises(Faults, match="device: is neither a file"):
+    with pytest.raises(InvalidInput, match="device: is neither a file"):
         scan_tree(str(tmp_path))
 
 
@@ -150,7 +150,7 @@ def test_a_symlink_that_leads_out_by_way_of_another_symlink_is_refused(tmp_path)
     # By its text this is p/q/secret; in truth it is ../secret.
     (top / "sly").symlink_to("p/q/r/jump/../../secret")
     assert (top / "sly").read_bytes() == b"!"
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(InvalidInput) as caught:
         scan_tree(str(top))
     assert [fault.where for fault in caught.value.faults] == ["sly"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import CorruptBytes
+from stoker.core.errors import CorruptBytes
 from stoker.store.records import Record
+from stoker.store.tree_views import changed_inputs, drop_view, open_view
 from stoker.store.trees import scan_tree
-from stoker.store.views import changed_inputs, drop_view, open_view
 from tests.unit.store.real_stores import BIG, blob_of, commit, files_below, fill, key_of, make_store
 
 FILES = {"small": b"s", "big": b"b" * BIG, "deep/er/big": b"d" * BIG, "deep/small": b"t"}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.model.json_text import loads
-from stoker.plan.metrics.file import Frame, Row, read_frames
+from stoker.core.jsontext import loads
+from stoker.engine.metrics.metrics_file import MetricFrame, MetricRow, read_frames
 
 FOLDER = Path(__file__).parents[3] / "src" / "stoker" / "trainer"
 HEAD = "import os, sys\nimport stoker_trainer as t\n"
@@ -26,10 +26,10 @@ class Ran:
     out: str
     err: str
     said: list[dict[str, Any]]
-    frames: list[Frame]
+    frames: list[MetricFrame]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MetricRow]:
         return [row for frame in self.frames for row in frame.rows()]
 
     @property

@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.plan.checkpoint_digest import digest_checkpoint
-from stoker.plan.checkpoints import Checkpoint, choose_checkpoint
+from stoker.core.digests import Digest
+from stoker.engine.checkpoints import Checkpoint, choose_checkpoint, digest_checkpoint
 from tests.unit.trainer.programs import Place
 
 KEY = Digest("a" * 64)

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from stoker.plan.metrics.file import Row, encode_frame
-from stoker.plan.speech.trainer_lines import Eval, Saved, parse_control
-from stoker.plan.speech.trainer_talk import Talk
+from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
+from stoker.engine.output.trainer_lines import Eval, TrainerCheckpoint, TrainerParser, parse_control
 from tests.unit.trainer.programs import Place
 
 
@@ -35,11 +34,11 @@ def test_what_it_says_is_a_right_conversation(place: Place) -> None:
         assert t.saved("a.pt")
         t.failed("it did not learn")
     """)
-    talk = Talk()
+    talk = TrainerParser()
     said = [parse_control(line) for line in place.control.read_bytes().splitlines()]
     assert [talk.hear_control(one) for one in said] == [None] * 6
     assert [one.metrics["acc"] for one in said if isinstance(one, Eval)] == [math.inf]
-    assert [one.step for one in said if isinstance(one, Saved)] == [1]
+    assert [one.step for one in said if isinstance(one, TrainerCheckpoint)] == [1]
 
 
 def test_values_that_are_not_finite_are_kept(place: Place) -> None:
@@ -290,8 +289,12 @@ def test_in_silent_phases_it_beats_by_itself(place: Place) -> None:
 def test_both_writers_of_the_format_write_the_same_bytes() -> None:
     from stoker.trainer import stoker_trainer
 
-    rows = [Row(1, 2.5, "loss", 0.5), Row(2, 3.5, "größe" * 100, math.inf), Row(-3, 4.5, "loss", -0.0)]
-    from stoker.plan.metrics.file import clean_name
+    rows = [
+        MetricRow(1, 2.5, "loss", 0.5),
+        MetricRow(2, 3.5, "größe" * 100, math.inf),
+        MetricRow(-3, 4.5, "loss", -0.0),
+    ]
+    from stoker.engine.metrics.metrics_file import clean_name
 
     theirs = stoker_trainer._frame(
         [row.step for row in rows], [row.at_s for row in rows], [row.value for row in rows], [r.name for r in rows], 9

@@ -8,25 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stoker.core.clock import Clock, SystemClock
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import Clock, SystemClock
-from stoker.store.download.stop import Stop
-from stoker.store.hub.hub import Hub
-from stoker.store.local import LocalStore
-from stoker.wire.client import FleetClient
-from stoker.wire.leasing import Grant
-from stoker.wire.orders import InputBody, InputKind
-from stoker.wire.speaking import Patience
-from stoker.worker.data_trees import read_tree
-from stoker.worker.peering.server import PeerServer
-from stoker.worker.peering.shelf import Shelf
-from stoker.worker.preparing.bringing import Bench, Bringing
-from stoker.worker.preparing.data_shelf import DataShelf
-from stoker.worker.preparing.here import Here
-from stoker.worker.preparing.taking_in import take_in
-from stoker.worker.preparing.telling import Told
-from stoker.worker.preparing.workspaces import Workspaces
+from stoker.host.http.http_settings import HttpSettings
+from stoker.jobs.pack.data_trees import read_tree
+from stoker.protocol.client import FleetClient
+from stoker.protocol.job_messages import InputBody, InputKind
+from stoker.protocol.lease_messages import Grant
+from stoker.protocol.transport import RequestTimeouts
+from stoker.store.local_store import LocalStore
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.hub.client import Hub
+from stoker.transfer.peers.peer_server import PeerFiles, PeerServer
+from stoker.worker.preparation.data_folders import DataCache, take_in
+from stoker.worker.preparation.input_check import LocalInputs
+from stoker.worker.preparation.input_fetch import InputFetcher, InputFetcherContext
+from stoker.worker.preparation.prepare_messages import PrepareLine
+from stoker.worker.preparation.workspaces import Workspaces
 from tests.fakes.origins import CoordinatorAlone
 from tests.unit.worker.keeper_on_paper import grant
 from tests.unit.worker.tiny_wheels import maker_in
@@ -46,8 +44,8 @@ class MachineAlone:
         self.store.open()
         self.maker = maker_in(str(folder))
         places = folder / "workspaces"
-        self.data = DataShelf(str(places / ".data"), self.store, CLOCK)
-        self.here = Here(
+        self.data = DataCache(str(places / ".data"), self.store, CLOCK)
+        self.here = LocalInputs(
             store=lambda: self.store,
             maker=self.maker,
             workspaces=Workspaces(str(places), str(folder / "runs")),
@@ -56,17 +54,20 @@ class MachineAlone:
             may_read_in_place=may_read_in_place,
         )
         self.opened.append(self)
-        self.stop = Stop()
-        self.told: list[Told] = []
+        self.stop = DownloadStop()
+        self.told: list[PrepareLine] = []
         self.open_hub: Callable[..., Any] = _no_hub
         self.clock: Clock = CLOCK
         self._transport = Urllib3Transport(HttpSettings(no_proxy=("*",), connect_s=2.0))
         self.client = FleetClient(
-            self._transport, url or "http://127.0.0.1:9", clock=CLOCK, patience=Patience(answer_s=10.0, retry_s=0.0)
+            self._transport,
+            url or "http://127.0.0.1:9",
+            clock=CLOCK,
+            patience=RequestTimeouts(answer_s=10.0, retry_s=0.0),
         )
 
-    def bring(self, wanted: Grant) -> Told:
-        bench = Bench(
+    def bring(self, wanted: Grant) -> PrepareLine:
+        bench = InputFetcherContext(
             here=self.here,
             store=self.store,
             data=self.data,
@@ -77,7 +78,7 @@ class MachineAlone:
             clock=self.clock,
             say=self.told.append,
         )
-        return Bringing(bench, wanted).run()
+        return InputFetcher(bench, wanted).run()
 
     @classmethod
     def close_all(cls) -> None:
@@ -115,7 +116,7 @@ def wanting(**more: Any) -> Grant:
 @contextmanager
 def giving(store: LocalStore) -> Iterator[str]:
     """Give a store's trees away; gives where."""
-    server = PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK)
+    server = PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK)
     server.start()
     try:
         yield server.url

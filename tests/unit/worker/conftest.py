@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.plan.catalogue import Catalogue, Source
-from stoker.worker.execution import Execution, JobResult, Tools
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Desk, Order, Wanted
-from tests.unit.plan.lab import Lab
+from stoker.core.clock import SystemClock
+from stoker.engine.catalogue import Catalogue, CookbookSource
+from stoker.jobs.build_context import CompiledJob, JobCompiler, RunRequest
+from stoker.jobs.execution import Execution, ExecutionTools, JobResult
+from stoker.jobs.job_folder import JobFolder
+from tests.unit.engine.lab import Lab
 
 
 class Office:
@@ -25,15 +25,15 @@ class Office:
         self.catalogue = Catalogue(
             str(folder / "state" / "index.json"),
             [
-                Source(name="test", value="tests.unit.worker.cookbook:COOKBOOK"),
-                Source(name="command", value="stoker.cookbooks.command:COOKBOOK"),
+                CookbookSource(name="test", value="tests.unit.worker.cookbook:COOKBOOK"),
+                CookbookSource(name="command", value="stoker.cookbooks.command:COOKBOOK"),
             ],
         )
         self._entropy = itertools.count(1)
 
     @property
-    def desk(self) -> Desk:
-        return Desk(
+    def desk(self) -> JobCompiler:
+        return JobCompiler(
             catalogue=self.catalogue,
             memo=self.lab.store.memo,
             clock=SystemClock(),
@@ -45,16 +45,16 @@ class Office:
         )
 
     @property
-    def tools(self) -> Tools:
+    def tools(self) -> ExecutionTools:
         lab = self.lab
         scratch = str(self.folder / "scratch")
-        return Tools(engine=lab.engine, store=lab.store, clock=lab.clock, runs=self.runs, scratch=scratch)
+        return ExecutionTools(engine=lab.engine, store=lab.store, clock=lab.clock, runs=self.runs, scratch=scratch)
 
-    def order(self, target: str, *, name: str = "", **texts: str) -> Order:
+    def order(self, target: str, *, name: str = "", **texts: str) -> CompiledJob:
         words = tuple(f"{key}={text}" for key, text in texts.items())
-        return self.desk.order(Wanted(target=target, overrides=words, name=name))
+        return self.desk.order(RunRequest(target=target, overrides=words, name=name))
 
-    def execution(self, order: Order, **more: Any) -> Execution:
+    def execution(self, order: CompiledJob, **more: Any) -> Execution:
         more.setdefault("out", str(self.folder / "stoker-out" / order.spec.name))
         more.setdefault("papers", order.papers)
         return Execution(plan=order.plan, spec=order.spec, tools=self.tools, **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker.plan.authoring import (
+from stoker.authoring import (
     ArgsFaults,
     Category,
     Cookbook,
@@ -19,8 +19,8 @@ from stoker.plan.authoring import (
     recipe,
     stage,
 )
-from tests.unit.plan.misbehaving import HowArgs, misbehave, misbehave_aside, misbehave_here
-from tests.unit.plan.stages import (
+from tests.unit.engine.misbehaving import HowArgs, misbehave, misbehave_aside, misbehave_here
+from tests.unit.engine.stages import (
     Blob,
     CountArgs,
     FileArgs,

@@ -5,31 +5,37 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from stoker.core.job import JobState
+from stoker.core.leases import AttemptToken
 from stoker.host.identity import mine
-from stoker.model.leases import Token
-from stoker.model.lifecycle import JobState
-from stoker.wire.leasing import Do, Grant, Granted, LeaseOrder, Renewed, Welcome
-from stoker.worker.keeper.deciding import Decision, decide
-from stoker.worker.keeper.ending import AttemptEnd
-from stoker.worker.keeper.happenings import (
-    Answered,
-    Began,
-    Given,
-    Greeted,
+from stoker.protocol.lease_messages import (
+    ClaimResponse,
+    Grant,
+    LeaseInstruction,
+    LeaseInstructionKind,
+    RenewalResponse,
+    Welcome,
+)
+from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.state_machine import WorkerDecision, decide
+from stoker.worker.worker_state import (
+    AttemptStarted,
+    ClaimAnswered,
+    ClaimJobs,
+    ClockTick,
     Happening,
-    Ticked,
-)
-from stoker.worker.keeper.instructions import (
-    AskForWork,
-    CallBack,
+    HelloAnswered,
+    LogLine,
     Renew,
-    Tell,
+    RenewalAnswered,
+    WithdrawClaim,
+    WorkerPolicy,
+    WorkerState,
 )
-from stoker.worker.keeper.state import Keeping, Wishes
 
 COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
 FAILED = AttemptEnd(state=JobState.FAILED, error={"message": "exit 1"}, exit_code=1)
-LISTEN = AskForWork(most=0)
+LISTEN = ClaimJobs(most=0)
 STOPPED = AttemptEnd(state=JobState.CANCELLED, error={"error": "terminated"}, exit_code=143)
 
 
@@ -43,15 +49,15 @@ class Told:
 
     def __init__(self, *, at_s: float = 1000.0, **wishes: Any) -> None:
         self.now_s = at_s
-        self.keeping = Keeping(wishes=Wishes(**{"slots": 1, **wishes}))
+        self.keeping = WorkerState(wishes=WorkerPolicy(**{"slots": 1, **wishes}))
         self.done: list[Any] = []
 
     def take(self, happening: Happening) -> list[Any]:
-        decision: Decision = decide(self.keeping, happening)
+        decision: WorkerDecision = decide(self.keeping, happening)
         self.keeping = decision.keeping
-        self.done = [one for one in decision.instructions if not isinstance(one, Tell) and one != LISTEN]
+        self.done = [one for one in decision.instructions if not isinstance(one, LogLine) and one != LISTEN]
         self.listens = LISTEN in decision.instructions
-        self.told = [one.kind for one in decision.instructions if isinstance(one, Tell)]
+        self.told = [one.kind for one in decision.instructions if isinstance(one, LogLine)]
         return self.done
 
     def join(self, **more: Any) -> Told:
@@ -59,41 +65,45 @@ class Told:
             worker="desk", generation=1, heartbeat_s=30.0, lease_s=90.0, start_s=60.0, claim_wait_s=20.0, server_s=0.0,
             version="1", **more,
         )  # fmt: skip
-        self.take(Greeted(now_s=self.now_s, welcome=welcome))
+        self.take(HelloAnswered(now_s=self.now_s, welcome=welcome))
         return self
 
     def give(self, *grants: Grant, asked_s: float | None = None, **more: Any) -> list[Any]:
-        answer = Granted(grants=grants, generation=1, **more.pop("answer", {}))
+        answer = ClaimResponse(grants=grants, generation=1, **more.pop("answer", {}))
         asked_s = self.now_s if asked_s is None else asked_s
-        return self.take(Given(now_s=self.now_s, asked_s=asked_s, answer=answer, **more))
+        return self.take(ClaimAnswered(now_s=self.now_s, asked_s=asked_s, answer=answer, **more))
 
-    def run(self, one: Grant) -> Token:
+    def run(self, one: Grant) -> AttemptToken:
         self.give(one)
-        self.take(Began(now_s=self.now_s, token=one.token(), child=mine(), run="run-1"))
+        self.take(AttemptStarted(now_s=self.now_s, token=one.token(), child=mine(), run="run-1"))
         return one.token()
 
-    def answer(self, *orders: LeaseOrder, asked_s: float | None = None, closed: str = "") -> list[Any]:
-        answer = Renewed(lease_s=90.0, heartbeat_s=30.0, generation=1, server_s=0.0, orders=orders, closed=closed)
+    def answer(self, *orders: LeaseInstruction, asked_s: float | None = None, closed: str = "") -> list[Any]:
+        answer = RenewalResponse(
+            lease_s=90.0, heartbeat_s=30.0, generation=1, server_s=0.0, orders=orders, closed=closed
+        )
         asked_s = self.now_s if asked_s is None else asked_s
-        return self.take(Answered(now_s=self.now_s, asked_s=asked_s, tokens=tuple(self.keeping.leases), answer=answer))
+        return self.take(
+            RenewalAnswered(now_s=self.now_s, asked_s=asked_s, tokens=tuple(self.keeping.leases), answer=answer)
+        )
 
     def wait(self, seconds: float) -> list[Any]:
         self.now_s += seconds
-        return self.take(Ticked(now_s=self.now_s))
+        return self.take(ClockTick(now_s=self.now_s))
 
-    def lease(self, token: Token) -> Any:
+    def lease(self, token: AttemptToken) -> Any:
         return self.keeping.leases[token]
 
 
-def running(**more: Any) -> tuple[Told, Token]:
+def running(**more: Any) -> tuple[Told, AttemptToken]:
     told = Told().join()
     return told, told.run(grant(**more))
 
 
 def of_leases(done: list[Any]) -> list[Any]:
     """Leave out what is only about the next job and the next heartbeat."""
-    return [one for one in done if not isinstance(one, AskForWork | CallBack | Renew)]
+    return [one for one in done if not isinstance(one, ClaimJobs | WithdrawClaim | Renew)]
 
 
-def order(token: Token, do: Do, why: str = "") -> LeaseOrder:
-    return LeaseOrder(job=token.job, epoch=token.epoch, do=do, why=why)
+def order(token: AttemptToken, do: LeaseInstructionKind, why: str = "") -> LeaseInstruction:
+    return LeaseInstruction(job=token.job, epoch=token.epoch, do=do, why=why)

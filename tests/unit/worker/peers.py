@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.host.http.settings import FleetIdentity
-from stoker.host.tls.authority import Signer, make_ca
-from stoker.host.tls.keys import make_csr, make_key
-from stoker.model.clock import SystemClock
+from stoker.core.clock import SystemClock
+from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.tls.certificates import Signer, make_ca, make_csr, make_key
 
 CLOCK = SystemClock()
 

@@ -10,23 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Tree, digest_value
+from stoker.core.events import Event, Kinds
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps
+from stoker.engine.action import Action, StageFacts
+from stoker.engine.journal import StatusWriter
+from stoker.engine.metrics.metrics_file import ROWS_PER_FRAME, MetricRow, encode_frame
+from stoker.engine.plan import TrialNodes
 from stoker.host.durable import write_file
 from stoker.host.identity import mine
-from stoker.model.artifacts import Tree
-from stoker.model.clock import SystemClock
-from stoker.model.digests import digest_value
-from stoker.model.events import Event, Kinds
-from stoker.model.json_text import dumps
-from stoker.model.lifecycle import JobState
-from stoker.plan.action import Action, StageFacts
-from stoker.plan.metrics.file import ROWS_PER_FRAME, Row, encode_frame
-from stoker.plan.status import StatusWriter
-from stoker.plan.sweep_plan import TrialNodes
-from stoker.store.local import LocalStore
+from stoker.jobs.comparison import JobFacts
+from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord, find_job
+from stoker.jobs.trials import Trial, write_trials
+from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
-from stoker.worker.gathering import Gathering
-from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, find_job
-from stoker.worker.trials import Trial, write_trials
 
 CODE = {"(module)": "a" * 64, "train.losses": "b" * 64}
 
@@ -74,7 +73,7 @@ class Shelf:
             f"20261115-0315{next(self._seconds)}-{len(os.listdir(self.runs)) if os.path.isdir(self.runs) else 0:04x}"
         )
         values = dict(args or {})
-        spec = JobSpec(
+        spec = JobRecord(
             attempt=attempt,
             job_id=digest_value("job", [name, dumps(values)]),
             name=name,
@@ -102,8 +101,8 @@ class Shelf:
             folder.end(self._end(keys, wanted, trials))
         return attempt
 
-    def gathering(self, name: str) -> Gathering:
-        return Gathering(find_job(self.runs, name), self.store)
+    def gathering(self, name: str) -> JobFacts:
+        return JobFacts(find_job(self.runs, name), self.store)
 
     def _trial(self, number: int, one: Made, values: Mapping[str, Any]) -> Trial:
         label = ",".join(f"{path}={value}" for path, value in one.point.items())
@@ -171,7 +170,7 @@ class Shelf:
 
 def write_curve(path: str, values: Sequence[float], name: str = "loss") -> None:
     """Write a curve as the metrics of a stage lie on disk."""
-    rows = [Row(step, 1.0 + step, name, value) for step, value in enumerate(values)]
+    rows = [MetricRow(step, 1.0 + step, name, value) for step, value in enumerate(values)]
     with open(path, "wb") as file:
         file.writelines(
             encode_frame(rows[start : start + ROWS_PER_FRAME]) for start in range(0, len(rows), ROWS_PER_FRAME)

@@ -6,15 +6,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from stoker.model.frozen import changed
-from stoker.plan.run_options import RunOptions
-from stoker.plan.status import read_status
-from stoker.worker.continuing import Continuation, go_on, go_on_after
-from stoker.worker.execution import Execution, JobResult
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Order, Wanted
-from stoker.worker.reordering import reorder, trials_of_job
-from stoker.worker.story import tell
+from stoker.core.frozen import changed
+from stoker.engine.journal import read_status
+from stoker.engine.types import RunOptions
+from stoker.jobs.build_context import CompiledJob, RunRequest
+from stoker.jobs.execution import Execution, JobResult
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_history import tell
+from stoker.jobs.rerun import Continuation, go_on, go_on_after
+from stoker.jobs.rerun_spec import reorder, trials_of_job
 from tests.unit.worker.conftest import Office
 
 # Says in the ledger that it ran, fails for the numbers in `bad`, and writes what it was given to its result.
@@ -39,14 +39,14 @@ class Sweeps:
         (self.folder / "version").write_text("1")
         (self.folder / "bad").write_text("")
 
-    def order(self, *overrides: str, program: tuple[str, ...] = ("./work.sh", "{n}"), target: str = "") -> Order:
+    def order(self, *overrides: str, program: tuple[str, ...] = ("./work.sh", "{n}"), target: str = "") -> CompiledJob:
         words = () if target else program
-        return self.office.desk.order(Wanted(target=target, overrides=overrides, program=words))
+        return self.office.desk.order(RunRequest(target=target, overrides=overrides, program=words))
 
-    def look(self, order: Order, *, afresh: bool = False) -> Continuation:
+    def look(self, order: CompiledJob, *, afresh: bool = False) -> Continuation:
         return go_on(order, self.office.lab.cache, self.indexes, afresh=afresh)
 
-    def execution(self, order: Order, continuation: Continuation | None = None, **more: Any) -> Execution:
+    def execution(self, order: CompiledJob, continuation: Continuation | None = None, **more: Any) -> Execution:
         going_on = continuation if continuation is not None else self.look(order)
         options = RunOptions(max_in_flight=1, keep_going=True, kept=going_on.kept, grace_s=0.5)
         if going_on.index is not None:
@@ -54,13 +54,13 @@ class Sweeps:
         given = {"index": going_on.index, "ran_code": going_on.ran_code, "options": options}
         return self.office.execution(order, **{"trials": order.trials, **given, **more})
 
-    def run(self, order: Order, continuation: Continuation | None = None, **more: Any) -> JobResult:
+    def run(self, order: CompiledJob, continuation: Continuation | None = None, **more: Any) -> JobResult:
         return self.execution(order, continuation, **more).run()
 
     def run_line(self, *overrides: str, **more: Any) -> JobResult:
         return self.run(self.order(*overrides, **more))
 
-    def again(self, folder: JobFolder) -> tuple[Order, Continuation, int]:
+    def again(self, folder: JobFolder) -> tuple[CompiledJob, Continuation, int]:
         """Order an earlier job again, for what failed in it."""
         order = reorder(self.office.desk, folder)
         story = tell(read_status(folder.status_path))
@@ -76,8 +76,8 @@ class Sweeps:
         ledger.write_text("")
         return lines
 
-    def out(self, order_or_job: Order | JobResult, label: str) -> Path:
-        spec = order_or_job.spec if isinstance(order_or_job, Order) else order_or_job.folder.spec()
+    def out(self, order_or_job: CompiledJob | JobResult, label: str) -> Path:
+        spec = order_or_job.spec if isinstance(order_or_job, CompiledJob) else order_or_job.folder.spec()
         return self.folder / "stoker-out" / spec.name / label
 
 
@@ -90,5 +90,5 @@ def counts(job: JobResult) -> Counter[str]:
     return Counter(states(job).values())
 
 
-def renamed(order: Order, name: str) -> Order:
+def renamed(order: CompiledJob, name: str) -> CompiledJob:
     return changed(order, spec=changed(order.spec, name=name))

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from stoker.cookbooks.language.bundled import write_base
-from stoker.model.clock import SystemClock
-from stoker.model.errors import AdaptersFaults, Faults
-from stoker.plan.catalogue import Catalogue, Source
-from stoker.plan.surroundings import Surroundings
-from stoker.worker.adapter_orders import order_adapters
-from stoker.worker.ordering import Desk, Order
-from tests.unit.plan.lab import Lab
+from stoker.core.clock import SystemClock
+from stoker.core.errors import InvalidAdapters, InvalidInput
+from stoker.engine.catalogue import Catalogue, CookbookSource
+from stoker.engine.machine_context import MachineContext
+from stoker.jobs.adapter_jobs import order_adapters
+from stoker.jobs.build_context import CompiledJob, JobCompiler
+from tests.unit.engine.lab import Lab
 
 TWO = """
 epochs = 2
@@ -40,12 +40,15 @@ class Counter:
         (folder / "files").mkdir()
         (folder / "files/chats.jsonl").write_text('{"text": "hello"}\n')
 
-    def order(self, text: str, *words: str, environment: dict[str, str] | None = None, fetches: bool = False) -> Order:
+    def order(
+        self, text: str, *words: str, environment: dict[str, str] | None = None, fetches: bool = False
+    ) -> CompiledJob:
         path = self.folder / "files" / "two.toml"
         path.write_text(text)
-        desk = Desk(
+        desk = JobCompiler(
             catalogue=Catalogue(
-                str(self.folder / "index.json"), [Source(name="language", value="stoker.cookbooks.language:COOKBOOK")]
+                str(self.folder / "index.json"),
+                [CookbookSource(name="language", value="stoker.cookbooks.language:COOKBOOK")],
             ),
             memo=self._lab.store.memo,
             clock=SystemClock(),
@@ -54,12 +57,12 @@ class Counter:
             entropy=next(self._numbers),
             environment=environment or {},
             capacity=self._lab.capacity,
-            surroundings=Surroundings(fetches=lambda: fetches),
+            surroundings=MachineContext(fetches=lambda: fetches),
         )
         return order_adapters(desk, str(path), words, shown="two.toml")
 
     def faults(self, text: str, *words: str) -> list[str]:
-        with pytest.raises(Faults) as caught:
+        with pytest.raises(InvalidInput) as caught:
             self.order(text, *words)
         return [str(fault) for fault in caught.value.faults]
 
@@ -119,7 +122,7 @@ def test_what_the_recipe_refuses_is_told_with_line_and_key_once(counter: Counter
 
 
 def test_faults_of_the_words_and_of_the_file_come_together(counter: Counter) -> None:
-    with pytest.raises(AdaptersFaults) as caught:
+    with pytest.raises(InvalidAdapters) as caught:
         counter.order(TWO.replace("rank = 4", "rank = 0"), "lr=x")
     assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["argument 1", "two.toml"]
 
@@ -143,19 +146,19 @@ def test_two_adapters_that_are_the_same_are_a_fault(counter: Counter) -> None:
 def test_a_base_that_the_hub_may_have_is_said_if_nothing_else_is_wrong_and_a_damaged_one_is_a_fault(
     counter: Counter,
 ) -> None:
-    with pytest.raises(AdaptersFaults) as caught:
+    with pytest.raises(InvalidAdapters) as caught:
         counter.order(TWO, "base=org/name")
     assert [(one.argument, one.repo) for one in caught.value.lacks] == [("base", "org/name")]
-    with pytest.raises(AdaptersFaults) as caught:
+    with pytest.raises(InvalidAdapters) as caught:
         counter.order(TWO.replace("rank = 4", "rnk = 4"), "base=org/name")
     assert (len(caught.value.faults), caught.value.lacks) == (2, ())
     # What comes by itself is a fault neither beside one adapter's other faults nor beside all of theirs.
     for text in (TWO.replace("sums", "gone.jsonl"), TWO.replace("sums", "gone.jsonl").replace("lr = ", "rnk = ")):
-        with pytest.raises(AdaptersFaults) as caught:
+        with pytest.raises(InvalidAdapters) as caught:
             counter.order(text, "base=org/name", fetches=True)
         assert not [one for one in caught.value.faults if "base" in one.where]
         assert caught.value.lacks == ()
-    with pytest.raises(AdaptersFaults) as caught:
+    with pytest.raises(InvalidAdapters) as caught:
         counter.order(TWO, "base=org/name", fetches=True)
     assert [one.repo for one in caught.value.lacks] == ["org/name"]
     told = counter.faults('base = "nowhere"\n' + TWO.replace("sums", "gone.jsonl").replace("chats.jsonl", "no.jsonl"))

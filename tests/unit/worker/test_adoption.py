@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.model.errors import NotFound, Refused
-from stoker.plan.authoring import PlanBuilder
-from stoker.plan.graph import Plan
-from stoker.worker.adoption import Blessing, adopt_stage
-from tests.unit.plan.lab import Lab, Ran
-from tests.unit.plan.stages import CountArgs, NumberArgs, add, count, double, number
+from stoker.authoring import PlanBuilder
+from stoker.core.digests import Digest
+from stoker.core.errors import NotFound, Refused
+from stoker.engine.plan import Plan
+from stoker.jobs.rerun import AdoptionApproval, adopt_stage
+from tests.unit.engine.lab import Lab, Ran
+from tests.unit.engine.stages import CountArgs, NumberArgs, add, count, double, number
 from tests.unit.worker.conftest import Office
 
-ME = Blessing(author="me", reason="only a comment", at_s=1.0)
+ME = AdoptionApproval(author="me", reason="only a comment", at_s=1.0)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.cookbooks.command import COOKBOOK
-from stoker.worker.attempt.inputs import places_of, with_inputs
+from stoker.jobs.pack.attempt_inputs import places_of, with_inputs
 
 COMMAND = next(recipe for recipe in COOKBOOK.recipes if recipe.name == "command")
 ARGS = {"argv": ("python", "a.py"), "inputs": ("/desk/a", "/desk/b"), "data": {"DATA": "/desk/set"}, "python": ""}

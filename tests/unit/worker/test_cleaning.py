@@ -7,37 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.durable import remove_tree
-from stoker.host.identity import mine
-from stoker.model.clock import FakeClock
-from stoker.model.errors import CorruptBytes, NoPermission
-from stoker.model.frozen import changed
-from stoker.plan.lease import LeaseBook
-from stoker.plan.scratch import open_scratch
-from stoker.store.local import LocalStore
-from stoker.store.objects.local import LocalObjects
-from stoker.store.pins import pin
-from stoker.store.prune import candidates
-from stoker.store.quarantine import set_aside
-from stoker.store.refs import remove_ref
-from stoker.store.retention import decide_prune
-from stoker.worker import upkeep
-from stoker.worker.cleaning import (
+from stoker.cli.cleanup import (
     ABANDONED_S,
     NO_MORE,
     QUARANTINE_S,
     Area,
+    CleanupFolders,
+    CleanupOptions,
     Findings,
-    Folders,
-    More,
     clear,
     look_around,
     unfinished_bytes,
 )
-from stoker.worker.environments.answers import Ready
-from stoker.worker.environments.pruning import offer
-from stoker.worker.environments.shelf import Shelf
-from stoker.worker.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, Cleared, find_rubbish, why_kept, why_let_go
+from stoker.core.clock import FakeClock
+from stoker.core.errors import CorruptBytes, NoPermission
+from stoker.core.frozen import changed
+from stoker.engine.key_leases import KeyLeases
+from stoker.engine.scratch import open_scratch
+from stoker.host.durable import remove_tree
+from stoker.host.identity import mine
+from stoker.jobs import upkeep
+from stoker.jobs.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, CleanupResult, find_rubbish, why_kept, why_let_go
+from stoker.store.local_objects import LocalObjects
+from stoker.store.local_store import LocalStore
+from stoker.store.places import set_aside
+from stoker.store.prune import candidates, decide_prune
+from stoker.store.refs import pin, remove_ref
+from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady, offer
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import BIG, commit, found, key_of, make_store, put_contents, put_in
 
@@ -48,7 +44,7 @@ class Home:
     def __init__(self, top: Path) -> None:
         self.top = top
         self.store: LocalStore = make_store(top / "store")
-        self.folders = Folders(
+        self.folders = CleanupFolders(
             runs=str(top / "runs"),
             state=str(top / "state"),
             scratch=str(top / "scratch"),
@@ -65,17 +61,17 @@ class Home:
         os.utime(file, (time.time() - age_s, time.time() - age_s))
         return file
 
-    def shelf(self, clock: FakeClock) -> Shelf:
-        return Shelf(self.folders.envs, clock=clock)
+    def shelf(self, clock: FakeClock) -> EnvironmentCache:
+        return EnvironmentCache(self.folders.envs, clock=clock)
 
     def objects(self, clock: FakeClock) -> LocalObjects:
         return LocalObjects(self.store, clock=clock)
 
     def look(
-        self, *, ahead_s: float = 10.0, max_bytes: int | None = None, more: More = NO_MORE
+        self, *, ahead_s: float = 10.0, max_bytes: int | None = None, more: CleanupOptions = NO_MORE
     ) -> tuple[dict[str, Area], Findings, FakeClock]:
         clock = FakeClock(start_s=time.time() + ahead_s)
-        leases = LeaseBook(self.store.places.leases, clock=clock)
+        leases = KeyLeases(self.store.places.leases, clock=clock)
         kept = why_kept(self.store, leases, self.folders.runs)
         records = tuple(candidates(self.store, kept=kept, label=lambda _: "", let_go=why_let_go(self.store)))
         findings = Findings(
@@ -87,9 +83,9 @@ class Home:
         areas = look_around(self.store, self.folders, findings, now_s=clock.wall_s(), more=more)
         return {area.name: area for area in areas}, findings, clock
 
-    def clean(self, **options: object) -> tuple[dict[str, Area], Cleared]:
+    def clean(self, **options: object) -> tuple[dict[str, Area], CleanupResult]:
         areas, findings, clock = self.look(**options)  # type: ignore[arg-type]
-        leases = LeaseBook(self.store.places.leases, clock=clock)
+        leases = KeyLeases(self.store.places.leases, clock=clock)
         return areas, clear(
             self.store,
             self.objects(clock),
@@ -150,7 +146,7 @@ def test_results_that_are_kept_are_told_from_those_that_may_go(home):
     assert areas["results"].goes == "2 results"
     assert areas["kept results"].size_bytes == 2 * BIG
     assert areas["kept results"].stays == "2 that are pinned, put under a name or in use"
-    assert cleared == Cleared(freed_bytes=2 * BIG)
+    assert cleared == CleanupResult(freed_bytes=2 * BIG)
     assert found(home.store, "a").has_bytes
     assert found(home.store, "b").record.is_tombstone
     assert put_contents(home.store, "data") == {"data": b"d" * BIG}
@@ -190,7 +186,7 @@ def test_evidence_is_kept_for_thirty_days_unless_told(home):
     assert areas["quarantine"].goes == "1 damaged thing"
     assert len(os.listdir(home.store.places.quarantine)) == 2
     assert "evidence" in areas["quarantine"].stays
-    home.clean(more=More(quarantine=True))
+    home.clean(more=CleanupOptions(quarantine=True))
     assert os.listdir(home.store.places.quarantine) == []
 
 
@@ -271,7 +267,7 @@ def test_unfinished_downloads_of_ours_go_however_young_when_told_unless_somebody
     assert home.look()[0]["unfinished downloads"].stays == "a download goes on from there, or --downloads lets it go"
     with open(home.write("hub/.locks/models--a--b/cc.lock", 0), "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        areas, cleared = home.clean(more=More(downloads=True))
+        areas, cleared = home.clean(more=CleanupOptions(downloads=True))
     assert areas["unfinished downloads"].goes == "1 that nobody is at"
     assert cleared.freed_bytes == 42
     assert not any(path.exists() for path in ours)
@@ -286,7 +282,7 @@ def test_no_link_is_followed_where_something_is_removed(home, tmp_path):
     (home.top / "state").mkdir()
     (home.top / "state" / "code.json").symlink_to(precious / "file")
     Path(home.store.places.quarantine, "q").symlink_to(precious)
-    home.clean(more=More(quarantine=True), ahead_s=FORGOTTEN_S)
+    home.clean(more=CleanupOptions(quarantine=True), ahead_s=FORGOTTEN_S)
     assert (precious / "file").read_bytes() == b"p" * 100
     assert os.listdir(home.store.places.staging) == []
     assert os.listdir(home.store.places.quarantine) == []
@@ -325,7 +321,7 @@ def test_environments_are_a_place_of_their_own_and_go_by_the_same_limit(home: Ho
     key = "e" * 64
     shelf = home.shelf(FakeClock(start_s=time.time() - 1000))
     os.makedirs(shelf.venv(key))
-    shelf.keep(Ready(digest=key, key=key, interpreter="/usr/bin/python3", size_bytes=70))
+    shelf.keep(EnvironmentReady(digest=key, key=key, interpreter="/usr/bin/python3", size_bytes=70))
     shelf.use(key)
     assert home.look()[0]["environments"].removable_bytes == 0
     areas, cleared = home.clean(max_bytes=0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.digests import digest_value
-from stoker.model.resources import GIB, Needs
-from stoker.plan.authoring import JsonKind, Together, stage
-from stoker.plan.graph import Node
-from stoker.plan.sharing import SharedBase
-from stoker.plan.sweep_plan import TrialNodes
-from stoker.worker.company_forecast import Room, foretell_companies
-from stoker.worker.trials import Trial
+from stoker.authoring import JsonKind, Together, stage
+from stoker.core.device import GIB, Needs
+from stoker.core.digests import digest_value
+from stoker.engine.plan import PlanNode, TrialNodes
+from stoker.engine.stage import SharedBase
+from stoker.jobs.shared_forecast import SharedProcessCapacity, foretell_companies
+from stoker.jobs.trials import Trial
 
 
 class Made(JsonKind):
@@ -24,8 +23,8 @@ def train() -> Made:
     raise NotImplementedError
 
 
-def node(number: int, needs: Needs) -> Node:
-    return Node(id=f"{number}.train", stage=train, args={}, inputs={}, asks=needs)
+def node(number: int, needs: Needs) -> PlanNode:
+    return PlanNode(id=f"{number}.train", stage=train, args={}, inputs={}, asks=needs)
 
 
 def trial(number: int, word: str) -> Trial:
@@ -35,7 +34,7 @@ def trial(number: int, word: str) -> Trial:
     )
 
 
-def foretell(words: str, needs: Needs, room: Room, known: int = 0) -> list[tuple[int, int, float]]:
+def foretell(words: str, needs: Needs, room: SharedProcessCapacity, known: int = 0) -> list[tuple[int, int, float]]:
     nodes = tuple(node(number, needs) for number in range(1, len(words) + 1))
     trials = [trial(number, word) for number, word in enumerate(words, 1)]
 
@@ -53,23 +52,28 @@ ON_GPU = Needs(gpu=1, vram_gib=3.0, base_gib=2.0, shares=True)
 @pytest.mark.parametrize(
     ("words", "needs", "room", "told"),
     [
-        ("aaaa", ON_GPU, Room(device_bytes=20 * GIB), [(4, 4, 6.0)]),
-        ("aaaa", ON_GPU, Room(device_bytes=5 * GIB), [(4, 3, 5.0)]),
+        ("aaaa", ON_GPU, SharedProcessCapacity(device_bytes=20 * GIB), [(4, 4, 6.0)]),
+        ("aaaa", ON_GPU, SharedProcessCapacity(device_bytes=5 * GIB), [(4, 3, 5.0)]),
         # One begins whatever is free at the moment: the ledger lets it wait.
-        ("aaaa", ON_GPU, Room(device_bytes=GIB), [(4, 1, 3.0)]),
-        ("aaaa", ON_GPU, Room(), [(4, 4, 6.0)]),
-        ("aaaa", Needs(gpu=1, vram_gib=3.0, base_gib=2.0, most=2), Room(device_bytes=20 * GIB), [(4, 2, 4.0)]),
-        ("aabb", ON_GPU, Room(device_bytes=20 * GIB), [(2, 2, 4.0), (2, 2, 4.0)]),
-        ("--", ON_GPU, Room(device_bytes=20 * GIB), []),
-        ("aaa", Needs(memory_gib=1.5, base_memory_gib=1.0), Room(memory_bytes=2 * GIB), [(3, 2, 2.0)]),
+        ("aaaa", ON_GPU, SharedProcessCapacity(device_bytes=GIB), [(4, 1, 3.0)]),
+        ("aaaa", ON_GPU, SharedProcessCapacity(), [(4, 4, 6.0)]),
+        (
+            "aaaa",
+            Needs(gpu=1, vram_gib=3.0, base_gib=2.0, most=2),
+            SharedProcessCapacity(device_bytes=20 * GIB),
+            [(4, 2, 4.0)],
+        ),
+        ("aabb", ON_GPU, SharedProcessCapacity(device_bytes=20 * GIB), [(2, 2, 4.0), (2, 2, 4.0)]),
+        ("--", ON_GPU, SharedProcessCapacity(device_bytes=20 * GIB), []),
+        ("aaa", Needs(memory_gib=1.5, base_memory_gib=1.0), SharedProcessCapacity(memory_bytes=2 * GIB), [(3, 2, 2.0)]),
     ],
 )
 def test_as_many_go_together_as_have_room(
-    words: str, needs: Needs, room: Room, told: list[tuple[int, int, float]]
+    words: str, needs: Needs, room: SharedProcessCapacity, told: list[tuple[int, int, float]]
 ) -> None:
     assert foretell(words, needs, room) == told
 
 
 def test_trials_whose_result_is_known_take_no_part() -> None:
-    assert foretell("aaa", ON_GPU, Room(device_bytes=20 * GIB), known=2) == [(1, 1, 3.0)]
-    assert foretell("aaa", ON_GPU, Room(device_bytes=20 * GIB), known=3) == []
+    assert foretell("aaa", ON_GPU, SharedProcessCapacity(device_bytes=20 * GIB), known=2) == [(1, 1, 3.0)]
+    assert foretell("aaa", ON_GPU, SharedProcessCapacity(device_bytes=20 * GIB), known=3) == []

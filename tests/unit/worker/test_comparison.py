@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.model.frozen import changed
-from stoker.worker.comparison import CURVES_DRAWN, Comparison, compare_trials, read_curves
-from stoker.worker.gathering import Gathering
+from stoker.core.frozen import changed
+from stoker.jobs.comparison import CURVES_DRAWN, Comparison, JobFacts, compare_trials, read_curves
 from tests.unit.worker.real_jobs import Made, Shelf, falling, sweep_of_six, write_curve
 
 
@@ -17,7 +16,7 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
 
 
-def compared(gathering: Gathering, **more: Any) -> Comparison:
+def compared(gathering: JobFacts, **more: Any) -> Comparison:
     spec = gathering.spec
     values = {path: setting.value for path, setting in gathering.settings().items()}
     return compare_trials(

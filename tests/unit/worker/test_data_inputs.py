@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import BadInput, LocalFile, NotFound, StokerError
-from stoker.model.frozen import changed
-from stoker.store.by_name import resolve
-from stoker.wire.orders import InputKind
-from stoker.worker.data_places import DataPlaces, FoundRepository
-from stoker.worker.submitting.data_inputs import DataInputs
+from stoker.core.errors import BadInput, LocalFile, NotFound, StokerError
+from stoker.core.frozen import changed
+from stoker.jobs.data_places import DataPlaces, FoundRepository
+from stoker.jobs.pack.data_inputs import DataInputs
+from stoker.protocol.job_messages import InputKind
+from stoker.store.prune import resolve
 from tests.unit.worker.benches import kept_tree
 from tests.unit.worker.conftest import Office
 
@@ -89,7 +89,7 @@ def test_large_data_is_shown_while_it_is_read_and_is_known_the_second_time(
 ):
     import contextlib
 
-    monkeypatch.setattr("stoker.worker.submitting.data_inputs._SHOWN_FROM_BYTES", 10)
+    monkeypatch.setattr("stoker.jobs.pack.data_inputs._SHOWN_FROM_BYTES", 10)
     file = tmp_path / "large"
     file.write_bytes(b"x" * 3000)
     os.utime(file, (1, 1))

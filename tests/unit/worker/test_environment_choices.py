@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker.model.platforms import Platform
-from stoker.wire.environments import Standing, choose, environment_digest, outlook, outlooks
-from stoker.wire.leasing import Holdings
-from stoker.wire.orders import EnvironmentChoice
-from stoker.worker.submitting.environment_choices import EnvironmentChoices, refused_by
+from stoker.core.machine import Platform
+from stoker.jobs.pack.environment_choices import EnvironmentChoices, refused_by
+from stoker.protocol.environment_messages import EnvironmentStatus, choose, environment_digest, outlook, outlooks
+from stoker.protocol.job_messages import EnvironmentChoice
+from stoker.protocol.lease_messages import MachineInventory
 from tests.unit.worker.tiny_wheels import locked_project, wheel
 
 JETSON = Platform(system="linux", machine="aarch64", pythons=("3.10.12", "3.8.10"))
@@ -27,8 +27,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def held(platform: Platform, **more: Any) -> Holdings:
-    return Holdings(platform=platform.name, libc="glibc 2.35", pythons=platform.pythons, **more)
+def held(platform: Platform, **more: Any) -> MachineInventory:
+    return MachineInventory(platform=platform.name, libc="glibc 2.35", pythons=platform.pythons, **more)
 
 
 def test_one_file_is_one_choice_for_every_machine(project: Path) -> None:
@@ -86,7 +86,7 @@ def test_jobs_that_say_the_same_are_looked_at_once(project: Path) -> None:
 
 def test_what_a_lock_says_can_not_be_is_told_before_any_machine_tries(project: Path) -> None:
     choices = EnvironmentChoices(str(project)).of({"": "uv.lock"}, {}).choices
-    (told,) = refused_by(choices, str(project), [held(JETSON), held(DESK), Holdings()])
+    (told,) = refused_by(choices, str(project), [held(JETSON), held(DESK), MachineInventory()])
     assert told.refused == {"linux-aarch64-cp310": "no wheel of torch for aarch64 cp310"}
     assert environment_digest([told]) != environment_digest(choices), "what it refuses holds for its own jobs alone"
     knows = held(JETSON, environments=(told.digest,))
@@ -100,7 +100,7 @@ def test_how_an_environment_stands_is_told_machine_by_machine(project: Path) -> 
         "desk": held(DESK, environments=(digest,), builds_s={digest: 120.0}),
         "lab1": held(DESK),
         "jetson": held(JETSON, impossible={digest: "no wheel of torch for aarch64 cp310"}),
-        "old": Holdings(),
+        "old": MachineInventory(),
     }
     assert [one.text for one in outlooks(choices, fleet)] == [
         "desk ready",
@@ -114,9 +114,9 @@ def test_how_an_environment_stands_is_told_machine_by_machine(project: Path) -> 
 def test_a_machine_that_no_choice_names_has_none() -> None:
     choices = [EnvironmentChoice(platform="linux-x86_64", kind="uv.lock", path="uv.lock", digest="a" * 64)]
     found = outlook(choices, "jetson", held(JETSON))
-    assert found.standing is Standing.IMPOSSIBLE
+    assert found.standing is EnvironmentStatus.IMPOSSIBLE
     assert found.why == "it is linux-aarch64-cp310, and the job has environments for linux-x86_64 only"
-    assert outlook([], "jetson", held(JETSON)).standing is Standing.OWN
+    assert outlook([], "jetson", held(JETSON)).standing is EnvironmentStatus.OWN
 
 
 @pytest.mark.parametrize("env", [{}, {"": "requirements.txt"}], ids=["own", "made"])
@@ -124,7 +124,9 @@ def test_a_python_that_a_machine_does_not_have_is_told_before_it_declines(projec
     (project / "requirements.txt").write_text("")
     choices = EnvironmentChoices(str(project)).of(env, {"": "3.14"}).choices
     assert outlook(choices, "jetson", held(JETSON)).text == "jetson: no Python that is 3.14: it has 3.10.12, 3.8.10"
-    assert outlook(choices, "new", Holdings(platform="linux-x86_64")).standing is not Standing.IMPOSSIBLE
+    assert (
+        outlook(choices, "new", MachineInventory(platform="linux-x86_64")).standing is not EnvironmentStatus.IMPOSSIBLE
+    )
 
 
 def test_a_path_of_the_machine_itself_needs_nothing(project: Path) -> None:

@@ -18,25 +18,30 @@ from typing import Any
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.frozen import changed
+from stoker.core.jsontext import dumps, loads
+from stoker.core.machine import Platform
 from stoker.host.durable import read_regular
 from stoker.host.identity import mine, of_pid
-from stoker.host.other_user import OtherUser, why_not_allowed
 from stoker.host.processes import start
-from stoker.host.switching import start_as
-from stoker.model.clock import FakeClock
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps, loads
-from stoker.model.platforms import Platform
-from stoker.wire.environments import own_digest
-from stoker.wire.orders import EnvironmentChoice
-from stoker.worker.environments import making
-from stoker.worker.environments.answers import Failed, Impossible, Ready
-from stoker.worker.environments.building import Build, commands, lay_out
+from stoker.host.user_switch import start_as
+from stoker.host.users import OtherUser, why_not_allowed
+from stoker.jobs.pack.environment_files import gather
+from stoker.protocol.environment_messages import own_digest
+from stoker.protocol.job_messages import EnvironmentChoice
+from stoker.worker.environments import environment_builder
+from stoker.worker.environments.environment_builder import Maker
+from stoker.worker.environments.environment_cache import (
+    EnvironmentCache,
+    EnvironmentFailed,
+    EnvironmentImpossible,
+    EnvironmentReady,
+    key_of,
+    prune,
+)
 from stoker.worker.environments.interpreters import Python
-from stoker.worker.environments.making import Maker
-from stoker.worker.environments.pruning import prune
-from stoker.worker.environments.shelf import Shelf, key_of
-from stoker.worker.environments.sources import gather
+from stoker.worker.environments.uv import Build, commands, lay_out
 from tests.unit.worker.tiny_wheels import locked_project, maker_in, wheel
 
 as_root = pytest.mark.skipif(
@@ -61,7 +66,7 @@ def project_in(folder: Path) -> Path:
     return project
 
 
-def run(ready: Ready, code: str, **env: str) -> str:
+def run(ready: EnvironmentReady, code: str, **env: str) -> str:
     done = subprocess.run([ready.interpreter, "-c", code], capture_output=True, text=True, check=True, env=env)
     return done.stdout.strip()
 
@@ -72,7 +77,7 @@ def test_a_lock_is_built_once_and_found_again_with_its_packages(tmp_path: Path) 
     choice = choice_of(project)
     assert maker.look([choice]) is None
     ready = maker.make([choice], project=str(project), say=said.append)
-    assert isinstance(ready, Ready), ready
+    assert isinstance(ready, EnvironmentReady), ready
     assert (
         run(ready, "import alpha, beta, sys; print(alpha.VERSION, sys.prefix)") == f"1.0 {maker.shelf.venv(ready.key)}"
     )
@@ -103,7 +108,7 @@ def test_requirements_bring_what_they_include_and_the_dependencies_of_local_pack
     (project / "libs/mine/mine.py").write_text("HERE = 1\n")
     choice = choice_of(project, "requirements.txt")
     ready = maker_in(tmp_path, UV_NO_INDEX="1").make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(ready, Ready), ready
+    assert isinstance(ready, EnvironmentReady), ready
     assert set(ready.packages) == {"alpha", "beta", "gamma"}
     places = ready.python_path(str(project))
     assert places == (str(project), str(project / "libs/mine"))
@@ -121,11 +126,11 @@ def test_the_dependencies_of_a_project_file_are_installed_from_where_pip_would_f
     )
     maker = maker_in(tmp_path, PIP_FIND_LINKS=str(links), PIP_NO_INDEX="1")
     plain = maker.make([choice_of(project, "pyproject.toml")], project=str(project), say=lambda line: None)
-    assert isinstance(plain, Ready), plain
+    assert isinstance(plain, EnvironmentReady), plain
     assert set(plain.packages) == {"alpha"}
     more = choice_of(project, "pyproject.toml", extras=("more",))
     rich = maker.make([more], project=str(project), say=lambda line: None)
-    assert isinstance(rich, Ready), rich
+    assert isinstance(rich, EnvironmentReady), rich
     assert set(rich.packages) == {"alpha", "beta"}
     assert rich.key != plain.key
 
@@ -146,9 +151,9 @@ def test_a_file_that_changes_after_it_was_digested_is_not_built(
         lay_out(*said, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(making, "lay_out", swap_and_lay_out)
+        patch.setattr(environment_builder, "lay_out", swap_and_lay_out)
         answer = maker.make([choice], project=str(project), say=lambda line: None)
-    assert answer == Failed(digest=choice.digest, why="requirements.txt is not the one that was submitted")
+    assert answer == EnvironmentFailed(digest=choice.digest, why="requirements.txt is not the one that was submitted")
     assert maker.look([choice]) is None
 
 
@@ -158,7 +163,7 @@ def test_what_no_wheel_fits_is_impossible_and_remembered_until_the_interpreters_
     locked_project(str(project), wheels)
     choice, maker = choice_of(project), maker_in(tmp_path)
     answer = maker.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(answer, Impossible)
+    assert isinstance(answer, EnvironmentImpossible)
     assert answer.why.startswith(f"no wheel of torch for {maker.platform.machine} cp3")
     assert maker_in(tmp_path).look([choice]) == answer
     assert maker.told()["impossible"] == {choice.digest: answer.why}
@@ -169,7 +174,7 @@ def test_a_python_that_nobody_has_is_impossible(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     choice = choice_of(project, python="3.4")
     answer = maker_in(tmp_path).make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(answer, Impossible)
+    assert isinstance(answer, EnvironmentImpossible)
     assert answer.why.startswith("no Python that is 3.4: it has 3.")
 
 
@@ -179,7 +184,7 @@ def test_a_package_that_can_not_be_had_for_now_is_no_impossibility(tmp_path: Pat
     (project / "requirements.txt").write_text("alpha\n")
     choice, maker = choice_of(project, "requirements.txt"), maker_in(tmp_path)
     answer = maker.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, EnvironmentFailed)
     assert answer.why
     assert maker.look([choice]) is None
 
@@ -190,13 +195,13 @@ def test_files_that_are_not_those_that_were_submitted_are_not_built(tmp_path: Pa
     with (project / "uv.lock").open("a") as file:
         file.write("\n# another one\n")
     answer = maker_in(tmp_path).make([choice], project=str(project), say=lambda line: None)
-    assert answer == Failed(digest=choice.digest, why="uv.lock is not the one that was submitted")
+    assert answer == EnvironmentFailed(digest=choice.digest, why="uv.lock is not the one that was submitted")
 
 
 def test_a_machine_that_no_choice_names_can_not_have_the_job(tmp_path: Path) -> None:
     choice = EnvironmentChoice(platform="windows-x86_64", kind="uv.lock", path="uv.lock", digest="a" * 64)
     answer = maker_in(tmp_path).look([choice])
-    assert isinstance(answer, Impossible)
+    assert isinstance(answer, EnvironmentImpossible)
     assert "the job has environments for windows-x86_64 only" in answer.why
 
 
@@ -204,15 +209,15 @@ def test_the_machine_s_own_interpreter_needs_no_building(tmp_path: Path) -> None
     maker = maker_in(tmp_path)
     version = maker.platform.pythons[0]
     by_path = maker.look([EnvironmentChoice(kind="python", path=sys.executable)])
-    assert isinstance(by_path, Ready)
+    assert isinstance(by_path, EnvironmentReady)
     assert by_path.interpreter == sys.executable
     assert by_path.version == ".".join(map(str, sys.version_info[:3]))
     assert "pytest" in by_path.packages
     by_version = maker.look([EnvironmentChoice(kind="python", python=".".join(version.split(".")[:2]))])
-    assert isinstance(by_version, Ready)
+    assert isinstance(by_version, EnvironmentReady)
     assert by_version.version == version
     nowhere = maker.look([EnvironmentChoice(kind="python", path="/nowhere/python")])
-    assert isinstance(nowhere, Impossible)
+    assert isinstance(nowhere, EnvironmentImpossible)
     assert nowhere.why == "there is no Python at /nowhere/python"
     assert maker.told()["impossible"] == {own_digest("/nowhere/python", ""): nowhere.why}
 
@@ -222,7 +227,7 @@ def test_an_interpreter_that_goes_by_the_digest_of_an_environment_has_nothing_re
     victim = choice_of(project)
     for path in ("/nonexistent/python", "", ".venv/bin/python"):
         forged = EnvironmentChoice(kind="python", path=path, python="3.4", digest=victim.digest)
-        assert isinstance(maker.look([forged], folder=str(project)), Impossible)
+        assert isinstance(maker.look([forged], folder=str(project)), EnvironmentImpossible)
         assert maker.look([victim]) is None
         assert victim.digest not in maker.told()["impossible"]
 
@@ -230,21 +235,21 @@ def test_an_interpreter_that_goes_by_the_digest_of_an_environment_has_nothing_re
 def test_an_interpreter_that_one_project_lacks_is_looked_for_in_another(tmp_path: Path) -> None:
     project, maker = project_in(tmp_path), maker_in(tmp_path)
     choice = EnvironmentChoice(kind="python", path="bin/python", digest=own_digest("bin/python", ""))
-    assert isinstance(maker.look([choice], folder=str(project)), Impossible)
+    assert isinstance(maker.look([choice], folder=str(project)), EnvironmentImpossible)
     assert maker.told()["impossible"] == {}
-    assert isinstance(maker.look([choice], folder=sys.prefix), Ready)
+    assert isinstance(maker.look([choice], folder=sys.prefix), EnvironmentReady)
 
 
 def test_an_environment_without_its_interpreter_or_its_last_file_is_made_again(tmp_path: Path) -> None:
     project, maker = project_in(tmp_path), maker_in(tmp_path)
     choice = choice_of(project)
     ready = maker.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, EnvironmentReady)
     for victim in (ready.interpreter, os.path.join(maker.shelf.place(ready.key), "ready.json")):
         os.unlink(victim)
         assert maker.look([choice]) is None
         again = maker.make([choice], project=str(project), say=lambda line: None)
-        assert isinstance(again, Ready), again
+        assert isinstance(again, EnvironmentReady), again
         assert os.path.exists(victim)
 
 
@@ -254,9 +259,9 @@ def test_an_environment_without_its_interpreter_or_its_last_file_is_made_again(t
     ids=["empty", "cut", "newer", "another", "list"],
 )
 def test_a_damaged_last_file_means_not_ready(tmp_path: Path, spoil: bytes) -> None:
-    shelf = Shelf(str(tmp_path / "envs"), clock=FakeClock())
+    shelf = EnvironmentCache(str(tmp_path / "envs"), clock=FakeClock())
     key = "b" * 64
-    ready = Ready(digest="a" * 64, key=key, interpreter=sys.executable)
+    ready = EnvironmentReady(digest="a" * 64, key=key, interpreter=sys.executable)
     os.makedirs(shelf.place(key))
     shelf.keep(ready)
     assert shelf.find("a" * 64, key) == ready
@@ -292,7 +297,7 @@ def test_who_stops_waiting_stops_uv_and_everything_below_it(tmp_path: Path) -> N
             stop.set()
 
     answer = maker.make([choice_of(project)], project=str(project), say=hear, is_stopped=stop.is_set)
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, EnvironmentFailed)
     assert answer.why == "it was stopped"
     inner = int((tmp_path / "inner").read_text()) if (tmp_path / "inner").exists() else None
     assert inner is None or of_pid(inner) is None or _is_zombie(inner)
@@ -332,7 +337,7 @@ def test_whoever_waits_hears_the_builder_and_takes_what_it_made(tmp_path: Path) 
     answer = other.make([choice], project=str(project), say=hear)
     thread.join()
     assert answers == [answer]
-    assert isinstance(answer, Ready)
+    assert isinstance(answer, EnvironmentReady)
     assert heard[0].startswith(f"process {os.getpid()} builds uv.lock")
     assert answer.key == key
 
@@ -348,18 +353,18 @@ def test_what_a_killed_builder_left_is_ended_and_made_anew(tmp_path: Path) -> No
     (place / "building.json").write_text(dumps({"group": left.identity.to_dict(), "line": ""}))
     assert maker.look([choice]) is None
     ready = maker.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(ready, Ready), ready
+    assert isinstance(ready, EnvironmentReady), ready
     assert left.wait(10).signal in (signal.SIGTERM, signal.SIGKILL)
     assert not (place / "venv/half").exists()
 
 
 def test_the_longest_unused_go_first_and_those_in_use_stay(tmp_path: Path) -> None:
     clock = FakeClock()
-    shelf = Shelf(str(tmp_path / "envs"), clock=clock)
+    shelf = EnvironmentCache(str(tmp_path / "envs"), clock=clock)
     keys = ["a" * 64, "b" * 64, "c" * 64]
     for key in keys:
         os.makedirs(shelf.venv(key))
-        shelf.keep(Ready(digest=key, key=key, interpreter=sys.executable, size_bytes=100))
+        shelf.keep(EnvironmentReady(digest=key, key=key, interpreter=sys.executable, size_bytes=100))
         clock.advance(10)
         shelf.use(key)
     os.makedirs(shelf.place("d" * 64))
@@ -376,10 +381,10 @@ def test_the_longest_unused_go_first_and_those_in_use_stay(tmp_path: Path) -> No
 
 
 def test_a_mark_of_a_process_that_is_gone_holds_nothing(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path / "envs"), clock=FakeClock())
+    shelf = EnvironmentCache(str(tmp_path / "envs"), clock=FakeClock())
     key = "a" * 64
     os.makedirs(shelf.place(key))
-    shelf.keep(Ready(digest=key, key=key, interpreter=sys.executable))
+    shelf.keep(EnvironmentReady(digest=key, key=key, interpreter=sys.executable))
     shelf.mark(key, changed(mine(), start_ticks=1), "old")
     assert not shelf.is_used(key)
     shelf.mark(key, mine(), "new")
@@ -404,7 +409,7 @@ def test_a_worker_notices_within_a_minute_that_its_interpreters_are_others(tmp_p
     maker_in(tmp_path).told()
     clock = FakeClock()
     around = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    shelf = Shelf(str(tmp_path / "envs"), clock=clock)
+    shelf = EnvironmentCache(str(tmp_path / "envs"), clock=clock)
     maker = Maker(shelf=shelf, environment=around, own_prefix=sys.prefix, clock=clock)
     before = maker.told()["pythons"]
     memory = tmp_path / "envs/interpreters.json"
@@ -458,7 +463,7 @@ def test_as_another_user_no_project_runs_code(open_path: Path) -> None:
     answer = maker.make(
         [choice_of(project, "requirements.txt")], project=str(project), say=lambda line: None, is_ours=True
     )
-    assert isinstance(answer, Impossible), answer
+    assert isinstance(answer, EnvironmentImpossible), answer
     assert not (open_path / "ran").exists()
 
 
@@ -471,7 +476,7 @@ def test_what_another_user_built_is_ours_and_that_user_can_not_change_it(open_pa
     maker, user = builder_of(open_path, SECRET="of the worker")
     said: list[str] = []
     ready = maker.make([choice_of(project, path)], project=str(project), say=said.append, is_ours=True)
-    assert isinstance(ready, Ready), (ready, said)
+    assert isinstance(ready, EnvironmentReady), (ready, said)
     assert ready.packages == {"alpha": "1.0", "beta": "1.0"}
     place = maker.shelf.place(ready.key)
     found = [os.path.join(top, name) for top, folders, names in os.walk(place) for name in (*folders, *names)]
@@ -496,20 +501,20 @@ def test_an_interpreter_that_is_closed_to_the_jobs_user_is_refused_to_that_user_
     (closed / "python").symlink_to("/usr/bin/python3")
     named = EnvironmentChoice(kind="python", path=str(closed / "python"))
     refused = maker.look([named])
-    assert isinstance(refused, Impossible)
+    assert isinstance(refused, EnvironmentImpossible)
     assert refused.why.startswith(f"{closed}/python is no program that {user.name} may execute")
     gone = maker.look([changed_path(named, closed / "nothing")])
-    assert isinstance(gone, Impossible)
+    assert isinstance(gone, EnvironmentImpossible)
     assert gone.why == refused.why.replace("/python is", "/nothing is"), "whether it exists is the worker's secret"
     plain = maker_in(open_path)
-    assert isinstance(plain.look([named]), Ready)
+    assert isinstance(plain.look([named]), EnvironmentReady)
     other = OtherUser(name="other", uid=user.uid + 1, gid=user.uid + 1)
     digest = own_digest(named.path, "")
     assert digest in plain.told_of([user])["impossible"]
     assert digest not in plain.told()["impossible"]
     assert digest in plain.told_of([other, user])["impossible"], "the next job may run as the user that lacks it"
     assert digest not in plain.told_of([other])["impossible"]
-    assert isinstance(plain.for_user(other).look([EnvironmentChoice(kind="python")]), Ready)
+    assert isinstance(plain.for_user(other).look([EnvironmentChoice(kind="python")]), EnvironmentReady)
 
 
 @as_root
@@ -535,14 +540,16 @@ def test_the_environments_of_many_users_are_read_once(open_path: Path, monkeypat
     maker, user = builder_of(open_path)
     users = [OtherUser(name=str(uid), uid=uid, gid=uid) for uid in range(user.uid, user.uid + 3)]
     for one in users:
-        maker.shelf.refuse(Impossible(digest="a" * 64, why="no wheel"), maker.platform.pythons, user=str(one.uid))
+        maker.shelf.refuse(
+            EnvironmentImpossible(digest="a" * 64, why="no wheel"), maker.platform.pythons, user=str(one.uid)
+        )
     read: list[str] = []
 
     def read_and_count(path: str, most_bytes: int) -> bytes:
         read.append(path)
         return read_regular(path, most_bytes)
 
-    monkeypatch.setattr("stoker.worker.environments.shelf.read_regular", read_and_count)
+    monkeypatch.setattr("stoker.worker.environments.environment_cache.read_regular", read_and_count)
     assert maker.told_of(users)["impossible"] == {"a" * 64: "no wheel"}
     assert len(read) == len(set(read)) == 3
 
@@ -557,7 +564,7 @@ def test_a_version_means_an_interpreter_that_the_jobs_user_may_execute(open_path
     maker, _ = builder_of(open_path, PATH=f"{venv}:/usr/bin")
     assert str(venv / "python3") in [one.path for one in maker.interpreters.all()]
     ready = maker.look([EnvironmentChoice(kind="python")])
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, EnvironmentReady)
     assert not ready.interpreter.startswith(str(closed))
 
 
@@ -566,12 +573,12 @@ def test_an_environment_for_the_worker_itself_is_not_one_for_other_users(open_pa
     project = project_in(open_path)
     choice, plain = choice_of(project), maker_in(open_path, UV_NO_INDEX="1")
     own = plain.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(own, Ready), own
+    assert isinstance(own, EnvironmentReady), own
     maker, user = builder_of(open_path)
     assert maker.look([choice]) is None
     assert plain.told_of([user])["environments"] == ()
     theirs = maker.make([choice], project=str(project), say=lambda line: None, is_ours=True)
-    assert isinstance(theirs, Ready), theirs
+    assert isinstance(theirs, EnvironmentReady), theirs
     assert theirs.key != own.key
     assert plain.look([choice]) == own
     assert plain.told_of([user])["environments"] == plain.told()["environments"] == (choice.digest,)
@@ -615,7 +622,7 @@ def test_a_folder_of_the_submitter_is_read_with_the_jobs_rights(open_path: Path)
     maker, _ = builder_of(open_path)
     choice = choice_of(project, "requirements.txt")
     answer = maker.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(answer, Failed), answer
+    assert isinstance(answer, EnvironmentFailed), answer
     assert "permission denied" in answer.why
 
 
@@ -639,8 +646,8 @@ def test_links_of_an_environment_are_made_by_us(open_path: Path, plants: str, is
     answer = maker.make(
         [choice_of(project, "requirements.txt")], project=str(project), say=lambda line: None, is_ours=True
     )
-    assert isinstance(answer, Ready if is_kept else Impossible), answer
-    if isinstance(answer, Ready):
+    assert isinstance(answer, EnvironmentReady if is_kept else EnvironmentImpossible), answer
+    if isinstance(answer, EnvironmentReady):
         venv = Path(maker.shelf.venv(answer.key))
         assert sorted(os.listdir(venv)) == ["bin", "lib64"]
         assert not (venv / "bin/pip").is_symlink()
@@ -671,7 +678,7 @@ def write_source(project: Path, mark: Path) -> None:
 
 def test_after_a_build_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     project, maker = project_in(tmp_path), maker_in(tmp_path)
-    old = Ready(digest="a" * 64, key="b" * 64, interpreter=sys.executable, size_bytes=1 << 30)
+    old = EnvironmentReady(digest="a" * 64, key="b" * 64, interpreter=sys.executable, size_bytes=1 << 30)
     os.makedirs(maker.shelf.place(old.key))
     maker.shelf.keep(old)
     tidy = Maker(
@@ -682,7 +689,7 @@ def test_after_a_build_what_was_used_longest_ago_makes_room(tmp_path: Path) -> N
         keep_bytes=0,
     )
     ready = tidy.make([choice_of(project)], project=str(project), say=lambda line: None)
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, EnvironmentReady)
     assert [one.key for one in maker.shelf.all_kept()] == [ready.key]
 
 
@@ -690,7 +697,7 @@ def test_an_environment_of_a_python_that_was_replaced_is_made_again(tmp_path: Pa
     project, maker = project_in(tmp_path), maker_in(tmp_path)
     choice = choice_of(project)
     ready = maker.make([choice], project=str(project), say=lambda line: None)
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, EnvironmentReady)
     memory = tmp_path / "envs/interpreters.json"
     said = {path: [answer[0], "3.99.1", *answer[2:]] for path, answer in loads(memory.read_bytes()).items()}
     memory.write_text(dumps(said))
@@ -718,9 +725,9 @@ def test_names_from_elsewhere_are_never_options(tmp_path: Path) -> None:
 
 def test_what_can_not_be_is_forgotten_in_time(tmp_path: Path) -> None:
     clock = FakeClock()
-    shelf = Shelf(str(tmp_path / "envs"), clock=clock)
-    shelf.refuse(Impossible(digest="a" * 64, why="no wheel"), ("3.11.7",))
-    shelf.refuse(Impossible(digest="b" * 64, why="no Python"), ("3.11.7",), for_s=600.0)
+    shelf = EnvironmentCache(str(tmp_path / "envs"), clock=clock)
+    shelf.refuse(EnvironmentImpossible(digest="a" * 64, why="no wheel"), ("3.11.7",))
+    shelf.refuse(EnvironmentImpossible(digest="b" * 64, why="no Python"), ("3.11.7",), for_s=600.0)
     clock.advance(599)
     assert shelf.all_refused({"": ("3.11.7",)}) == {"a" * 64: "no wheel", "b" * 64: "no Python"}
     clock.advance(2)
@@ -731,9 +738,9 @@ def test_what_can_not_be_is_forgotten_in_time(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_to_one_user_is_not_refused_to_another(tmp_path: Path) -> None:
-    shelf = Shelf(str(tmp_path / "envs"), clock=FakeClock())
+    shelf = EnvironmentCache(str(tmp_path / "envs"), clock=FakeClock())
     pythons = ("3.11.7",)
-    refused = Impossible(digest="a" * 64, why="no wheel")
+    refused = EnvironmentImpossible(digest="a" * 64, why="no wheel")
     shelf.refuse(refused, pythons, user="60000")
     assert shelf.refused("a" * 64, pythons, user="60000") == refused
     assert shelf.all_refused({"60000": pythons}) == {"a" * 64: "no wheel"}

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
 from stoker.host.identity import mine
-from stoker.host.lockfile import Lock
-from stoker.model.clock import FakeClock
-from stoker.worker.environments.answers import Ready
-from stoker.worker.environments.pruning import Offer, drop, offer
-from stoker.worker.environments.shelf import Shelf
+from stoker.host.locks import FileLock
+from stoker.worker.environments.environment_cache import (
+    EnvironmentCache,
+    EnvironmentPrunePlan,
+    EnvironmentReady,
+    drop,
+    offer,
+)
 
 OLD, USED, NEW, HALF = ("a" * 64, "b" * 64, "c" * 64, "d" * 64)
 DAY_S = 86_400.0
@@ -24,11 +28,11 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
-        self.shelf = Shelf(str(folder), clock=self.clock)
+        self.shelf = EnvironmentCache(str(folder), clock=self.clock)
         for key in (OLD, USED, NEW):
             os.makedirs(self.shelf.venv(key))
             packages = {"torch": "2.5.1"}
-            ready = Ready(
+            ready = EnvironmentReady(
                 digest=key, key=key, interpreter=sys.executable, version="3.11.2", packages=packages, size_bytes=100
             )
             self.shelf.keep(ready)
@@ -37,7 +41,7 @@ class Machine:
         os.makedirs(self.shelf.place(HALF))
         Path(self.shelf.place(HALF), "half").write_bytes(b"12345")
 
-    def offer(self, *, max_bytes: int | None = None, older_than_s: float | None = None) -> Offer:
+    def offer(self, *, max_bytes: int | None = None, older_than_s: float | None = None) -> EnvironmentPrunePlan:
         return offer(self.shelf, now_s=self.clock.wall_s(), max_bytes=max_bytes, older_than_s=older_than_s)
 
     @property
@@ -80,6 +84,6 @@ def test_one_that_was_used_since_it_was_offered_stays(machine: Machine) -> None:
 
 def test_one_that_somebody_makes_is_no_leftover(machine: Machine) -> None:
     machine.shelf.make_locks()
-    with Lock(machine.shelf.lock_path(HALF), "builds", clock=machine.clock):
+    with FileLock(machine.shelf.lock_path(HALF), "builds", clock=machine.clock):
         assert machine.offer().leftovers == ()
     assert machine.offer().leftovers == (HALF,)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.worker.environments.sources import gather, named, without_folders
+from stoker.core.errors import BadInput
+from stoker.jobs.pack.environment_files import gather, named, without_folders
 
 PYPROJECT = '[project]\nname = "study"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = ["alpha"]\n'
 LOCK = """\

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.model.platforms import Platform
-from stoker.worker.environments.sources import Sources, gather
+from stoker.core.errors import BadInput
+from stoker.core.machine import Platform
+from stoker.jobs.pack.environment_files import EnvironmentSources, gather
 from stoker.worker.environments.strict_requirements import Installation, read_installation
 from tests.unit.worker.tiny_wheels import locked_project, wheel
 
@@ -20,12 +20,12 @@ def read(project: Path, path: str = "requirements.txt", *, extras: tuple[str, ..
     return read_installation(gather(str(project), path, extras=extras), str(project), LINUX, "3.11.2")
 
 
-def written(project: Path, text: str | bytes, name: str = "requirements.txt") -> Sources:
+def written(project: Path, text: str | bytes, name: str = "requirements.txt") -> EnvironmentSources:
     """Write a file and return it as the environment's only source, whatever `gather` would say of it."""
     path = project / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return Sources(kind="requirements", path=name, files=(name,), digest=DIGEST, python="")
+    return EnvironmentSources(kind="requirements", path=name, files=(name,), digest=DIGEST, python="")
 
 
 def test_requirements_become_one_text_without_includes_comments_or_continuations(tmp_path: Path) -> None:
@@ -228,6 +228,8 @@ def test_a_project_file_gives_its_dependencies_and_the_extras_that_are_asked_for
 )
 def test_a_project_file_that_names_other_places_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "study"\n{text}\n')
-    sources = Sources(kind="pyproject", path="pyproject.toml", files=("pyproject.toml",), digest=DIGEST, python="")
+    sources = EnvironmentSources(
+        kind="pyproject", path="pyproject.toml", files=("pyproject.toml",), digest=DIGEST, python=""
+    )
     with pytest.raises(BadInput):
         read_installation(sources, str(tmp_path), LINUX, "3.11.2")

@@ -7,32 +7,31 @@ from typing import Any
 
 import pytest
 
-from stoker.faces.cli.fleet.environments import read_env
-from stoker.faces.cli.fleet.showing import python_lines
-from stoker.model.errors import ArgsFaults
-from stoker.plan.code_identity import CodeIdentity
-from stoker.wire.views import AttemptView, JobStory, JobView
-from stoker.worker.attempt.assignment import Assignment, JobBrief
-from stoker.worker.attempt.ordering import order_assignment
-from stoker.worker.environments.answers import Ready
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Wanted
-from stoker.worker.python_paper import PYTHON, read_python
-from stoker.worker.submitting.manifest_orders import read_orders
-from stoker.worker.submitting.orders import Orders
-from stoker.worker.submitting.typed_orders import Wishes, orders_of_draft
+from stoker.cli.jobs_show_fleet import python_lines
+from stoker.cli.submit_environments import read_env
+from stoker.core.errors import ArgsFaults
+from stoker.engine.code_identity import CodeIdentity
+from stoker.jobs.build_context import RunRequest
+from stoker.jobs.builder import JobQueueOptions, orders_of_draft
+from stoker.jobs.job_folder import PYTHON, JobFolder, read_python
+from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
+from stoker.worker.assignment import Assignment, JobBrief
+from stoker.worker.attempt_child import order_assignment
+from stoker.worker.environments.environment_cache import EnvironmentReady
 from tests.unit.worker.conftest import Office
 
 PROGRAM = ("python", "train.py")
 
 
-def typed(office: Office, *words: str, **wishes: Any) -> Orders:
+def typed(office: Office, *words: str, **wishes: Any) -> PreparedSubmission:
     (office.folder / "train.py").write_text("print(1)")
     (office.folder / "requirements.txt").write_text("alpha\n")
     desk = office.desk
-    draft = desk.draft(Wanted(target="", overrides=words, program=PROGRAM, name=""))
+    draft = desk.draft(RunRequest(target="", overrides=words, program=PROGRAM, name=""))
     return orders_of_draft(
-        draft, desk=desk, code=CodeIdentity(str(office.folder / "code.json")), wishes=Wishes(**wishes)
+        draft, desk=desk, code=CodeIdentity(str(office.folder / "code.json")), wishes=JobQueueOptions(**wishes)
     )
 
 
@@ -79,7 +78,7 @@ def test_a_manifest_s_environment_goes_with_every_point_of_its_sweep(office: Off
 
 def test_an_attempt_runs_in_its_environment_and_tells_with_which_packages(office: Office, tmp_path: Path) -> None:
     (office.folder / "train.py").write_text("print(1)")
-    ready = Ready(
+    ready = EnvironmentReady(
         digest="a" * 64,
         key="b" * 64,
         interpreter="/envs/b/venv/bin/python",
@@ -133,10 +132,10 @@ def test_the_story_of_a_job_shows_its_interpreter_and_packages() -> None:
     packages = {f"p{number}": "1.0" for number in range(10)}
     facts = {"python": {"interpreter": "/e/bin/python", "python": "3.11.7", "packages": packages}}
     tried = AttemptView(number=1, epoch=1, generation=1, machine="m", incarnation="i", granted_s=0.0, facts=facts)
-    lines = python_lines(JobStory(job=view, attempts=(tried,)))
+    lines = python_lines(JobDetails(job=view, attempts=(tried,)))
     assert lines[0] == "python  3.11.7  /e/bin/python"
     assert lines[1].endswith("p7 1.0 and 2 more")
-    assert python_lines(JobStory(job=view)) == []
+    assert python_lines(JobDetails(job=view)) == []
 
 
 def test_a_file_may_be_named_for_one_sort_of_machines() -> None:

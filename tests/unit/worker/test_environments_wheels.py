@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.model.platforms import Platform, is_platform, platform_of, python_of
-from stoker.model.python_versions import fits
-from stoker.worker.environments.lock_file import read_lock
-from stoker.worker.environments.wheels import why_impossible
+from stoker.core.errors import BadInput
+from stoker.core.machine import Platform, fits, is_platform, platform_of, python_of
+from stoker.jobs.pack.lock_file import read_lock
+from stoker.jobs.pack.wheels import why_impossible
 
 JETSON = Platform(system="linux", machine="aarch64", libc="glibc 2.35", pythons=("3.10.12",))
 DESK = Platform(system="linux", machine="x86_64", libc="glibc 2.39", pythons=("3.12.3", "3.11.9"))

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
+from stoker.authoring import PlanBuilder
+from stoker.core.errors import Cancelled, NoSpace, StageFailed, Terminated
+from stoker.core.events import Event, Kinds
+from stoker.core.frozen import changed
+from stoker.core.job import JobState
+from stoker.engine.journal import read_status
+from stoker.engine.types import RunOptions
 from stoker.host.identity import mine
-from stoker.model.errors import Cancelled, NoSpace, StageFailed, Terminated
-from stoker.model.events import Event, Kinds
-from stoker.model.frozen import changed
-from stoker.model.lifecycle import JobState
-from stoker.plan.authoring import PlanBuilder
-from stoker.plan.run_options import RunOptions
-from stoker.plan.status import read_status
-from stoker.worker.execution import Execution, abandon
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Order
-from stoker.worker.story import tell
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.execution import Execution, abandon
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_history import tell
+from tests.unit.engine.lab import lines_of
+from tests.unit.engine.misbehaving import HowArgs, misbehave_aside
+from tests.unit.engine.stages import NumberArgs, number
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork, wait_until
-from tests.unit.plan.lab import lines_of
-from tests.unit.plan.misbehaving import HowArgs, misbehave_aside
-from tests.unit.plan.stages import NumberArgs, number
 from tests.unit.worker.conftest import Office
 
 
@@ -32,10 +32,10 @@ def kinds(folder: JobFolder) -> list[str]:
     return [event["kind"] for event in read_status(folder.status_path)]
 
 
-def hanging(office: Office, ledger: str) -> Order:
+def hanging(office: Office, ledger: str) -> CompiledJob:
     order = office.order("test/sum")
     plan = PlanBuilder("hang").start(misbehave_aside, HowArgs(how="polite", ledger=ledger)).finish()
-    return Order(plan=plan, spec=order.spec)
+    return CompiledJob(plan=plan, spec=order.spec)
 
 
 def test_a_job_leaves_a_folder_that_tells_everything(office: Office) -> None:
@@ -159,7 +159,7 @@ def test_work_that_was_left_behind_is_a_warning_in_the_journal(office: Office, t
     order = hanging(office, "")
     late = HowArgs(how="finish_late", gate=str(gate))
     plan = PlanBuilder("late").start(misbehave_aside, late, timeout_s=0.02).finish()
-    execution = office.execution(Order(plan=plan, spec=order.spec), options=RunOptions(grace_s=0.02))
+    execution = office.execution(CompiledJob(plan=plan, spec=order.spec), options=RunOptions(grace_s=0.02))
     done = execution.run()
     gate.touch()
     told = [event["message"] for event in read_status(done.folder.status_path) if event["kind"] == Kinds.WARNING]
@@ -184,7 +184,7 @@ def test_a_failure_of_the_work_is_told_before_one_of_its_folder(office: Office) 
     bad = builder.start(misbehave_aside, HowArgs(how="raise"), id="bad")
     good = builder.start(number, NumberArgs(value=1), id="good")
     execution = office.execution(
-        Order(plan=builder.finish(good, keep=(bad,)), spec=order.spec), options=RunOptions(keep_going=True)
+        CompiledJob(plan=builder.finish(good, keep=(bad,)), spec=order.spec), options=RunOptions(keep_going=True)
     )
     done = execution.run()
     assert isinstance(done.error, StageFailed)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import NotFound
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps
-from stoker.plan.metrics.curves import curves
-from stoker.worker.program_order import flat
-from stoker.worker.settings import Setting
-from stoker.worker.sides import side_of
-from stoker.worker.trials import trial_numbered
+from stoker.core.errors import NotFound
+from stoker.core.frozen import changed
+from stoker.core.jsontext import dumps
+from stoker.engine.metrics.curves import curves
+from stoker.jobs.job_diff import side_of
+from stoker.jobs.program import flat
+from stoker.jobs.trial_settings import JobSetting
+from stoker.jobs.trials import trial_numbered
 from tests.unit.host.waiting import at_once
 from tests.unit.worker.real_jobs import Made, Shelf, falling
 
@@ -83,17 +83,17 @@ def test_a_parameter_knows_where_it_came_from_and_a_trial_has_its_own(shelf: She
     )
     gathering = shelf.gathering("sweep")
     assert gathering.settings() == {
-        "lr": Setting(value=0.5, origin="base.yaml:3:5"),
-        "model.depth": Setting(value=3, origin="default"),
+        "lr": JobSetting(value=0.5, origin="base.yaml:3:5"),
+        "model.depth": JobSetting(value=3, origin="default"),
     }
-    assert gathering.settings(gathering.wanted()[1])["model.depth"] == Setting(value=5, origin="sweep")
+    assert gathering.settings(gathering.wanted()[1])["model.depth"] == JobSetting(value=5, origin="sweep")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"values": 3, "origins": []}', '{"origins": {"lr": 7}}'])
 def test_a_config_that_can_t_be_read_leaves_what_the_job_says(shelf: Shelf, text: str) -> None:
     attempt = shelf.add("one", [Made()], args={"lr": 0.5})
     Path(shelf.runs, attempt, "config.json").write_text(text)
-    assert shelf.gathering("one").settings() == {"lr": Setting(value=0.5)}
+    assert shelf.gathering("one").settings() == {"lr": JobSetting(value=0.5)}
 
 
 def test_a_trial_is_named_by_its_number_or_its_label(shelf: Shelf) -> None:
@@ -165,5 +165,5 @@ def test_a_trial_s_value_that_no_point_names_is_its_own_and_not_the_job_s(shelf:
         chosen = changed(trial, point={"model": trial.point["model"]}, args={"data": "iris", "model": {"width": width}})
         origin = "model/small.yaml:1:1" if width == 3 else "model=large"
         settings = gathering.settings(chosen)
-        assert settings["model.width"] == Setting(value=width, origin=origin)
-        assert settings["data"] == Setting(value="iris", origin="base.yaml:1:1")
+        assert settings["model.width"] == JobSetting(value=width, origin=origin)
+        assert settings["data"] == JobSetting(value="iris", origin="base.yaml:1:1")

@@ -4,15 +4,15 @@ import os
 
 import pytest
 
-from stoker.model.errors import CorruptBytes, NotFound
-from stoker.plan.status import read_status
-from stoker.worker.execution import JobResult
-from stoker.worker.giving import keys_of_job, keys_of_stage, parts_of_job
-from stoker.worker.story import Story, tell
+from stoker.core.errors import CorruptBytes, NotFound
+from stoker.engine.journal import read_status
+from stoker.jobs.execution import JobResult
+from stoker.jobs.job_history import RunHistory, tell
+from stoker.jobs.results import keys_of_job, keys_of_stage, parts_of_job
 from tests.unit.worker.conftest import Office
 
 
-def story_of(done: JobResult) -> Story:
+def story_of(done: JobResult) -> RunHistory:
     return tell(read_status(done.folder.status_path))
 
 

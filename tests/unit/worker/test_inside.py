@@ -10,23 +10,29 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import SystemClock
+from stoker.core.errors import InvalidTransition, NoCoordinator, ProgramNotFound, StaleLease
+from stoker.core.leases import AttemptToken
 from stoker.host.containment.box import MARK
 from stoker.host.identity import mine
 from stoker.host.process_table import living_rows
 from stoker.host.processes import Child, start
-from stoker.model.clock import SystemClock
-from stoker.model.errors import IllegalMove, ProgramNotFound
-from stoker.model.fleet_errors import NoCoordinator, StaleLease
-from stoker.model.leases import Token
-from stoker.wire.asking import DoneView
-from stoker.wire.exec_sessions import ExecEnd, ExecInput, ExecListen, ExecPiece
-from stoker.wire.leasing import ExecCall
-from stoker.worker.inside.place import Given, Place, command_for, find_running, place_beside
-from stoker.worker.inside.session import ExecSession
-from stoker.worker.inside.sessions import MOST_PER_JOB, Sessions
+from stoker.protocol.lease_messages import ExecCall
+from stoker.protocol.operator_messages import ExecEnd, ExecInput, ExecListen, ExecPiece
+from stoker.protocol.view_messages import DoneView
+from stoker.worker.exec_command import (
+    MOST_PER_JOB,
+    AttemptEnv,
+    ExecSession,
+    ExecTarget,
+    Sessions,
+    command_for,
+    find_running,
+    place_beside,
+)
 from tests.unit.host.real_processes import PATIENCE_S, is_running, wait_until
 
-TOKEN = Token(job="a" * 64, attempt=1, epoch=1, generation=0)
+TOKEN = AttemptToken(job="a" * 64, attempt=1, epoch=1, generation=0)
 SECRET = "hunter2/for+real"
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -50,7 +56,9 @@ class Paper:
         data = ExecPiece.of(0, rest).data_base64
         return ExecInput(data_base64=data, is_eof=self.is_eof, rows=said.rows, columns=said.columns, over=self.over)
 
-    def put_exec(self, token: Token, session: str, data: bytes, *, stream: int, offset: int, wait_s: float) -> int:
+    def put_exec(
+        self, token: AttemptToken, session: str, data: bytes, *, stream: int, offset: int, wait_s: float
+    ) -> int:
         if self.failures:
             raise self.failures.pop()
         assert offset == sum(map(len, self.sent.values()))
@@ -69,7 +77,7 @@ def call(*argv: str, number: int = 0, is_tty: bool = False) -> ExecCall:
 
 
 def run(paper: Paper, *argv: str, is_tty: bool = False, hidden: tuple[str, ...] = ()) -> ExecEnd:
-    place = Place(folder="/", environment=ENV, hidden=hidden)
+    place = ExecTarget(folder="/", environment=ENV, hidden=hidden)
     ExecSession(call(*argv, is_tty=is_tty), paper, SystemClock()).run(lambda: place)
     (ended,) = paper.ended
     return ended
@@ -132,7 +140,7 @@ def test_whoever_goes_takes_the_command_and_its_background_along(tmp_path: Path)
 def test_a_session_is_begun_once_and_a_job_has_few_of_them():
     paper = Paper(is_eof=False)
     sessions = Sessions(paper, SystemClock())
-    place = Place(folder="/", environment=ENV)
+    place = ExecTarget(folder="/", environment=ENV)
     for number in (*range(MOST_PER_JOB), 0, 1):
         sessions.open(call("sleep", "1000", number=number), lambda: place)
     assert not paper.ended
@@ -147,8 +155,8 @@ def test_a_session_is_begun_once_and_a_job_has_few_of_them():
     assert "runs no more" in paper.ended[-1].message
 
 
-def _raises() -> Place:
-    raise IllegalMove("it runs no more")
+def _raises() -> ExecTarget:
+    raise InvalidTransition("it runs no more")
 
 
 @pytest.fixture
@@ -163,7 +171,9 @@ def program(tmp_path: Path) -> Iterator[Child]:
 
 def test_a_command_lives_as_the_job_s_own_program_does(program: Child, tmp_path: Path):
     clock = SystemClock()
-    given = Given(folder=str(tmp_path), environment={"PATH": "/nowhere"}, secrets={"TOKEN": "an-old-value"}, user=None)
+    given = AttemptEnv(
+        folder=str(tmp_path), environment={"PATH": "/nowhere"}, secrets={"TOKEN": "an-old-value"}, user=None
+    )
     place = place_beside(mine(), given, clock=clock, patience_s=PATIENCE_S)
     assert find_running(mine(), living_rows())[0] == program.identity.pid  # type: ignore[index]
     assert (place.folder, place.environment["VIRTUAL_ENV"], place.environment["STOKER_JOB_OUT"]) == (
@@ -184,7 +194,7 @@ def test_python_beside_a_job_is_the_interpreter_that_the_job_gets(tmp_path: Path
     only = tmp_path / "bin"
     only.mkdir()
     (only / "python3").symlink_to(sys.executable)
-    place = Place(folder=str(tmp_path), environment={"PATH": str(only)})
+    place = ExecTarget(folder=str(tmp_path), environment={"PATH": str(only)})
     argv, _ = command_for(("python", "-c", "x"), place, "")
     assert argv == (str(only / "python3"), "-c", "x"), "a plain Debian has no program called python"
     own = tmp_path / ".venv" / "bin"
@@ -195,7 +205,7 @@ def test_python_beside_a_job_is_the_interpreter_that_the_job_gets(tmp_path: Path
 
 
 def test_beside_a_job_without_a_program_a_command_gets_what_its_attempt_was_given():
-    given = Given(folder="/", environment=ENV, secrets={"TOKEN": SECRET}, user=None)
+    given = AttemptEnv(folder="/", environment=ENV, secrets={"TOKEN": SECRET}, user=None)
     attempt = start(["/bin/sleep", "1000"], cwd="/", env={})
     try:
         place = place_beside(attempt.identity, given, clock=SystemClock(), patience_s=0.0)

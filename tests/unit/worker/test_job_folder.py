@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from stoker.host.identity import ProcessIdentity, mine, of_pid
-from stoker.host.surroundings import surroundings
-from stoker.model.digests import Digest
-from stoker.model.errors import Ambiguous, LocalFile, NotFound
-from stoker.model.json_text import dumps, loads
-from stoker.model.lifecycle import JobState
-from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, find_job, job_folders
+from stoker.core.digests import Digest
+from stoker.core.errors import Ambiguous, LocalFile, NotFound
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps, loads
+from stoker.host.identity import ProcessIdentity, mine, of_pid, surroundings
+from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord, find_job, job_folders
 from tests.unit.host.real_processes import fork, kill_and_reap
 from tests.unit.host.waiting import at_once
 
 
-def spec(attempt: str, **more: Any) -> JobSpec:
+def spec(attempt: str, **more: Any) -> JobRecord:
     body: dict[str, Any] = {
         "attempt": attempt,
         "job_id": Digest("ab" * 32),
@@ -28,7 +27,7 @@ def spec(attempt: str, **more: Any) -> JobSpec:
         "started_s": 5.5,
         "stoker": "1.0",
     }
-    return JobSpec(**{**body, **more})
+    return JobRecord(**{**body, **more})
 
 
 def end(**more: Any) -> JobEnd:

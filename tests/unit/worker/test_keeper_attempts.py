@@ -14,16 +14,15 @@ from typing import Any
 
 import pytest
 
+from stoker.core.errors import Cancelled, VersionSkew
+from stoker.core.leases import Partition
 from stoker.host.identity import Liveness, is_alive, of_pid
-from stoker.model.errors import Cancelled
-from stoker.model.fleet_errors import VersionSkew
-from stoker.model.leases import Partition
-from stoker.store.bundle.unpacking import unpack
-from stoker.wire.leasing import CheckpointBody, Do
-from stoker.worker.keeper.owner_pause import Pause, clear_pause, write_pause
-from stoker.worker.keeper.state import Wishes
-from stoker.worker.preparing.preparing import NotPrepared
-from stoker.worker.preparing.telling import Told
+from stoker.protocol.lease_messages import CheckpointBody, LeaseInstructionKind
+from stoker.store.archives.unpack import unpack
+from stoker.worker.owner_pause import Pause, clear_pause, write_pause
+from stoker.worker.preparation.prepare_child import NotPrepared
+from stoker.worker.preparation.prepare_messages import PrepareLine
+from stoker.worker.worker_state import WorkerPolicy
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 
@@ -118,9 +117,9 @@ def test_what_was_brought_before_a_job_could_start_is_told_without_waiting_for_a
             pass
 
         def prepare(
-            self, _grant: object, _stop: object, heed: Callable[[Told], None], _user: object = None
+            self, _grant: object, _stop: object, heed: Callable[[PrepareLine], None], _user: object = None
         ) -> NotPrepared:
-            heed(Told(count=1))
+            heed(PrepareLine(count=1))
             return NotPrepared(reason="data", message="nobody has DATA", lasts=True)
 
     keep.preparing = Brings()
@@ -188,7 +187,7 @@ def test_a_cancelled_job_is_confirmed_once_its_program_is_gone(busy: Keep):
     pid = program_of(busy, "cancelled")
     fleet.until(lambda: any(report.step == 3 for report in fleet.jobs[job].reports))
     assert all(report.is_alive for report in fleet.jobs[job].reports)
-    fleet.wish(job, Do.CANCEL, "asked by ann")
+    fleet.wish(job, LeaseInstructionKind.CANCEL, "asked by ann")
     fleet.until(lambda: fleet.jobs[job].state == "cancelled")
     assert is_gone(pid)
     assert fleet.jobs[job].last.why == "asked by ann"
@@ -217,7 +216,7 @@ def test_a_job_whose_arguments_were_forged_is_declined_and_never_starts(busy: Ke
     fleet.until(lambda: fleet.words(forged) == ["decline"])
     assert fleet.jobs[forged].last.reason == "identity"
     assert fleet.jobs[forged].last.lasts
-    fleet.wish(job, Do.CANCEL)
+    fleet.wish(job, LeaseInstructionKind.CANCEL)
     fleet.until(lambda: fleet.jobs[honest].state == "completed")
     assert not (busy.folder / "edited").exists()
 
@@ -310,7 +309,7 @@ def test_asked_to_end_it_gives_back_what_runs_after_it_could_save(fleet: FakeCoo
 
 @pytest.mark.slow
 def test_told_twice_it_ends_now_and_still_tells_the_coordinator(fleet: FakeCoordinator, keep: Keep):
-    keep.wishes = Wishes(slots=1, stop_grace_s=60.0)
+    keep.wishes = WorkerPolicy(slots=1, stop_grace_s=60.0)
     with keep:
         job = shell(keep, STUBBORN)
         pid = program_of(keep)
@@ -340,7 +339,7 @@ def test_told_twice_while_nobody_answers_it_ends_within_a_moment(fleet: FakeCoor
 
 @pytest.mark.slow
 def test_several_jobs_run_at_once_up_to_its_slots_and_it_ends_when_nothing_is_left(fleet: FakeCoordinator, keep: Keep):
-    keep.wishes = Wishes(slots=2, until_idle=True)
+    keep.wishes = WorkerPolicy(slots=2, until_idle=True)
     wait = "while ! test -e a -a -e b; do sleep 0.02; done"
     jobs = [shell(keep, f"touch {name}; {wait}", name) for name in ("a", "b")]
     with keep:

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-from stoker.hardware.admission import Memory
-from stoker.host.other_user import OtherUser, why_not_allowed
-from stoker.model.frozen import changed
-from stoker.model.ids import job_id
-from stoker.wire.leasing import Grant
-from stoker.worker.keeper.checking import LEAST_FREE_BYTES, Look, why_closed, why_not
+from stoker.core.frozen import changed
+from stoker.core.job import job_id
+from stoker.devices.memory_admission import MachineMemory
+from stoker.host.users import OtherUser, why_not_allowed
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.machine_checks import LEAST_FREE_BYTES, Precheck, why_closed, why_not
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 
 GIB = 1 << 30
-GOOD = Look(memory=Memory(total_bytes=16 * GIB, available_bytes=8 * GIB), disk_free_bytes=100 * GIB, recipe_version=1)
+GOOD = Precheck(
+    memory=MachineMemory(total_bytes=16 * GIB, available_bytes=8 * GIB), disk_free_bytes=100 * GIB, recipe_version=1
+)
 
 
 def grant(**more: Any) -> Grant:
@@ -46,8 +48,8 @@ def test_what_is_as_it_was_granted_starts():
         ("program", {"missing_program": "there is no python3.99"}),
         ("secrets", {"secret_trouble": "desk: not set in this worker's environment: WANDB_API_KEY"}),
         ("disk", {"disk_free_bytes": LEAST_FREE_BYTES - 1}),
-        ("memory", {"memory": Memory(total_bytes=16 * GIB, available_bytes=4 * GIB + 16 * GIB // 10 - 1)}),
-        ("memory", {"memory": Memory(total_bytes=4 * GIB, available_bytes=None)}),
+        ("memory", {"memory": MachineMemory(total_bytes=16 * GIB, available_bytes=4 * GIB + 16 * GIB // 10 - 1)}),
+        ("memory", {"memory": MachineMemory(total_bytes=4 * GIB, available_bytes=None)}),
         ("device", {"device_trouble": "taken by others"}),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
@@ -71,7 +73,7 @@ def test_a_recipe_runs_no_code_that_came_with_its_job(brings: dict[str, Any]):
 
 
 def test_what_can_not_be_read_refuses_nobody():
-    unknown = changed(GOOD, disk_free_bytes=None, memory=Memory(total_bytes=None, available_bytes=None))
+    unknown = changed(GOOD, disk_free_bytes=None, memory=MachineMemory(total_bytes=None, available_bytes=None))
     assert why_not(grant(), unknown) is None
     assert why_closed(None) == ""
 

@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.model.errors import CorruptBytes, Unavailable
-from stoker.model.fleet_errors import NotAllowed, StaleLease
-from stoker.model.leases import Token
-from stoker.model.lifecycle import JobState
-from stoker.store.local import LocalStore
-from stoker.wire.leasing import CheckpointBody, Claim, Grant, PointCheckpoint
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.keeper.courier import Courier, Post
-from stoker.worker.keeper.ending import AttemptEnd
-from stoker.worker.keeper.happenings import Fatal, Happening, WentStale
-from stoker.worker.keeper.lines import Guarded
-from stoker.worker.keeper.state import LastWord, Word
+from stoker.core.clock import SystemClock
+from stoker.core.errors import CorruptBytes, Forbidden, StaleLease, Unavailable
+from stoker.core.job import JobState
+from stoker.core.leases import AttemptToken
+from stoker.jobs.job_folder import JobFolder
+from stoker.protocol.lease_messages import CheckpointBody, Claim, Grant, PointCheckpoint
+from stoker.store.local_store import LocalStore
+from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.coordinator_calls import LeaseGuardedConnection
+from stoker.worker.uploader import AttemptReporter, AttemptReporterContext
+from stoker.worker.worker_state import FinalReport, FinalReportKind, Happening, LeaseLost, WorkerRejected
 from tests.fakes.coordinator import FakeCoordinator
 
 COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
@@ -40,10 +38,10 @@ def granted(fleet: FakeCoordinator) -> Grant:
 
 def finishing(
     fleet: FakeCoordinator, folder: Path, grant: Grant, store: Callable[[], LocalStore]
-) -> tuple[Courier, list[Happening]]:
+) -> tuple[AttemptReporter, list[Happening]]:
     """A courier that is to bring a result, and what it reports."""
     reported: list[Happening] = []
-    post = Post(
+    post = AttemptReporterContext(
         words=fleet,
         line=fleet,
         store=store,
@@ -57,9 +55,9 @@ def finishing(
     )
     run = folder / "run-1"
     run.mkdir()
-    courier = Courier(post, grant)
+    courier = AttemptReporter(post, grant)
     courier.follow(JobFolder(str(run)))
-    courier.send(LastWord(word=Word.FINISH), COMPLETED)
+    courier.send(FinalReport(word=FinalReportKind.FINISH), COMPLETED)
     return courier, reported
 
 
@@ -90,43 +88,43 @@ def test_what_is_not_ours_any_more_is_not_spoken_of(fleet: FakeCoordinator, tmp_
     courier, reported = finishing(fleet, tmp_path, grant, broken(StaleLease("late")))
     fleet.until(lambda: reported)
     courier.close()
-    assert isinstance(reported[0], WentStale)
+    assert isinstance(reported[0], LeaseLost)
     assert fleet.words(grant.job) == []
 
 
 def test_who_may_not_speak_at_all_ends(fleet: FakeCoordinator, tmp_path: Path):
     grant = granted(fleet)
-    fleet.fails_with = NotAllowed("no token")
+    fleet.fails_with = Forbidden("no token")
     courier, reported = finishing(fleet, tmp_path, grant, broken(ZeroDivisionError()))
     fleet.until(lambda: reported)
     courier.close()
-    assert isinstance(reported[0], Fatal)
+    assert isinstance(reported[0], WorkerRejected)
 
 
-def put(line: Guarded, token: Token) -> object:
+def put(line: LeaseGuardedConnection, token: AttemptToken) -> object:
     return line.put_file(token, "logs/run.log", b"x", offset=0)
 
 
-def point(line: Guarded, token: Token) -> object:
+def point(line: LeaseGuardedConnection, token: AttemptToken) -> object:
     fence: dict[str, Any] = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
     return line.checkpoint(token.job, PointCheckpoint(**fence, checkpoint=CHECKPOINT))
 
 
 @pytest.mark.parametrize("write", [put, point], ids=["file", "checkpoint"])
 def test_nothing_is_written_under_a_lease_that_is_over_by_our_clock(
-    fleet: FakeCoordinator, write: Callable[[Guarded, Token], object]
+    fleet: FakeCoordinator, write: Callable[[LeaseGuardedConnection, AttemptToken], object]
 ):
     token = granted(fleet).token()
     with pytest.raises(Unavailable, match="its lease is over"):
-        write(Guarded(fleet, lambda _: False), token)
+        write(LeaseGuardedConnection(fleet, lambda _: False), token)
     assert (fleet.files_there, fleet.told) == ({}, [])
-    asked: list[Token] = []
-    write(Guarded(fleet, lambda one: bool(asked.append(one)) or True), token)
+    asked: list[AttemptToken] = []
+    write(LeaseGuardedConnection(fleet, lambda one: bool(asked.append(one)) or True), token)
     assert asked == [token]
     assert fleet.files_there or fleet.told
 
 
 def test_bytes_under_their_digest_need_no_lease(fleet: FakeCoordinator):
-    line = Guarded(fleet, lambda _: False)
+    line = LeaseGuardedConnection(fleet, lambda _: False)
     upload = line.begin_upload("e" * 64, 3)
     assert line.append_upload(upload.id, b"abc", offset=0) == 3

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from stoker.hardware.probes.meters.meter import FakeMeter
+from stoker.core.capability import Capability
+from stoker.core.device import MIB, Backend, Device, TriState, TriStateAnswer
+from stoker.devices.meter import FakeMeter
+from stoker.engine.device_gate import held_base
 from stoker.host.identity import ProcessIdentity, mine, of_pid
-from stoker.model.capability import Capability
-from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
-from stoker.plan.device.held_base import held_base
-from stoker.wire.leasing import Grant
-from stoker.worker.keeper.machine import Machine
-from stoker.worker.keeper.redetecting import Offer
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.machine_checks import LocalMachine, MachineOffer
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
-from tests.unit.hardware.ledger.lab import CARD, gib, held, real_ledger, sharing, whole
+from tests.unit.devices.ledger.lab import CARD, gib, held, real_ledger, sharing, whole
 
 GRANT = Grant(
     job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=9.0, start_s=9.0,
@@ -33,9 +32,9 @@ def meter() -> FakeMeter:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, meter: FakeMeter) -> Machine:
+def machine(tmp_path: Path, meter: FakeMeter) -> LocalMachine:
     keep = Keep(tmp_path, FakeCoordinator())
-    yes = Answer(verdict=Verdict.YES)
+    yes = TriStateAnswer(verdict=TriState.YES)
     total_bytes = CARD.total_bytes
     card = Device(
         uuid=CARD.uuid, backend=Backend.CUDA, name="card", total_bytes=total_bytes, free_bytes=total_bytes,
@@ -43,7 +42,7 @@ def machine(tmp_path: Path, meter: FakeMeter) -> Machine:
     )  # fmt: skip
     capability = Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2, devices=(card,))
     ledger = real_ledger(tmp_path, meter=meter)
-    keep.look_as(offer=Offer(capability), ledger=lambda: ledger)
+    keep.look_as(offer=MachineOffer(capability), ledger=lambda: ledger)
     return keep.machine
 
 
@@ -53,7 +52,7 @@ def identity_of(process: subprocess.Popen[bytes]) -> ProcessIdentity:
     return found
 
 
-def test_devices_are_seen_to_be_held_until_the_attempts_own_process_is_gone(machine: Machine):
+def test_devices_are_seen_to_be_held_until_the_attempts_own_process_is_gone(machine: LocalMachine):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
         held(machine.ledger().reserve(sharing(MIB, job="a/run", owner=identity_of(program))))
         held(machine.ledger().reserve(sharing(MIB, job="a/run", owner=mine())))
@@ -65,7 +64,7 @@ def test_devices_are_seen_to_be_held_until_the_attempts_own_process_is_gone(mach
     assert machine.is_held(GRANT, machine.holdings(GRANT, mine()))
 
 
-def test_a_base_that_is_on_the_device_is_not_asked_for_again_before_a_start(machine: Machine):
+def test_a_base_that_is_on_the_device_is_not_asked_for_again_before_a_start(machine: LocalMachine):
     room = CARD.usable_bytes
     base_bytes = room - 3 * MIB
     held(machine.ledger().reserve(sharing(room - MIB, job="first", base=held_base("qwen"), base_bytes=base_bytes)))
@@ -77,12 +76,12 @@ def test_a_base_that_is_on_the_device_is_not_asked_for_again_before_a_start(mach
     assert machine.look(second.model_copy(update={"vram_bytes": base_bytes + 2 * MIB})).device_trouble
 
 
-def left_bytes(machine: Machine) -> int:
+def left_bytes(machine: LocalMachine) -> int:
     """Return what the machine tells the coordinator that other programs leave of its device."""
     return machine.measured({}).free_bytes[CARD.uuid]
 
 
-def test_a_base_that_several_jobs_of_one_process_hold_is_told_once(machine: Machine, meter: FakeMeter):
+def test_a_base_that_several_jobs_of_one_process_hold_is_told_once(machine: LocalMachine, meter: FakeMeter):
     base: dict[str, Any] = {"base": held_base("qwen"), "base_bytes": gib(6)}
     rooms = [held(machine.ledger().reserve(sharing(gib(7), job=f"adapter {number}", **base))) for number in range(3)]
     meter.use(CARD.uuid, mine().pid, gib(9))
@@ -91,7 +90,7 @@ def test_a_base_that_several_jobs_of_one_process_hold_is_told_once(machine: Mach
     assert left_bytes(machine) == CARD.total_bytes
 
 
-def test_memory_that_a_job_has_given_back_is_told_as_free_once(machine: Machine, meter: FakeMeter):
+def test_memory_that_a_job_has_given_back_is_told_as_free_once(machine: LocalMachine, meter: FakeMeter):
     room = held(machine.ledger().reserve(sharing(gib(10))))
     machine.ledger().note_measured(room, {CARD.uuid: gib(10)})
     meter.use(CARD.uuid, mine().pid, gib(2))
@@ -99,7 +98,7 @@ def test_memory_that_a_job_has_given_back_is_told_as_free_once(machine: Machine,
     assert left_bytes(machine) == CARD.total_bytes - gib(12)
 
 
-def test_what_the_job_that_has_a_device_alone_uses_is_told_as_free(machine: Machine, meter: FakeMeter):
+def test_what_the_job_that_has_a_device_alone_uses_is_told_as_free(machine: LocalMachine, meter: FakeMeter):
     held(machine.ledger().reserve(whole()))
     meter.use(CARD.uuid, mine().pid, gib(20))
     assert left_bytes(machine) == CARD.total_bytes

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from stoker.wire.leasing import ExecCall, Granted, Renewed
-from stoker.worker.keeper.happenings import Answered, Given
-from stoker.worker.keeper.instructions import OpenExec
+from stoker.protocol.lease_messages import ClaimResponse, ExecCall, RenewalResponse
+from stoker.worker.worker_state import ClaimAnswered, OpenExec, RenewalAnswered
 from tests.unit.worker.keeper_on_paper import Told, running
 
 ID = "0" * 32
@@ -12,15 +11,15 @@ def test_a_command_is_run_beside_an_attempt_of_ours_and_no_other_however_it_is_h
     told, token = running()
     ours = ExecCall(id=ID, job=token.job, attempt=1, epoch=token.epoch, generation=1)
     stale = ours.model_copy(update={"epoch": token.epoch + 1})
-    granted = Granted(generation=1, execs=(stale, ours))
-    done = told.take(Given(now_s=told.now_s, asked_s=told.now_s, answer=granted))
+    granted = ClaimResponse(generation=1, execs=(stale, ours))
+    done = told.take(ClaimAnswered(now_s=told.now_s, asked_s=told.now_s, answer=granted))
     assert [step for step in done if isinstance(step, OpenExec)] == [OpenExec(call=ours)]
-    renewed = Renewed(lease_s=90.0, heartbeat_s=30.0, generation=1, server_s=0.0, execs=(ours, stale))
-    done = told.take(Answered(now_s=told.now_s, asked_s=told.now_s, tokens=(token,), answer=renewed))
+    renewed = RenewalResponse(lease_s=90.0, heartbeat_s=30.0, generation=1, server_s=0.0, execs=(ours, stale))
+    done = told.take(RenewalAnswered(now_s=told.now_s, asked_s=told.now_s, tokens=(token,), answer=renewed))
     assert [step for step in done if isinstance(step, OpenExec)] == [OpenExec(call=ours)]
 
 
 def test_a_coordinator_that_knows_no_commands_asks_for_none():
     told: Told = running()[0]
-    done = told.take(Given(now_s=told.now_s, asked_s=told.now_s, answer=Granted(generation=1)))
+    done = told.take(ClaimAnswered(now_s=told.now_s, asked_s=told.now_s, answer=ClaimResponse(generation=1)))
     assert not [step for step in done if isinstance(step, OpenExec)]

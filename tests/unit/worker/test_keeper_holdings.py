@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import Clock, FakeClock, SystemClock
-from stoker.model.errors import LocalFile
-from stoker.wire.leasing import Claim, Granted, Hello, Holdings, Measured, Renewal, Renewed, Welcome
-from stoker.worker.keeper.lines import Lines
-from stoker.worker.keeper.questions import Asked, Questions
+from stoker.core.clock import Clock, FakeClock, SystemClock
+from stoker.core.errors import LocalFile
+from stoker.protocol.lease_messages import (
+    Claim,
+    ClaimResponse,
+    Hello,
+    MachineInventory,
+    Renewal,
+    RenewalResponse,
+    Welcome,
+    WorkerMeasurements,
+)
+from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, WorkerConnections
 from tests.unit.host.real_processes import wait_until
 
 PATIENCE_S = 30.0
@@ -34,26 +42,26 @@ class Words:
         self.hellos.append(hello)
         return WELCOME
 
-    def claim(self, claim: Claim) -> Granted:
+    def claim(self, claim: Claim) -> ClaimResponse:
         self.claims.append(claim)
-        return Granted(generation=1)
+        return ClaimResponse(generation=1)
 
     def cut(self) -> None:
         pass
 
-    def renew(self, renewal: Renewal) -> Renewed:
+    def renew(self, renewal: Renewal) -> RenewalResponse:
         self.renewals.append(renewal)
         wants = self.has_forgotten and renewal.holdings is None
-        return Renewed(lease_s=90, heartbeat_s=30, generation=1, server_s=0, wants_holdings=wants)
+        return RenewalResponse(lease_s=90, heartbeat_s=30, generation=1, server_s=0, wants_holdings=wants)
 
 
 class Asking:
     def __init__(self, clock: Clock | None = None, ends_s: float | None = None) -> None:
         self.words = Words()
-        self.held: Any = Holdings()
+        self.held: Any = MachineInventory()
         self._answered = threading.Semaphore(0)
-        lines = Lines(url="http://x", words=self.words, bytes=None, ask=lambda: self.words)  # type: ignore[arg-type]
-        self.questions = Questions(
+        lines = WorkerConnections(url="http://x", words=self.words, bytes=None, ask=lambda: self.words)  # type: ignore[arg-type]
+        self.questions = ClaimLoop(
             lines,
             hello=lambda: HELLO,
             clock=clock or SystemClock(),
@@ -63,24 +71,26 @@ class Asking:
             ends_s=ends_s,
         )
 
-    def _holds(self) -> Holdings:
+    def _holds(self) -> MachineInventory:
         if isinstance(self.held, Exception):
             raise self.held
-        assert isinstance(self.held, Holdings)
+        assert isinstance(self.held, MachineInventory)
         return self.held
 
-    def greet(self) -> Holdings | None:
+    def greet(self) -> MachineInventory | None:
         wait_until(lambda: not self.questions._is_greeting)
         self.questions.greet()
         assert self._answered.acquire(timeout=PATIENCE_S)
         return self.words.hellos[-1].holdings
 
     def ask(self) -> None:
-        self.questions.claim(Asked(most=1, wait_s=0.0, measured=Measured, stopping=lambda: (), looks_around=False))
+        self.questions.claim(
+            PendingClaim(most=1, wait_s=0.0, measured=WorkerMeasurements, stopping=lambda: (), looks_around=False)
+        )
         assert self._answered.acquire(timeout=PATIENCE_S)
 
-    def beat(self) -> Holdings | None:
-        self.questions.renew(lambda _: (), Measured)
+    def beat(self) -> MachineInventory | None:
+        self.questions.renew(lambda _: (), WorkerMeasurements)
         assert self._answered.acquire(timeout=PATIENCE_S)
         return self.words.renewals[-1].holdings
 
@@ -93,11 +103,11 @@ def asking():
 
 
 def test_what_is_held_is_told_with_hello_and_then_only_when_it_changed(asking: Asking) -> None:
-    asking.held = one = Holdings(trees=("a" * 64,))
+    asking.held = one = MachineInventory(trees=("a" * 64,))
     assert asking.greet() == one
     assert asking.words.hellos[0].contents_at == "http://x"
     assert asking.beat() is None
-    asking.held = two = Holdings(trees=("a" * 64, "b" * 64))
+    asking.held = two = MachineInventory(trees=("a" * 64, "b" * 64))
     assert asking.beat() == two
     assert asking.beat() is None
     # A coordinator that was started anew knows nothing.
@@ -105,14 +115,14 @@ def test_what_is_held_is_told_with_hello_and_then_only_when_it_changed(asking: A
 
 
 def test_a_disk_that_can_t_be_read_silences_no_heartbeat(asking: Asking) -> None:
-    asking.held = Holdings(trees=("a" * 64,))
+    asking.held = MachineInventory(trees=("a" * 64,))
     asking.greet()
     asking.held = LocalFile("no such disk")
     assert asking.beat() is None
 
 
 def test_a_coordinator_that_has_forgotten_what_is_held_is_told_with_the_next_heartbeat(asking: Asking) -> None:
-    asking.held = one = Holdings(trees=("a" * 64,))
+    asking.held = one = MachineInventory(trees=("a" * 64,))
     asking.greet()
     asking.words.has_forgotten = True
     assert asking.beat() is None

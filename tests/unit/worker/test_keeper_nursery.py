@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from stoker.host.identity import mine
-from stoker.worker.keeper.journal import Journal
-from stoker.worker.keeper.nursery import Nursery, Ward
+from stoker.worker.child_pool import AttemptProcess, AttemptSpawner
+from stoker.worker.worker_state import Journal
 
 
-def nursery(folder: Path, code: str) -> Nursery:
+def nursery(folder: Path, code: str) -> AttemptSpawner:
     said = folder / "said"
     said.mkdir()
     argv = (sys.executable, "-S", "-c", code)
-    return Nursery(argv, folder=str(folder), said_folder=str(said), environment=lambda: dict(os.environ))
+    return AttemptSpawner(argv, folder=str(folder), said_folder=str(said), environment=lambda: dict(os.environ))
 
 
 def test_one_child_is_kept_ahead_of_time(tmp_path: Path):
@@ -54,7 +54,7 @@ def test_what_an_attempts_process_said_goes_with_its_attempt(tmp_path: Path, is_
     if is_told:
         attempt.mkdir()
     said.write_text("a warning\n")
-    ward = Ward(mine(), said_path=str(said))
+    ward = AttemptProcess(mine(), said_path=str(said))
     assert ward.last_words() == "a warning"
     ward.forget(str(attempt))
     assert not said.exists()
@@ -64,7 +64,7 @@ def test_what_an_attempts_process_said_goes_with_its_attempt(tmp_path: Path, is_
 def test_an_attempts_process_that_said_nothing_leaves_nothing(tmp_path: Path):
     said = tmp_path / "1-1.log"
     said.touch()
-    Ward(mine(), said_path=str(said)).forget(str(tmp_path))
+    AttemptProcess(mine(), said_path=str(said)).forget(str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 

@@ -7,23 +7,22 @@ from typing import Any
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Cancelled, NoSpace, OutOfMemory, StageFailed, StokerError, UnknownRecipe, Usage
+from stoker.core.frozen import changed
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps
+from stoker.core.leases import Partition
 from stoker.host.identity import Liveness, mine
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Cancelled, NoSpace, OutOfMemory, StageFailed, StokerError, UnknownRecipe, Usage
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps
-from stoker.model.leases import Partition
-from stoker.model.lifecycle import JobState
-from stoker.wire.leasing import Grant
-from stoker.worker.attempt.assignment import Assignment, JobBrief, LeaseFile
-from stoker.worker.job_folder import JobEnd
-from stoker.worker.keeper.adopting import inherit
-from stoker.worker.keeper.ending import AttemptEnd, end_of
-from stoker.worker.keeper.hearing import Heard, Hearing
-from stoker.worker.keeper.journal import Journal, Predecessor, Written
-from stoker.worker.keeper.options import read_declared
-from stoker.worker.keeper.owner_pause import Pause, clear_pause, read_pause, write_pause
-from stoker.worker.keeper.state import Lease, Phase
+from stoker.jobs.job_folder import JobEnd
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.actions import inherit
+from stoker.worker.assignment import Assignment, JobBrief, LeaseFile
+from stoker.worker.attempt_end import AttemptEnd, end_of
+from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress
+from stoker.worker.owner_pause import Pause, clear_pause, read_pause, write_pause
+from stoker.worker.worker_options import read_declared
+from stoker.worker.worker_state import AttemptPhase, HeldLease, Journal, JournaledLease, Predecessor
 
 URL = "http://127.0.0.1:7717"
 GRANT = Grant(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
@@ -63,20 +62,22 @@ def test_a_written_end_is_taken_at_its_word():
     )
 
 
-def predecessor(*written: Written, coordinator: str = URL) -> Predecessor:
+def predecessor(*written: JournaledLease, coordinator: str = URL) -> Predecessor:
     return Predecessor(incarnation="i" * 32, coordinator=coordinator, leases=written)
 
 
-def left(*, ends_s: float = 100.0, partition: Partition = Partition.STOP) -> Written:
+def left(*, ends_s: float = 100.0, partition: Partition = Partition.STOP) -> JournaledLease:
     grant = GRANT.model_copy(update={"on_partition": partition})
-    return Written(grant=grant, run="run-1", child=mine(), ends_s=ends_s)
+    return JournaledLease(grant=grant, run="run-1", child=mine(), ends_s=ends_s)
 
 
 @pytest.mark.parametrize("liveness", [Liveness.ALIVE, Liveness.GONE], ids=str)
 def test_an_attempt_whose_lease_lasts_is_gone_on_with_under_the_same_incarnation(liveness: Liveness):
     found = inherit(predecessor(left()), coordinator=URL, now_s=99.0, liveness={"run-1": liveness})
     assert found.incarnation == "i" * 32
-    assert [(lease.run, lease.phase, lease.ends_s) for lease in found.adopted] == [("run-1", Phase.RUNNING, 100.0)]
+    assert [(lease.run, lease.phase, lease.ends_s) for lease in found.adopted] == [
+        ("run-1", AttemptPhase.RUNNING, 100.0)
+    ]
     assert found.ended == ()
 
 
@@ -90,7 +91,7 @@ def test_an_attempt_whose_lease_lasts_is_gone_on_with_under_the_same_incarnation
     ids=["lease over", "another coordinator", "another host"],
 )
 def test_what_nobody_may_go_on_with_is_ended_under_a_new_incarnation(
-    written: Written, coordinator: str, liveness: Liveness
+    written: JournaledLease, coordinator: str, liveness: Liveness
 ):
     found = inherit(predecessor(written), coordinator=coordinator, now_s=99.0, liveness={"run-1": liveness})
     assert (found.incarnation, found.adopted, found.ended) == ("", (), (written,))
@@ -106,12 +107,12 @@ def test_a_journal_gives_back_what_was_held_and_survives_nonsense(tmp_path: Path
     journal = Journal(str(tmp_path / "desk"))
     journal.open()
     assert journal.read() is None
-    held = Lease(grant=GRANT, phase=Phase.RUNNING, ends_s=100.0, run="run-1", child=mine())
-    unborn = Lease(grant=GRANT, phase=Phase.STARTING, ends_s=100.0)
+    held = HeldLease(grant=GRANT, phase=AttemptPhase.RUNNING, ends_s=100.0, run="run-1", child=mine())
+    unborn = HeldLease(grant=GRANT, phase=AttemptPhase.STARTING, ends_s=100.0)
     journal.write(incarnation="i" * 32, coordinator=URL, leases=[held, unborn])
     read = journal.read()
     assert read is not None
-    assert read.leases == (Written(grant=GRANT, run="run-1", child=mine(), ends_s=100.0),)
+    assert read.leases == (JournaledLease(grant=GRANT, run="run-1", child=mine(), ends_s=100.0),)
     (tmp_path / "desk" / "journal.json").write_text('{"boot_id": 7')
     assert journal.read() is None
 
@@ -126,8 +127,8 @@ def test_a_journal_of_another_boot_is_nobodys(tmp_path: Path):
 
 def test_a_journal_of_a_run_is_heard_line_by_line_and_across_its_turning_over(tmp_path: Path):
     path = tmp_path / "status.jsonl"
-    hearing = Hearing(str(path))
-    assert hearing.look() == Heard()
+    hearing = AttemptJournalTail(str(path))
+    assert hearing.look() == AttemptProgress()
     path.write_text(_line("stage_begin", node="train") + _line("stage_step", node="train", step=3, of=9)[:-5])
     assert (hearing.look().stage, hearing.look().step) == ("train", None)
     path.write_text(

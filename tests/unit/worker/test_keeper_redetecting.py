@@ -6,25 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.probes.devices import find_devices
-from stoker.model.capability import Capability
-from stoker.model.devices import Answer, Backend, Device, Verdict
-from stoker.model.errors import NetworkFailed
-from stoker.model.frozen import changed
-from stoker.wire.leasing import Grant
-from stoker.worker.keeper.checking import Look
-from stoker.worker.keeper.redetecting import CONFIRM_S, EVERY_S, DeviceChange, Offer, Redetecting, compare_devices
+from stoker.core.capability import Capability
+from stoker.core.device import Backend, Device, TriState, TriStateAnswer
+from stoker.core.errors import NetworkFailed
+from stoker.core.frozen import changed
+from stoker.devices.probes.inventory import find_devices
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.machine_checks import (
+    CONFIRM_S,
+    EVERY_S,
+    DeviceChange,
+    DeviceRedetection,
+    MachineOffer,
+    Precheck,
+    compare_devices,
+)
 from tests.fakes.asker import ScriptedAsker, recorded
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 from tests.fakes.machine import FileMachine
 
-YES = Answer(verdict=Verdict.YES)
-NO = Answer(verdict=Verdict.NO)
+YES = TriStateAnswer(verdict=TriState.YES)
+NO = TriStateAnswer(verdict=TriState.NO)
 NOTHING = Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2)
 
 
-def card(uuid: str, usable: Answer = YES) -> Device:
+def card(uuid: str, usable: TriStateAnswer = YES) -> Device:
     return Device(
         uuid=uuid, backend=Backend.CUDA, name="card", total_bytes=24 << 30, free_bytes=24 << 30,
         installed=YES, visible=YES, usable=usable,
@@ -41,9 +48,9 @@ class Looks:
 
     def __init__(self, *found: Capability | Exception) -> None:
         self.found = list(found)
-        self.offer = Offer(having("a", "b"))
+        self.offer = MachineOffer(having("a", "b"))
         self.changes: list[DeviceChange] = []
-        self.redetecting = Redetecting(self.offer, self.detect, self.changes.append)
+        self.redetecting = DeviceRedetection(self.offer, self.detect, self.changes.append)
 
     def detect(self) -> Capability:
         found = self.found.pop(0)
@@ -117,7 +124,7 @@ def test_what_the_probes_say_of_a_lost_card_withdraws_it(tmp_path: Path):
 @pytest.fixture
 def keep(tmp_path: Path) -> Keep:
     made = Keep(tmp_path, FakeCoordinator())
-    made.look_as(offer=Offer(having("a", "b")))
+    made.look_as(offer=MachineOffer(having("a", "b")))
     return made
 
 
@@ -150,7 +157,7 @@ def test_a_grant_on_a_device_that_is_gone_is_declined_with_the_reason(keep: Keep
         devices=("a",), folder=str(keep.folder),
     )  # fmt: skip
     keep.machine.offer.capability = having("b")
-    look: Look = keep.machine.look(grant)
+    look: Precheck = keep.machine.look(grant)
     assert look.device_trouble == "this machine has no a now"
 
 

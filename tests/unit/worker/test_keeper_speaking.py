@@ -7,21 +7,23 @@ from typing import Any, cast
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.frozen import changed
 from stoker.host.identity import mine
-from stoker.model.clock import FakeClock
-from stoker.model.frozen import changed
-from stoker.wire.leasing import Grant
-from stoker.worker.keeper.acting import Acting, Hands
-from stoker.worker.keeper.state import Keeping, Lease, Phase, Wishes
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.actions import InstructionRunner, InstructionRunnerContext
+from stoker.worker.worker_state import AttemptPhase, HeldLease, WorkerPolicy, WorkerState
 
 GRANT = Grant(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
 ENDS_S = 90.0
 
 
-def acting(clock: FakeClock, **fields: Any) -> Acting:
-    lease = Lease(grant=GRANT, phase=Phase.RUNNING, ends_s=ENDS_S, run="run-1", child=mine())
-    keeping = Keeping(wishes=Wishes(), leases={GRANT.token(): changed(lease, **fields)})
-    return Acting(cast(Hands, SimpleNamespace(site=SimpleNamespace(clock=clock))), keeping)
+def acting(clock: FakeClock, **fields: Any) -> InstructionRunner:
+    lease = HeldLease(grant=GRANT, phase=AttemptPhase.RUNNING, ends_s=ENDS_S, run="run-1", child=mine())
+    keeping = WorkerState(wishes=WorkerPolicy(), leases={GRANT.token(): changed(lease, **fields)})
+    return InstructionRunner(
+        cast(InstructionRunnerContext, SimpleNamespace(site=SimpleNamespace(clock=clock))), keeping
+    )
 
 
 @pytest.mark.parametrize("pass_by", [FakeClock.advance, FakeClock.suspend], ids=["time", "a_closed_lid"])
@@ -41,7 +43,7 @@ def test_nothing_is_said_under_a_lease_that_was_found_to_be_over() -> None:
 
 def test_what_never_ran_is_given_back_at_any_time() -> None:
     clock = FakeClock()
-    keeper = acting(clock, run="", phase=Phase.SENDING)
+    keeper = acting(clock, run="", phase=AttemptPhase.SENDING)
     clock.advance(2 * ENDS_S)
     assert keeper.may_speak(GRANT.token())
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.other_user import OtherUser, read_users, why_not_allowed
-from stoker.host.switching import start_as
-from stoker.host.user_processes import end_everybody_of, processes_of
-from stoker.model.clock import SystemClock
-from stoker.model.errors import BadInput, LockHeld
-from stoker.worker.keeper.users import UserPool, check_users, lock_users, why_unreachable
+from stoker.core.clock import SystemClock
+from stoker.core.errors import BadInput, LockHeld
+from stoker.host.user_switch import end_everybody_of, processes_of, start_as
+from stoker.host.users import OtherUser, read_users, why_not_allowed
+from stoker.worker.job_users import UserPool, check_users, lock_users, why_unreachable
 
 NUMBER = 30_000_000 + 2 * os.getpid()
 ANNA = OtherUser(name="anna", uid=NUMBER, gid=NUMBER)
@@ -118,7 +117,7 @@ def test_without_root_the_reason_is_told():
         return
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not here")
-    asked = "from stoker.host.other_user import why_not_allowed; print(why_not_allowed())"
+    asked = "from stoker.host.users import why_not_allowed; print(why_not_allowed())"
     words = ["setpriv", "--bounding-set", "-setuid", "--", sys.executable, "-c", asked]
     said = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
     assert "without CAP_SETUID" in said

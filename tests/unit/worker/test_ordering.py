@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import ArgsFaults, BadInput, InvalidFile, LocalFile, PlanFaults, UnknownRecipe
+from stoker.core.frozen import changed
+from stoker.core.jsontext import dumps
+from stoker.engine.plan_file import plan_to_json
 from stoker.host.identity import mine
-from stoker.model.errors import ArgsFaults, BadInput, FileFaults, LocalFile, PlanFaults, UnknownRecipe
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps
-from stoker.plan.plan_file import plan_to_json
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Order, check_name
-from stoker.worker.reordering import reorder
-from stoker.worker.trials import write_trials
+from stoker.jobs.build_context import CompiledJob, check_name
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.rerun_spec import reorder
+from stoker.jobs.trials import write_trials
 from tests.unit.worker.conftest import Office
 
 
@@ -90,14 +90,14 @@ def test_files_count_by_what_they_hold_and_are_remembered_by_where_they_lie(
 
 
 def test_a_file_that_is_not_there_is_a_fault(office: Office) -> None:
-    with pytest.raises(FileFaults, match="no such file or folder"):
+    with pytest.raises(InvalidFile, match="no such file or folder"):
         office.order("test/read", data="nowhere.csv")
 
 
 # --- plan files ----------------------------------------------------------------------------------
 
 
-def plan_file(office: Office, order: Order, name: str = "plan.json") -> str:
+def plan_file(office: Office, order: CompiledJob, name: str = "plan.json") -> str:
     path = office.folder / name
     path.write_text(dumps(plan_to_json(order.plan)))
     return str(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.plan.args import ArgsSchema, arg
-from stoker.worker.own_folders import apart
+from stoker.engine.args import ArgsSchema, arg
+from stoker.jobs.build_context import apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

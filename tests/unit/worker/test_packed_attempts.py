@@ -11,20 +11,19 @@ from typing import Any
 
 import pytest
 
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.digests import Digest
-from stoker.model.errors import HashMismatch, NoPermission, Usage
-from stoker.model.frozen import changed
-from stoker.model.resources import GIB
-from stoker.plan.action import Action, StageFacts
-from stoker.plan.checkpoints import resume_key
-from stoker.plan.graph import Node
-from stoker.wire.leasing import Grant
-from stoker.worker.attempt.assignment import Assignment, JobBrief
-from stoker.worker.attempt.ordering import order_assignment
-from stoker.worker.keeper.options import read_accepted
-from stoker.worker.ordering import Order, Wanted
-from stoker.worker.preparing.code import python_beside, refusal_by_tree, refusal_of
+from stoker.core.device import GIB
+from stoker.core.digests import Digest, Tree, TreeEntry
+from stoker.core.errors import HashMismatch, NoPermission, Usage
+from stoker.core.frozen import changed
+from stoker.engine.action import Action, StageFacts
+from stoker.engine.checkpoints import resume_key
+from stoker.engine.plan import PlanNode
+from stoker.jobs.build_context import CompiledJob, RunRequest
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.assignment import Assignment, JobBrief
+from stoker.worker.attempt_child import order_assignment
+from stoker.worker.preparation.code_check import python_beside, refusal_by_tree, refusal_of
+from stoker.worker.worker_options import read_accepted
 from tests.unit.worker.conftest import Office
 
 PROJECT = "f" * 40
@@ -38,7 +37,7 @@ def assigned(
     readable: tuple[str, ...] | None = None,
     granted: dict[str, Any] | None = None,
     **args: Any,
-) -> Order:
+) -> CompiledJob:
     workspace.mkdir(parents=True, exist_ok=True)
     brief = JobBrief(
         job="a" * 64,
@@ -65,14 +64,14 @@ def assigned(
     return order_assignment(desk, Assignment(job=brief, run="run", lease_path=""))
 
 
-def key_of(order: Order) -> str:
+def key_of(order: CompiledJob) -> str:
     node = only(order)
     facts = StageFacts(stage=node.stage.name, version=1, output="", code={}, env={})
     identity = node.stage.args.identity(node.args, lambda _: "digest")
     return resume_key(node.stage, Action(facts=facts, facts_digest=facts.digest(), inputs=(), args=identity))
 
 
-def only(order: Order) -> Node:
+def only(order: CompiledJob) -> PlanNode:
     (node,) = order.plan.nodes
     return node
 
@@ -192,7 +191,7 @@ def test_a_folder_that_did_not_come_with_another_users_program_is_not_searched_f
 
 
 def test_run_keeps_its_own_way(office: Office) -> None:
-    order = office.desk.order(Wanted(program=("true",)))
+    order = office.desk.order(RunRequest(program=("true",)))
     node = only(order)
     assert (node.args["folder"], node.args["workspace"]) == (str(office.folder), "")
     assert "workspace" not in node.stage.args.identity(node.args, lambda _: "digest")

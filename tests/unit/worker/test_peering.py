@@ -14,28 +14,24 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
+from stoker.core.errors import BadInput, NetworkFailed, NoCoordinator, NotFound, StokerError
 from stoker.host.durable import remove_tree
-from stoker.host.http.settings import FleetIdentity
-from stoker.model.artifacts import Tree, TreeEntry
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import BadInput, NetworkFailed, NotFound, StokerError
-from stoker.model.fleet_errors import NoCoordinator
-from stoker.store.download.places import PART, SIDECAR
-from stoker.store.download.sidecar import Sidecar, dump_sidecar
-from stoker.store.held import HeldTrees, note_held
-from stoker.store.listing import listing_bytes
-from stoker.store.local import LocalStore
-from stoker.store.putting import put_key
+from stoker.host.http.http_settings import FleetIdentity
+from stoker.protocol.tree_messages import PACK_BYTES, PACKED_BYTES, TreeLocation
+from stoker.store.archives.archive_members import listing_bytes
+from stoker.store.local_store import LocalStore
+from stoker.store.put import put_key
 from stoker.store.records import Record
-from stoker.wire.contents import PACK_BYTES, PACKED_BYTES, Place
-from stoker.worker.peering import server as server_module
-from stoker.worker.peering import strangers
-from stoker.worker.peering.pace import Pace
-from stoker.worker.peering.reaching import own_address_towards, peer_opener
-from stoker.worker.peering.server import MOST_CONNECTIONS, PeerServer
-from stoker.worker.peering.sharing import OwnContext, share_trees
-from stoker.worker.peering.shelf import Shelf
+from stoker.transfer.download.partial import Sidecar, dump_sidecar
+from stoker.transfer.download.paths import PART, SIDECAR
+from stoker.transfer.peers import peer_server
+from stoker.transfer.peers import peer_server as server_module
+from stoker.transfer.peers.peer_server import MOST_CONNECTIONS, PeerFiles, PeerRateLimit, PeerServer
+from stoker.transfer.peers.peer_share import OwnContext, share_trees
+from stoker.transfer.trees.holdings import HeldTrees, note_held
+from stoker.transfer.trees.tree_sources import own_address_towards, peer_opener
 from tests.unit.worker.peers import Authority
 
 CLOCK = SystemClock()
@@ -72,7 +68,7 @@ def kept(store: LocalStore, *files: bytes) -> Tree:
 @contextmanager
 def serving(store: LocalStore, identity: FleetIdentity | None = None) -> Iterator[PeerServer]:
     contexts = OwnContext(identity).current if identity is not None else None
-    server = PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK, contexts=contexts)
+    server = PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK, contexts=contexts)
     server.start()
     try:
         yield server
@@ -119,14 +115,17 @@ def test_no_question_gets_more_than_a_pack_and_who_asks_again_gets_the_rest(stor
     files = [bytes([number]) * PACKED_BYTES for number in range(9)]
     kept(store, *files)
     left = [digest_bytes(data) for data in files]
-    shelf = Shelf(store, clock=CLOCK)
+    shelf = PeerFiles(store, clock=CLOCK)
     first = [digest for digest, _ in shelf.small(tuple(left))]
     assert first == left[: PACK_BYTES // PACKED_BYTES - 1]
     assert [digest for digest, _ in shelf.small(tuple(left[len(first) :]))] == left[len(first) :]
 
 
 def test_nobody_is_asked_without_tls_in_a_fleet_of_several_machines(authority: Authority) -> None:
-    near, far = Place(machine="lab1", url="http://127.0.0.1:9"), Place(machine="lab1", url="http://192.0.2.1:9")
+    near, far = (
+        TreeLocation(machine="lab1", url="http://127.0.0.1:9"),
+        TreeLocation(machine="lab1", url="http://192.0.2.1:9"),
+    )
     assert peer_opener(authority.identity("lab2"), clock=CLOCK)(near) is None
     assert peer_opener(None, clock=CLOCK)(far) is None
     opened = peer_opener(None, clock=CLOCK)(near)
@@ -136,7 +135,7 @@ def test_nobody_is_asked_without_tls_in_a_fleet_of_several_machines(authority: A
 
 def test_nothing_listens_beyond_loopback_without_tls(store: LocalStore) -> None:
     with pytest.raises(BadInput, match="over TLS alone"):
-        PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK, host="0.0.0.0")
+        PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK, host="0.0.0.0")
     assert "no certificate" in str(share_trees("https://192.0.2.1:1", None, store, clock=CLOCK, admits=lambda _: True))
 
 
@@ -221,11 +220,11 @@ def test_bytes_leave_no_faster_than_they_may() -> None:
     clock, over = FakeClock(), threading.Event()
     waited: list[float] = []
     over.wait = lambda timeout=None: bool(waited.append(timeout or 0.0))  # type: ignore[method-assign]
-    pace = Pace(1000.0, clock)
+    pace = PeerRateLimit(1000.0, clock)
     for _ in range(3):
         pace.wait(500, over)
     assert waited == [0.5, 1.0]
-    Pace(None, clock).wait(1 << 40, over)
+    PeerRateLimit(None, clock).wait(1 << 40, over)
     assert len(waited) == 2
 
 
@@ -233,7 +232,7 @@ def test_machines_of_one_fleet_give_to_each_other_over_tls(store: LocalStore, au
     tree = kept(store, DATA, b"small")
     with serving(store, authority.identity("lab1")) as server:
         assert server.url.startswith("https://")
-        opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(Place(machine="lab1", url=server.url))
+        opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
         line, transport = opened
         with closing(transport):
@@ -249,7 +248,7 @@ def test_another_machine_in_the_place_of_the_one_that_is_meant_is_refused(
 ) -> None:
     tree = kept(store, b"x")
     with serving(store, authority.identity("lab3")) as server:
-        opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(Place(machine="lab1", url=server.url))
+        opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
         with closing(opened[1]), pytest.raises(NoCoordinator, match="lab3 answers in the place of lab1"):
             opened[0].tree_listing(tree.digest())
@@ -261,7 +260,7 @@ def test_strangers_are_refused_by_the_handshake(store: LocalStore, authority: Au
         stranger = Authority(tmp_path / "stranger").identity("lab2")
         theirs = FleetIdentity(ca_file=str(authority.ca_file), certificate_file=stranger.certificate_file)
         for identity in (theirs, stranger):
-            opened = peer_opener(identity, clock=CLOCK)(Place(machine="lab1", url=server.url))
+            opened = peer_opener(identity, clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
             assert opened is not None
             with closing(opened[1]), pytest.raises(StokerError) as refused:
                 opened[0].tree_listing(tree.digest())
@@ -286,18 +285,18 @@ def _said_to_nobody(context: ssl.SSLContext, raw: socket.socket) -> bytes:
 def test_strangers_who_say_nothing_take_no_machines_place(
     store: LocalStore, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "HANDSHAKE_S", 60.0)
+    monkeypatch.setattr(peer_server, "HANDSHAKE_S", 60.0)
     tree = kept(store, DATA)
     with serving(store, authority.identity("lab1")) as server, ExitStack() as held:
         at = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         connect = partial(socket.create_connection, at, timeout=PATIENCE_S)
         # As many as one address may have, and more than there are places for machines.
         for number in range(4):
-            for _ in range(strangers.MOST_EACH):
+            for _ in range(peer_server.MOST_EACH):
                 held.enter_context(connect(source_address=(f"127.8.8.{number + 1}", 0)))
         with connect(source_address=("127.8.8.1", 0)) as turned_away:
             assert turned_away.recv(1) == b""
-        opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(Place(machine="lab1", url=server.url))
+        opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
         with closing(opened[1]):
             assert opened[0].tree_listing(tree.digest())
@@ -306,7 +305,7 @@ def test_strangers_who_say_nothing_take_no_machines_place(
 def test_who_dribbles_a_handshake_is_cut(
     store: LocalStore, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(peer_server, "HANDSHAKE_S", 0.2)
     with serving(store, authority.identity("lab1")) as server:
         at = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         with socket.create_connection(at, timeout=PATIENCE_S) as line, suppress(ConnectionError):

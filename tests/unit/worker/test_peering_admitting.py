@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Unavailable
-from stoker.worker.peering.admitting import AGAIN_S, FRESH_S, STALE_S, Admitting
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Unavailable
+from stoker.transfer.peers.peer_share import AGAIN_S, FRESH_S, STALE_S, PeerAdmission
 
 
 class Coordinator:
@@ -29,7 +29,7 @@ class Coordinator:
 
 def test_what_was_taken_back_counts_for_half_a_minute_at_most():
     clock, coordinator = FakeClock(), Coordinator("one", "two")
-    admitting = Admitting(coordinator.ask, clock=clock)
+    admitting = PeerAdmission(coordinator.ask, clock=clock)
     assert admitting.admits("one")
     coordinator.serials = ("two",)
     clock.advance(FRESH_S - 1)
@@ -43,7 +43,7 @@ def test_what_was_taken_back_counts_for_half_a_minute_at_most():
 
 def test_who_joined_just_now_is_known_and_a_stranger_does_not_have_it_asked_all_the_time():
     clock, coordinator = FakeClock(), Coordinator("one")
-    admitting = Admitting(coordinator.ask, clock=clock)
+    admitting = PeerAdmission(coordinator.ask, clock=clock)
     assert [admitting.admits("stranger") for _ in range(100)] == [False] * 100
     assert coordinator.asked == 1
     coordinator.serials = ("one", "new")
@@ -61,7 +61,7 @@ def test_who_is_known_does_not_wait_while_the_coordinator_is_asked_about_a_stran
             assert may_answer.wait(30)
         return coordinator.ask()
 
-    admitting = Admitting(ask, clock=clock)
+    admitting = PeerAdmission(ask, clock=clock)
     assert admitting.admits("one")
     clock.advance(AGAIN_S)
     with ThreadPoolExecutor(2) as threads:
@@ -74,7 +74,7 @@ def test_who_is_known_does_not_wait_while_the_coordinator_is_asked_about_a_stran
 
 def test_a_coordinator_that_is_away_is_believed_for_some_minutes_and_then_nobody_gets_anything():
     clock, coordinator = FakeClock(), Coordinator("one")
-    admitting = Admitting(coordinator.ask, clock=clock)
+    admitting = PeerAdmission(coordinator.ask, clock=clock)
     assert admitting.admits("one")
     coordinator.is_away = True
     clock.advance(STALE_S)
@@ -83,4 +83,4 @@ def test_a_coordinator_that_is_away_is_believed_for_some_minutes_and_then_nobody
     with pytest.raises(Unavailable):
         admitting.admits("one")
     with pytest.raises(Unavailable):
-        Admitting(coordinator.ask, clock=clock).admits("one")
+        PeerAdmission(coordinator.ask, clock=clock).admits("one")

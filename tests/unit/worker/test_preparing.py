@@ -15,31 +15,33 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import FakeClock
+from stoker.core.errors import NetworkFailed, NotOnServer, Terminated
+from stoker.core.frozen import changed
 from stoker.host.identity import mine, of_pid
-from stoker.model.clock import FakeClock
-from stoker.model.errors import NetworkFailed, NotOnServer, Terminated
-from stoker.model.frozen import changed
-from stoker.store.local_files import digest_path
-from stoker.wire.orders import EnvironmentChoice, InputBody, InputKind
-from stoker.worker.environments.answers import Impossible, Ready
-from stoker.worker.environments.shelf import key_of
-from stoker.worker.environments.sources import gather
-from stoker.worker.preparing import bringing, data_shelf
-from stoker.worker.preparing.child import PreparingProgram
-from stoker.worker.preparing.code import refusal_by_tree
-from stoker.worker.preparing.missing import Held, Standing, what_is_missing
-from stoker.worker.preparing.preparing import Preparing
-from stoker.worker.preparing.pulse import MakingPulse, TreePulse
-from stoker.worker.preparing.small_trees import MOST_BYTES, SmallTrees
-from stoker.worker.preparing.telling import Told
-from stoker.worker.shipping import tree_route
-from stoker.worker.shipping.pauses import Pauses
+from stoker.jobs.pack.environment_files import gather
+from stoker.protocol.job_messages import EnvironmentChoice, InputBody, InputKind
+from stoker.store.memo import digest_path
+from stoker.transfer.trees import tree_sources
+from stoker.transfer.trees.tree_sources import TransferBackoff
+from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady, key_of
+from stoker.worker.preparation import data_folders, input_fetch
+from stoker.worker.preparation.code_check import refusal_by_tree
+from stoker.worker.preparation.input_check import InputStatus, PresentInputs, what_is_missing
+from stoker.worker.preparation.prepare_child import (
+    MOST_BYTES,
+    EnvironmentActivity,
+    InputPreparer,
+    SmallTrees,
+    TreeActivity,
+)
+from stoker.worker.preparation.prepare_messages import PrepareLine, PreparingProgram
 from tests.fakes.origins import CoordinatorAlone
 from tests.servers.relay import Relay
 from tests.unit.worker.benches import CLOCK, MachineAlone, files_in, giving, input_at, kept_tree, wanting
 from tests.unit.worker.tiny_wheels import locked_project, wheel
 
-READY = Ready(digest="d" * 64, key="k", interpreter="/env/bin/python")
+READY = EnvironmentReady(digest="d" * 64, key="k", interpreter="/env/bin/python")
 
 
 @pytest.fixture
@@ -64,15 +66,15 @@ def test_nothing_is_missing_where_everything_is_here(tmp_path: Path, desk: Machi
     body = input_at(corpus_in(tmp_path), desk.store)
     choice = EnvironmentChoice(kind="uv.lock", path="uv.lock", digest="d" * 64)
     wanted = wanting(code_tree="c" * 64, inputs=(body,), environment=(choice,))
-    assert what_is_missing(wanting(), Held()).is_nothing
-    everything = Held(code=True, inputs={"env:DATA": Standing.IN_PLACE}, environment=READY)
+    assert what_is_missing(wanting(), PresentInputs()).is_nothing
+    everything = PresentInputs(code=True, inputs={"env:DATA": InputStatus.IN_PLACE}, environment=READY)
     assert what_is_missing(wanted, everything).is_nothing
-    missing = what_is_missing(wanted, Held())
+    missing = what_is_missing(wanted, PresentInputs())
     assert (missing.code, missing.environment, missing.inputs) == (True, True, (body,))
     assert missing.words() == "code, DATA (3.0 MiB), environment"
-    assert what_is_missing(wanted, changed(everything, inputs={"env:DATA": Standing.UNSURE})).inputs == (body,)
+    assert what_is_missing(wanted, changed(everything, inputs={"env:DATA": InputStatus.UNSURE})).inputs == (body,)
     assert what_is_missing(wanted, changed(everything, code=False)).is_code_alone
-    impossible = changed(everything, environment=Impossible(digest="d" * 64, why="no wheel of torch"))
+    impossible = changed(everything, environment=EnvironmentImpossible(digest="d" * 64, why="no wheel of torch"))
     assert what_is_missing(wanted, impossible).impossible == "no wheel of torch"
 
 
@@ -80,11 +82,11 @@ def test_data_of_this_very_machine_is_read_once_and_then_known_in_place(tmp_path
     lab = lab_in(tmp_path)
     body = input_at(corpus_in(tmp_path), desk.store, host="lab")
     wanted = wanting(inputs=(body,))
-    assert lab.here.look(wanted).inputs == {"env:DATA": Standing.UNSURE}
+    assert lab.here.look(wanted).inputs == {"env:DATA": InputStatus.UNSURE}
     ended = lab.bring(wanted)
     assert (ended.end, ended.verified) == ("ready", ("env:DATA",))
     held = lab.here.look(wanted, ended.verified)
-    assert held.inputs == {"env:DATA": Standing.IN_PLACE}
+    assert held.inputs == {"env:DATA": InputStatus.IN_PLACE}
     assert lab.here.put_in_place(wanted, "run", held).paths == {"env:DATA": str(tmp_path / "corpus")}
     assert any("reads DATA" in told.says for told in lab.told)
     assert ended.count > 3 << 20
@@ -112,7 +114,7 @@ def test_code_and_data_come_from_another_machine_and_are_laid_out(tmp_path: Path
         lab = lab_in(tmp_path, url)
         assert lab.bring(wanted).end == "ready"
     held = lab.here.look(wanted)
-    assert (held.code, held.inputs) == (True, {"env:DATA": Standing.HELD})
+    assert (held.code, held.inputs) == (True, {"env:DATA": InputStatus.HELD})
     prepared = lab.here.put_in_place(wanted, "run-1", held)
     assert prepared.folder(wanted) == f"{prepared.workspace}/sub"
     assert files_in(prepared.workspace) == {"train.py": b"print(1)"}
@@ -136,7 +138,7 @@ def test_what_came_verified_is_known_without_being_read_again(
     body = input_at(corpus, desk.store, host="elsewhere")
     wanted = wanting(inputs=(body,))
     place = desk.here.put_in_place(wanted, "run", desk.here.look(wanted)).paths["env:DATA"]
-    monkeypatch.setattr("stoker.store.local_files.hash_file", lambda _: pytest.fail("it is read again"))
+    monkeypatch.setattr("stoker.store.memo.hash_file", lambda _: pytest.fail("it is read again"))
     assert digest_path(place, memo=desk.store.memo, clock=CLOCK) == f"tree:{tree}"
 
 
@@ -156,9 +158,9 @@ def test_a_program_of_another_user_gets_a_copy_of_what_lies_on_the_same_machine(
     body = input_at(corpus_in(tmp_path), desk.store, host="lab")
     lab = lab_in(tmp_path, may_read_in_place=False)
     wanted = wanting(inputs=(body,))
-    assert lab.here.look(wanted).inputs == {"env:DATA": Standing.ABSENT}
+    assert lab.here.look(wanted).inputs == {"env:DATA": InputStatus.ABSENT}
     assert lab.bring(wanted).end == "ready"
-    assert lab.here.look(wanted).inputs == {"env:DATA": Standing.HELD}
+    assert lab.here.look(wanted).inputs == {"env:DATA": InputStatus.HELD}
 
 
 def test_data_stays_while_the_store_has_it_or_somebody_reads_it(
@@ -173,7 +175,7 @@ def test_data_stays_while_the_store_has_it_or_somebody_reads_it(
     desk.here.mark(wanted, "run", mine(), prepared)
     desk.data.prune()
     assert os.path.isdir(place)
-    monkeypatch.setattr(data_shelf, "named_tree", lambda *_: None)
+    monkeypatch.setattr(data_folders, "named_tree", lambda *_: None)
     desk.data.prune()
     assert os.path.isdir(place), "its reader lives"
     gone = of_pid(os.getpid())
@@ -200,7 +202,7 @@ def test_two_jobs_that_want_the_same_environment_at_once_make_it_once(tmp_path: 
     sources = gather(str(project), "uv.lock")
     choice = EnvironmentChoice(kind="uv.lock", path="uv.lock", digest=sources.digest, python=sources.python)
     wanted = wanting(code_tree=kept_tree(project, desk.store), environment=(choice,))
-    ends: list[Told] = []
+    ends: list[PrepareLine] = []
     threads = [threading.Thread(target=lambda: ends.append(desk.bring(wanted))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -209,7 +211,7 @@ def test_two_jobs_that_want_the_same_environment_at_once_make_it_once(tmp_path: 
     assert [one.end for one in ends] == ["ready", "ready"]
     assert len([told for told in desk.told if told.line.startswith("builds uv.lock for")]) == 1
     held = desk.here.look(wanted)
-    assert isinstance(held.environment, Ready)
+    assert isinstance(held.environment, EnvironmentReady)
     prepared = desk.here.put_in_place(wanted, "run", held)
     assert prepared.variables(wanted) == {"PYTHONPATH": prepared.workspace}
 
@@ -233,15 +235,15 @@ def test_what_is_brought_is_heeded_and_what_was_here_already_is_not(tmp_path: Pa
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)")
     wanted = wanting(code_tree=kept_tree(tmp_path / "code", desk.store))
-    heard: list[Told] = []
+    heard: list[PrepareLine] = []
     with giving(desk.store) as url:
         lab = lab_in(tmp_path, url)
         origins = CoordinatorAlone(lab.client, lab._transport)
         small = SmallTrees(store=lambda: lab.store, open_origins=lambda: _Open(origins), clock=CLOCK)
         program = PreparingProgram(argv=("false",), folder=str(tmp_path), environment=dict, clock=CLOCK)
-        preparing = Preparing(here=lab.here, program=program, ticket=lambda _, user: b"", clock=CLOCK, small=small)
+        preparing = InputPreparer(here=lab.here, program=program, ticket=lambda _, user: b"", clock=CLOCK, small=small)
         for _ in range(2):
-            assert isinstance(preparing.prepare(wanted, threading.Event(), heard.append), Held)
+            assert isinstance(preparing.prepare(wanted, threading.Event(), heard.append), PresentInputs)
             assert len(heard) == 1
 
 
@@ -257,7 +259,7 @@ class _Open:
 
 
 def test_who_waits_for_another_feels_that_bytes_still_arrive(tmp_path: Path, desk: MachineAlone):
-    pulse = TreePulse(desk.store, "a" * 64)
+    pulse = TreeActivity(desk.store, "a" * 64)
     incoming = Path(desk.store.places.incoming)
     assert not pulse.beats()
     incoming.mkdir()
@@ -296,7 +298,7 @@ def test_a_pinned_machine_uses_no_environment_that_was_built_for_other_code(tmp_
         wanted = wanting(recipe="command", code_tree=tree, code_folder="sub", environment=(choice,), args=args)
         held = desk.here.look(wanted)
         assert held.code
-        assert isinstance(held.environment, Ready)
+        assert isinstance(held.environment, EnvironmentReady)
         return refusal_by_tree(wanted, (tree,), desk.here.code_tree(wanted), lambda: desk.here.code_view(wanted))
 
     assert refusal(choices[0]) == ""
@@ -309,7 +311,7 @@ def test_a_pinned_machine_uses_no_environment_that_was_built_for_other_code(tmp_
 
 def test_who_waits_for_an_environment_feels_that_it_is_still_made(tmp_path: Path, desk: MachineAlone):
     choice = EnvironmentChoice(kind="uv.lock", path="uv.lock", digest="d" * 64)
-    pulse = MakingPulse(desk.maker, (choice,))
+    pulse = EnvironmentActivity(desk.maker, (choice,))
     assert not pulse.beats()
     place = Path(desk.maker.shelf.place(key_of("d" * 64, desk.maker.platform)))
     place.mkdir(parents=True)
@@ -339,15 +341,15 @@ def test_no_room_on_the_disk_is_a_passing_reason_of_its_own(
 ):
     corpus = corpus_in(tmp_path)
     kept_tree(corpus, desk.store)
-    monkeypatch.setattr("stoker.worker.shipping.tree_receiving.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("stoker.transfer.trees.tree_download.free_bytes", lambda _: 1000)
     with giving(desk.store) as url:
         ended = lab_in(tmp_path, url).bring(wanting(inputs=(input_at(corpus, desk.store),)))
     assert (ended.end, ended.reason, ended.lasts) == ("refused", "disk", False)
 
 
 def test_whoever_waits_for_a_link_looks_again_within_a_second_and_never_all_at_once():
-    for longest_s in (bringing._PAUSE_S, tree_route._LONGEST_PAUSE_S):
-        pauses = Pauses(first_s=longest_s, longest_s=longest_s)
+    for longest_s in (input_fetch._PAUSE_S, tree_sources._LONGEST_PAUSE_S):
+        pauses = TransferBackoff(first_s=longest_s, longest_s=longest_s)
         found = [pauses.failed() for _ in range(20)]
         assert max(found) <= 1.0
         assert len(set(found)) > 1
@@ -359,7 +361,7 @@ def test_a_link_that_is_cut_is_waited_for_and_gone_on_with(
 ):
     corpus = corpus_in(tmp_path)
     kept_tree(corpus, desk.store)
-    monkeypatch.setattr("stoker.worker.preparing.bringing._PAUSE_S", 0.05)
+    monkeypatch.setattr("stoker.worker.preparation.input_fetch._PAUSE_S", 0.05)
     body = input_at(corpus, desk.store)
     with giving(desk.store) as url, Relay(int(url.rpartition(":")[2])) as relay:
         relay.cuts = [50, 300, 1 << 20]

@@ -8,12 +8,11 @@ import threading
 import time
 from pathlib import Path
 
+from stoker.core.clock import SystemClock
 from stoker.host.process_table import read_row
-from stoker.model.clock import SystemClock
-from stoker.worker.preparing.child import PreparingProgram, bring_by_child
-from stoker.worker.preparing.missing import Held
-from stoker.worker.preparing.preparing import NotPrepared, Preparing
-from stoker.worker.preparing.telling import Told
+from stoker.worker.preparation.input_check import PresentInputs
+from stoker.worker.preparation.prepare_child import InputPreparer, NotPrepared
+from stoker.worker.preparation.prepare_messages import PrepareLine, PreparingProgram, bring_by_child
 from tests.unit.worker.benches import MachineAlone, wanting
 
 CLOCK = SystemClock()
@@ -29,8 +28,10 @@ def program(code: str, folder: Path) -> PreparingProgram:
     )
 
 
-def brought(code: str, folder: Path, stop: threading.Event | None = None) -> tuple[Told | None, list[Told]]:
-    heard: list[Told] = []
+def brought(
+    code: str, folder: Path, stop: threading.Event | None = None
+) -> tuple[PrepareLine | None, list[PrepareLine]]:
+    heard: list[PrepareLine] = []
     ended = bring_by_child(program(code, folder), b'{"job":1}\n', stop or threading.Event(), heard.append)
     return ended, heard
 
@@ -38,8 +39,8 @@ def brought(code: str, folder: Path, stop: threading.Event | None = None) -> tup
 def test_its_lines_are_heard_and_its_last_word_is_given(tmp_path: Path):
     code = "say(says='copies DATA 34 %', count=7); print('nonsense'); say(end='ready', verified=['env:DATA'])"
     ended, heard = brought(code, tmp_path)
-    assert ended == Told(end="ready", verified=("env:DATA",))
-    assert heard == [Told(says="copies DATA 34 %", count=7)]
+    assert ended == PrepareLine(end="ready", verified=("env:DATA",))
+    assert heard == [PrepareLine(says="copies DATA 34 %", count=7)]
 
 
 def test_one_that_is_killed_is_started_again_as_long_as_it_got_on(tmp_path: Path):
@@ -52,7 +53,7 @@ def test_one_that_is_killed_is_started_again_as_long_as_it_got_on(tmp_path: Path
         "say(end='ready')"
     )
     ended, heard = brought(code, tmp_path)
-    assert ended == Told(end="ready")
+    assert ended == PrepareLine(end="ready")
     assert count.read_text() == "xxx"
     assert [told.count for told in heard] == [5, 10, 15], "counts go on"
 
@@ -65,7 +66,7 @@ def test_one_that_never_gets_on_is_given_up_with_its_last_words(tmp_path: Path):
 
 
 def test_a_stop_ends_it_and_whatever_it_started(tmp_path: Path):
-    stop, heard = threading.Event(), list[Told]()
+    stop, heard = threading.Event(), list[PrepareLine]()
     code = (
         "import subprocess; inner = subprocess.Popen(['sleep', '600'])\n"
         "say(says=str(inner.pid), count=1)\n"
@@ -73,7 +74,7 @@ def test_a_stop_ends_it_and_whatever_it_started(tmp_path: Path):
         "time.sleep(600)"
     )
 
-    def heed(told: Told) -> None:
+    def heed(told: PrepareLine) -> None:
         heard.append(told)
         stop.set()
 
@@ -89,13 +90,13 @@ def test_what_is_refused_is_told_with_its_reason_and_what_came_is_looked_at_agai
     try:
         wanted = wanting(code_tree="c" * 64)
 
-        def preparing(code: str) -> Preparing:
-            return Preparing(
+        def preparing(code: str) -> InputPreparer:
+            return InputPreparer(
                 here=machine.here, program=program(code, tmp_path), ticket=lambda _, user: b"{}\n", clock=CLOCK
             )
 
         never = threading.Event()
-        assert isinstance(preparing("").prepare(wanting(), never, lambda _: None), Held)
+        assert isinstance(preparing("").prepare(wanting(), never, lambda _: None), PresentInputs)
         refused = preparing("say(end='refused', reason='data', message='nobody has it', lasts=True)")
         answer = refused.prepare(wanted, never, lambda _: None)
         assert answer == NotPrepared(reason="data", message="nobody has it", lasts=True)
@@ -110,6 +111,6 @@ def test_what_is_refused_is_told_with_its_reason_and_what_came_is_looked_at_agai
 
 
 def test_a_line_survives_its_way_and_what_is_none_is_no_line():
-    told = Told(says="a\nb", line="x", count=3, verified=("env:A",))
-    assert Told.from_line(told.to_line()) == Told(says="a b", line="x", count=3, verified=("env:A",))
-    assert [Told.from_line(line) for line in (b"", b"[1]", b'{"nobody": 1}', b"\xff")] == [None] * 4
+    told = PrepareLine(says="a\nb", line="x", count=3, verified=("env:A",))
+    assert PrepareLine.from_line(told.to_line()) == PrepareLine(says="a b", line="x", count=3, verified=("env:A",))
+    assert [PrepareLine.from_line(line) for line in (b"", b"[1]", b'{"nobody": 1}', b"\xff")] == [None] * 4

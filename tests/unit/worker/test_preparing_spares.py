@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.store.local import LocalStore
-from stoker.store.putting import put_key
+from stoker.core.clock import SystemClock
+from stoker.store.local_store import LocalStore
+from stoker.store.put import put_key
 from stoker.store.records import Record
 from stoker.store.trees import scan_tree
-from stoker.worker.preparing import spares
-from stoker.worker.preparing.spares import Spares
-from stoker.worker.preparing.workspaces import Workspaces
+from stoker.worker.preparation import workspaces as preparation_workspaces
+from stoker.worker.preparation.workspaces import Spares, Workspaces
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def store(tmp_path: Path) -> Iterator[LocalStore]:
     store.close()
 
 
-def _record(store: LocalStore, word: str, count: int = spares.FEWEST_FILES) -> Record:
+def _record(store: LocalStore, word: str, count: int = preparation_workspaces.FEWEST_FILES) -> Record:
     staging = Path(store.new_staging("test"))
     (staging / "deep").mkdir()
     for number in range(count):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.errors import BadInput, InvalidArchive, InvalidInput, Refused
 from stoker.host.git import NOT_THERE, ask_git
-from stoker.model.errors import ArchiveFaults, BadInput, Faults, Refused
+from stoker.jobs.pack import code_tree, project
+from stoker.jobs.pack.code_tree import PackedProject, pack
+from stoker.jobs.pack.project import Project, find_project
 from stoker.store.trees import hash_file
-from stoker.worker.submitting import packing, plain_folder
-from stoker.worker.submitting.packing import Packed, pack
-from stoker.worker.submitting.project import Project, find_project
 from tests.unit.worker.conftest import Office
 
 WHO = {
@@ -65,11 +65,11 @@ def found(folder: Path) -> Project:
     return find_project(str(folder), environment=WHO)
 
 
-def packed(office: Office, folder: Path, *include: str, needed: tuple[str, ...] = ()) -> Packed:
+def packed(office: Office, folder: Path, *include: str, needed: tuple[str, ...] = ()) -> PackedProject:
     return pack(found(folder), desk=office.desk, include=include, needed=needed)
 
 
-def names(one: Packed) -> list[str]:
+def names(one: PackedProject) -> list[str]:
     return [entry.path for entry in one.tree.entries]
 
 
@@ -184,7 +184,7 @@ def test_executable_bits_and_inner_links_are_kept_and_links_that_lead_out_refuse
     (repository / "data").symlink_to("/mnt/somewhere")
     (repository / "up").symlink_to("../elsewhere")
     git(repository, "add", "-A")
-    with pytest.raises(Faults) as refused:
+    with pytest.raises(InvalidInput) as refused:
         packed(office, repository)
     assert [fault.where for fault in refused.value.faults] == ["data", "up"]
     assert ".stokerignore" in refused.value.hint
@@ -218,17 +218,17 @@ def test_outside_of_git_everything_goes_along_but_rubbish(office: Office, plain:
 def test_too_much_outside_of_git_is_refused_with_numbers(
     office: Office, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_folder, "MOST_FILES", 10)
+    monkeypatch.setattr(project, "MOST_FILES", 10)
     for number in range(20):
         (plain / "lib" / f"{number}").touch()
     with pytest.raises(BadInput, match=r"more than 10 files, lib/ ") as refused:
         packed(office, plain)
     assert ".stokerignore" in refused.value.hint
     assert "--in-place" in refused.value.hint
-    monkeypatch.setattr(plain_folder, "MOST_FILES", 100)
+    monkeypatch.setattr(project, "MOST_FILES", 100)
     with (plain / "model.bin").open("wb") as file:
         file.truncate(2 << 20)
-    for module in (plain_folder, packing):
+    for module in (project, code_tree):
         monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     with pytest.raises(BadInput, match=r"2\.0 MiB, more than 1\.0 MiB: model\.bin 2\.0 MiB"):
         packed(office, plain)
@@ -244,19 +244,19 @@ def test_names_that_are_not_unicode_or_not_for_every_machine_are_refused_by_name
     with open(os.path.join(os.fsencode(repository), b"caf\xe9.py"), "wb"):
         pass
     git(repository, "add", "-A")
-    with pytest.raises(Faults, match=r"caf\\udce9\.py.*not valid Unicode"):
+    with pytest.raises(InvalidInput, match=r"caf\\udce9\.py.*not valid Unicode"):
         packed(office, repository)
     os.unlink(os.path.join(os.fsencode(repository), b"caf\xe9.py"))
     (repository / "a:b").touch()
     git(repository, "add", "-A")
-    with pytest.raises(ArchiveFaults, match="colon"):
+    with pytest.raises(InvalidArchive, match="colon"):
         packed(office, repository)
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again_and_one_that_never_rests_refused(
     office: Office, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest_of, times = packing._digest_of, []
+    digest_of, times = code_tree._digest_of, []
 
     def changing(file):
         digest = digest_of(file)
@@ -265,7 +265,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again_and_one_that_never_r
             (plain / "train.py").write_text(f"print({len(times)})" * len(times))
         return digest
 
-    monkeypatch.setattr(packing, "_digest_of", changing)
+    monkeypatch.setattr(code_tree, "_digest_of", changing)
     most = 2
     one = packed(office, plain)
     assert {entry.path: entry.sha256 for entry in one.tree.entries}["train.py"] == hash_file(str(plain / "train.py"))[0]
@@ -288,8 +288,8 @@ def test_what_has_not_changed_is_not_read_again(
         message = "it was read again"
         raise AssertionError(message)
 
-    monkeypatch.setattr(packing, "_digest_of", unread)
-    monkeypatch.setattr(packing, "check_tree", unread)
+    monkeypatch.setattr(code_tree, "_digest_of", unread)
+    monkeypatch.setattr(code_tree, "check_tree", unread)
     assert packed(office, repository).digest == first.digest
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stoker.model.clock import FakeClock
-from stoker.model.errors import NotFound
-from stoker.wire.asking import DoneView
-from stoker.wire.health import Found, MachineReport
-from stoker.wire.protocol import VERSION
-from stoker.worker.reporting import AGAIN_S, DAY_S, FIRST_S, Reporting
+from stoker.core.clock import FakeClock
+from stoker.core.errors import NotFound
+from stoker.protocol.codec import VERSION
+from stoker.protocol.operator_messages import DoctorFinding, MachineReport
+from stoker.protocol.view_messages import DoneView
+from stoker.worker.machine_checks import AGAIN_S, DAY_S, FIRST_S, MachineReporter
 
-FOUND = (Found(name="disk", verdict="ok"),)
+FOUND = (DoctorFinding(name="disk", verdict="ok"),)
 
 
 class Taking:
@@ -29,7 +29,7 @@ class Taking:
 
 def test_a_report_that_is_refused_comes_again_soon_and_then_daily():
     taking = Taking(refusals=2)
-    reporting = Reporting(taking, name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
+    reporting = MachineReporter(taking, name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
     assert [reporting.act() for _ in range(4)] == [2 * FIRST_S, 4 * FIRST_S, DAY_S, DAY_S]
     assert [(one.worker, one.version, one.protocol, one.findings) for one in taking.taken] == [
         ("desk", "3", VERSION, FOUND)
@@ -37,6 +37,6 @@ def test_a_report_that_is_refused_comes_again_soon_and_then_daily():
 
 
 def test_a_coordinator_that_never_knows_reports_is_asked_daily():
-    reporting = Reporting(Taking(refusals=100), name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
+    reporting = MachineReporter(Taking(refusals=100), name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
     pauses = [reporting.act() for _ in range(11)]
     assert pauses[8:11] == [AGAIN_S, DAY_S, 2 * FIRST_S]

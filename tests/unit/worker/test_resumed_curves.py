@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.plan.metrics.curves import curves
-from stoker.plan.metrics.earlier import EARLIER, FILES, EarlierCurves, earlier_curves
-from stoker.plan.metrics.file import Source, read_metrics
-from stoker.plan.reports import Reports
-from stoker.worker.execution import JobResult
-from stoker.worker.gathering import Gathering
+from stoker.core.clock import SystemClock
+from stoker.engine.attempt_reports import Reports
+from stoker.engine.metrics.curves import curves
+from stoker.engine.metrics.metrics_file import MetricSource, read_metrics
+from stoker.engine.metrics.previous_curves import EARLIER, FILES, EarlierCurves, earlier_curves
+from stoker.jobs.comparison import JobFacts
+from stoker.jobs.execution import JobResult
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps
 
@@ -43,7 +43,7 @@ def sweeps(office: Office) -> Sweeps:
 
 def loss_of(job: JobResult, sweeps: Sweeps) -> list[tuple[int, float]]:
     """Return the curve that `compare` and charts draw."""
-    (one,) = Gathering(job.folder, sweeps.office.lab.cache.store).trials()
+    (one,) = JobFacts(job.folder, sweeps.office.lab.cache.store).trials()
     return curves(one.curve_files).get("loss", [])
 
 
@@ -79,7 +79,7 @@ class Attempts:
         earlier = EarlierCurves(str(self.scratch), (str(file), str(self.folder / f"{self.count}.program.skm")))
         kept = Reports(str(file), SystemClock(), earlier)
         for step, metrics in reports:
-            kept.take({"step": step, "metrics": metrics, "source": Source.STDOUT})
+            kept.take({"step": step, "metrics": metrics, "source": MetricSource.STDOUT})
         kept.close()
         return file, kept
 
@@ -93,7 +93,7 @@ def test_each_metric_is_cut_where_the_new_attempt_begins_it(attempts: Attempts) 
     attempts.run((100, {"loss": 1.0}), (200, {"loss": 2.0}), (1, {"val": 0.1}), (300, {"loss": 3.0}), (2, {"val": 0.2}))
     file, kept = attempts.run((200, {"loss": 20.0}), (2, {"val": 0.25}))
     assert curves([str(file)]) == {"loss": [(100, 1.0), (200, 20.0)], "val": [(1, 0.1), (2, 0.25)]}
-    assert {row.source for row in read_metrics([str(file)])} == {Source.STDOUT}
+    assert {row.source for row in read_metrics([str(file)])} == {MetricSource.STDOUT}
     assert kept.last == {"loss": 20.0, "val": 0.25}
 
 
@@ -121,7 +121,7 @@ def test_what_is_no_file_of_metrics_is_passed_over(attempts: Attempts) -> None:
 def test_curves_that_are_too_long_are_not_carried_along(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts.run((1, {"loss": 1.0}))
     assert earlier_curves(str(attempts.scratch))
-    monkeypatch.setattr("stoker.plan.metrics.earlier.LARGEST_BYTES", 10)
+    monkeypatch.setattr("stoker.engine.metrics.previous_curves.LARGEST_BYTES", 10)
     assert earlier_curves(str(attempts.scratch)) == b""
     assert {one.name for one in attempts.scratch.iterdir()} <= FILES
 

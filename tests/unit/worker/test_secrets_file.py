@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.worker.secrets_file import find_secrets, read_secrets
+from stoker.core.errors import BadInput
+from stoker.worker.secrets import find_secrets, read_secrets
 
 
 def written(folder: Path, text: str, mode: int = 0o600) -> str:

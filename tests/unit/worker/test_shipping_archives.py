@@ -8,21 +8,19 @@ import random
 
 import pytest
 
-from stoker.coordinator.keeping.bundles import Bundles
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.model.clock import FakeClock
-from stoker.model.errors import Cancelled, CorruptBytes, HashMismatch, NetworkFailed, NotFound
-from stoker.model.fleet_errors import NoCoordinator
-from stoker.plan.status import read_status
+from stoker.coordinator.storage.storage import Bundles, LocalCoordinatorStorage
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Cancelled, CorruptBytes, HashMismatch, NetworkFailed, NoCoordinator, NotFound
+from stoker.engine.journal import read_status
+from stoker.jobs.job_history import tell
+from stoker.jobs.result_archives import pack_result
+from stoker.jobs.results import parts_of_job
 from stoker.store.results import SIDECAR, lay_out
 from stoker.store.trees import scan_tree
-from stoker.worker.giving import parts_of_job
-from stoker.worker.shipping import receiving, sending
-from stoker.worker.shipping.bundles import pack_result
-from stoker.worker.shipping.line import Passage
-from stoker.worker.shipping.receiving import receive
-from stoker.worker.shipping.sending import Archive, Sent, send
-from stoker.worker.story import tell
+from stoker.transfer.trees import archive_download, archive_upload
+from stoker.transfer.trees.archive_download import receive
+from stoker.transfer.trees.archive_upload import Archive, ArchiveSendOutcome, send
+from stoker.transfer.trees.tree_sources import TransferConnection
 from tests.fakes.fleet_line import KeptLine
 
 DATA = random.Random(7).randbytes(10_000)
@@ -46,13 +44,13 @@ class Waiting:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(sending, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(receiving, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(archive_upload, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(archive_download, "PIECE_BYTES", 1000)
 
 
 @pytest.fixture
 def keeping(tmp_path):
-    keeping = LocalKeeping(str(tmp_path / "fleet"), FakeClock())
+    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), FakeClock())
     yield keeping
     keeping.close()
 
@@ -70,7 +68,7 @@ def archive(tmp_path):
 
 
 def over(line, stop=None):
-    return Passage(line=line, stop=stop or Waiting(), clock=FakeClock(), chance=lambda: 0.0)
+    return TransferConnection(line=line, stop=stop or Waiting(), clock=FakeClock(), chance=lambda: 0.0)
 
 
 def breaks_at(calls):
@@ -87,7 +85,7 @@ def breaks_at(calls):
 
 def test_an_archive_arrives_whole(line, archive):
     heard: list[int] = []
-    assert send(over(line), archive, heed=heard.append) is Sent.NEW
+    assert send(over(line), archive, heed=heard.append) is ArchiveSendOutcome.NEW
     assert line.keeping.has_archive(SHA) == len(DATA)
     assert sum(heard) == len(DATA)
     with line.keeping.bundles.open(SHA) as file:
@@ -97,7 +95,7 @@ def test_an_archive_arrives_whole(line, archive):
 def test_what_the_coordinator_has_is_not_sent_again(line, archive):
     send(over(line), archive)
     line.calls.clear()
-    assert send(over(line), archive) is Sent.KNOWN
+    assert send(over(line), archive) is ArchiveSendOutcome.KNOWN
     assert line.calls == ["begin_upload"]
 
 
@@ -105,7 +103,7 @@ def test_what_the_coordinator_has_is_not_sent_again(line, archive):
 def test_a_line_that_breaks_at_every_call_costs_time_and_few_bytes(line, archive, lost):
     setattr(line, lost, breaks_at(range(2, 60, 2)))
     stop = Waiting()
-    assert send(over(line, stop), archive) in (Sent.NEW, Sent.KNOWN)
+    assert send(over(line, stop), archive) in (ArchiveSendOutcome.NEW, ArchiveSendOutcome.KNOWN)
     assert line.keeping.has_archive(SHA) == len(DATA)
     assert stop.waits
     assert line.uploaded_bytes <= 2 * len(DATA)
@@ -120,7 +118,7 @@ def test_a_coordinator_that_restarts_in_the_middle_goes_on_where_it_was(line, ar
         return None
 
     line.before = restart
-    assert send(over(line), archive) is Sent.NEW
+    assert send(over(line), archive) is ArchiveSendOutcome.NEW
     assert line.uploaded_bytes == len(DATA)
 
 
@@ -131,7 +129,7 @@ def test_an_upload_that_was_swept_is_begun_anew(line, archive):
             line.before = lambda _call: None
 
     line.before = sweep
-    assert send(over(line), archive) is Sent.NEW
+    assert send(over(line), archive) is ArchiveSendOutcome.NEW
     assert line.keeping.has_archive(SHA) == len(DATA)
 
 
@@ -153,14 +151,14 @@ def test_a_file_that_became_shorter_is_told(line, archive):
 def test_who_says_stop_is_heard(line, archive):
     line.before = lambda _call: NoCoordinator("cut")
     stop = Waiting(stops_after=4)
-    assert send(over(line, stop), archive) is Sent.STOPPED
+    assert send(over(line, stop), archive) is ArchiveSendOutcome.STOPPED
     assert len(stop.waits) == 4
 
 
 def test_two_that_send_the_same_help_each_other(line, archive):
     begun = line.keeping.bundles.begin(SHA, len(DATA))
     line.keeping.bundles.append(begun.id, 0, DATA[:7000])
-    assert send(over(line), archive) is Sent.NEW
+    assert send(over(line), archive) is ArchiveSendOutcome.NEW
     assert line.uploaded_bytes == 3000
 
 
@@ -258,4 +256,4 @@ def test_a_job_that_made_nothing_gives_an_empty_archive(office, line, tmp_path):
     done = office.run("test/blobs")
     os.unlink(f"{done.folder.path}/end.json")
     archive = pack_result(office.lab.store, done.folder, str(tmp_path / "spool"))
-    assert send(over(line), archive) is Sent.NEW
+    assert send(over(line), archive) is ArchiveSendOutcome.NEW

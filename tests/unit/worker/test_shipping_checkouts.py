@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.model.errors import CorruptBytes, LocalFile
-from stoker.store.incoming import GRACE_S, sweep_incoming
-from stoker.store.local import LocalStore
-from stoker.store.putting import put_key
+from stoker.core.clock import SystemClock
+from stoker.core.errors import CorruptBytes, LocalFile
+from stoker.store.local_store import LocalStore
+from stoker.store.put import put_key
 from stoker.store.records import Record
 from stoker.store.trees import scan_tree
-from stoker.worker.shipping.checkouts import check_out
+from stoker.transfer.trees.holdings import check_out
+from stoker.transfer.trees.tree_download import GRACE_S, sweep_incoming
 
 CLOCK = SystemClock()
 

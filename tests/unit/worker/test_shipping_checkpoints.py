@@ -9,28 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.keeping.keeping import LocalKeeping
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import BadInput, NoCoordinator, NotFound, NotVerified, StaleLease
+from stoker.core.frozen import changed
+from stoker.core.leases import AttemptToken
+from stoker.engine.attempt_reports import Reports
+from stoker.engine.checkpoints import choose_checkpoint
+from stoker.engine.metrics.curves import curves
+from stoker.engine.metrics.previous_curves import EarlierCurves
+from stoker.engine.scratch import open_scratch, scratch_path
 from stoker.host.identity import mine
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import BadInput, NotFound, NotVerified
-from stoker.model.fleet_errors import NoCoordinator, StaleLease
-from stoker.model.frozen import changed
-from stoker.model.leases import Token
-from stoker.plan.checkpoints import choose_checkpoint
-from stoker.plan.metrics.curves import curves
-from stoker.plan.metrics.earlier import EarlierCurves
-from stoker.plan.reports import Reports
-from stoker.plan.scratch import open_scratch, scratch_path
 from stoker.trainer.stoker_trainer import keep_checkpoint
-from stoker.worker.shipping.checkpoint_arrival import bring_checkpoint
-from stoker.worker.shipping.checkpoints import CheckpointShipper, WatchedScratch
-from stoker.worker.shipping.line import Passage
+from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch, bring_checkpoint
 from tests.fakes.fleet_line import KeptLine
 
 JOB = digest_bytes(b"a job")
 KEY = Digest(digest_bytes(b"a resume key"))
-TOKEN = Token(job=JOB, attempt=1, epoch=3, generation=1)
+TOKEN = AttemptToken(job=JOB, attempt=1, epoch=3, generation=1)
 
 
 class Machine:
@@ -65,7 +63,9 @@ class Machine:
         )
 
     def bring(self, granted, run_id="fleet-2"):
-        passage = Passage(line=self.line, stop=threading.Event(), clock=self.clock, tries=1, chance=lambda: 0.0)
+        passage = TransferConnection(
+            line=self.line, stop=threading.Event(), clock=self.clock, tries=1, chance=lambda: 0.0
+        )
         return bring_checkpoint(passage, granted, self.root, run_id=run_id)
 
     def chosen(self):
@@ -79,7 +79,7 @@ def clock():
 
 @pytest.fixture
 def line(tmp_path, clock):
-    keeping = LocalKeeping(str(tmp_path / "fleet"), clock)
+    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), clock)
     yield KeptLine(keeping)
     keeping.close()
 

@@ -10,16 +10,16 @@ import threading
 
 import pytest
 
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.model.clock import SystemClock
-from stoker.model.errors import ArchiveFaults, NotFound, NotVerified
-from stoker.model.frozen import changed
-from stoker.store.local import LocalStore
+from stoker.cli.fleet_job import FleetResult, fetch_result
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import SystemClock
+from stoker.core.errors import InvalidArchive, NotFound, NotVerified
+from stoker.core.frozen import changed
+from stoker.jobs.result_archives import pack_result
+from stoker.store.local_store import LocalStore
 from stoker.store.trees import scan_tree
-from stoker.worker.shipping.bundles import pack_result
-from stoker.worker.shipping.fetching import FleetResult, fetch_result
-from stoker.worker.shipping.line import Passage
-from stoker.worker.shipping.sending import send
+from stoker.transfer.trees.archive_upload import send
+from stoker.transfer.trees.tree_sources import TransferConnection
 from tests.fakes.fleet_line import KeptLine
 
 CLOCK = SystemClock()
@@ -35,7 +35,7 @@ class Laptop:
         self.store.open()
 
     def get(self, wanted, into="out"):
-        passage = Passage(line=self.line, stop=threading.Event(), clock=CLOCK, tries=2, chance=lambda: 0.0)
+        passage = TransferConnection(line=self.line, stop=threading.Event(), clock=CLOCK, tries=2, chance=lambda: 0.0)
         spool = str(self.top / "spool")
         return fetch_result(passage, wanted, str(self.top / into), store=self.store, spool=spool)
 
@@ -46,7 +46,7 @@ class Laptop:
 
 @pytest.fixture
 def line(tmp_path):
-    keeping = LocalKeeping(str(tmp_path / "fleet"), CLOCK)
+    keeping = LocalCoordinatorStorage(str(tmp_path / "fleet"), CLOCK)
     yield KeptLine(keeping)
     keeping.close()
 
@@ -62,7 +62,7 @@ def laptop(tmp_path, line):
 def wanted(office, line, tmp_path):
     done = office.run("test/blobs")
     archive = pack_result(office.lab.store, done.folder, str(tmp_path / "spool"))
-    send(Passage(line=line, stop=threading.Event(), clock=CLOCK), archive)
+    send(TransferConnection(line=line, stop=threading.Event(), clock=CLOCK), archive)
     bundle = {"tree": archive.tree, "archive_sha256": archive.sha256, "size_bytes": archive.size_bytes}
     return FleetResult.of("blobs", "7" * 64, bundle, recipe="test/blobs", machine="desk")
 
@@ -127,7 +127,7 @@ def test_nothing_hostile_is_unpacked(laptop, name):
     sha = hashlib.sha256(data).hexdigest()
     laptop.line.keeping.bundles.put(sha, io.BytesIO(data))
     hostile = FleetResult(name="bad", job="7" * 64, tree="1" * 64, archive_sha256=sha, size_bytes=len(data))
-    with pytest.raises(ArchiveFaults):
+    with pytest.raises(InvalidArchive):
         laptop.get(hostile)
     assert not (laptop.top / "out").exists()
     assert not (laptop.top.parent / "escaped").exists()

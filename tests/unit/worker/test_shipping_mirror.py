@@ -7,21 +7,19 @@ import threading
 
 import pytest
 
-from stoker.coordinator.keeping.attempts import AttemptFiles
-from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.limits import KeepingLimits
-from stoker.host.log_file import LogFile
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import Bug, LocalFile, NoSpace, NotFound
-from stoker.model.fleet_errors import NoCoordinator, StaleLease
-from stoker.model.leases import Token
-from stoker.worker.shipping.mirror import Mirror, MirrorSettings
+from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits
+from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import InternalError, LocalFile, NoCoordinator, NoSpace, NotFound, StaleLease
+from stoker.core.leases import AttemptToken
+from stoker.host.writers import LogFile
+from stoker.transfer.mirror import AttemptFolderSync, AttemptFolderSyncSettings
 from tests.fakes.fleet_line import KeptLine
 from tests.leaks import open_files
 
 JOB = digest_bytes(b"a job")
-TOKEN = Token(job=JOB, attempt=1, epoch=3, generation=1)
+TOKEN = AttemptToken(job=JOB, attempt=1, epoch=3, generation=1)
 
 
 class Place:
@@ -32,7 +30,7 @@ class Place:
         for name in ("logs", "metrics"):
             (self.run / name).mkdir(parents=True)
         self.clock = FakeClock()
-        self.keeping = LocalKeeping(str(top / "fleet"), self.clock)
+        self.keeping = LocalCoordinatorStorage(str(top / "fleet"), self.clock)
         self.line = KeptLine(self.keeping)
 
     def write(self, path, data):
@@ -40,8 +38,10 @@ class Place:
             file.write(data)
 
     def mirror(self, **more):
-        settings = MirrorSettings(**({"longest_pause_s": 0.01} | more))
-        return Mirror(str(self.run), TOKEN, self.line, clock=self.clock, settings=settings, chance=lambda: 0.0)
+        settings = AttemptFolderSyncSettings(**({"longest_pause_s": 0.01} | more))
+        return AttemptFolderSync(
+            str(self.run), TOKEN, self.line, clock=self.clock, settings=settings, chance=lambda: 0.0
+        )
 
     def there(self, path):
         return self.keeping.read(JOB, 1, path, 0, 1 << 30)
@@ -172,14 +172,16 @@ def test_hours_without_a_coordinator_cost_nothing_but_time(place):
 
 @pytest.mark.parametrize(
     "error",
-    [NoCoordinator("away"), NoSpace("full there"), LocalFile("too many open files there"), Bug("500")],
+    [NoCoordinator("away"), NoSpace("full there"), LocalFile("too many open files there"), InternalError("500")],
     ids=lambda one: one.code,
 )
 def test_a_coordinator_in_trouble_is_asked_again_after_a_growing_pause(place, error):
     place.write("logs/a.log", b"x")
     place.line.before = lambda _call: error
-    settings = MirrorSettings(longest_pause_s=4.0)
-    mirror = Mirror(str(place.run), TOKEN, place.line, clock=place.clock, settings=settings, chance=lambda: 1.0)
+    settings = AttemptFolderSyncSettings(longest_pause_s=4.0)
+    mirror = AttemptFolderSync(
+        str(place.run), TOKEN, place.line, clock=place.clock, settings=settings, chance=lambda: 1.0
+    )
     assert [mirror.ship() for _ in range(7)] == [0.2, 0.4, 0.8, 1.6, 3.2, 4.0, 4.0]
     place.line.before = lambda _call: None
     mirror.ship()
@@ -228,7 +230,7 @@ def test_a_token_that_does_not_count_any_more_ends_it_for_good(place, error):
 
 
 def test_a_file_that_goes_beyond_the_limits_is_told_and_does_not_stop_the_rest(place):
-    limits = KeepingLimits(attempt_bytes=10)
+    limits = CoordinatorStorageLimits(attempt_bytes=10)
     place.keeping.attempt_files = AttemptFiles(place.keeping.attempt_files.folder, limits=limits)
     place.write("logs/a.log", b"123456789")
     place.write("logs/b.log", b"12345")
@@ -286,8 +288,8 @@ def test_more_files_than_may_be_open_are_mirrored_all_the_same(place):
 def test_in_a_thread_it_ships_while_others_write_and_drains_when_they_are_done(place):
     arrived = threading.Event()
     place.keeping.on_growth(lambda *_: arrived.set())
-    settings = MirrorSettings(every_s=0.01)
-    mirror = Mirror(str(place.run), TOKEN, place.line, clock=SystemClock(), settings=settings)
+    settings = AttemptFolderSyncSettings(every_s=0.01)
+    mirror = AttemptFolderSync(str(place.run), TOKEN, place.line, clock=SystemClock(), settings=settings)
     mirror.begin()
     place.write("logs/a.log", b"live")
     assert arrived.wait(30)

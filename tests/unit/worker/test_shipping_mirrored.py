@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.model.errors import BadAnswer
-from stoker.wire.asking import FileList, FileView
-from stoker.wire.client import FleetClient
-from stoker.wire.people_calls import FilePiece
-from stoker.worker.shipping.mirrored import Mirrored, log_files, story_files
+from stoker.cli.fleet_job import SyncedAttempt, log_files, story_files
+from stoker.core.errors import BadAnswer
+from stoker.protocol.client import FilePiece, FleetClient
+from stoker.protocol.view_messages import FileList, FileView
 
 JOB = "ab" * 32
 
@@ -36,8 +35,8 @@ class Coordinator:
         return FilePiece(data=data, offset=offset, attempt=1, size_bytes=0, is_over=self.is_over)
 
 
-def _mirror(coordinator: Coordinator, wants: Any = log_files) -> Mirrored:
-    return Mirrored(cast(FleetClient, coordinator), JOB, 1, wants=wants)
+def _mirror(coordinator: Coordinator, wants: Any = log_files) -> SyncedAttempt:
+    return SyncedAttempt(cast(FleetClient, coordinator), JOB, 1, wants=wants)
 
 
 def test_files_arrive_whole_in_pieces_and_nothing_is_asked_for_twice():
@@ -108,8 +107,8 @@ def test_nothing_is_left_when_it_is_closed():
 
 
 def test_a_coordinator_can_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("stoker.worker.shipping.mirrored._MOST_BYTES", 10)
-    monkeypatch.setattr("stoker.worker.shipping.mirrored._MOST_FILES", 3)
+    monkeypatch.setattr("stoker.cli.fleet_job._MOST_BYTES", 10)
+    monkeypatch.setattr("stoker.cli.fleet_job._MOST_FILES", 3)
     with closing(_mirror(Coordinator({"job.json": b"0123456789!"}))) as mirror, pytest.raises(BadAnswer, match="more"):
         mirror.pull()
     many = Coordinator({f"logs/{number}": b"" for number in range(4)})

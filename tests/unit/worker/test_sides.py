@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stoker.worker.sides import Fact, compare_sides, side_of
-from stoker.worker.trials import trial_numbered
+from stoker.jobs.job_diff import Fact, compare_sides, side_of
+from stoker.jobs.trials import trial_numbered
 from tests.unit.worker.real_jobs import CODE, Made, Shelf, sweep_of_six
 
 ARGS = {"lr": 0.1, "model": {"depth": 3}}

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Digest
+from stoker.core.errors import InvalidTransition
+from stoker.core.job import JobState
 from stoker.host.identity import of_pid
-from stoker.model.clock import SystemClock
-from stoker.model.digests import Digest
-from stoker.model.errors import IllegalMove
-from stoker.model.lifecycle import JobState
-from stoker.worker.job_folder import JobFolder, JobSpec
-from stoker.worker.stopping import Stop, stop_job
+from stoker.jobs.job_folder import JobFolder, JobRecord
+from stoker.jobs.stop import JobStopMethod, stop_job
 from tests.unit.host.real_processes import is_running
 
 
 def begin(runs: Path, process: subprocess.Popen[str]) -> JobFolder:
-    spec = JobSpec(
+    spec = JobRecord(
         attempt="20261115-031502-7f3a",
         job_id=Digest("0" * 64),
         name="it",
@@ -46,7 +46,7 @@ def test_an_owner_that_ends_when_asked_is_stopped_politely(tmp_path: Path) -> No
     process = start("echo ready; exec sleep 1000")
     said(process)
     folder = begin(tmp_path / "runs", process)
-    assert stop_job(folder, clock=SystemClock()).how is Stop.POLITE
+    assert stop_job(folder, clock=SystemClock()).how is JobStopMethod.POLITE
     assert process.wait(5) == -15
     assert folder.state() == (JobState.CANCELLED, "")
 
@@ -56,7 +56,7 @@ def test_an_owner_that_does_not_listen_is_killed_with_all_it_started(tmp_path: P
     child = int(said(process))
     folder = begin(tmp_path / "runs", process)
     stopped = stop_job(folder, clock=SystemClock(), patience_s=0.3)
-    assert stopped.how is Stop.FIRM
+    assert stopped.how is JobStopMethod.FIRM
     assert process.wait(5) == -9
     assert not is_running(child)
     end = folder.ended()
@@ -70,5 +70,5 @@ def test_a_job_that_is_over_is_not_stopped_again(tmp_path: Path) -> None:
     folder = begin(tmp_path / "runs", process)
     process.kill()
     process.wait()
-    with pytest.raises(IllegalMove, match="job it is not running: failed, its process is gone"):
+    with pytest.raises(InvalidTransition, match="job it is not running: failed, its process is gone"):
         stop_job(folder, clock=SystemClock())

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stoker.plan.status import read_status
-from stoker.worker.story import Story, tell
+from stoker.engine.journal import read_status
+from stoker.jobs.job_history import RunHistory, tell
 from tests.unit.worker.conftest import Office
 
 
@@ -13,12 +13,12 @@ def event(kind: str, node: str = "a", **more: Any) -> dict[str, Any]:
     return {"v": 1, "ts": 10.0, "seq": 1, "source": "s", "kind": kind, "node": node, **more}
 
 
-def endings(story: Story) -> dict[str, str]:
+def endings(story: RunHistory) -> dict[str, str]:
     return {name: node.ending for name, node in story.nodes.items()}
 
 
 def test_the_life_of_a_node() -> None:
-    story = Story()
+    story = RunHistory()
     begin = story.take(event("stage_begin", stage="x/y", why="it has not run before", key="k", attempt=1, changes=[]))
     assert begin is not None
     assert (begin.ending, begin.stage, begin.why, begin.began_s) == ("running", "x/y", "it has not run before", 10.0)
@@ -54,7 +54,7 @@ def test_warnings_beyond_the_first_hundred_are_counted() -> None:
 
 
 def test_a_fan_out_ends_when_its_last_instance_does() -> None:
-    story = Story()
+    story = RunHistory()
     story.take(event("stage_expanded", "train", count=2, stage="x/y"))
     assert endings(story) == {"train": "running"}
     story.take(event("stage_end", "train[0]"))

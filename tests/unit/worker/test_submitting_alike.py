@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.plan.code_identity import CodeIdentity
-from stoker.wire.orders import JobOrder
-from stoker.worker.submitting import recipe_orders
-from stoker.worker.submitting.manifest_orders import read_orders
-from stoker.worker.submitting.program_alike import ProgramAlike
+from stoker.engine.code_identity import CodeIdentity
+from stoker.jobs import recipe_specs
+from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.program_specs import ProgramSpecVariants
+from stoker.protocol.job_messages import JobSpec
 from tests.unit.worker.conftest import Office
 
 PROGRAMS = {
@@ -43,7 +43,7 @@ RECIPES = {
 }
 
 
-def read(office: Office, text: str) -> list[JobOrder]:
+def read(office: Office, text: str) -> list[JobSpec]:
     folder = office.folder / "project"
     folder.mkdir(exist_ok=True)
     for name in ("train.py", "a.yaml", "b.yaml"):
@@ -60,7 +60,7 @@ def test_points_of_a_program_are_what_each_is_by_itself(
 ) -> None:
     text = f'[[jobs]]\nname = "p"\n{job}\n'
     quick = read(office, text)
-    monkeypatch.setattr(ProgramAlike, "order", lambda *_: None)
+    monkeypatch.setattr(ProgramSpecVariants, "order", lambda *_: None)
     slow = read(office, text)
     assert len(quick) > 1
     assert [order.model_dump_json() for order in quick] == [order.model_dump_json() for order in slow]
@@ -72,10 +72,10 @@ def test_jobs_of_one_sort_are_what_each_is_by_itself(
 ) -> None:
     quick = read(office, text)
 
-    def alone(first: JobOrder, own: dict[str, object]) -> JobOrder:
-        return JobOrder.model_validate(first.model_dump() | own)
+    def alone(first: JobSpec, own: dict[str, object]) -> JobSpec:
+        return JobSpec.model_validate(first.model_dump() | own)
 
-    monkeypatch.setattr(recipe_orders, "order_alike", alone)
+    monkeypatch.setattr(recipe_specs, "order_alike", alone)
     slow = read(office, text)
     assert [order.model_dump_json() for order in quick] == [order.model_dump_json() for order in slow]
     by_name = {order.name: order for order in quick}

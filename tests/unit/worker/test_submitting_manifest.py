@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from stoker.config.manifest_rules import Known
-from stoker.model.errors import ManifestFaults
-from stoker.model.frozen import changed
-from stoker.model.ids import job_id
-from stoker.model.leases import Partition
-from stoker.model.requirements import Wish
-from stoker.model.resources import GIB
-from stoker.plan.catalogue import Catalogue, Source
-from stoker.plan.code_identity import OWN, CodeIdentity
-from stoker.wire.orders import JobOrder
-from stoker.worker.ordering import Desk
-from stoker.worker.submitting.manifest_orders import read_orders
-from stoker.worker.submitting.orders import Orders
+from stoker.config.manifest_rules import KnownNames
+from stoker.core.device import GIB
+from stoker.core.errors import InvalidManifest
+from stoker.core.frozen import changed
+from stoker.core.job import job_id
+from stoker.core.leases import Partition
+from stoker.core.machine import DevicePreference
+from stoker.engine.catalogue import Catalogue, CookbookSource
+from stoker.engine.code_identity import OWN, CodeIdentity
+from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.protocol.job_messages import JobSpec
 from tests.unit.worker.conftest import Office
 
 
@@ -32,17 +32,17 @@ class Drawer:
         self.folder.mkdir()
         self.code = CodeIdentity(str(office.folder / "code.json"))
 
-    def read(self, text: str, *, name: str = "m.toml", known: Known | None = None) -> Orders:
+    def read(self, text: str, *, name: str = "m.toml", known: KnownNames | None = None) -> PreparedSubmission:
         path = self.folder / name
         path.write_text(text)
         return read_orders(str(path), desk=self.office.desk, code=self.code, known=known, name=name)
 
-    def one(self, text: str) -> JobOrder:
+    def one(self, text: str) -> JobSpec:
         (order,) = self.read(text).jobs
         return order
 
     def faults(self, text: str, **more: Any) -> list[str]:
-        with pytest.raises(ManifestFaults) as raised:
+        with pytest.raises(InvalidManifest) as raised:
             self.read(text, **more)
         assert all(fault.shown for fault in raised.value.faults)
         return [str(fault) for fault in raised.value.faults]
@@ -53,7 +53,7 @@ def drawer(office: Office) -> Drawer:
     return Drawer(office)
 
 
-def is_honest(order: JobOrder) -> bool:
+def is_honest(order: JobSpec) -> bool:
     """Say whether the id is that of what the order says it is made of: a coordinator looks."""
     return order.id == job_id(
         recipe=order.recipe,
@@ -90,7 +90,7 @@ def test_three_lines_are_a_whole_file(drawer: Drawer) -> None:
     order = drawer.one('[[jobs]]\nname = "mine"\ncommand = "python train.py"')
     assert order.args["argv"] == ("python", "train.py")
     assert order.code.keys() == {"train.py"}
-    assert order.requirements.wish is Wish.NEVER
+    assert order.requirements.wish is DevicePreference.NEVER
     assert order.requirements.ram_bytes == 4 * GIB
     assert is_honest(order)
 
@@ -157,7 +157,7 @@ def test_a_recipes_file_is_known_by_what_it_holds(drawer: Drawer) -> None:
 
 def test_a_file_that_a_text_names_is_known_by_what_it_holds_and_not_by_where_it_lies(drawer: Drawer) -> None:
     office = drawer.office
-    sources = [Source(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK")]
+    sources = [CookbookSource(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK")]
     office.catalogue = Catalogue(str(office.folder / "tabular.json"), sources)
     text = '[[jobs]]\nname = "t"\nrecipe = "gbt"\nhyper = { data = "table.csv", target = "y" }'
     (drawer.folder / "table.csv").write_text("x,y\n1,2\n")
@@ -246,7 +246,12 @@ def test_a_device_that_is_asked_for_reaches_the_program(drawer: Drawer) -> None:
     order = drawer.one(MINE + "hyper = { lr = 1 }\nrequire_cuda = true\nmin_vram_gib = 6\nshares = true\ngpus = 2")
     assert (order.args["gpus"], order.args["vram"], order.args["shares"]) == (2, f"{6 * GIB}B", True)
     wants = order.requirements
-    assert (wants.wish, wants.device_count, wants.vram_bytes, wants.may_share) == (Wish.REQUIRE, 2, 6 * GIB, True)
+    assert (wants.wish, wants.device_count, wants.vram_bytes, wants.may_share) == (
+        DevicePreference.REQUIRE,
+        2,
+        6 * GIB,
+        True,
+    )
 
 
 def test_a_program_of_several_ranks_is_another_job_and_wants_a_device_for_each(drawer: Drawer) -> None:
@@ -320,9 +325,9 @@ def test_more_jobs_than_anybody_takes_are_refused_before_they_are_made(drawer: D
 def test_a_job_to_come_after_may_be_known_elsewhere(drawer: Drawer) -> None:
     text = SUM + 'after = ["prep"]'
     names = ("test/sum",)
-    assert drawer.read(text, known=Known(recipes=names, jobs=["prep"])).jobs[0].after == ("prep",)
-    assert drawer.read(text, known=Known(recipes=names, jobs=None)).jobs[0].after == ("prep",)
-    (fault,) = drawer.faults(text, known=Known(recipes=names))
+    assert drawer.read(text, known=KnownNames(recipes=names, jobs=["prep"])).jobs[0].after == ("prep",)
+    assert drawer.read(text, known=KnownNames(recipes=names, jobs=None)).jobs[0].after == ("prep",)
+    (fault,) = drawer.faults(text, known=KnownNames(recipes=names))
     assert "waits for 'prep', and there is no such job" in fault
 
 
@@ -344,13 +349,13 @@ def test_a_script_that_is_not_there_is_told(drawer: Drawer) -> None:
 
 def test_many_jobs_compile_one_plan(drawer: Drawer, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    compile_plan = Desk.compile
+    compile_plan = JobCompiler.compile
 
-    def counting(desk: Desk, recipe: Any, args: Any) -> Any:
+    def counting(desk: JobCompiler, recipe: Any, args: Any) -> Any:
         compiled.append(recipe.name)
         return compile_plan(desk, recipe, args)
 
-    monkeypatch.setattr(Desk, "compile", counting)
+    monkeypatch.setattr(JobCompiler, "compile", counting)
     orders = drawer.read(SUM + 'sweep = { plus = "range:200" }')
     assert (len(orders.jobs), len(compiled)) == (200, 1)
 

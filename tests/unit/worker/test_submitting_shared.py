@@ -6,25 +6,24 @@ from typing import Any
 
 import pytest
 
-from stoker.config.manifest import JobEntry
+from stoker.config.manifest_file import JobEntry
 from stoker.cookbooks.language.recipes import lora
-from stoker.hardware.admission import Memory
-from stoker.model.errors import ArgsFaults, BadInput
-from stoker.model.frozen import changed
-from stoker.model.requirements import Wish
-from stoker.model.resources import GIB, Needs
-from stoker.plan.code_identity import CodeIdentity
-from stoker.plan.sharing import SharedBase
-from stoker.wire.identity import found_args, identity_fault, unproven_args
-from stoker.wire.orders import InputKind, JobOrder
-from stoker.worker.attempt.assignment import Assignment, JobBrief
-from stoker.worker.attempt.ordering import order_assignment
-from stoker.worker.data_places import DataPlaces, FoundRepository
-from stoker.worker.ordering import Desk, Order, Wanted
-from stoker.worker.submitting.manifest_orders import read_orders
-from stoker.worker.submitting.requiring import required_of_entry, required_of_needs
-from stoker.worker.submitting.shapes import Shapes
-from stoker.worker.submitting.typed_orders import orders_of_draft
+from stoker.core.device import GIB, Needs
+from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.frozen import changed
+from stoker.core.machine import DevicePreference
+from stoker.devices.memory_admission import MachineMemory
+from stoker.engine.code_identity import CodeIdentity
+from stoker.engine.stage import SharedBase
+from stoker.jobs.build_context import CompiledJob, JobCompiler, RunRequest
+from stoker.jobs.builder import orders_of_draft
+from stoker.jobs.data_places import DataPlaces, FoundRepository
+from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_needs
+from stoker.protocol.client_identity import found_args, identity_fault, unproven_args
+from stoker.protocol.job_messages import InputKind, JobSpec
+from stoker.worker.assignment import Assignment, JobBrief
+from stoker.worker.attempt_child import order_assignment
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.test_submitting_typed import orders
 
@@ -36,7 +35,7 @@ LARGE = changed(SHARED, base_ram_bytes=28 * GIB)
 
 def test_it_prefers_a_device_and_shares_it_within_what_base_and_member_take() -> None:
     wants = required_of_needs(Needs(), SHARED)
-    assert (wants.wish, wants.may_share, wants.device_count) == (Wish.PREFER, True, 1)
+    assert (wants.wish, wants.may_share, wants.device_count) == (DevicePreference.PREFER, True, 1)
     assert (wants.base, wants.base_bytes, wants.vram_bytes) == ("3f2a", 4 * GIB, 5 * GIB)
     assert (wants.base_ram_bytes, wants.ram_bytes) == (2 * GIB, 5 * GIB // 2)
 
@@ -48,30 +47,36 @@ def test_what_the_submitting_machine_would_run_it_on_is_no_requirement() -> None
 
 @pytest.mark.parametrize(
     ("gpus", "shared", "wish", "ram_gib"),
-    [(0, SHARED, Wish.NEVER, 2.5), (0, LARGE, Wish.NEVER, 28.5), (1, SHARED, Wish.REQUIRE, 4.25)],
+    [
+        (0, SHARED, DevicePreference.NEVER, 2.5),
+        (0, LARGE, DevicePreference.NEVER, 28.5),
+        (1, SHARED, DevicePreference.REQUIRE, 4.25),
+    ],
     ids=["on the CPU", "a large one on the CPU", "on a device"],
 )
-def test_its_gpus_decide_where_it_may_run(gpus: int, shared: SharedBase, wish: Wish, ram_gib: float) -> None:
+def test_its_gpus_decide_where_it_may_run(
+    gpus: int, shared: SharedBase, wish: DevicePreference, ram_gib: float
+) -> None:
     wants = required_of_needs(Needs(), shared, gpus)
     assert (wants.wish, wants.ram_bytes) == (wish, int(ram_gib * GIB))
-    assert wants.may_share is (wish is not Wish.NEVER)
+    assert wants.may_share is (wish is not DevicePreference.NEVER)
     assert wants.base == "3f2a"
 
 
 def test_a_base_too_large_for_a_cpu_by_the_way_needs_a_device_and_little_memory_of_its_machine() -> None:
     wants = required_of_needs(Needs(), LARGE)
-    assert (wants.wish, wants.ram_bytes, wants.base_ram_bytes) == (Wish.REQUIRE, 17 * GIB // 4, 4 * GIB)
+    assert (wants.wish, wants.ram_bytes, wants.base_ram_bytes) == (DevicePreference.REQUIRE, 17 * GIB // 4, 4 * GIB)
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({"require_cuda": True}, {"wish": Wish.REQUIRE, "vram_bytes": 5 * GIB}),
-        ({"min_vram_gib": 9.0}, {"wish": Wish.PREFER, "vram_bytes": 9 * GIB, "base_bytes": 4 * GIB}),
+        ({"require_cuda": True}, {"wish": DevicePreference.REQUIRE, "vram_bytes": 5 * GIB}),
+        ({"min_vram_gib": 9.0}, {"wish": DevicePreference.PREFER, "vram_bytes": 9 * GIB, "base_bytes": 4 * GIB}),
         ({"shares": False}, {"may_share": False, "vram_bytes": 5 * GIB}),
         ({"base": "mine", "base_gib": 3.0}, {"base": "mine", "base_bytes": 3 * GIB}),
         ({"min_ram_gib": 1.0}, {"ram_bytes": GIB, "base_ram_bytes": GIB}),
-        ({"gpus": 0}, {"wish": Wish.NEVER, "vram_bytes": 0, "may_share": False}),
+        ({"gpus": 0}, {"wish": DevicePreference.NEVER, "vram_bytes": 0, "may_share": False}),
     ],
     ids=str,
 )
@@ -102,7 +107,7 @@ def test_jobs_of_a_manifest_share_as_those_that_were_typed(office: Office) -> No
     assert (first.requirements.base, first.requirements.vram_bytes) == (typed.requirements.base, 5 * GIB)
 
 
-def _brief(order: JobOrder, devices: list[str]) -> JobBrief:
+def _brief(order: JobSpec, devices: list[str]) -> JobBrief:
     said: dict[str, Any] = {"attempt": 1, "epoch": 1, "generation": 1, "seed": None, "timeout_s": None, "folder": ""}
     same = ("name", "number", "label", "point", "recipe", "schema_version", "args")
     taken = {name: getattr(order, name) for name in same}
@@ -128,7 +133,7 @@ def test_whoever_wants_a_job_that_runs_apart_does_not_say_where_we_write(
     assert made.trials[0].args["checkpoints"] == (None if run_as else "/etc")
 
 
-def _reading(office: Office, **hyper: str) -> JobOrder:
+def _reading(office: Office, **hyper: str) -> JobSpec:
     """Order what a manifest says, whose paths are still as they were written."""
     for name in ("org/name", "rows.txt", "more.txt"):
         (office.folder / name).parent.mkdir(exist_ok=True)
@@ -141,7 +146,7 @@ def _reading(office: Office, **hyper: str) -> JobOrder:
     return order
 
 
-def _here(office: Office, order: JobOrder) -> Order:
+def _here(office: Office, order: JobSpec) -> CompiledJob:
     brief = changed(_brief(order, []), unproven=unproven_args(order), found=found_args(order))
     return order_assignment(office.desk, Assignment(job=brief, run="run", lease_path=""))
 
@@ -190,7 +195,7 @@ class Hub:
         self.snapshot.mkdir(parents=True)
         self.asked: list[str] = []
 
-    def desk(self, office: Office) -> Desk:
+    def desk(self, office: Office) -> JobCompiler:
         return changed(office.desk, data=DataPlaces(find_repository=self.find, find_file=self.find_file))
 
     def find(self, text: str) -> FoundRepository:
@@ -203,9 +208,9 @@ class Hub:
         return str(self.snapshot)
 
 
-def _submitted(office: Office, hub: Hub, *words: str) -> tuple[JobOrder, ...]:
+def _submitted(office: Office, hub: Hub, *words: str) -> tuple[JobSpec, ...]:
     desk = hub.desk(office)
-    draft = desk.draft(Wanted(target="test/tuned", overrides=words))
+    draft = desk.draft(RunRequest(target="test/tuned", overrides=words))
     return orders_of_draft(draft, desk=desk, code=CodeIdentity(str(office.folder / "code.json"))).jobs
 
 
@@ -242,9 +247,9 @@ def test_a_repository_that_nobody_knows_is_told_so(office: Office) -> None:
 
 
 def test_what_this_machine_has_no_room_for_may_be_submitted(office: Office) -> None:
-    memory = Memory(total_bytes=GIB // 4, available_bytes=GIB // 4)
+    memory = MachineMemory(total_bytes=GIB // 4, available_bytes=GIB // 4)
     desk = changed(office.desk, surroundings=changed(office.desk.surroundings, memory=lambda: memory))
     values, _ = lora.args.check({}, owner="")
     with pytest.raises(ArgsFaults):
         desk.compile(lora, values)
-    assert Shapes(desk, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()
+    assert PlanShapes(desk, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()

@@ -6,27 +6,29 @@ from typing import Any
 
 import pytest
 
-from stoker.config.manifest import JobEntry
-from stoker.model.errors import ArgsFaults, BadInput
-from stoker.model.requirements import Wish
-from stoker.model.resources import GIB, Needs
-from stoker.plan.args import ArgsSchema
-from stoker.plan.code_identity import CodeIdentity
-from stoker.worker.ordering import Wanted
-from stoker.worker.submitting.orders import Orders
-from stoker.worker.submitting.recipe_form import RecipeForm
-from stoker.worker.submitting.requiring import required_of_entry, required_of_needs, required_of_program
-from stoker.worker.submitting.typed_orders import Wishes, orders_of_draft
+from stoker.config.manifest_file import JobEntry
+from stoker.core.device import GIB, Needs
+from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.machine import DevicePreference
+from stoker.engine.args import ArgsSchema
+from stoker.engine.code_identity import CodeIdentity
+from stoker.jobs.build_context import RunRequest
+from stoker.jobs.builder import JobQueueOptions, orders_of_draft
+from stoker.jobs.manifest_checks import RecipeForm
+from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.jobs.requirements import required_of_entry, required_of_needs, required_of_program
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.cookbook import COOKBOOK
 from tests.unit.worker.test_submitting_manifest import is_honest
 
 
-def orders(office: Office, *words: str, target: str = "", program: tuple[str, ...] = (), **more: Any) -> Orders:
+def orders(
+    office: Office, *words: str, target: str = "", program: tuple[str, ...] = (), **more: Any
+) -> PreparedSubmission:
     desk = office.desk
-    draft = desk.draft(Wanted(target=target, overrides=words, program=program, name=more.pop("name", "")))
+    draft = desk.draft(RunRequest(target=target, overrides=words, program=program, name=more.pop("name", "")))
     code = CodeIdentity(str(office.folder / "code.json"))
-    return orders_of_draft(draft, desk=desk, code=code, wishes=Wishes(**more), source="stoker submit")
+    return orders_of_draft(draft, desk=desk, code=code, wishes=JobQueueOptions(**more), source="stoker submit")
 
 
 def test_every_trial_is_a_job_with_the_id_that_it_has_here(office: Office) -> None:
@@ -53,7 +55,12 @@ def test_a_programs_settings_become_what_it_asks_of_a_machine(office: Office) ->
     first, second = made.jobs
     assert (first.name, first.args["argv"][-1], second.args["argv"][-1]) == ("train", "1e-3", "1e-4")
     wants = first.requirements
-    assert (wants.wish, wants.vram_bytes, wants.ram_bytes, wants.cores) == (Wish.REQUIRE, 6 * GIB, 8 * GIB, 4)
+    assert (wants.wish, wants.vram_bytes, wants.ram_bytes, wants.cores) == (
+        DevicePreference.REQUIRE,
+        6 * GIB,
+        8 * GIB,
+        4,
+    )
     assert wants.may_share
     assert first.timeout_s == 7200.0
     assert first.code.keys() == {"train.py"}
@@ -61,7 +68,7 @@ def test_a_programs_settings_become_what_it_asks_of_a_machine(office: Office) ->
 
 
 def test_the_same_program_in_a_manifest_and_on_a_command_line_is_one_job(office: Office) -> None:
-    from stoker.worker.submitting.manifest_orders import read_orders
+    from stoker.jobs.manifest_jobs import read_orders
 
     path = office.folder / "m.toml"
     path.write_text('[[jobs]]\nname = "x"\ncommand = "sh go.sh {n}"\nhyper = { n = 3 }')
@@ -86,15 +93,15 @@ def test_what_a_recipe_refuses_is_refused(office: Office) -> None:
 @pytest.mark.parametrize(
     ("args", "wish", "count"),
     [
-        ({}, Wish.PREFER, 1),
-        ({"gpus": 0}, Wish.NEVER, 1),
-        ({"gpus": 2}, Wish.REQUIRE, 2),
-        ({"vram": "1G"}, Wish.REQUIRE, 1),
+        ({}, DevicePreference.PREFER, 1),
+        ({"gpus": 0}, DevicePreference.NEVER, 1),
+        ({"gpus": 2}, DevicePreference.REQUIRE, 2),
+        ({"vram": "1G"}, DevicePreference.REQUIRE, 1),
     ],
     ids=str,
 )
 def test_a_program_gets_a_device_if_there_is_one_unless_it_says_more(
-    args: dict[str, Any], wish: Wish, count: int
+    args: dict[str, Any], wish: DevicePreference, count: int
 ) -> None:
     wants = required_of_program(args)
     assert (wants.wish, wants.device_count, wants.ram_bytes) == (wish, count, 0)
@@ -103,7 +110,7 @@ def test_a_program_gets_a_device_if_there_is_one_unless_it_says_more(
 def test_a_recipes_needs_hold_where_nobody_says_more() -> None:
     needs = Needs(cpu=4, gpu=2, memory_gib=6, vram_gib=10, shares=True)
     wants = required_of_needs(needs)
-    assert (wants.wish, wants.device_count, wants.cores) == (Wish.REQUIRE, 2, 4)
+    assert (wants.wish, wants.device_count, wants.cores) == (DevicePreference.REQUIRE, 2, 4)
     assert (wants.vram_bytes, wants.ram_bytes, wants.may_share) == (10 * GIB, 6 * GIB, True)
     assert required_of_needs(Needs()).model_dump(exclude_defaults=True) == {"ram_bytes": 0}
 
@@ -112,9 +119,9 @@ def test_what_a_manifest_says_wins_over_what_a_recipe_needs() -> None:
     needs = Needs(cpu=4, gpu=2, memory_gib=6)
     entry = JobEntry(name="a", recipe="r", prefer_cuda=True, min_ram_gib=1.0)
     wants = required_of_entry(entry, {"name", "prefer_cuda", "min_ram_gib"}, needs)
-    assert (wants.wish, wants.device_count, wants.ram_bytes, wants.cores) == (Wish.PREFER, 1, GIB, 4)
+    assert (wants.wish, wants.device_count, wants.ram_bytes, wants.cores) == (DevicePreference.PREFER, 1, GIB, 4)
     plain = required_of_entry(JobEntry(name="a", recipe="r"), {"name"}, needs)
-    assert (plain.wish, plain.device_count, plain.ram_bytes) == (Wish.REQUIRE, 2, 6 * GIB)
+    assert (plain.wish, plain.device_count, plain.ram_bytes) == (DevicePreference.REQUIRE, 2, 6 * GIB)
 
 
 @pytest.mark.parametrize("recipe", COOKBOOK.recipes, ids=lambda recipe: recipe.name)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import SystemClock
-from stoker.model.errors import IllegalMove, TrialsCancelled
-from stoker.model.events import Event, Kinds
-from stoker.model.lifecycle import JobState
-from stoker.plan.run_options import RunOptions
-from stoker.plan.status import read_status
-from stoker.worker.execution import JobResult
-from stoker.worker.gathering import Gathering
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.stopping import StoppedTrial, stop_trial
-from stoker.worker.trials import TRIALS, nodes_to_cancel, read_trials
+from stoker.core.clock import SystemClock
+from stoker.core.errors import InvalidTransition, TrialsCancelled
+from stoker.core.events import Event, Kinds
+from stoker.core.job import JobState
+from stoker.engine.journal import read_status
+from stoker.engine.types import RunOptions
+from stoker.jobs.comparison import JobFacts
+from stoker.jobs.execution import JobResult
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.stop import StoppedTrial, stop_trial
+from stoker.jobs.trials import TRIALS, nodes_to_cancel, read_trials
 from tests.unit.host.real_processes import wait_until
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps, states
@@ -63,7 +63,7 @@ def sweeps(office: Office) -> Sweeps:
 
 def shown(job: JobResult, sweeps: Sweeps) -> dict[str, str]:
     """Return the states that `jobs show` and `compare` read."""
-    gathered = Gathering(job.folder, sweeps.office.lab.cache.store).trials()
+    gathered = JobFacts(job.folder, sweeps.office.lab.cache.store).trials()
     return {one.end.trial.label: one.end.state for one in gathered}
 
 
@@ -115,7 +115,7 @@ def test_a_trial_that_has_ended_is_not_cancelled(sweeps: Sweeps) -> None:
     running.go(1)
     running.begins(2)
     wait_until(lambda: any(event["kind"] == "trial_end" for event in read_status(running.folder.status_path)))
-    with pytest.raises(IllegalMove, match=r"trial .*/1 is not running: completed"):
+    with pytest.raises(InvalidTransition, match=r"trial .*/1 is not running: completed"):
         running.cancel(1)
     running.go(2)
     assert running.end().error is None
@@ -147,8 +147,8 @@ def test_only_what_no_other_trial_needs_is_cancelled(sweeps: Sweeps) -> None:
 
 def test_a_trial_in_back_off_is_cancelled(sweeps: Sweeps) -> None:
     """One that failed and waits for its next attempt is neither running nor ready."""
-    from stoker.model.frozen import changed
-    from stoker.model.retry import RetryOn, RetryPolicy
+    from stoker.core.frozen import changed
+    from stoker.core.retry import RetryOn, RetryPolicy
 
     order = sweeps.order(
         "n=1,2", program=("sh", "-c", 'touch began-{n}; [ {n} = 1 ] || exit 3; echo > "$STOKER_OUT/x"')

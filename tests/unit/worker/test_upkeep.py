@@ -3,33 +3,33 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest
+from stoker.core.frozen import changed
+from stoker.engine.journal import read_status
+from stoker.engine.key_leases import KeyLeases
+from stoker.engine.scratch import open_scratch
 from stoker.host.identity import mine
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest
-from stoker.model.frozen import changed
-from stoker.plan.lease import LeaseBook
-from stoker.plan.scratch import open_scratch
-from stoker.plan.status import read_status
-from stoker.store.objects.local import LocalObjects
-from stoker.store.pins import pin
-from stoker.store.verifying import EVERYTHING, check_store
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.leftovers import clear_stale_staging
-from stoker.worker.story import tell
-from stoker.worker.upkeep import FORGOTTEN_S, clear_rubbish, find_rubbish, why_kept
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_history import tell
+from stoker.jobs.leftovers import clear_stale_staging
+from stoker.jobs.upkeep import FORGOTTEN_S, clear_rubbish, find_rubbish, why_kept
+from stoker.store.local_objects import LocalObjects
+from stoker.store.refs import pin
+from stoker.store.verify import EVERYTHING, check_store
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.worker.conftest import Office
 
 
-def leases(office: Office) -> LeaseBook:
-    return LeaseBook(office.lab.store.places.leases, clock=office.lab.clock)
+def leases(office: Office) -> KeyLeases:
+    return KeyLeases(office.lab.store.places.leases, clock=office.lab.clock)
 
 
 def test_what_dead_processes_left_is_found_and_cleared(office: Office) -> None:
     store, key = office.lab.store, Digest("ab" * 32)
 
     def die_at_work() -> None:
-        LeaseBook(store.places.leases, clock=office.lab.clock).take(key)
+        KeyLeases(store.places.leases, clock=office.lab.clock).take(key)
         store.new_staging(f"test-stage.{key[:12]}")
 
     assert code_of(fork(die_at_work)) == 0

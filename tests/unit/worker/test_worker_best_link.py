@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.jobs.best_link import has_best, settle_best
 from stoker.store.results import SIDECAR, lay_out
-from stoker.worker.best_link import has_best, settle_best
 from tests.unit.store.real_stores import make_store
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest
-from stoker.model.frozen import changed
-from stoker.model.lifecycle import JobState
+from stoker.core.digests import Digest
+from stoker.core.frozen import changed
+from stoker.core.job import JobState
+from stoker.jobs.build_context import RunRequest
+from stoker.jobs.job_folder import JobFolder
 from stoker.store.records import Record
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Wanted
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps, counts, states
 
@@ -308,5 +308,5 @@ def test_a_wanted_of_a_plan_file_has_no_trials(sweeps: Sweeps) -> None:
     (sweeps.folder / "plan.json").write_text(
         '{"stoker_plan": 1, "name": "p", "nodes": {"a": {"stage": "test/number", "args": {"value": 1}}}, "final": "a"}'
     )
-    order = sweeps.office.desk.order(Wanted(target=str(sweeps.folder / "plan.json")))
+    order = sweeps.office.desk.order(RunRequest(target=str(sweeps.folder / "plan.json")))
     assert sweeps.look(order).index is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.worker.program_files import ProgramFiles, program_name
+from stoker.jobs.program import ProgramFiles, program_name
 
 
 class Project:

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from stoker.model.resources import Capacity
-from stoker.plan.filling import fill
-from stoker.worker.program_files import ProgramFiles
-from stoker.worker.program_order import ProgramWords, flat, split
+from stoker.core.device import Capacity
+from stoker.engine.runners.program.program_launch import fill
+from stoker.jobs.program import ProgramFiles, ProgramWords, flat, split
 
 CAPACITY = Capacity(cpu=8, memory_bytes=2**34)
 

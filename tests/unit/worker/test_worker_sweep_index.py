@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.digests import Digest, digest_value
-from stoker.worker.sweep_index import Finished, IndexEntry, SweepIndex, decide_kept
+from stoker.core.digests import Digest, digest_value
+from stoker.jobs.sweeps import FinishedTrial, IndexEntry, SweepIndex, decide_kept
 
 FAMILY = digest_value("family", "f")
 A, B, C = (digest_value("trial", name) for name in "abc")
 
 
-def done(code: str = "one", attempt: str = "first") -> Finished:
-    return Finished(key="k" * 64, digest="d" * 64, code=code, attempt=attempt)
+def done(code: str = "one", attempt: str = "first") -> FinishedTrial:
+    return FinishedTrial(key="k" * 64, digest="d" * 64, code=code, attempt=attempt)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_families_have_files_of_their_own(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_kept_is_decided_with_its_reason(
-    wanted: list[Digest], finished: dict[str, Finished], is_ended: bool, kept: set[str], afresh: set[str], why: str
+    wanted: list[Digest], finished: dict[str, FinishedTrial], is_ended: bool, kept: set[str], afresh: set[str], why: str
 ) -> None:
     decision = decide_kept(wanted, finished, code="one", is_ended=is_ended)
     assert (set(decision.kept), set(decision.afresh)) == (kept, afresh)

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from stoker.config.override import parse_overrides
-from stoker.model.errors import ArgsFaults, BadInput, ConfigFaults, ProgramFaults
-from stoker.model.faults import Fault, Lack
-from stoker.model.json_text import loads
-from stoker.plan.args import ArgsSchema, arg
-from stoker.worker.config_paper import CONFIG, read_config
-from stoker.worker.drafting import TrialFaults, swept_lists
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Draft, Wanted
-from stoker.worker.reordering import reorder, trials_of_job
-from stoker.worker.trials import read_trials
-from tests.unit.plan.lab import faults_of
+from stoker.config.overrides import parse_overrides
+from stoker.core.errors import ArgsFaults, BadInput, Fault, InvalidConfig, InvalidProgram, MissingRepoFiles
+from stoker.core.jsontext import loads
+from stoker.engine.args import ArgsSchema, arg
+from stoker.jobs.build_context import ComposedJob, RunRequest
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.request import TrialDiagnostics, swept_lists
+from stoker.jobs.rerun_spec import reorder, trials_of_job
+from stoker.jobs.secret_mask import CONFIG, read_config
+from stoker.jobs.trials import read_trials
+from tests.unit.engine.lab import faults_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps
 
@@ -27,8 +26,10 @@ def sweeps(office: Office) -> Sweeps:
     return Sweeps(office)
 
 
-def draft(sweeps: Sweeps, *overrides: str, program: tuple[str, ...] = (), target: str = "", **more: object) -> Draft:
-    wanted = Wanted(target=target, overrides=overrides, program=program, **more)  # type: ignore[arg-type]
+def draft(
+    sweeps: Sweeps, *overrides: str, program: tuple[str, ...] = (), target: str = "", **more: object
+) -> ComposedJob:
+    wanted = RunRequest(target=target, overrides=overrides, program=program, **more)  # type: ignore[arg-type]
     return sweeps.office.desk.draft(wanted)
 
 
@@ -70,10 +71,10 @@ def test_every_way_of_being_wrong_is_told_once_with_the_first_trial_that_showed_
 
 
 def test_what_all_trials_lack_is_said_only_if_nothing_else_is_wrong_with_any() -> None:
-    lack = Lack(argument="base", repo="org/name", names=("a",), whole=("a", "b"))
+    lack = MissingRepoFiles(argument="base", repo="org/name", names=("a",), whole=("a", "b"))
     absent = ArgsFaults("", faults=(Fault("base", "not here"),), lacks=(lack,))
     for others, lacks in (((absent,), (lack,)), ((ArgsFaults("", faults=(Fault("rank", "too large"),)),), ())):
-        faulty = TrialFaults()
+        faulty = TrialDiagnostics()
         for number, error in enumerate((absent, *others)):
             with faulty.of(f"trial {number}"):
                 raise error
@@ -93,7 +94,7 @@ def test_a_single_job_that_can_not_be_has_no_trials_in_its_message(sweeps: Sweep
 
 
 def test_words_that_can_not_be_read_wrong_values_and_unfilled_places_are_one_error(sweeps: Sweeps) -> None:
-    with pytest.raises(ConfigFaults) as raised:
+    with pytest.raises(InvalidConfig) as raised:
         draft(sweeps, "n=(", "cpus=many", "x=1", program=("./work.sh", "{n}", "{m}"))
     wheres = [fault.where for fault in raised.value.faults]
     assert [where.partition(":")[0] for where in wheres] == ["argument 1", "argument 2", "{m}"]
@@ -101,7 +102,7 @@ def test_words_that_can_not_be_read_wrong_values_and_unfilled_places_are_one_err
 
 
 def test_places_that_nothing_fills_are_named_with_the_nearest_parameter(sweeps: Sweeps) -> None:
-    with pytest.raises(ProgramFaults) as raised:
+    with pytest.raises(InvalidProgram) as raised:
         draft(sweeps, "lr=1,2", program=("./work.sh", "{lrr}", "{depth}"))
     first, second = faults_of(raised)
     assert first == "{lrr}: nothing gives it a value (did you mean 'lr'?)"
@@ -110,13 +111,13 @@ def test_places_that_nothing_fills_are_named_with_the_nearest_parameter(sweeps: 
 
 def test_a_place_that_only_some_trials_fill_is_a_fault_of_the_others(sweeps: Sweeps) -> None:
     (sweeps.folder / "parts.yaml").write_text("sweep:\n  concat: [{a: [1, 2]}, {a: [3], b: [4]}]\n")
-    words = Wanted(files=("parts.yaml",), program=("./work.sh", "{a}", "{b}"))
-    with pytest.raises(ProgramFaults, match=r"^\{b\}: nothing gives it a value, with a=1 and 1 more trial"):
+    words = RunRequest(files=("parts.yaml",), program=("./work.sh", "{a}", "{b}"))
+    with pytest.raises(InvalidProgram, match=r"^\{b\}: nothing gives it a value, with a=1 and 1 more trial"):
         sweeps.office.desk.order(words)
 
 
 def test_a_parameter_may_not_be_called_like_a_place(sweeps: Sweeps) -> None:
-    with pytest.raises(ProgramFaults, match="out: names a place of its own"):
+    with pytest.raises(InvalidProgram, match="out: names a place of its own"):
         draft(sweeps, "out=x", program=("./work.sh",))
 
 
@@ -134,7 +135,7 @@ def test_what_is_wrong_with_typed_arguments_alone_is_faults_of_arguments(sweeps:
 
 def test_with_a_file_it_is_the_configuration_that_is_wrong(sweeps: Sweeps) -> None:
     (sweeps.folder / "base.yaml").write_text("factor: many\n")
-    with pytest.raises(ConfigFaults) as raised:
+    with pytest.raises(InvalidConfig) as raised:
         draft(sweeps, "base=-1", target="test/branches", files=("base.yaml",))
     assert {fault.where.partition(":")[0] for fault in raised.value.faults} == {"base.yaml", "argument 1"}
 
@@ -191,7 +192,7 @@ def test_a_sweep_over_a_setting_of_stoker_is_not_taken_for_a_parameter_of_the_pr
 
 @pytest.mark.parametrize("words", [("inputs=a",), ("inputs=a,b",), ()])
 def test_a_place_named_like_a_setting_is_refused_with_how_to_say_it(sweeps: Sweeps, words: tuple[str, ...]) -> None:
-    with pytest.raises(ProgramFaults) as raised:
+    with pytest.raises(InvalidProgram) as raised:
         sweeps.order(*words, program=("./work.sh", "{inputs}"))
     (fault,) = raised.value.faults
     assert (fault.where, fault.message) == ("{inputs}", "is a setting of Stoker's own, not a parameter of the program")
@@ -206,7 +207,7 @@ def test_words_are_filled_with_what_was_typed_and_not_with_what_it_was_read_as(s
 
 @pytest.mark.parametrize(("at_once", "cores"), [(1, 4), (2, 2), (3, 1), (16, 1)])
 def test_programs_that_run_at_once_share_the_cores(sweeps: Sweeps, at_once: int, cores: int) -> None:
-    wanted = Wanted(overrides=("n=1,2",), program=("./work.sh", "{n}"), at_once=at_once)
+    wanted = RunRequest(overrides=("n=1,2",), program=("./work.sh", "{n}"), at_once=at_once)
     order = sweeps.office.desk.order(wanted)
     assert order.plan.node("1.run").needs.cpu == cores
 
@@ -258,7 +259,7 @@ def test_a_job_from_before_there_was_a_configuration_is_one_trial(office: Office
 
 @pytest.mark.parametrize("word", ["lr=range:5:5", "lr=log:1e-3:1e-1", "lr=1e-3,"])
 def test_a_place_whose_setting_can_not_be_read_is_not_a_second_fault(sweeps: Sweeps, word: str) -> None:
-    with pytest.raises(ConfigFaults) as raised:
+    with pytest.raises(InvalidConfig) as raised:
         draft(sweeps, word, program=("echo", "{lr}", "{seed}"))
     assert [fault.where for fault in raised.value.faults] == ["argument 1", "{seed}"]
 

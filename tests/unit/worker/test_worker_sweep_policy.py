@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.digests import digest_value
-from stoker.plan.sweep_plan import TrialNodes
-from stoker.worker.sweep_policy import decide_give_up
-from stoker.worker.trials import Trial, TrialEnd
+from stoker.core.digests import digest_value
+from stoker.engine.plan import TrialNodes
+from stoker.jobs.trials import Trial, TrialEnd, decide_give_up
 
 NODES = TrialNodes(final="run", keep=(), nodes=("run",))
 TRIAL = Trial(number=1, label="x=1", point={}, args={}, job_id=digest_value("t", 1), nodes=NODES)

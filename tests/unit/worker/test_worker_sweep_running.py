@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from stoker.model.digests import digest_value
-from stoker.model.errors import Cancelled, LocalFile, StageFailed, StokerError, SweepGivenUp
-from stoker.model.events import Event, Kinds
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps
-from stoker.model.lifecycle import JobState
-from stoker.plan.preview import preview
-from stoker.plan.run_options import RunOptions
-from stoker.plan.status import StatusWriter, read_status
-from stoker.plan.sweep_plan import TrialNodes
-from stoker.worker.execution import JobResult
-from stoker.worker.gathering import Gathering
-from stoker.worker.job_folder import JobFolder
-from stoker.worker.ran_code import RanCode
-from stoker.worker.sides import side_of
-from stoker.worker.story import tell
-from stoker.worker.trials import Trial
-from tests.unit.plan.lab import lines_of
+from stoker.core.digests import digest_value
+from stoker.core.errors import Cancelled, LocalFile, StageFailed, StokerError, SweepGivenUp
+from stoker.core.events import Event, Kinds
+from stoker.core.frozen import changed
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps
+from stoker.engine.journal import StatusWriter, read_status
+from stoker.engine.plan import TrialNodes
+from stoker.engine.preview import preview
+from stoker.engine.types import RunOptions
+from stoker.jobs.comparison import JobFacts
+from stoker.jobs.execution import JobResult
+from stoker.jobs.job_diff import side_of
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_history import tell
+from stoker.jobs.source_code import TrialCode
+from stoker.jobs.trials import Trial
+from tests.unit.engine.lab import lines_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import WORK, Sweeps, counts, renamed, states
 
@@ -346,7 +346,7 @@ def test_a_sweep_whose_program_is_edited_meanwhile_names_the_trials_that_ran_the
     assert warning.startswith("work.sh was edited while this sweep ran; 1 of 3 trials ran edited code: 3;")
     hint = "the same command again runs the trials that ran other code than the current, and keeps the rest"
     assert warning.endswith(f"; {hint}")
-    gathering = Gathering(job.folder, sweeps.office.lab.store)
+    gathering = JobFacts(job.folder, sweeps.office.lab.store)
     sides = [side_of(gathering, trial, label=str(trial.number)) for trial in gathering.wanted()]
     first, second, third = (side.code["work.sh"] for side in sides)
     assert first == second != third
@@ -368,7 +368,7 @@ def test_a_warning_of_edited_code_names_each_code_once_however_many_trials_ran_i
     ]
     files = {f"lib/{index}.py": "old" for index in range(10)}
     now = "a" * 64
-    code = RanCode("/", files, lambda _path: now)
+    code = TrialCode("/", files, lambda _path: now)
     for trial in trials:
         now = ("a" if trial.number % 2 else "b") * 64
         code.begin(trial.nodes.final)

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.digests import Digest
-from stoker.model.events import Event, Kinds
-from stoker.plan.metrics.wandb_sink import WandbRun
-from stoker.plan.metrics.writer import MetricsWriter
-from stoker.plan.run_folders import RunFolders
-from stoker.plan.sweep_plan import TrialNodes
-from stoker.worker.tracking import Tracking
-from stoker.worker.trials import Trial
-from tests.unit.plan.metrics.test_metrics_wandb_sink import LIBRARY, SCRIPT
+from stoker.core.clock import FakeClock
+from stoker.core.digests import Digest
+from stoker.core.events import Event, Kinds
+from stoker.engine.metrics.metrics_file import MetricsWriter
+from stoker.engine.metrics.wandb import WandbRun
+from stoker.engine.plan import TrialNodes
+from stoker.engine.run_folders import RunFolders
+from stoker.jobs.execution_events import TrialTracker
+from stoker.jobs.trials import Trial
+from tests.unit.engine.metrics.test_metrics_wandb_sink import LIBRARY, SCRIPT
 
 
 class Office:
@@ -29,9 +29,9 @@ class Office:
         self.folders = RunFolders(run_id="r", logs=str(folder), metrics=str(folder), scratch=str(folder / "scratch"))
         (folder / "library").mkdir()
 
-    def tracking(self, *trials: Trial, library: str = LIBRARY) -> Tracking:
+    def tracking(self, *trials: Trial, library: str = LIBRARY) -> TrialTracker:
         (self.folder / "library" / "wandb.py").write_text(library)
-        return Tracking(trials, self.folders, run_of=self.run_of, script=str(SCRIPT))
+        return TrialTracker(trials, self.folders, run_of=self.run_of, script=str(SCRIPT))
 
     def run_of(self, trial: Trial) -> WandbRun:
         return WandbRun(

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from stoker.model.artifacts import Tree
-from stoker.model.clock import SystemClock
-from stoker.model.digests import digest_value
-from stoker.model.errors import NotFound
-from stoker.plan.sweep_plan import TrialNodes
-from stoker.store.local import LocalStore
-from stoker.store.records import Record
-from stoker.worker.story import Story, tell
-from stoker.worker.trials import (
+from stoker.core.clock import SystemClock
+from stoker.core.digests import Tree, digest_value
+from stoker.core.errors import NotFound
+from stoker.engine.plan import TrialNodes
+from stoker.jobs.job_history import RunHistory, tell
+from stoker.jobs.trials import (
     KnownMetrics,
     Trial,
     end_of,
@@ -24,6 +21,8 @@ from stoker.worker.trials import (
     trial_numbered,
     write_trials,
 )
+from stoker.store.local_store import LocalStore
+from stoker.store.records import Record
 
 KEY = digest_value("key", 1)
 
@@ -46,7 +45,7 @@ def ended(node: str, **fields: Any) -> list[dict[str, Any]]:
     return [begin(node), event("end", node, **{"seconds": 2.0, "digest": "d" * 64, **fields})]
 
 
-def told(*events: dict[str, Any]) -> Story:
+def told(*events: dict[str, Any]) -> RunHistory:
     return tell(events)
 
 

@@ -6,9 +6,9 @@ import os
 import sys
 import zipfile
 
-from stoker.model.clock import SystemClock
-from stoker.worker.environments.making import Maker
-from stoker.worker.environments.shelf import Shelf
+from stoker.core.clock import SystemClock
+from stoker.worker.environments.environment_builder import Maker
+from stoker.worker.environments.environment_cache import EnvironmentCache
 
 
 def wheel(folder, name, version="1.0", *, tag="py3-none-any", needs=(), code=""):
@@ -92,5 +92,5 @@ def maker_in(home, **environment):
         **environment,
     }
     clock = SystemClock()
-    shelf = Shelf(os.path.join(home, "envs"), clock=clock)
+    shelf = EnvironmentCache(os.path.join(home, "envs"), clock=clock)
     return Maker(shelf=shelf, environment=around, own_prefix=sys.prefix, clock=clock)

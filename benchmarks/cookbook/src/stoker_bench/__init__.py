@@ -11,17 +11,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from stoker.plan.authoring import (
-    Category,
-    Cookbook,
-    JsonKind,
-    Plan,
-    PlanBuilder,
-    StageContext,
-    arg,
-    recipe,
-    stage,
-)
+from stoker.authoring import Category, Cookbook, JsonKind, Plan, PlanBuilder, StageContext, arg, recipe, stage
 
 executions: list[int] = []
 """The numbers of the inline stages that really ran in this process."""

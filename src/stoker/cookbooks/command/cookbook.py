@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.plan.authoring import (
+from stoker.authoring import (
     ArgsFaults,
     BadInput,
     Category,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from stoker.cookbooks.language.bases import FoundBase, is_in_hub_cache
+from stoker.cookbooks.language.bases import TrainableBase, is_in_hub_cache
 from stoker.cookbooks.language.bundled import BASES
-from stoker.model.digests import is_digest
-from stoker.model.units import format_size
+from stoker.core.digests import is_digest
+from stoker.core.text import format_size
 
 
-def base_facts(base: FoundBase, digest_of: Callable[[str], str]) -> str:
+def base_facts(base: TrainableBase, digest_of: Callable[[str], str]) -> str:
     """Say what is known of a base, in one line; what the hub has lies in its cache under its SHA-256."""
     said = [f"base {base.name}", format_size(base.size_bytes)]
     if base.name in BASES:

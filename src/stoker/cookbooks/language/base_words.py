@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stoker.model.digests import digest_value
+from stoker.core.digests import digest_value
 
 
 def company_word(contents: Iterable[str], dtype: str) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cookbooks.language.engine.shapes import EMBEDDING, FAMILIES, Shape, module_name, shape_of
-from stoker.cookbooks.language.foreign_files import read_foreign_json, shown
-from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE, Header, pinch, read_header
-from stoker.hardware.estimate.shape import ModelShape
-from stoker.model.digests import digest_bytes, digest_value
-from stoker.model.errors import BadInput, Damaged, Faults, StokerError
-from stoker.model.frozen import changed, frozen
-from stoker.model.printable import first_line
+from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, FAMILIES, DecoderShape, module_name, shape_of
+from stoker.cookbooks.language.safetensors import INDEX, SINGLE, Header, pinch, read_foreign_json, read_header, shown
+from stoker.core.digests import digest_bytes, digest_value
+from stoker.core.errors import BadInput, Damaged, InvalidInput, StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.text import first_line
+from stoker.devices.estimate.model_shapes import ModelShape
 
 CONFIG: Final = "config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -41,7 +40,7 @@ _WANTED = f"give another base: {CONFIG} of {', '.join(FAMILIES)}, a tokenizer.js
 
 
 @frozen
-class FoundBase:
+class TrainableBase:
     """A base that can be trained."""
 
     name: str
@@ -84,7 +83,7 @@ class Outline:
     tokenizer_files: tuple[str, ...]
 
 
-def read_base(folder: Path, *, name: str = "", use: str = "trained") -> FoundBase:
+def read_base(folder: Path, *, name: str = "", use: str = "trained") -> TrainableBase:
     """Look a base's folder through. Raises `BadInput` with everything that is wrong, in one line.
 
     `Damaged` if nothing is wrong but that files of weights are not what they promise. `use` is what can't be done then.
@@ -101,7 +100,7 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> FoundBas
         raise Damaged(f"{name} can't be {use}: {'; '.join(damage)}", hint=_again(name, folder))
     if outline is None or headers is None or faults:
         raise BadInput(f"{name} can't be {use}: {'; '.join([*faults, *damage])}", hint=_hint(name, folder))
-    return FoundBase(
+    return TrainableBase(
         name=name,
         folder=folder,
         config=outline.config,
@@ -199,7 +198,7 @@ def _config(folder: Path, faults: list[str]) -> Mapping[str, Any] | None:
     return told
 
 
-def _shape(config: Mapping[str, Any], faults: list[str]) -> Shape | None:
+def _shape(config: Mapping[str, Any], faults: list[str]) -> DecoderShape | None:
     classes = config.get("architectures")
     said = [one for one in classes if isinstance(one, str)] if isinstance(classes, list) else []
     if config.get("is_encoder_decoder") is True or (said and not any(one.endswith("ForCausalLM") for one in said)):
@@ -217,7 +216,7 @@ def _shape(config: Mapping[str, Any], faults: list[str]) -> Shape | None:
         return None
     try:
         return shape_of(config)
-    except Faults as error:
+    except InvalidInput as error:
         faults.extend(map(str, error.faults))
     except StokerError as error:
         faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)

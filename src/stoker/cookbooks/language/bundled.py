@@ -19,9 +19,9 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from stoker.core.errors import NoPermission
+from stoker.core.frozen import frozen
 from stoker.host.durable import translated, write_file
-from stoker.model.errors import NoPermission
-from stoker.model.frozen import frozen
 
 BaseName = Literal["tiny"]
 BASES: Final[tuple[str, ...]] = get_args(BaseName)

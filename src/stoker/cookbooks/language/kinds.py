@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stoker.plan.authoring import JsonKind, Kind, TreeKind, check_files, check_json
+from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.data.examples import ExampleSet

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.authoring import BadInput, InputPath, StageContext, arg, stage
+from stoker.cookbooks.language.arguments import BaseArgs, Dtype
 from stoker.cookbooks.language.kinds import Model
-from stoker.cookbooks.language.settings import BaseArgs, Dtype
-from stoker.plan.authoring import BadInput, InputPath, StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,10 @@ class MergeArgs(BaseArgs):
 
 def told_of_base(args: MergeArgs) -> str | None:
     """Say over which base the adapter was trained, if that is another than the one it is put into."""
+    from stoker.cookbooks.language.base_search import is_another_base
     from stoker.cookbooks.language.bases import read_base
-    from stoker.cookbooks.language.finding import is_another_base
-    from stoker.cookbooks.language.foreign_files import shown
-    from stoker.cookbooks.language.peft_layout import read_config
+    from stoker.cookbooks.language.peft import read_config
+    from stoker.cookbooks.language.safetensors import shown
 
     trained_over = read_config(Path(args.adapter)).get("base_model_name_or_path")
     if not is_another_base(trained_over, read_base(Path(args.base), name=args.base_name, use="merged")):
@@ -37,9 +37,9 @@ def merge_weights(job: StageContext, args: MergeArgs) -> Model:
     """Add an adapter to the matrices it stands beside; the result needs no adapter any more."""
     import torch
 
-    from stoker.cookbooks.language.engine.shapes import EMBEDDING
-    from stoker.cookbooks.language.full.files import base_at, read_weights, write_model
-    from stoker.cookbooks.language.peft_layout import read_adapter
+    from stoker.cookbooks.language.compute.frozen_base import EMBEDDING
+    from stoker.cookbooks.language.full.model_files import base_at, read_weights, write_model
+    from stoker.cookbooks.language.peft import read_adapter
 
     base = base_at(args.base, args.base_name, use="merged")
     if told := told_of_base(args):

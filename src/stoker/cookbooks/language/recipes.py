@@ -13,19 +13,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from stoker.cookbooks.language.asking import Load, lora_needs, reading_needs, sample_needs, too_large
-from stoker.cookbooks.language.bases import CONFIG, FoundBase
-from stoker.cookbooks.language.checking import Checking
-from stoker.cookbooks.language.finding import outline_of
-from stoker.cookbooks.language.full.asking import Whole, full_needs, full_too_large
-from stoker.cookbooks.language.kinds import Model, Report
-from stoker.cookbooks.language.merge import MergeArgs, merge_weights
-from stoker.cookbooks.language.peft_layout import adapter_files
-from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
-from stoker.cookbooks.language.sample import sample, sample_model
-from stoker.cookbooks.language.settings import (
+from stoker.authoring import Category, Cookbook, InputPath, Plan, PlanBuilder, Tip, arg, recipe
+from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
     FULL,
     LARGEST,
@@ -38,16 +29,33 @@ from stoker.cookbooks.language.settings import (
     LearningArgs,
     LoraArgs,
     SampleArgs,
+    settled_dtype,
 )
-from stoker.cookbooks.language.settled import settled_dtype
-from stoker.cookbooks.language.sharing import shared_by_lora
+from stoker.cookbooks.language.base_search import outline_of
+from stoker.cookbooks.language.bases import CONFIG, TrainableBase
+from stoker.cookbooks.language.checks import LanguageArgsChecker
+from stoker.cookbooks.language.kinds import Adapter, Examples, Model, Report, Samples
+from stoker.cookbooks.language.memory_needs import (
+    FullTrainingSpec,
+    Load,
+    full_needs,
+    full_too_large,
+    lora_needs,
+    reading_needs,
+    sample_needs,
+    shared_by_lora,
+    too_large,
+)
+from stoker.cookbooks.language.merge import MergeArgs, merge_weights
+from stoker.cookbooks.language.peft import adapter_files
+from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
+from stoker.cookbooks.language.sample import sample, sample_model
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
 from stoker.cookbooks.language.train_full import train_full
 from stoker.cookbooks.language.train_lora import train_lora
-from stoker.model.errors import NoRoom
-from stoker.model.frozen import changed, frozen
-from stoker.plan.authoring import Category, InputPath, Plan, PlanBuilder, Tip, arg, recipe
-from stoker.plan.surroundings import surroundings
+from stoker.core.errors import InsufficientDeviceMemory
+from stoker.core.frozen import changed, frozen
+from stoker.engine.machine_context import surroundings
 
 _BRINGS = {"base": CONFIG}
 """A machine of a fleet fetches a base of the hub itself; how large it is stands in that file."""
@@ -124,7 +132,7 @@ def full(args: FullRecipeArgs) -> Plan:
 @recipe(MERGE, version=1, category=Category.EXPORT, output=Model, backend="torch", brings=_BRINGS)
 def merge(args: MergeRecipeArgs) -> Plan:
     """Put an adapter into its base: a whole model in the Hugging Face layout."""
-    checking = Checking(MERGE)
+    checking = LanguageArgsChecker(MERGE)
     base = checking.base(args.base)
     folder = checking.adapter(args.adapter, base)
     checking.refuse()
@@ -142,14 +150,14 @@ def merge(args: MergeRecipeArgs) -> Plan:
 class _Wanted:
     """What the arguments of a training mean."""
 
-    base: FoundBase
+    base: TrainableBase
     data: Path | None
     """A file of the user's; None: bundled."""
     load: Load
 
 
 def _lora(args: LoraRecipeArgs) -> _Wanted:
-    checking = Checking(LORA)
+    checking = LanguageArgsChecker(LORA)
     base, data = checking.base(args.base), checking.data(args.data)
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
@@ -164,7 +172,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
 
 
 def _full(args: FullRecipeArgs) -> _Wanted:
-    checking = Checking(FULL)
+    checking = LanguageArgsChecker(FULL)
     base, data = checking.base(args.base), checking.data(args.data)
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
@@ -177,17 +185,17 @@ def _full(args: FullRecipeArgs) -> _Wanted:
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
 
 
-def _whole(args: FullRecipeArgs, base: FoundBase, load: Load) -> Whole:
-    return Whole(base=base, load=load, accumulate=args.accumulate, is_packed=args.packing)
+def _whole(args: FullRecipeArgs, base: TrainableBase, load: Load) -> FullTrainingSpec:
+    return FullTrainingSpec(base=base, load=load, accumulate=args.accumulate, is_packed=args.packing)
 
 
-def _refuse_too_large(checking: Checking, short: NoRoom | None, gpus: int) -> None:
+def _refuse_too_large(checking: LanguageArgsChecker, short: InsufficientDeviceMemory | None, gpus: int) -> None:
     if short is not None:
         checking.note("gpus" if gpus else "base", short.message, short.hint)
         checking.refuse()
 
 
-def _called(base: FoundBase, name: str) -> FoundBase:
+def _called(base: TrainableBase, name: str) -> TrainableBase:
     """Give a base under the name that whoever submitted it had for it: in a fleet it lies in places of no meaning."""
     return changed(base, name=name) if name else base
 
@@ -217,7 +225,7 @@ def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleAr
     )
 
 
-def _base(base: FoundBase, names: tuple[str, ...]) -> dict[str, Any]:
+def _base(base: TrainableBase, names: tuple[str, ...]) -> dict[str, Any]:
     # The stage works elsewhere than whoever typed it.
     folder = os.path.abspath(base.folder)
     return {
@@ -238,3 +246,28 @@ def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs]) -> 
 
 def _gpus(args: DataArgs) -> int:
     return min(1, surroundings().count_gpus()) if args.gpus is None else args.gpus
+
+
+# The cookbook itself: what the catalogue sees of it.
+
+COOKBOOK: Final = Cookbook(
+    name="language",
+    summary="fine-tune language models, many adapters over one base at once",
+    recipes=(lora, full, merge),
+    stages=(
+        tokenise,
+        train_lora,
+        train_full,
+        sample,
+        sample_model,
+        report_lora,
+        report_lora_samples,
+        report_full,
+        report_full_samples,
+        merge_weights,
+    ),
+    kinds=(Examples, Adapter, Model, Samples, Report),
+    prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
+    # Every adapter of a sweep gets a report of its own, and so a process that draws.
+    preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),
+)

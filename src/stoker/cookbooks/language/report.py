@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.authoring import StageContext, stage
 from stoker.cookbooks.language.kinds import Adapter, Model, Report, Samples
-from stoker.cookbooks.language.records import Sample
-from stoker.plan.authoring import StageContext, stage
+from stoker.cookbooks.language.schemas import CompletionSample
 
 _USES = ("matplotlib",)
 
@@ -38,13 +38,12 @@ def report_full_samples(job: StageContext, model: Model, samples: Samples) -> Re
     return _written(job, model.path, samples.load())
 
 
-def _written(job: StageContext, made: Path, samples: Sequence[Sample]) -> Report:
-    from stoker.cookbooks.language.records import TRAINING, read_training, write_training
-    from stoker.cookbooks.language.reporting.card import model_card
-    from stoker.cookbooks.language.reporting.plots import all_plots
-    from stoker.cookbooks.language.reporting.tables import curve_csv, samples_text, summary
-    from stoker.cookbooks.tabular.reporting.canvas import style, written
-    from stoker.model import json_text
+def _written(job: StageContext, made: Path, samples: Sequence[CompletionSample]) -> Report:
+    from stoker.cookbooks.language.plots import all_plots
+    from stoker.cookbooks.language.report_card import curve_csv, model_card, samples_text, summary
+    from stoker.cookbooks.language.schemas import TRAINING, read_training, write_training
+    from stoker.cookbooks.tabular.canvas import style, written
+    from stoker.core import jsontext
 
     training = read_training(made)
     if not (job.out / TRAINING).exists():
@@ -59,7 +58,7 @@ def _written(job: StageContext, made: Path, samples: Sequence[Sample]) -> Report
     texts = {
         "curve.csv": curve_csv(training),
         "model-card.md": model_card(training, samples),
-        "summary.json": json_text.dumps(summary(training), indent=2) + "\n",
+        "summary.json": jsontext.dumps(summary(training), indent=2) + "\n",
     }
     if samples:
         texts["samples.md"] = samples_text(samples)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker.authoring import StageContext, stage
+from stoker.cookbooks.language.arguments import SampleArgs
 from stoker.cookbooks.language.kinds import Adapter, Model, Samples
-from stoker.cookbooks.language.settings import SampleArgs
-from stoker.plan.authoring import StageContext, stage
 
 _USES = ("safetensors", "tokenizers", "torch", "transformers")
 
@@ -24,14 +24,14 @@ def sample_model(job: StageContext, model: Model, args: SampleArgs) -> Samples:
 
 
 def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, has_adapter: bool) -> Samples:
-    from stoker.cookbooks.language.data.tokenising import open_tokenizer
-    from stoker.cookbooks.language.engine.adapters import AdapterSpec
-    from stoker.cookbooks.language.engine.bases import load_base
-    from stoker.cookbooks.language.engine.slots import Slots
-    from stoker.cookbooks.language.peft_layout import read_adapter
-    from stoker.cookbooks.language.records import read_training
-    from stoker.cookbooks.language.sampling import Sampler, completed
-    from stoker.cookbooks.language.settled import device_of
+    from stoker.cookbooks.language.arguments import device_of
+    from stoker.cookbooks.language.compute.banks import AdapterSpec
+    from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.data.tokens import open_tokenizer
+    from stoker.cookbooks.language.peft import read_adapter
+    from stoker.cookbooks.language.sampler import Sampler, completed
+    from stoker.cookbooks.language.schemas import read_training
 
     device, told = device_of(job.devices)
     if told:

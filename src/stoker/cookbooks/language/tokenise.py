@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from stoker.authoring import InputPath, StageContext, StageInputError, arg, stage
+from stoker.cookbooks.language.arguments import BaseArgs
 from stoker.cookbooks.language.bundled import DataName
 from stoker.cookbooks.language.kinds import Examples
-from stoker.cookbooks.language.settings import BaseArgs
-from stoker.plan.authoring import InputPath, StageContext, StageInputError, arg, stage
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.data.examples import ExampleFacts
@@ -38,12 +38,12 @@ def layout_of(path: Path) -> Literal["jsonl", "text"]:
 
 def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
     """Read a file of examples to its end; raise `StageInputError` with every line that is none, or if all are empty."""
-    from stoker.cookbooks.language.data.reading import LineFaults, nothing_to_learn, read_lines
+    from stoker.cookbooks.language.data.reading import InvalidLines, nothing_to_learn, read_lines
 
     if args.file is None:
         return
     source = Path(args.file).name
-    faults = LineFaults(source)
+    faults = InvalidLines(source)
     lines = empty = 0
     for line in read_lines(Path(args.file), args.layout, faults):
         lines += 1
@@ -59,28 +59,28 @@ def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     """Read examples, write chats by the base's template, turn them into tokens and hold some out."""
     from stoker.cookbooks.language.bundled import data_lines
-    from stoker.cookbooks.language.data.reading import LineFaults, read_lines, read_texts
+    from stoker.cookbooks.language.data.reading import InvalidLines, read_lines, read_texts
 
     # What is wrong with it is told before libraries load, which takes longer than reading it twice.
     look_through(args, job.check)
     if args.file is not None:
         source = Path(args.file).name
-        faults = LineFaults(source)
+        faults = InvalidLines(source)
         lines = read_lines(Path(args.file), args.layout, faults)
     elif args.bundled is not None:
-        source, faults = args.bundled, LineFaults(args.bundled)
+        source, faults = args.bundled, InvalidLines(args.bundled)
         lines = read_texts(data_lines(args.bundled))
     else:
         raise StageInputError("neither a file nor bundled data was given", hint="data=FILE.jsonl")
-    from stoker.cookbooks.language.data.tokenising import Tokenising, Wanted, open_tokenizer
+    from stoker.cookbooks.language.data.tokens import ExampleTokeniser, TokeniseOptions, open_tokenizer
 
-    wanted = Wanted(
+    wanted = TokeniseOptions(
         max_seq_len=args.max_seq_len,
         train_on=args.train_on,
         holdout_percent=args.holdout_percent,
         vocabulary=args.vocabulary,
     )
-    tokenising = Tokenising(open_tokenizer(Path(args.base)), wanted)
+    tokenising = ExampleTokeniser(open_tokenizer(Path(args.base)), wanted)
     for taken in tokenising.take(lines, faults):
         job.step(taken)
     faults.refuse()

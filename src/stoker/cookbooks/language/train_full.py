@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stoker.authoring import RetryOn, RetryPolicy, StageContext, stage
+from stoker.cookbooks.language.arguments import FullArgs
 from stoker.cookbooks.language.kinds import Examples, Model
-from stoker.cookbooks.language.settings import FullArgs
-from stoker.plan.authoring import RetryOn, RetryPolicy, StageContext, stage
 
 
 @stage(
@@ -16,7 +16,7 @@ from stoker.plan.authoring import RetryOn, RetryPolicy, StageContext, stage
 )
 def train_full(job: StageContext, examples: Examples, args: FullArgs) -> Model:
     """Train every weight, update by update."""
-    from stoker.cookbooks.language.full.producing import produce
+    from stoker.cookbooks.language.full.outputs import produce
 
     produce(job, examples, args)
     return job.made(Model)

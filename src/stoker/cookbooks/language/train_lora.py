@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stoker.authoring import Digests, RetryOn, RetryPolicy, StageContext, Together, stage
+from stoker.cookbooks.language.arguments import LoraArgs
 from stoker.cookbooks.language.base_words import company_word
 from stoker.cookbooks.language.kinds import Adapter, Examples
-from stoker.cookbooks.language.settings import LoraArgs
-from stoker.plan.authoring import Digests, RetryOn, RetryPolicy, StageContext, Together, stage
 
 
 def same_base(args: LoraArgs, digests: Digests) -> str:
@@ -23,15 +23,15 @@ def same_base(args: LoraArgs, digests: Digests) -> str:
     # The process that trains many may be lost by a fault of one; each goes on from its own checkpoint.
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
     together=Together(
-        run="stoker.cookbooks.language.company.running:run_company",
+        run="stoker.cookbooks.language.shared.loop:run_company",
         key=same_base,
-        fits="stoker.cookbooks.language.asking:what_fits",
+        fits="stoker.cookbooks.language.memory_needs:what_fits",
     ),
 )
 def train_lora(job: StageContext, examples: Examples, args: LoraArgs) -> Adapter:
     """Train an adapter, update by update; several over one base in one process."""
-    from stoker.cookbooks.language.company.running import run_company
-    from stoker.plan.authoring import Alone
+    from stoker.authoring import Alone
+    from stoker.cookbooks.language.shared.loop import run_company
 
     alone = Alone(job, {"examples": examples}, args)
     run_company(alone)

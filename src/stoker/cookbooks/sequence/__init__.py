@@ -12,5 +12,5 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     if name == "COOKBOOK":
-        return import_module(f"{__name__}.cookbook").COOKBOOK
+        return import_module(f"{__name__}.recipes").COOKBOOK
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

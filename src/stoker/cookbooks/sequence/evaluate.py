@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from stoker.authoring import StageContext, stage
 from stoker.cookbooks.sequence.kinds import Model, Scores, Windows
-from stoker.plan.authoring import StageContext, stage
 
 
 @stage("sequence/evaluate", version=1, uses=("torch", "numpy", "pandas", "pyarrow"))
 def evaluate(job: StageContext, model: Model, data: Windows) -> Scores:
     """Score a model and a baseline on the test part."""
-    from stoker.cookbooks.sequence.science.evaluation import evaluate_model, headline_scores
-    from stoker.cookbooks.sequence.science.restoring import read_model
+    from stoker.cookbooks.sequence.evaluation import evaluate_model, headline_scores
+    from stoker.cookbooks.sequence.restore import read_model
 
     book = evaluate_model(read_model(model.path), data.load())
     job.step(1, of=1, **headline_scores(book))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.sequence.kinds import Encoder, Model, Windows
 from stoker.cookbooks.sequence.settings import TrainingArgs
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +20,16 @@ class FinetuneArgs(TrainingArgs):
 def finetune(job: StageContext, encoder: Encoder, data: Windows, args: FinetuneArgs) -> Model:
     """Train a transformer that begins with what it learned without answers."""
     from stoker.cookbooks.sequence.networks.attention import Transformer, TransformerShape
-    from stoker.cookbooks.sequence.networks.ends import Ends
-    from stoker.cookbooks.sequence.science.producing import produce, saved
+    from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+    from stoker.cookbooks.sequence.produce import produce_model, saved
 
     windows, learned = data.load(), encoder.load()
     shape = TransformerShape(**learned.facts["shape"])
 
     def make() -> Transformer:
-        network = Transformer(Ends.of(windows.facts), shape)
+        network = Transformer(NetworkSizes.of(windows.facts), shape)
         network.encoder.load_state_dict(learned.weights)
         return network
 
-    model = produce(job, "transformer_ssl", windows, make, shape, args, before=(learned.facts["curve"],))
+    model = produce_model(job, "transformer_ssl", windows, make, shape, args, before=(learned.facts["curve"],))
     return saved(job, Model, model)

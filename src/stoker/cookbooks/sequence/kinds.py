@@ -7,14 +7,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stoker.plan.authoring import JsonKind, Kind, TreeKind, check_files, check_json
+from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 
 if TYPE_CHECKING:
-    from stoker.cookbooks.sequence.science import series, windows
-    from stoker.cookbooks.sequence.science.fitted import FittedEncoder, FittedModel
+    from stoker.cookbooks.sequence import arrays
+    from stoker.cookbooks.sequence.fitted import FittedEncoder, FittedNetwork
 
 
-class Series(Kind["series.Series"]):
+class Series(Kind["arrays.SeriesArrays"]):
     """Channels over time and what is to be predicted of them: arrays and `series.json`."""
 
     name: ClassVar[str] = "sequence/series"
@@ -22,13 +22,13 @@ class Series(Kind["series.Series"]):
     file: ClassVar[str | None] = None
 
     @classmethod
-    def save(cls, value: series.Series, path: Path) -> None:
-        from stoker.cookbooks.sequence.science.series import write_series
+    def save(cls, value: arrays.SeriesArrays, path: Path) -> None:
+        from stoker.cookbooks.sequence.arrays import write_series
 
         write_series(value, path)
 
-    def load(self) -> series.Series:
-        from stoker.cookbooks.sequence.science.series import read_series
+    def load(self) -> arrays.SeriesArrays:
+        from stoker.cookbooks.sequence.arrays import read_series
 
         return read_series(self.path)
 
@@ -38,7 +38,7 @@ class Series(Kind["series.Series"]):
         check_json(path / "series.json", "channels")
 
 
-class Windows(Kind["windows.Windows"]):
+class Windows(Kind["arrays.WindowArrays"]):
     """A series divided in time, scaled by its training part, and where windows begin: arrays and `windows.json`."""
 
     name: ClassVar[str] = "sequence/windows"
@@ -46,13 +46,13 @@ class Windows(Kind["windows.Windows"]):
     file: ClassVar[str | None] = None
 
     @classmethod
-    def save(cls, value: windows.Windows, path: Path) -> None:
-        from stoker.cookbooks.sequence.science.windows import write_windows
+    def save(cls, value: arrays.WindowArrays, path: Path) -> None:
+        from stoker.cookbooks.sequence.arrays import write_windows
 
         write_windows(value, path)
 
-    def load(self) -> windows.Windows:
-        from stoker.cookbooks.sequence.science.windows import read_windows
+    def load(self) -> arrays.WindowArrays:
+        from stoker.cookbooks.sequence.arrays import read_windows
 
         return read_windows(self.path)
 
@@ -71,12 +71,12 @@ class Encoder(Kind["FittedEncoder"]):
 
     @classmethod
     def save(cls, value: FittedEncoder, path: Path) -> None:
-        from stoker.cookbooks.sequence.science.fitted import write_encoder
+        from stoker.cookbooks.sequence.fitted import write_encoder
 
         write_encoder(value, path)
 
     def load(self) -> FittedEncoder:
-        from stoker.cookbooks.sequence.science.fitted import read_encoder
+        from stoker.cookbooks.sequence.fitted import read_encoder
 
         return read_encoder(self.path)
 
@@ -86,7 +86,7 @@ class Encoder(Kind["FittedEncoder"]):
         check_json(path / "encoder.json", "shape")
 
 
-class Model(Kind["FittedModel"]):
+class Model(Kind["FittedNetwork"]):
     """A trained network: weights (`model.pt`, numbers and names alone, no code) and facts (`model.json`)."""
 
     name: ClassVar[str] = "sequence/model"
@@ -94,15 +94,15 @@ class Model(Kind["FittedModel"]):
     file: ClassVar[str | None] = None
 
     @classmethod
-    def save(cls, value: FittedModel, path: Path) -> None:
-        from stoker.cookbooks.sequence.science.fitted import write_model
+    def save(cls, value: FittedNetwork, path: Path) -> None:
+        from stoker.cookbooks.sequence.fitted import write_model
 
         write_model(value, path)
 
-    def load(self) -> FittedModel:
+    def load(self) -> FittedNetwork:
         # By computed name: whoever trains one family would else be made of the code of them all.
-        restoring = import_module(f"{__package__}.science.restoring")
-        model: FittedModel = restoring.read_model(self.path)
+        restore = import_module(f"{__package__}.restore")
+        model: FittedNetwork = restore.read_model(self.path)
         return model
 
     def copy_files(self, to: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.authoring import InputPath, StageContext, StageInputError, arg, stage
 from stoker.cookbooks.sequence.generated import GeneratedName
 from stoker.cookbooks.sequence.kinds import Series
-from stoker.plan.authoring import InputPath, StageContext, StageInputError, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +27,20 @@ def load(job: StageContext, args: LoadArgs) -> Series:
     """Read a series from a CSV or Parquet file, or make one; put its rows in order and settle its columns."""
     from pathlib import Path
 
-    from stoker.cookbooks.sequence.science.columns import Choice, Origin, settle
-    from stoker.cookbooks.sequence.science.generating import generate
-    from stoker.cookbooks.tabular.science.reading import read_file
+    from stoker.cookbooks.sequence.columns import SeriesColumnChoice, SeriesOrigin, settle
+    from stoker.cookbooks.sequence.generator import generate
+    from stoker.cookbooks.tabular.table_files import read_file
 
     if args.file is not None:
         frame, read = read_file(Path(args.file), least_columns=1)
         form: Literal["csv", "parquet"] = "parquet" if read["format"] == "parquet" else "csv"
-        origin = Origin(name=None, format=form, sha256=read["sha256"], target=None, notes=tuple(read["notes"]))
+        origin = SeriesOrigin(name=None, format=form, sha256=read["sha256"], target=None, notes=tuple(read["notes"]))
     elif args.generated is not None:
         frame, target = generate(args.generated)
-        origin = Origin(name=args.generated, format="generated", sha256=None, target=target)
+        origin = SeriesOrigin(name=args.generated, format="generated", sha256=None, target=target)
     else:
         raise StageInputError("neither a generated series nor a file was given", hint="data=NAME or data=FILE")
-    choice = Choice(target=args.target, time=args.time, problem=args.problem, drop=args.drop)
+    choice = SeriesColumnChoice(target=args.target, time=args.time, problem=args.problem, drop=args.drop)
     series = settle(frame, origin, choice)
     for note in series.facts["notes"]:
         job.log(note)

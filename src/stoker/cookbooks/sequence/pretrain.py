@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.sequence.kinds import Encoder, Windows
 from stoker.cookbooks.sequence.settings import TrainingArgs
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,29 +26,29 @@ def pretrain(job: StageContext, data: Windows, args: PretrainArgs) -> Encoder:
     """Train a transformer to tell what was hidden of windows; no answer is looked at."""
     from dataclasses import asdict
 
+    from stoker.cookbooks.sequence import produce
+    from stoker.cookbooks.sequence.fitted import FittedEncoder
     from stoker.cookbooks.sequence.networks.attention import Restorer, TransformerShape
-    from stoker.cookbooks.sequence.networks.ends import Ends
-    from stoker.cookbooks.sequence.records import EncoderFacts
-    from stoker.cookbooks.sequence.science import producing
-    from stoker.cookbooks.sequence.science.fitted import FittedEncoder
-    from stoker.cookbooks.sequence.science.lessons import without_answers
+    from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+    from stoker.cookbooks.sequence.schemas import EncoderFacts
+    from stoker.cookbooks.sequence.training import without_answers
 
     windows = data.load()
     shape = TransformerShape(width=args.width, layers=args.layers, heads=args.heads)
-    network = producing.seeded(args.seed, lambda: Restorer(Ends.of(windows.facts), shape))
-    curve = producing.trained(
+    network = produce.seeded(args.seed, lambda: Restorer(NetworkSizes.of(windows.facts), shape))
+    curve = produce.trained(
         job,
         network,
         lambda device: without_answers(windows, percent=args.mask_percent, span=args.mask_span, device=device),
         args,
         name="pre-training",
     )
-    notes = producing.still_falling(curve, args.epochs)
-    producing.tell(job, notes)
+    notes = produce.still_falling(curve, args.epochs)
+    produce.tell(job, notes)
     weights = {
         name.removeprefix("encoder."): values
         for name, values in network.state_dict().items()
         if name.startswith("encoder.")
     }
-    facts = EncoderFacts(shape=asdict(shape), params=producing.params_of(args), curve=curve, notes=notes)
-    return producing.saved(job, Encoder, FittedEncoder(weights=weights, facts=facts))
+    facts = EncoderFacts(shape=asdict(shape), params=produce.params_of(args), curve=curve, notes=notes)
+    return produce.saved(job, Encoder, FittedEncoder(weights=weights, facts=facts))

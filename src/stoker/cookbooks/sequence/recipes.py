@@ -11,25 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from stoker.cookbooks.sequence.evaluate import evaluate
-from stoker.cookbooks.sequence.finetune import FinetuneArgs, finetune
-from stoker.cookbooks.sequence.generated import GENERATED
-from stoker.cookbooks.sequence.kinds import Report
-from stoker.cookbooks.sequence.load import LoadArgs, load
-from stoker.cookbooks.sequence.pretrain import PretrainArgs, pretrain
-from stoker.cookbooks.sequence.report import report
-from stoker.cookbooks.sequence.settings import TrainingArgs
-from stoker.cookbooks.sequence.train_cnn import CnnArgs, train_cnn
-from stoker.cookbooks.sequence.train_gru import GruArgs, train_gru
-from stoker.cookbooks.sequence.train_lstm import LstmArgs, train_lstm
-from stoker.cookbooks.sequence.train_transformer import TransformerArgs, train_transformer
-from stoker.cookbooks.sequence.window import WindowArgs, window
-from stoker.model.suggest import nearest
-from stoker.plan.authoring import (
+from stoker.authoring import (
     ArgsFaults,
     Category,
+    Cookbook,
     Fault,
     InputPath,
     Needs,
@@ -40,6 +27,20 @@ from stoker.plan.authoring import (
     arg,
     recipe,
 )
+from stoker.cookbooks.sequence.evaluate import evaluate
+from stoker.cookbooks.sequence.finetune import FinetuneArgs, finetune
+from stoker.cookbooks.sequence.generated import GENERATED
+from stoker.cookbooks.sequence.kinds import Encoder, Model, Report, Scores, Series, Windows
+from stoker.cookbooks.sequence.load import LoadArgs, load
+from stoker.cookbooks.sequence.pretrain import PretrainArgs, pretrain
+from stoker.cookbooks.sequence.report import report
+from stoker.cookbooks.sequence.settings import TrainingArgs
+from stoker.cookbooks.sequence.train_cnn import CnnArgs, train_cnn
+from stoker.cookbooks.sequence.train_gru import GruArgs, train_gru
+from stoker.cookbooks.sequence.train_lstm import LstmArgs, train_lstm
+from stoker.cookbooks.sequence.train_transformer import TransformerArgs, train_transformer
+from stoker.cookbooks.sequence.window import WindowArgs, window
+from stoker.core.text import nearest
 
 _GENERATED_TEXT = ", ".join(GENERATED)
 
@@ -213,3 +214,27 @@ def _source(args: SeriesArgs) -> LoadArgs | _Unusable:
         message=f"{data!r} is neither a file nor a generated series",
         hint=f"did you mean {candidate!r}?" if candidate else f"a CSV or Parquet file, or one of {_GENERATED_TEXT}",
     )
+
+
+# The cookbook itself: what the catalogue sees of it.
+
+COOKBOOK: Final = Cookbook(
+    name="sequence",
+    summary="forecast and classify windows of time series",
+    recipes=(cnn, gru, lstm, transformer, transformer_ssl),
+    stages=(
+        load,
+        window,
+        train_cnn,
+        train_gru,
+        train_lstm,
+        train_transformer,
+        pretrain,
+        finetune,
+        evaluate,
+        report,
+    ),
+    kinds=(Series, Windows, Encoder, Model, Scores, Report),
+    prefill={recipe.name: {"data": "waves"} for recipe in (cnn, gru, lstm, transformer, transformer_ssl)},
+    preload=("pandas", "pyarrow.parquet", "torch"),
+)

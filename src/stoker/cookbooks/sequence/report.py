@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from stoker.authoring import StageContext, stage
 from stoker.cookbooks.sequence.kinds import Model, Report, Scores
-from stoker.plan.authoring import StageContext, stage
 
 
 @stage("sequence/report", version=1, uses=("matplotlib", "numpy"))
 def report(job: StageContext, scores: Scores, model: Model) -> Report:
     """Write scores, curves, plots and a model card, and put the model beside them."""
-    from stoker.cookbooks.sequence.records import ScoreBook
-    from stoker.cookbooks.sequence.reporting.card import model_card
-    from stoker.cookbooks.sequence.reporting.plots import all_plots
-    from stoker.cookbooks.sequence.reporting.tables import curve_csv, scores_csv, summary
-    from stoker.cookbooks.tabular.reporting.canvas import style, written
-    from stoker.model import json_text
+    from stoker.cookbooks.sequence.plots import all_plots
+    from stoker.cookbooks.sequence.report_card import curve_csv, model_card, scores_csv, summary
+    from stoker.cookbooks.sequence.schemas import SequenceEvaluation
+    from stoker.cookbooks.tabular.canvas import style, written
+    from stoker.core import jsontext
 
-    book: ScoreBook = scores.load()
+    book: SequenceEvaluation = scores.load()
     plots = job.out / "plots"
     plots.mkdir()
     with style():
@@ -27,10 +26,10 @@ def report(job: StageContext, scores: Scores, model: Model) -> Report:
     model.copy_files(job.out)
     texts = {
         "scores.csv": scores_csv(book),
-        "scores.json": json_text.dumps(book, indent=2) + "\n",
+        "scores.json": jsontext.dumps(book, indent=2) + "\n",
         "curve.csv": curve_csv(book),
         "model-card.md": model_card(book),
-        "summary.json": json_text.dumps(summary(book), indent=2) + "\n",
+        "summary.json": jsontext.dumps(summary(book), indent=2) + "\n",
     }
     for name, text in texts.items():
         (job.out / name).write_text(text, encoding="utf-8", newline="")

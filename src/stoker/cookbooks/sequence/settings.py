@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.plan.authoring import arg
+from stoker.authoring import arg
 
 
 # Without slots: recipes take it in beside what they ask about the data, and two bases with slots don't go together.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.sequence.kinds import Model, Windows
 from stoker.cookbooks.sequence.settings import TrainingArgs
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +22,10 @@ class CnnArgs(TrainingArgs):
 def train_cnn(job: StageContext, data: Windows, args: CnnArgs) -> Model:
     """Train convolutions over time, epoch by epoch."""
     from stoker.cookbooks.sequence.networks.convolution import Cnn, CnnShape
-    from stoker.cookbooks.sequence.networks.ends import Ends
-    from stoker.cookbooks.sequence.science.producing import produce, saved
+    from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+    from stoker.cookbooks.sequence.produce import produce_model, saved
 
     windows = data.load()
     shape = CnnShape(width=args.width, layers=args.layers, kernel=args.kernel)
-    model = produce(job, "cnn", windows, lambda: Cnn(Ends.of(windows.facts), shape), shape, args)
+    model = produce_model(job, "cnn", windows, lambda: Cnn(NetworkSizes.of(windows.facts), shape), shape, args)
     return saved(job, Model, model)

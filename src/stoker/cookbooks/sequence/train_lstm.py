@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.sequence.kinds import Model, Windows
 from stoker.cookbooks.sequence.settings import TrainingArgs
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,13 @@ class LstmArgs(TrainingArgs):
 @stage("sequence/train_lstm", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
 def train_lstm(job: StageContext, data: Windows, args: LstmArgs) -> Model:
     """Train a LSTM, epoch by epoch."""
-    from stoker.cookbooks.sequence.networks.ends import Ends
-    from stoker.cookbooks.sequence.networks.recurrent import Recurrent, RecurrentShape
-    from stoker.cookbooks.sequence.science.producing import produce, saved
+    from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+    from stoker.cookbooks.sequence.networks.recurrent import RecurrentNetwork, RecurrentShape
+    from stoker.cookbooks.sequence.produce import produce_model, saved
 
     windows = data.load()
     shape = RecurrentShape(width=args.width, layers=args.layers)
-    model = produce(job, "lstm", windows, lambda: Recurrent(Ends.of(windows.facts), shape, "lstm"), shape, args)
+    model = produce_model(
+        job, "lstm", windows, lambda: RecurrentNetwork(NetworkSizes.of(windows.facts), shape, "lstm"), shape, args
+    )
     return saved(job, Model, model)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.sequence.kinds import Model, Windows
 from stoker.cookbooks.sequence.settings import TrainingArgs
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +23,12 @@ class TransformerArgs(TrainingArgs):
 def train_transformer(job: StageContext, data: Windows, args: TransformerArgs) -> Model:
     """Train a transformer, epoch by epoch."""
     from stoker.cookbooks.sequence.networks.attention import Transformer, TransformerShape
-    from stoker.cookbooks.sequence.networks.ends import Ends
-    from stoker.cookbooks.sequence.science.producing import produce, saved
+    from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+    from stoker.cookbooks.sequence.produce import produce_model, saved
 
     windows = data.load()
     shape = TransformerShape(width=args.width, layers=args.layers, heads=args.heads)
-    model = produce(job, "transformer", windows, lambda: Transformer(Ends.of(windows.facts), shape), shape, args)
+    model = produce_model(
+        job, "transformer", windows, lambda: Transformer(NetworkSizes.of(windows.facts), shape), shape, args
+    )
     return saved(job, Model, model)

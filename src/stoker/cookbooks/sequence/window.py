@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, StageInputError, arg, stage
 from stoker.cookbooks.sequence.kinds import Series, Windows
-from stoker.plan.authoring import StageContext, StageInputError, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class WindowArgs:
 @stage("sequence/window", version=1, uses=("numpy",))
 def window(job: StageContext, series: Series, args: WindowArgs) -> Windows:
     """Divide a series in time, scale it by its training part and cut it into windows."""
-    from stoker.cookbooks.sequence.science.windows import Cut, cut
+    from stoker.cookbooks.sequence.arrays import WindowSettings, cut
 
     given = series.load()
     if args.horizon is not None and given.facts["problem"] == "classification":
@@ -30,7 +30,7 @@ def window(job: StageContext, series: Series, args: WindowArgs) -> Windows:
             f"horizon={args.horizon}, but {given.facts['target']!r} is a class: a window's is that of its last row",
             hint="leave horizon out, or say problem=regression",
         )
-    how = Cut(
+    how = WindowSettings(
         window=args.window,
         stride=args.stride,
         horizon=args.horizon or 1,

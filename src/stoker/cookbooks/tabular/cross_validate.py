@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Model, Split, Validation
-from stoker.cookbooks.tabular.records import RankBy
-from stoker.plan.authoring import StageContext, arg, stage
+from stoker.cookbooks.tabular.schemas import RankBy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +23,16 @@ class CrossValidateArgs:
 @stage("tabular/cross_validate", version=1, uses=("scikit-learn", "numpy", "pandas"))
 def cross_validate(job: StageContext, model: Model, data: Split, args: CrossValidateArgs) -> Validation:
     """Train the same model on parts of the training rows and score it on the rest."""
-    from stoker.cookbooks.tabular.science import resampling
-    from stoker.cookbooks.tabular.science.metrics import ranking_metric
-    from stoker.cookbooks.tabular.science.threads import limited
+    from stoker.cookbooks.tabular import resampling
+    from stoker.cookbooks.tabular.metrics import ranking_metric
+    from stoker.cookbooks.tabular.training import limited
 
     facts, train = model.facts(), data.load().train
     with limited(args.n_jobs, train):
         validated = resampling.validate(
             facts,
             train,
-            resampling.Effort(folds=args.folds, curve_points=args.curve_points, seed=args.seed),
+            resampling.ResamplingSettings(folds=args.folds, curve_points=args.curve_points, seed=args.seed),
             metric=ranking_metric(facts["problem"], args.rank_by),
             after_fit=lambda done, of: job.step(done, of=of),
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Model, Scores, Split, Validation
-from stoker.cookbooks.tabular.records import RankBy
-from stoker.plan.authoring import StageContext, arg, stage
+from stoker.cookbooks.tabular.schemas import RankBy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ def evaluate(
     job: StageContext, models: list[Model], validations: list[Validation], data: Split, args: EvaluateArgs
 ) -> Scores:
     """Score every model and a baseline on the held-out rows, with intervals."""
-    from stoker.cookbooks.tabular.science.evaluation import evaluate_models, headline_scores
-    from stoker.cookbooks.tabular.science.metrics import ranking_metric
+    from stoker.cookbooks.tabular.evaluation import evaluate_models, headline_scores
+    from stoker.cookbooks.tabular.metrics import ranking_metric
 
     parts = data.load()
     book = evaluate_models(

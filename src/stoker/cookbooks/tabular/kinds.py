@@ -6,20 +6,20 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stoker.cookbooks.tabular.records import Facts, ModelFacts, Origin
-from stoker.model import json_text
-from stoker.plan.authoring import JsonKind, Kind, TreeKind, check_json
+from stoker.authoring import JsonKind, Kind, TreeKind, check_json
+from stoker.cookbooks.tabular.schemas import TableFacts, TableOrigin, TabularModelFacts
+from stoker.core import jsontext
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from stoker.cookbooks.tabular.science.examples import Parts
-    from stoker.cookbooks.tabular.science.fitted import FittedModel
+    from stoker.cookbooks.tabular.examples import TrainTestExamples
+    from stoker.cookbooks.tabular.fitted import FittedPipeline
 
 _PARQUET_MAGIC = b"PAR1"
 
 
-class Table(Kind["tuple[pd.DataFrame, Origin]"]):
+class Table(Kind["tuple[pd.DataFrame, TableOrigin]"]):
     """Rows and columns as they were read, with their origin in the Parquet metadata."""
 
     name: ClassVar[str] = "tabular/table"
@@ -27,14 +27,14 @@ class Table(Kind["tuple[pd.DataFrame, Origin]"]):
     file: ClassVar[str | None] = "table.parquet"
 
     @classmethod
-    def save(cls, value: tuple[pd.DataFrame, Origin], path: Path) -> None:
-        from stoker.cookbooks.tabular.science.examples import write_frame
+    def save(cls, value: tuple[pd.DataFrame, TableOrigin], path: Path) -> None:
+        from stoker.cookbooks.tabular.examples import write_frame
 
         frame, origin = value
         write_frame(frame, origin, path)
 
-    def load(self) -> tuple[pd.DataFrame, Origin]:
-        from stoker.cookbooks.tabular.science.examples import read_frame
+    def load(self) -> tuple[pd.DataFrame, TableOrigin]:
+        from stoker.cookbooks.tabular.examples import read_frame
 
         return read_frame(self.path)
 
@@ -43,7 +43,7 @@ class Table(Kind["tuple[pd.DataFrame, Origin]"]):
         _check_parquet(path)
 
 
-class Labelled(Kind["tuple[pd.DataFrame, Facts]"]):
+class Labelled(Kind["tuple[pd.DataFrame, TableFacts]"]):
     """Settled features and an encoded target, with what is known of them in the Parquet metadata."""
 
     name: ClassVar[str] = "tabular/labelled"
@@ -51,14 +51,14 @@ class Labelled(Kind["tuple[pd.DataFrame, Facts]"]):
     file: ClassVar[str | None] = "labelled.parquet"
 
     @classmethod
-    def save(cls, value: tuple[pd.DataFrame, Facts], path: Path) -> None:
-        from stoker.cookbooks.tabular.science.examples import write_frame
+    def save(cls, value: tuple[pd.DataFrame, TableFacts], path: Path) -> None:
+        from stoker.cookbooks.tabular.examples import write_frame
 
         frame, facts = value
         write_frame(frame, facts, path)
 
-    def load(self) -> tuple[pd.DataFrame, Facts]:
-        from stoker.cookbooks.tabular.science.examples import read_frame
+    def load(self) -> tuple[pd.DataFrame, TableFacts]:
+        from stoker.cookbooks.tabular.examples import read_frame
 
         return read_frame(self.path)
 
@@ -67,7 +67,7 @@ class Labelled(Kind["tuple[pd.DataFrame, Facts]"]):
         _check_parquet(path)
 
 
-class Split(Kind["Parts"]):
+class Split(Kind["TrainTestExamples"]):
     """A training part and a held-out part: `train.parquet` and `test.parquet`."""
 
     name: ClassVar[str] = "tabular/split"
@@ -75,13 +75,13 @@ class Split(Kind["Parts"]):
     file: ClassVar[str | None] = None
 
     @classmethod
-    def save(cls, value: Parts, path: Path) -> None:
-        from stoker.cookbooks.tabular.science.examples import write_parts
+    def save(cls, value: TrainTestExamples, path: Path) -> None:
+        from stoker.cookbooks.tabular.examples import write_parts
 
         write_parts(value, path)
 
-    def load(self) -> Parts:
-        from stoker.cookbooks.tabular.science.examples import read_parts
+    def load(self) -> TrainTestExamples:
+        from stoker.cookbooks.tabular.examples import read_parts
 
         return read_parts(self.path)
 
@@ -91,7 +91,7 @@ class Split(Kind["Parts"]):
             _check_parquet(path / name)
 
 
-class Model(Kind["FittedModel"]):
+class Model(Kind["FittedPipeline"]):
     """A fitted pipeline (`model.joblib`) and its facts (`model.json`).
 
     The pipeline is a pickle: trust it as much as the machine that it comes from. Loading one runs what is in it.
@@ -102,19 +102,19 @@ class Model(Kind["FittedModel"]):
     file: ClassVar[str | None] = None
 
     @classmethod
-    def save(cls, value: FittedModel, path: Path) -> None:
-        from stoker.cookbooks.tabular.science.fitted import write_model
+    def save(cls, value: FittedPipeline, path: Path) -> None:
+        from stoker.cookbooks.tabular.fitted import write_model
 
         write_model(value, path)
 
-    def load(self) -> FittedModel:
-        from stoker.cookbooks.tabular.science.fitted import read_model
+    def load(self) -> FittedPipeline:
+        from stoker.cookbooks.tabular.fitted import read_model
 
         return read_model(self.path)
 
-    def facts(self) -> ModelFacts:
+    def facts(self) -> TabularModelFacts:
         """Read what is known of the model without loading the pickle."""
-        facts: ModelFacts = json_text.loads((self.path / "model.json").read_text(encoding="utf-8"))
+        facts: TabularModelFacts = jsontext.loads((self.path / "model.json").read_text(encoding="utf-8"))
         return facts
 
     def copy_pipeline(self, to: Path) -> None:

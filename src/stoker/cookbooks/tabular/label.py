@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Labelled, Table
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,12 @@ class LabelArgs:
 @stage("tabular/label", version=1, uses=("pandas", "pyarrow"))
 def label(job: StageContext, table: Table, args: LabelArgs) -> Labelled:
     """Choose the target, encode its classes and settle the type of every other column."""
-    from stoker.cookbooks.tabular.science.columns import Choice, label_table
+    from stoker.cookbooks.tabular.columns import TableColumnChoice, label_table
 
     frame, origin = table.load()
-    labelled, facts = label_table(frame, origin, Choice(target=args.target, problem=args.problem, drop=args.drop))
+    labelled, facts = label_table(
+        frame, origin, TableColumnChoice(target=args.target, problem=args.problem, drop=args.drop)
+    )
     for note in facts["notes"]:
         job.log(note)
     return job.save(Labelled, (labelled, facts))

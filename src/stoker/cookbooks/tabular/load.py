@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import InputPath, StageContext, StageInputError, arg, stage
 from stoker.cookbooks.tabular.bundled import BundledName
 from stoker.cookbooks.tabular.kinds import Table
-from stoker.plan.authoring import InputPath, StageContext, StageInputError, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ def load(job: StageContext, args: LoadArgs) -> Table:
     """Read a table from a CSV or Parquet file, or take a bundled one."""
     from pathlib import Path
 
-    from stoker.cookbooks.tabular.science.reading import read_bundled, read_file
+    from stoker.cookbooks.tabular.table_files import read_bundled, read_file
 
     if args.file is not None:
         frame, origin = read_file(Path(args.file))

@@ -11,23 +11,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
+from stoker.authoring import (
+    ArgsFaults,
+    Category,
+    Cookbook,
+    Fault,
+    InputPath,
+    Plan,
+    PlanBuilder,
+    Stage,
+    Tips,
+    arg,
+    recipe,
+)
 from stoker.cookbooks.tabular.bundled import BUNDLED
 from stoker.cookbooks.tabular.cross_validate import CrossValidateArgs, cross_validate
 from stoker.cookbooks.tabular.evaluate import EvaluateArgs, evaluate
-from stoker.cookbooks.tabular.kinds import Report
+from stoker.cookbooks.tabular.kinds import Labelled, Model, Report, Scores, Split, Table, Validation
 from stoker.cookbooks.tabular.label import LabelArgs, label
 from stoker.cookbooks.tabular.load import LoadArgs, load
-from stoker.cookbooks.tabular.records import Family, RankBy
 from stoker.cookbooks.tabular.report import report
+from stoker.cookbooks.tabular.schemas import Family, RankBy
 from stoker.cookbooks.tabular.split import SplitArgs, split
 from stoker.cookbooks.tabular.train_gbt import GbtArgs, train_gbt
 from stoker.cookbooks.tabular.train_knn import KnnArgs, train_knn
 from stoker.cookbooks.tabular.train_knn_semi import KnnSemiArgs, train_knn_semi
 from stoker.cookbooks.tabular.train_mlp import MlpArgs, train_mlp
-from stoker.model.suggest import nearest
-from stoker.plan.authoring import ArgsFaults, Category, Fault, InputPath, Plan, PlanBuilder, Stage, Tips, arg, recipe
+from stoker.core.text import nearest
 
 _BUNDLED_TEXT = ", ".join(BUNDLED)
 
@@ -233,3 +245,35 @@ def _source(data: str) -> LoadArgs | _Unusable:
         message=f"{data!r} is neither a file nor a bundled data set",
         hint=f"did you mean {candidate!r}?" if candidate else f"a CSV or Parquet file, or one of {_BUNDLED_TEXT}",
     )
+
+
+# The cookbook itself: what the catalogue sees of it.
+
+COOKBOOK: Final = Cookbook(
+    name="tabular",
+    summary="classify and predict from CSV and Parquet files",
+    recipes=(compare, gbt, knn, knn_semi, mlp),
+    stages=(
+        load,
+        label,
+        split,
+        train_gbt,
+        train_knn,
+        train_knn_semi,
+        train_mlp,
+        cross_validate,
+        evaluate,
+        report,
+    ),
+    kinds=(Table, Labelled, Split, Model, Validation, Scores, Report),
+    prefill={recipe.name: {"data": "breast_cancer"} for recipe in (compare, gbt, knn, knn_semi, mlp)},
+    preload=(
+        "pandas",
+        "pyarrow.parquet",
+        "sklearn.compose",
+        "sklearn.ensemble",
+        "sklearn.neighbors",
+        "sklearn.neural_network",
+        "sklearn.semi_supervised",
+    ),
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Model, Split
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class GbtArgs:
 @stage("tabular/train_gbt", version=1, uses=("scikit-learn", "numpy", "pandas"), diverges_on=("loss",))
 def train_gbt(job: StageContext, data: Split, args: GbtArgs) -> Model:
     """Train gradient boosted trees."""
-    from stoker.cookbooks.tabular.science import boosting
-    from stoker.cookbooks.tabular.science.producing import produce
+    from stoker.cookbooks.tabular import boosting
+    from stoker.cookbooks.tabular.training import produce
 
     settings = boosting.Boosting(trees=args.trees, depth=args.depth, learning_rate=args.lr, seed=args.seed)
     model = produce(

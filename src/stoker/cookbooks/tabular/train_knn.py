@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Model, Split
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,15 @@ class KnnArgs:
 @stage("tabular/train_knn", version=1, uses=("scikit-learn", "numpy", "pandas"))
 def train_knn(job: StageContext, data: Split, args: KnnArgs) -> Model:
     """Train k nearest neighbours."""
-    from stoker.cookbooks.tabular.science import neighbours
-    from stoker.cookbooks.tabular.science.producing import produce
+    from stoker.cookbooks.tabular import neighbours as tabular_neighbours
+    from stoker.cookbooks.tabular.training import produce
 
-    settings = neighbours.Neighbours(neighbours=args.neighbours, weights=args.weights, seed=args.seed)
+    settings = tabular_neighbours.Neighbours(neighbours=args.neighbours, weights=args.weights, seed=args.seed)
     model = produce(
-        job, "knn", data.load(), args.n_jobs, lambda examples, watch: neighbours.train(examples, settings, watch)
+        job,
+        "knn",
+        data.load(),
+        args.n_jobs,
+        lambda examples, watch: tabular_neighbours.train(examples, settings, watch),
     )
     return job.save(Model, model)

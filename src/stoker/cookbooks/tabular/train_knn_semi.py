@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Model, Split
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class KnnSemiArgs:
 @stage("tabular/train_knn_semi", version=1, uses=("scikit-learn", "numpy", "pandas"))
 def train_knn_semi(job: StageContext, data: Split, args: KnnSemiArgs) -> Model:
     """Train k nearest neighbours that label most of their rows themselves."""
-    from stoker.cookbooks.tabular.science import self_training
-    from stoker.cookbooks.tabular.science.producing import produce
+    from stoker.cookbooks.tabular import self_training
+    from stoker.cookbooks.tabular.training import produce
 
     settings = self_training.SelfTraining(
         neighbours=args.neighbours,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.tabular.kinds import Model, Split
-from stoker.plan.authoring import StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class MlpArgs:
 @stage("tabular/train_mlp", version=1, uses=("scikit-learn", "numpy", "pandas"), diverges_on=("loss",))
 def train_mlp(job: StageContext, data: Split, args: MlpArgs) -> Model:
     """Train a multi-layer perceptron, epoch by epoch."""
-    from stoker.cookbooks.tabular.science import network
-    from stoker.cookbooks.tabular.science.producing import produce
+    from stoker.cookbooks.tabular import network
+    from stoker.cookbooks.tabular.training import produce
 
-    settings = network.Network(
+    settings = network.PerceptronSettings(
         hidden=args.hidden,
         epochs=args.epochs,
         learning_rate=args.lr,

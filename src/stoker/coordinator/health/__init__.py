@@ -1,1 +1,5 @@
-"""Machines and devices that are not well: found from what happened, told once, and closed where that helps."""
+"""Symptoms of machines and devices: found in events, reported once, and cordoned where that helps.
+
+Promises: pure over facts read from the queue.
+Start with `symptoms`.
+"""

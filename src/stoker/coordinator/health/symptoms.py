@@ -6,15 +6,122 @@ everywhere is the work, not the machine.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from statistics import median
 
-from stoker.coordinator.health.facts import Coming, Ending, Facts, MachineFacts
-from stoker.coordinator.health.failing_devices import devices_at_fault
-from stoker.model.symptoms import Ailment, Symptom, is_skewed
-from stoker.model.units import format_duration, format_size
+from stoker.coordinator.health.facts import (
+    AttemptHealthFacts,
+    FleetHealthFacts,
+    Gatherer,
+    MachineHealthFacts,
+    WorkerPresenceEvent,
+)
+from stoker.coordinator.queue.commands import CloseMachine, MachineCloseMode, NoteSymptoms
+from stoker.coordinator.queue.queue import Queue
+from stoker.core.leases import Symptom, SymptomKind, is_skewed
+from stoker.core.retry import BudgetCharge, FailureCause, charge_of
+from stoker.core.text import format_duration, format_size
+from stoker.host.background import BackgroundThread
+
+# Whether a device is at fault for what failed on it: decided purely, by comparing it with all others.
+#
+# Two signs count, each since something last ended well there: three different jobs failed as on broken hardware; or
+# five in a row failed all alike, whatever they said, in a way that no other place shows. What fails everywhere, or was
+# never seen to succeed, is the code; a job on several devices accuses none of them.
+
+BROKEN_JOBS = 3
+"""Different jobs that failed as on broken hardware."""
+ALIKE_JOBS = 5
+"""Different jobs that failed alike, in a row."""
+
+Place = tuple[str, str]
+"""A machine and one of its devices."""
+
+_SIGN_CHARS = 80
+_WHY_CHARS = 200
+_OF_SIZE = frozenset({FailureCause.OOM_DEVICE, FailureCause.OOM_HOST})
+# As drivers and runtimes say it. Memory that runs out is not among them: that is the job's size.
+_DEVICE_LIKE = re.compile(
+    r"cuda error|cuda(?:_|\s)?(?:driver|runtime) error|cudnn_status|cublas_status|hip error|hipErr|\bXid\b|\bECC\b"
+    r"|uncorrectable|illegal memory access|unspecified launch failure|device-side assert|misaligned address"
+    r"|fallen off the bus|device (?:is )?(?:lost|unavailable|not ready)|no cuda-capable device|nvml|nccl.*(?:unhandled|"
+    r"internal) error|mps backend.*(?:failed|error)|gpu is lost|bus error",
+    re.IGNORECASE,
+)
+
+
+def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[Place, str]:
+    """Give the devices that should be given nothing more, each with the reason; `endings` are oldest first."""
+    failed: dict[Place, list[AttemptHealthFacts]] = {}
+    for one in endings:
+        if len(one.devices) == 1:
+            _note(failed.setdefault((one.machine, one.devices[0]), []), one)
+    found: dict[Place, str] = {}
+    for place, here in failed.items():
+        if len({one.seq for one in here}) >= min(BROKEN_JOBS, ALIKE_JOBS):
+            elsewhere = [one for one in endings if one.machine != place[0] or one.devices != place[1:]]
+            why = _why_broken(here, elsewhere) or _why_alike(here, elsewhere)
+            if why:
+                found[place] = why
+    return found
+
+
+def _note(failed: list[AttemptHealthFacts], one: AttemptHealthFacts) -> None:
+    """Keep what failed since something last ended well; what was cancelled or lost says nothing of a device."""
+    if one.ending == "completed":
+        failed.clear()
+    elif one.ending == "failed" and one.cause != FailureCause.CANCELLED and charge_of(one.cause) is BudgetCharge.USER:
+        failed.append(one)
+
+
+def _why_broken(failed: Sequence[AttemptHealthFacts], elsewhere: Sequence[AttemptHealthFacts]) -> str:
+    told = [one for one in failed if _is_device_like(one)]
+    jobs = {one.seq for one in told}
+    if len(jobs) < BROKEN_JOBS:
+        return ""
+    well = {one.work for one in elsewhere if one.ending == "completed"}
+    if not any(one.work in well for one in told):
+        return ""
+    last = told[-1].message.strip().splitlines()[-1][:_WHY_CHARS]
+    return f"{len(jobs)} different jobs failed on it, and jobs succeed elsewhere: {last}"
+
+
+def _why_alike(failed: Sequence[AttemptHealthFacts], elsewhere: Sequence[AttemptHealthFacts]) -> str:
+    if not failed or _is_of_size(failed[-1]):
+        return ""
+    sign = _sign(failed[-1])
+    jobs: set[int] = set()
+    for one in reversed(failed):
+        if _sign(one) != sign:
+            break
+        jobs.add(one.seq)
+    if len(jobs) < ALIKE_JOBS:
+        return ""
+    fails_elsewhere = any(one.ending == "failed" and _sign(one) == sign for one in elsewhere)
+    # On another device: that the same runs without one proves nothing.
+    is_done_elsewhere = any(
+        one.ending == "completed" and one.devices and one.work == failed[-1].work for one in elsewhere
+    )
+    if fails_elsewhere or not is_done_elsewhere:
+        return ""
+    return f"{len(jobs)} different jobs in a row failed on it alike, and the same succeeds elsewhere: {sign}"
+
+
+def _is_device_like(ending: AttemptHealthFacts) -> bool:
+    return not _is_of_size(ending) and _DEVICE_LIKE.search(ending.message) is not None
+
+
+def _is_of_size(ending: AttemptHealthFacts) -> bool:
+    return ending.cause in _OF_SIZE
+
+
+def _sign(ending: AttemptHealthFacts) -> str:
+    """Give what failures that are alike have in common."""
+    return f"{ending.cause}: {ending.message.partition(chr(10))[0][:_SIGN_CHARS]}"
+
 
 KNOWN_S = 24 * 3600.0
 """Whoever was silent for longer is gone, and no news."""
@@ -33,7 +140,7 @@ LEAST_DISK_BYTES = 5 * 1024**3
 _BAD = frozenset({"failed", "declined"})
 
 
-def symptoms_of(facts: Facts) -> list[Symptom]:
+def symptoms_of(facts: FleetHealthFacts) -> list[Symptom]:
     """Say everything that is wrong: machine by machine, and then of devices."""
     gone = {machine.name for machine in facts.machines if facts.now_s - machine.last_seen_s > KNOWN_S}
     among = _Among(facts)
@@ -45,14 +152,14 @@ def symptoms_of(facts: Facts) -> list[Symptom]:
     return found + [one for one in failing_devices(facts) if one.machine not in gone]
 
 
-def failing_devices(facts: Facts) -> list[Symptom]:
+def failing_devices(facts: FleetHealthFacts) -> list[Symptom]:
     """Say which devices of known machines are at fault."""
     known = {machine.name for machine in facts.machines}
     return [
         Symptom(
             machine=machine,
             device=device,
-            ailment=Ailment.FAILING,
+            ailment=SymptomKind.FAILING,
             message=why,
             hint=f"`stoker doctor --smoke` there, then `stoker machines open {machine} --device {device}`",
         )
@@ -64,10 +171,10 @@ def failing_devices(facts: Facts) -> list[Symptom]:
 class _Among:
     """Facts, laid out so that one machine is compared with all others at no great cost."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: FleetHealthFacts) -> None:
         self.now_s, self.version = facts.now_s, facts.version
-        self.comings: dict[str, list[Coming]] = defaultdict(list)
-        self.endings: dict[str, list[Ending]] = defaultdict(list)
+        self.comings: dict[str, list[WorkerPresenceEvent]] = defaultdict(list)
+        self.endings: dict[str, list[AttemptHealthFacts]] = defaultdict(list)
         """By machine, as all of these."""
         self.done_by: dict[str, set[str]] = defaultdict(set)
         """Work → the machines that completed it."""
@@ -94,18 +201,18 @@ class _Among:
         }
 
 
-def _silent(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+def _silent(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     quiet_s = among.now_s - machine.last_seen_s
     if quiet_s > QUIET_S and not machine.has_left:
         yield Symptom(
             machine=machine.name,
-            ailment=Ailment.SILENT,
+            ailment=SymptomKind.SILENT,
             message=f"nothing was heard of it for {format_duration(quiet_s)}",
             hint=f"is it on? `stoker work` there; `stoker machines forget {machine.name}` if it is gone for good",
         )
 
 
-def _flapping(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+def _flapping(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     mine = among.comings[machine.name]
     starts = sum(coming.is_new_start for coming in mine)
     silences = len(mine) - starts
@@ -114,13 +221,13 @@ def _flapping(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
         fell = f" and fell silent {silences} times" if silences else ""
         yield Symptom(
             machine=machine.name,
-            ailment=Ailment.FLAPPING,
+            ailment=SymptomKind.FLAPPING,
             message=f"within an hour its worker started {starts} times" + fell,
             hint=f"`stoker doctor` there; `stoker machines cordon {machine.name}` until it is found",
         )
 
 
-def _slow(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+def _slow(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     for work in dict.fromkeys(one.work for one in among.endings[machine.name]):
         durations = among.durations.get(work, {}).get(machine.name, [])
         # What is twice the others' median is not below that of all: most are done with here.
@@ -133,7 +240,7 @@ def _slow(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
         if its >= SLOWER * theirs and its - theirs >= SLOWER_S:
             yield Symptom(
                 machine=machine.name,
-                ailment=Ailment.SLOW,
+                ailment=SymptomKind.SLOW,
                 message=(
                     f"{work} takes {format_duration(its)} there and {format_duration(theirs)} elsewhere "
                     f"(medians of {len(durations)} and {len(others)} jobs)"
@@ -143,7 +250,7 @@ def _slow(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
             return
 
 
-def _fatal_only(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+def _fatal_only(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     # A job that was given back or cancelled says nothing about the machine.
     told = [one for one in among.endings[machine.name] if one.ending in _BAD or one.ending == "completed"][-FATAL:]
     if len(told) < FATAL or any(one.ending == "completed" for one in told):
@@ -153,36 +260,36 @@ def _fatal_only(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
         why = last.message.strip().splitlines()[-1][:200] if last.message.strip() else last.cause or last.ending
         yield Symptom(
             machine=machine.name,
-            ailment=Ailment.FATAL_ONLY,
+            ailment=SymptomKind.FATAL_ONLY,
             message=f"its last {len(told)} attempts all failed or were declined, others complete the same: {why}",
             hint=f"`stoker doctor` there; `stoker machines cordon {machine.name}` keeps jobs away until it is found",
         )
 
 
-def _skewed(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+def _skewed(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     if not is_skewed(machine.version, among.version) or machine.has_left:
         return
     its = f"its program is {machine.version}" if machine.version else "its program says no version"
     yield Symptom(
         machine=machine.name,
-        ailment=Ailment.SKEWED,
+        ailment=SymptomKind.SKEWED,
         message=f"{its}, the coordinator's is {among.version}",
         hint=f"install {among.version} there, then start its worker again",
     )
 
 
-def _disk(_: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+def _disk(_: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     free = machine.disk_free_bytes
     if free is not None and free < LEAST_DISK_BYTES and not machine.has_left:
         yield Symptom(
             machine=machine.name,
-            ailment=Ailment.DISK,
+            ailment=SymptomKind.DISK,
             message=f"{format_size(free)} are free on its disk",
             hint="`stoker store prune` there",
         )
 
 
-_RULES: tuple[Callable[[_Among, MachineFacts], Iterator[Symptom]], ...] = (
+_RULES: tuple[Callable[[_Among, MachineHealthFacts], Iterator[Symptom]], ...] = (
     _silent,
     _flapping,
     _slow,
@@ -190,3 +297,63 @@ _RULES: tuple[Callable[[_Among, MachineFacts], Iterator[Symptom]], ...] = (
     _skewed,
     _disk,
 )
+
+
+# Looks after the fleet's health: gathers, judges, writes down what is news, and closes a failing device.
+#
+# Every minute, and within seconds of a failure on a device: one that is broken fails jobs as fast as it is given some.
+# In a thread of its own. What goes wrong here is tried again, and keeps nobody from work.
+
+EVERY_S = 60.0
+SOON_S = 3.0
+"""How often it is seen whether something failed on a device."""
+BY = "the coordinator"
+
+
+class HealthWatch(BackgroundThread):
+    """Watches while a with-block lasts."""
+
+    def __init__(self, queue: Queue, gatherer: Gatherer, *, every_s: float = EVERY_S, soon_s: float = SOON_S) -> None:
+        super().__init__("health")
+        self._queue = queue
+        self._gatherer = gatherer
+        self._soon_s = soon_s
+        self._looks_each = max(1, round(every_s / soon_s))
+
+    def look(self) -> list[Symptom]:
+        """Look once, act, and give what is wrong."""
+        facts = self._gatherer.gather()
+        found = symptoms_of(facts)
+        self._queue.ask(NoteSymptoms(symptoms=tuple(found)))
+        for symptom in to_cordon(facts, found):
+            closing = CloseMachine(
+                machine=symptom.machine,
+                how=MachineCloseMode.CORDON,
+                devices=(symptom.device,),
+                why=symptom.message,
+                by=BY,
+            )
+            self._queue.ask(closing)
+        return found
+
+    def _run(self) -> None:
+        waited = 0
+        while not self._over.wait(self._soon_s):
+            waited += 1
+            with self._one_try():
+                if waited >= self._looks_each or self._has_to_cordon():
+                    waited = 0
+                    self.look()
+
+    def _has_to_cordon(self) -> bool:
+        """Say whether a device is at fault that is still given work; nothing is asked where none has failed a job."""
+        if not self._gatherer.sees_device_failures():
+            return False
+        facts = self._gatherer.gather()
+        return bool(to_cordon(facts, failing_devices(facts)))
+
+
+def to_cordon(facts: FleetHealthFacts, found: list[Symptom]) -> list[Symptom]:
+    """Say which failing devices are still given work."""
+    closed = {machine.name: machine.closed_devices for machine in facts.machines}
+    return [one for one in found if one.ailment is SymptomKind.FAILING and one.device not in closed[one.machine]]

@@ -1,1 +1,5 @@
-"""The queue: what may be asked of it, what it decides, and how decisions become rows, many in one commit."""
+"""The queue: commands, decisions, and their rows, many in one commit.
+
+Promises: commands are applied in order by one writer; a repeated request gets the same response.
+Start with `queue`, then `writer`, `claims` and `endings`.
+"""

@@ -9,25 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from stoker.coordinator.queue.book import JobKind
-from stoker.coordinator.queue.code_words import code_in, learn_code, unaccepted
-from stoker.coordinator.queue.environments import choices_in, digest_in, learn, unable
-from stoker.coordinator.queue.moves import enter_line, leave_line
-from stoker.coordinator.queue.roster import offer
-from stoker.coordinator.queue.rows import JobRow
-from stoker.coordinator.queue.turn import Turn
-from stoker.coordinator.queue.waiting import Ready
-from stoker.model.devices import Backend
-from stoker.model.digests import digest_value
-from stoker.model.frozen import fields_of
-from stoker.model.json_text import dumps, loads
-from stoker.model.names import point_name
-from stoker.model.nodes import Cluster
-from stoker.model.principals import verified_name
-from stoker.model.requirements import Requirements, WantedJob, Wish, environment_word
+from stoker.coordinator.queue.commands import Declare, QueueCommandResult
+from stoker.coordinator.queue.machines import hello, offer
+from stoker.coordinator.queue.moves import enter_line, leave_line, plain, telling
+from stoker.coordinator.queue.queue_state import (
+    JobKind,
+    choices_in,
+    code_in,
+    digest_in,
+    learn,
+    learn_code,
+    unable,
+    unaccepted,
+)
+from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.sql import JobRow
+from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.core.device import Backend
+from stoker.core.digests import digest_value
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import fields_of
+from stoker.core.jsontext import dumps, loads
+from stoker.core.leases import verified_name
+from stoker.core.machine import Cluster, DevicePreference, Requirements, SchedulableJob, environment_word
+from stoker.core.text import point_name
+from stoker.protocol.environment_messages import environment_digest
+from stoker.protocol.job_messages import HostPolicy
+from stoker.protocol.lease_messages import Hello, Welcome
 from stoker.scheduler.job_types import rounded_s
-from stoker.wire.environments import environment_digest
-from stoker.wire.orders import HostPolicy
 
 _PROGRAM = "command"
 
@@ -45,7 +54,7 @@ def user_of(submitter: str) -> str:
     return verified_name(submitter) or submitter
 
 
-def class_of(turn: Turn, spec: dict[str, Any], submitter: str) -> int:
+def class_of(turn: WriterTransaction, spec: dict[str, Any], submitter: str) -> int:
     """Return the class of a submitter's job, by its order; a new one is written down."""
     book, user = turn.book, user_of(submitter)
     stated_s = spec.get("expected_s")
@@ -81,7 +90,7 @@ def class_of(turn: Turn, spec: dict[str, Any], submitter: str) -> int:
     return class_id
 
 
-def _offer_anew(turn: Turn, digest: str) -> None:
+def _offer_anew(turn: WriterTransaction, digest: str) -> None:
     """Let machines that can't have an environment say so."""
     word = environment_word(digest)
     for machine in turn.book.machines.values():
@@ -89,14 +98,14 @@ def _offer_anew(turn: Turn, digest: str) -> None:
             offer(turn, machine)
 
 
-def _let_deny(turn: Turn, code: str) -> None:
+def _let_deny(turn: WriterTransaction, code: str) -> None:
     """Let machines that do not run some code say so."""
     for machine in turn.book.machines.values():
         if machine.is_offered and code in unaccepted(turn.book, machine):
             offer(turn, machine)
 
 
-def _class_of_kind(turn: Turn, kind: JobKind) -> int:
+def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
     book, wanted = turn.book, kind.wanted
     known = book.classes.get(kind)
     if known is not None:
@@ -123,13 +132,13 @@ def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> fro
     return frozenset(words)
 
 
-def wanted_to_dict(wanted: WantedJob) -> dict[str, Any]:
+def wanted_to_dict(wanted: SchedulableJob) -> dict[str, Any]:
     """Give a class as its row holds it."""
     return {
         "name": wanted.name,
         "model": wanted.model,
         "requirements": {
-            name: str(value) if isinstance(value, Wish | Backend) else value
+            name: str(value) if isinstance(value, DevicePreference | Backend) else value
             for name, value in fields_of(wanted.requirements).items()
         },
         "allowed_hosts": list(wanted.allowed_hosts),
@@ -139,9 +148,9 @@ def wanted_to_dict(wanted: WantedJob) -> dict[str, Any]:
     }
 
 
-def wanted_from_dict(body: dict[str, Any]) -> WantedJob:
+def wanted_from_dict(body: dict[str, Any]) -> SchedulableJob:
     """Read it back."""
-    return WantedJob(
+    return SchedulableJob(
         name=body["name"],
         model=body["model"],
         requirements=_requirements(body["requirements"]),
@@ -152,7 +161,7 @@ def wanted_from_dict(body: dict[str, Any]) -> WantedJob:
     )
 
 
-def reclassify(turn: Turn, words: frozenset[str]) -> int:
+def reclassify(turn: WriterTransaction, words: frozenset[str]) -> int:
     """Put open jobs that go by one of these words into the class that they belong to now; says how many moved."""
     if not words:
         return 0
@@ -182,8 +191,8 @@ def _listed_names(spec: dict[str, Any], listed: frozenset[str]) -> tuple[str, st
     return shown if shown in listed else name if name in listed else "", recipe if is_recipe else ""
 
 
-def _wanted(spec: dict[str, Any], name: str, recipe: str, code: str) -> WantedJob:
-    return WantedJob(
+def _wanted(spec: dict[str, Any], name: str, recipe: str, code: str) -> SchedulableJob:
+    return SchedulableJob(
         name=name,
         model=recipe,
         requirements=_requirements(spec["requirements"]),
@@ -194,7 +203,7 @@ def _wanted(spec: dict[str, Any], name: str, recipe: str, code: str) -> WantedJo
     )
 
 
-def _move_class(turn: Turn, row: JobRow, class_id: int) -> None:
+def _move_class(turn: WriterTransaction, row: JobRow, class_id: int) -> None:
     turn.move(row.seq)
     turn.write(turn.statements.set_class, at_seq=row.seq, was_epoch=row.epoch, was_state=row.state, class_id=class_id)
     live = turn.book.live_by_seq.get(row.seq)
@@ -202,13 +211,67 @@ def _move_class(turn: Turn, row: JobRow, class_id: int) -> None:
         live.class_id = class_id
     elif row.is_ready and row.state == "pending":
         leave_line(turn, row.class_id, row.priority, row.seq)
-        enter_line(turn, Ready.of(row._replace(class_id=class_id)))
+        enter_line(turn, ReadyJobEntry.of(row._replace(class_id=class_id)))
 
 
 def _requirements(needs: dict[str, Any]) -> Requirements:
     said = dict(needs)
     if "wish" in said:
-        said["wish"] = Wish(said["wish"])
+        said["wish"] = DevicePreference(said["wish"])
     if "backend" in said:
         said["backend"] = Backend(said["backend"])
     return Requirements(**said)
+
+
+# What is declared about machines: the coordinator's own file, and manifests' policies laid over it by name.
+
+
+def declare(turn: WriterTransaction, said: Declare) -> QueueCommandResult:
+    """Let the coordinator's own file stand as it was read now."""
+    turn.book.cluster = said.cluster
+    users = said.cluster.users if said.cluster is not None else {}
+    turn.book.scheduler.set_policies(users)
+    moved = _spread(turn)
+    nodes = [] if said.cluster is None else [node.name for node in said.cluster.nodes]
+    fields = {"source": plain(said.source), "machines": nodes, **telling({"users": list(users), "by": plain(said.by)})}
+    turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
+    return QueueCommandResult(changed=tuple(nodes), data={"jobs_moved": moved})
+
+
+def put_policies(turn: WriterTransaction, policies: tuple[HostPolicy, ...], *, source: str, by: str) -> None:
+    """Lay what a manifest says about machines over what is known of them."""
+    book = turn.book
+    new = [policy for policy in policies if book.policies.get(policy.name) != policy]
+    if not new:
+        return
+    for policy in new:
+        book.policies[policy.name] = policy
+        turn.write(turn.statements.put_policy, name=policy.name, policy=policy.model_dump_json(), source=source)
+    _spread(turn)
+    fields = {"source": source, "machines": [policy.name for policy in new], **telling({"by": by})}
+    turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
+
+
+def _spread(turn: WriterTransaction) -> int:
+    """Tell matching what machines offer now, and put jobs into their classes as lists tell them apart now."""
+    book = turn.book
+    for machine in book.machines.values():
+        machine.away = None
+        if machine.is_offered:
+            offer(turn, machine)
+    was, book.listed = book.listed, listed_words(book.cluster, book.policies.values())
+    return reclassify(turn, was ^ book.listed)
+
+
+# Machines that run only certain code, as they say hello.
+
+_PROGRAMS = frozenset({"command"})
+
+
+def greet(turn: WriterTransaction, said: Hello) -> Welcome:
+    """Take a machine in; from the first on that does not run everybody's code, programs are told apart by theirs."""
+    welcome = hello(turn, said)
+    if said.accepts and not turn.book.tells_code_apart:
+        turn.book.tells_code_apart = True
+        reclassify(turn, _PROGRAMS)
+    return welcome

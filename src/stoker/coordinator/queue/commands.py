@@ -8,32 +8,228 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from stoker.coordinator.queue.exec_commands import ExecCommand
-from stoker.coordinator.queue.health_commands import HealthCommand
-from stoker.coordinator.queue.trust_commands import TrustCommand
-from stoker.model.frozen import fresh, frozen
-from stoker.model.nodes import Cluster
-from stoker.model.requirements import WantedJob
-from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.snapshot import Snapshot
-from stoker.wire.leasing import (
+from stoker.coordinator.auth.membership import ApiTokenRecord, Invite, IssuedCertificate
+from stoker.core.frozen import fresh, frozen
+from stoker.core.leases import AttemptToken, Symptom
+from stoker.core.machine import Cluster, SchedulableJob
+from stoker.protocol.job_messages import Submission, SubmissionResponse
+from stoker.protocol.lease_messages import (
     CancelConfirmed,
     Claim,
+    ClaimResponse,
     Decline,
     Fail,
     Finish,
-    Granted,
     Hello,
-    Holdings,
+    MachineInventory,
     PointCheckpoint,
     Release,
     Renewal,
-    Renewed,
-    Settled,
+    RenewalResponse,
     Start,
     Welcome,
+    WriteResponse,
 )
-from stoker.wire.orders import Submission, Submitted
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.snapshot import Snapshot
+
+# What may be asked of the queue about who belongs to the fleet. All of them are answered by `Done`.
+
+
+@frozen
+class MakeInvite:
+    """Somebody may join. Times of `invite` are set when it is stored; `data` has when it is over."""
+
+    invite: Invite
+    life_s: float
+
+
+@frozen
+class FailInvite:
+    """Somebody tried an invitation with a wrong code."""
+
+    id: str
+    address: str = ""
+
+
+@frozen
+class WithdrawInvite:
+    """Nobody is to join with this one any more."""
+
+    id: str
+    by: str = ""
+
+
+@frozen
+class UseInvite:
+    """Somebody joins: they get a certificate or a token, once. `data["answer"]` is what the first who asked so got."""
+
+    id: str
+    request: str
+    answer: str
+    certificate: IssuedCertificate | None = None
+    token: ApiTokenRecord | None = None
+    address: str = ""
+
+
+@frozen
+class IssueCertificate:
+    """A machine gets its next certificate; the present one must still be good."""
+
+    certificate: IssuedCertificate
+    present: str
+    """The number of the one that it shows."""
+
+
+@frozen
+class RevokeCertificate:
+    """Take a certificate back: no request counts that is made with it from now on."""
+
+    serial: str
+    why: str = ""
+    by: str = ""
+
+
+@frozen
+class MakeToken:
+    """Somebody gets a token; refused while another one of that name is live."""
+
+    token: ApiTokenRecord
+    life_s: float | None = None
+
+
+@frozen
+class RotateToken:
+    """Put a new token in the place of one; the old one ends now."""
+
+    id: str
+    new: ApiTokenRecord
+    """Name, role and end are the old one's, and so is how long it lasts."""
+    by: str = ""
+
+
+@frozen
+class RevokeToken:
+    """Take a token back."""
+
+    id: str
+    by: str = ""
+
+
+@frozen
+class NoteTokens:
+    """Tokens were used of late (ids)."""
+
+    ids: tuple[str, ...]
+
+
+TrustCommand: TypeAlias = (
+    MakeInvite
+    | FailInvite
+    | WithdrawInvite
+    | UseInvite
+    | IssueCertificate
+    | RevokeCertificate
+    | MakeToken
+    | RotateToken
+    | RevokeToken
+    | NoteTokens
+)
+
+
+# What may be asked of the queue about machines' health and about who is told of events. Answered by `Done`.
+
+
+@frozen
+class NoteSymptoms:
+    """All that is wrong now: what is new is told, what is gone is over."""
+
+    symptoms: tuple[Symptom, ...]
+
+
+@frozen
+class NoteReport:
+    """What a machine's worker found out about it. Also from a worker of another version, and from an old start."""
+
+    machine: str
+    report: str
+    """JSON, bounded by whoever read it."""
+
+
+@frozen
+class AddHook:
+    """Tell somebody elsewhere of events from now on. `data` has its number."""
+
+    url: str
+    secret: str
+    kinds: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    """Ids: a hook of one submission, which ends with it. Of those that have ended already the end is told."""
+    is_inner: bool = False
+    """It may be a private address: an admin made it."""
+    by: str = ""
+
+    def __repr__(self) -> str:
+        # A secret must not come into a message by way of an error.
+        return f"AddHook(for {len(self.jobs)} jobs, by {self.by})"
+
+
+@frozen
+class MoveHook:
+    """How far a hook has come."""
+
+    id: int
+    cursor: int
+    """The last event that was delivered, or that is not for it."""
+    failures: int = 0
+    """In a row."""
+    failing_since_s: float | None = None
+    not_before_s: float = 0.0
+    last_error: str = ""
+
+
+@frozen
+class CloseHook:
+    """Tell it nothing more."""
+
+    id: int
+    why: str = ""
+    by: str = ""
+
+
+HealthCommand: TypeAlias = NoteSymptoms | NoteReport | AddHook | MoveHook | CloseHook
+
+
+# What may be asked of the queue about commands that operators run inside jobs. Answered by `Done`.
+
+
+@frozen
+class BeginExec:
+    """Somebody is about to run a command inside a running job. `data` has where: name, machine, and its lease."""
+
+    job: str
+    session: str
+    program: str
+    """The command's first word, and nothing else of it: arguments may hold what nobody else should see."""
+    by: str = ""
+
+
+@frozen
+class EndExec:
+    """That is over. The job may be, too."""
+
+    token: AttemptToken
+    session: str
+    machine: str
+    program: str
+    exit_code: int | None = None
+    """Nothing: it did not end by itself."""
+    why: str = ""
+    by: str = ""
+
+
+ExecCommand: TypeAlias = BeginExec | EndExec
+
 
 Said: TypeAlias = Start | Decline | Release | Finish | Fail | CancelConfirmed | PointCheckpoint
 
@@ -130,7 +326,7 @@ class DropTrees:
     trees: tuple[tuple[str, float], ...]
 
 
-class Closing(StrEnum):
+class MachineCloseMode(StrEnum):
     """Ways in which a machine takes no more work."""
 
     DRAIN = "drained"
@@ -146,7 +342,7 @@ class CloseMachine:
     """Give a machine, or some of its devices, nothing more, perhaps until a time."""
 
     machine: str
-    how: Closing
+    how: MachineCloseMode
     devices: tuple[str, ...] = ()
     """UUIDs; none: the whole machine."""
     why: str = ""
@@ -192,7 +388,7 @@ class Sweep:
 
 
 @frozen
-class Look:
+class InspectMachines:
     """Show the machines as the scheduler sees them at this moment, for explanations. Changes nothing."""
 
     schedule: bool = False
@@ -200,20 +396,20 @@ class Look:
 
 
 @frozen
-class Looked:
+class MachineInspection:
     """What was seen."""
 
     offers: tuple[NodeOffer, ...] = ()
     """Machines that are counted on, as they stand."""
     away: tuple[NodeOffer, ...] = ()
     """What the others would offer, were they back."""
-    wanted: dict[int, WantedJob] = fresh(factory=dict)
+    wanted: dict[int, SchedulableJob] = fresh(factory=dict)
     """What jobs of each class want."""
     stated_s: dict[int, float] = fresh(factory=dict)
     """Class → the duration that its submitter states (`JobKind.stated_s`), of those that state one."""
     drift: dict[str, tuple[str, ...]] = fresh(factory=dict)
     """Machine → where its declaration and detection disagree."""
-    holdings: dict[str, Holdings] = fresh(factory=dict)
+    holdings: dict[str, MachineInventory] = fresh(factory=dict)
     """Machine → what its worker said that it has."""
     disk_free_bytes: dict[str, int] = fresh(factory=dict)
     """Machine → what its last heartbeat said."""
@@ -224,7 +420,7 @@ class Looked:
 
 
 @frozen
-class SweepDone:
+class LeaseSweepResult:
     """What it found."""
 
     expired: tuple[str, ...] = ()
@@ -233,7 +429,7 @@ class SweepDone:
 
 
 @frozen
-class Done:
+class QueueCommandResult:
     """What an operator's command did, job by job or machine by machine."""
 
     changed: tuple[str, ...] = ()
@@ -260,9 +456,18 @@ Command: TypeAlias = (
     | ForgetMachine
     | Declare
     | Sweep
-    | Look
+    | InspectMachines
     | TrustCommand
     | HealthCommand
     | ExecCommand
 )
-Answer: TypeAlias = Submitted | Welcome | Granted | Renewed | Settled | Done | SweepDone | Looked
+Answer: TypeAlias = (
+    SubmissionResponse
+    | Welcome
+    | ClaimResponse
+    | RenewalResponse
+    | WriteResponse
+    | QueueCommandResult
+    | LeaseSweepResult
+    | MachineInspection
+)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
-from stoker.coordinator.queue.book import Live
-from stoker.coordinator.queue.turn import Turn
-from stoker.coordinator.queue.waiting import Ready
-from stoker.model.fleet_events import FleetKinds
-from stoker.model.frozen import frozen
-from stoker.model.json_text import dumps
-from stoker.model.lifecycle import JobState
+from stoker.coordinator.queue.queue_state import LiveLease
+from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.sql import JobRow
+from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import frozen
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps
+from stoker.core.retry import BudgetUsage, FailureCause, JobCancellation, JobFailure, after_failure
 
 COMPLETED = "completed"
 _NOTHING: tuple[object, ...] = ("", None, [])
 
 
 @frozen
-class Ending:
+class AttemptEndRecord:
     """What is recorded of an attempt's end."""
 
     ending: str
@@ -37,7 +41,9 @@ class Ending:
     """JSON."""
 
 
-def return_to_line(turn: Turn, live: Live, ending: Ending, *, pause_s: float = 0.0, **fields: Any) -> None:
+def return_to_line(
+    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, *, pause_s: float = 0.0, **fields: Any
+) -> None:
     """Put a live job back among the pending, with what `live` now says about its budgets."""
     is_ready = not live.blockers and pause_s <= 0
     not_before_s = turn.now_s + pause_s if pause_s > 0 else 0.0
@@ -64,7 +70,9 @@ def return_to_line(turn: Turn, live: Live, ending: Ending, *, pause_s: float = 0
         turn.book.next_delay_s = min(turn.book.next_delay_s, not_before_s)
 
 
-def close_job(turn: Turn, live: Live, state: JobState, ending: Ending, **fields: Any) -> None:
+def close_job(
+    turn: WriterTransaction, live: LiveLease, state: JobState, ending: AttemptEndRecord, **fields: Any
+) -> None:
     """End a live job as failed or cancelled."""
     _end_attempt(turn, live, ending)
     turn.write(
@@ -86,7 +94,9 @@ def close_job(turn: Turn, live: Live, state: JobState, ending: Ending, **fields:
     _tell(turn, live, ending, state, fields)
 
 
-def complete_job(turn: Turn, live: Live, ending: Ending, row: dict[str, Any], **fields: Any) -> None:
+def complete_job(
+    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, row: dict[str, Any], **fields: Any
+) -> None:
     """End a live job as completed; `row` is its result. One that never said that it started has started now."""
     was_state = live.state
     if live.started_s is None:
@@ -107,7 +117,7 @@ def complete_job(turn: Turn, live: Live, ending: Ending, row: dict[str, Any], **
     turn.completed.append(live.seq)
 
 
-def tell_start(turn: Turn, live: Live, **fields: Any) -> None:
+def tell_start(turn: WriterTransaction, live: LiveLease, **fields: Any) -> None:
     """Tell that a claimed job runs."""
     turn.tell(
         FleetKinds.JOB_STARTED,
@@ -124,21 +134,21 @@ def tell_start(turn: Turn, live: Live, **fields: Any) -> None:
     turn.book.scheduler.leases.started(live.allocation, turn.now_s)
 
 
-def enter_line(turn: Turn, job: Ready) -> None:
+def enter_line(turn: WriterTransaction, job: ReadyJobEntry) -> None:
     """Let a job be offered."""
     turn.book.waiting.add(job)
     turn.count(f"class:{job.class_id}", 1)
 
 
-def leave_line(turn: Turn, class_id: int, priority: int, seq: int) -> None:
+def leave_line(turn: WriterTransaction, class_id: int, priority: int, seq: int) -> None:
     """Let a ready job be offered no more."""
     turn.book.waiting.drop(class_id, priority, seq)
     turn.count(f"class:{class_id}", -1)
 
 
-def ready_again(live: Live, now_s: float) -> Ready:
+def ready_again(live: LiveLease, now_s: float) -> ReadyJobEntry:
     """Give a live job as it stands in the line; its spec is read when it is granted."""
-    return Ready(
+    return ReadyJobEntry(
         seq=live.seq,
         id=live.id,
         class_id=live.class_id,
@@ -169,7 +179,7 @@ def json_or_empty(value: dict[str, Any]) -> str:
     return dumps(value) if value else ""
 
 
-def _end_attempt(turn: Turn, live: Live, ending: Ending) -> None:
+def _end_attempt(turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord) -> None:
     turn.move(live.seq)
     turn.write(turn.statements.end_lease, at_seq=live.seq, was_epoch=live.epoch)
     turn.write(
@@ -190,7 +200,9 @@ def _end_attempt(turn: Turn, live: Live, ending: Ending) -> None:
     turn.book.drop_live(live, turn.now_s, is_completed=ending.ending == COMPLETED)
 
 
-def _tell(turn: Turn, live: Live, ending: Ending, state: JobState, fields: dict[str, Any]) -> None:
+def _tell(
+    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, state: JobState, fields: dict[str, Any]
+) -> None:
     told = {"cause": ending.job_cause or ending.cause, "message": ending.message, **fields}
     turn.tell(
         ending.kind,
@@ -204,3 +216,114 @@ def _tell(turn: Turn, live: Live, ending: Ending, state: JobState, fields: dict[
     )
     turn.count_move(live.state, state.value)
     live.state = state.value
+
+
+# Leases whose worker went away: charged to the worker, not to the job, until it has happened too often.
+
+_UNCONFIRMED = AttemptEndRecord(
+    ending="expired",
+    kind=FleetKinds.JOB_CANCELLED,
+    cause=FailureCause.CANCELLED.value,
+    message="unconfirmed: its worker went away before it said that it stopped",
+)
+
+
+def lose(turn: WriterTransaction, live: LiveLease, why: str) -> None:
+    """End a lease that is over, like any writer: only if it is still the one that was looked at."""
+    live.lost += 1
+    spent = BudgetUsage(user_failures=live.user_failures, lost=live.lost, workers_lost=_workers_lost(turn, live))
+    then = after_failure(
+        FailureCause.LOST,
+        spent,
+        turn.setting.budgets,
+        attempts=live.attempts,
+        is_cancelling=live.is_cancelling,
+        randomness=turn.setting.randomness(),
+    )
+    if isinstance(then, JobCancellation):
+        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
+    elif isinstance(then, JobFailure):
+        ending = AttemptEndRecord(
+            ending="expired",
+            kind=FleetKinds.JOB_FAILED,
+            cause=FailureCause.LOST.value,
+            job_cause=then.cause,
+            message=f"{why}; {then.why}",
+            hint="look at the machines' logs, then `stoker jobs requeue`",
+        )
+        close_job(turn, live, JobState.FAILED, ending)
+    else:
+        ending = AttemptEndRecord(
+            ending="expired", kind=FleetKinds.JOB_EXPIRED, cause=FailureCause.LOST.value, message=why
+        )
+        return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why)
+        if machine := turn.book.machines.get(live.machine):
+            machine.late_until_tick_s = float("inf")
+
+
+def forgive(turn: WriterTransaction, live: LiveLease, why: str) -> None:
+    """End a lease that nobody is to blame for: the coordinator's own past was restored from a backup."""
+    if live.is_cancelling:
+        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
+    else:
+        return_to_line(turn, live, AttemptEndRecord(ending="expired", kind=FleetKinds.JOB_EXPIRED, message=why))
+
+
+def _workers_lost(turn: WriterTransaction, live: LiveLease) -> int:
+    """Count the different workers that went away while they ran this job, since it was last submitted or requeued."""
+    if live.started_s is None or live.lost < turn.setting.budgets.poisoned:
+        return 1 if live.started_s is not None else 0
+    rows = turn.read(turn.queries.lost_attempts, of_seq=live.seq, most=live.lost - 1)
+    machines = {machine for machine, started_s, ending in rows if ending == "expired" and started_s is not None}
+    return len(machines | {live.machine})
+
+
+# Jobs that come after others: how many they still wait for, counted anew whenever one of those is done or undone.
+
+
+def update_followers(turn: WriterTransaction) -> None:
+    """Count again for everybody who comes after a job that completed, or completed no more, in this turn."""
+    done = [*turn.completed, *turn.reopened]
+    if not done or not turn.book.has_after:
+        return
+    followers = {seq for (seq,) in turn.read(turn.queries.followers, seqs=turn.many(done))}
+    if followers:
+        recount(turn, followers)
+
+
+def recount(turn: WriterTransaction, seqs: Iterable[int]) -> None:
+    """Count again what these jobs wait for."""
+    asked = turn.many(sorted(seqs))
+    blockers = Counter(
+        seq for seq, _, state in turn.read(turn.queries.before, seqs=asked) if state != JobState.COMPLETED.value
+    )
+    for row in (JobRow(*row) for row in turn.read(turn.queries.jobs_by_seq, seqs=asked)):
+        if blockers[row.seq] != row.blockers:
+            _set_blockers(turn, row, blockers[row.seq])
+
+
+def _set_blockers(turn: WriterTransaction, row: JobRow, blockers: int) -> None:
+    is_pending = row.state == JobState.PENDING.value
+    is_ready = is_pending and not blockers and row.not_before_s <= turn.now_s
+    since_s = turn.now_s if is_ready else row.since_s
+    turn.move(row.seq)
+    turn.write(
+        turn.statements.block_job,
+        at_seq=row.seq,
+        was_epoch=row.epoch,
+        was_state=row.state,
+        blockers=blockers,
+        is_ready=is_ready,
+        since_s=since_s,
+        changed_s=turn.now_s,
+    )
+    live = turn.book.live_by_seq.get(row.seq)
+    if live is not None:
+        live.blockers = blockers
+    if row.is_ready and not is_ready:
+        leave_line(turn, row.class_id, row.priority, row.seq)
+    elif is_ready and not row.is_ready:
+        enter_line(turn, ReadyJobEntry.of(row._replace(since_s=since_s)))
+        turn.tell(FleetKinds.JOB_READY, seq=row.seq, epoch=row.epoch)
+    elif is_pending and not blockers:
+        turn.book.next_delay_s = min(turn.book.next_delay_s, row.not_before_s)

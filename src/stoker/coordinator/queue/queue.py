@@ -15,18 +15,16 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from stoker.coordinator.authority.revocations import Revocations
-from stoker.coordinator.authority.standing import Standing
-from stoker.coordinator.database.opening import Database
+from stoker.coordinator.auth.membership import Revocations, TrustState
+from stoker.coordinator.database.database import Database
 from stoker.coordinator.queue.commands import Answer, Command, Submit
-from stoker.coordinator.queue.drafting import draft
-from stoker.coordinator.queue.reading.reader import Reader
-from stoker.coordinator.queue.setting import Setting
-from stoker.coordinator.queue.writer import Letter, Writer
-from stoker.model.clock import Clock
-from stoker.model.errors import StokerError, Unavailable
-from stoker.model.leases import Budgets, FleetTimes, Token
-from stoker.model.pacing import Pace
+from stoker.coordinator.queue.queue_state import QueueContext
+from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.queue.submission_check import draft
+from stoker.coordinator.queue.writer import PendingCommand, Writer
+from stoker.core.clock import Clock
+from stoker.core.errors import StokerError, Unavailable
+from stoker.core.leases import AttemptToken, Budgets, FleetTimes, LeaseTiming
 from stoker.scheduler.scheduler import Scheduler
 
 Then = Callable[[Answer | StokerError], None]
@@ -63,7 +61,7 @@ class Queue:
         version: str = "",
         revocations: Revocations | None = None,
     ) -> None:
-        setting = Setting(
+        setting = QueueContext(
             clock=clock,
             times=times,
             budgets=budgets,
@@ -75,9 +73,9 @@ class Queue:
         )
         self.budgets = budgets
         self._writer = Writer(database, setting, faults=faults, sweep_every_s=sweep_every_s)
-        self.reader = Reader(database, clock=clock, limits=scheduler.limit_reached)
+        self.reader = QueueReader(database, clock=clock, limits=scheduler.limit_reached)
         """Reads on their own connections, from any thread."""
-        self._letters: SimpleQueue[Letter | None] = SimpleQueue()
+        self._letters: SimpleQueue[PendingCommand | None] = SimpleQueue()
         self._door = threading.Lock()
         """So that nobody comes in behind the last one."""
         self._is_closed = False
@@ -111,11 +109,11 @@ class Queue:
                 return
         with self._door:
             if not self._is_closed:
-                self._letters.put(Letter(command, then, drafts))
+                self._letters.put(PendingCommand(command, then, drafts))
                 return
         then(Unavailable("the coordinator is stopping", hint="ask again when it is back"))
 
-    def is_current(self, token: Token, machine: str = "") -> bool:
+    def is_current(self, token: AttemptToken, machine: str = "") -> bool:
         """Say from memory whether a token is its job's own now, and the machine's, where one is named. From any thread.
 
         The fence of file writes.
@@ -127,7 +125,7 @@ class Queue:
         """Say from memory whether a machine can have bytes to send: of a lease, or of one that it lost. Any thread."""
         return self._writer.may_send(machine)
 
-    def standing(self) -> Standing:
+    def standing(self) -> TrustState:
         """Give who belongs to the fleet, from memory, for any thread. Only the writer changes it."""
         return self._writer.standing()
 
@@ -146,7 +144,7 @@ class Queue:
         """
         self._writer.callers.append(listener)
 
-    def pace(self) -> Pace:
+    def pace(self) -> LeaseTiming:
         """Say how long leases last now, and how much longer nothing expires."""
         return self._writer.pace()
 
@@ -170,9 +168,9 @@ class Queue:
             letters, is_open = self._take()
             self._writer.take(letters)
 
-    def _take(self) -> tuple[list[Letter], bool]:
+    def _take(self) -> tuple[list[PendingCommand], bool]:
         """Give everything that waits, up to a bound, and whether more may come; nothing after a while without any."""
-        letters: list[Letter] = []
+        letters: list[PendingCommand] = []
         try:
             letter = self._letters.get(timeout=self._writer.rest_s())
             while letter is not None:

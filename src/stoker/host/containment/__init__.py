@@ -1,5 +1,5 @@
-"""Programs kept within their memory, and ended for certain, by whatever this machine offers.
+"""Limit the memory of a program and end its whole process tree, by the best means of this machine.
 
-`choice.choose` finds the strongest mechanism that works here and says why stronger ones do not; what it gives opens a
-`box` per attempt. How many forks or new sessions a program makes, its box knows everybody in it.
+Promises: a box knows every process in it, however often the program forks.
+Start with `mechanisms` (what works here, and why nothing stronger), then `box`.
 """

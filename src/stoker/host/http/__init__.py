@@ -1,1 +1,5 @@
-"""HTTP from this computer: one seam, one client behind it. The only room that knows urllib3."""
+"""HTTP from this computer: one client, the only module that imports urllib3.
+
+Promises: every request has limits in time and size; failures have their own classes.
+Start with `client`.
+"""

@@ -13,8 +13,8 @@ import socket
 from functools import lru_cache
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from stoker.model.errors import BadInput
-from stoker.model.frozen import frozen
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
 
 PORTS = {"http": 80, "https": 443}
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
@@ -26,7 +26,7 @@ _AS_IT_IS = "/?:@!$&'()*+,;=-._~%[]"
 
 
 @frozen
-class Origin:
+class HttpOrigin:
     """Whom credentials are meant for: the same scheme, host and port, or somebody else."""
 
     scheme: str
@@ -45,10 +45,10 @@ class Origin:
 
 
 @frozen
-class Address:
+class HttpAddress:
     """An address taken apart: whom to ask, what for, and the credentials that stood in it."""
 
-    origin: Origin
+    origin: HttpOrigin
     target: str
     """Path and query, escaped; what a request line carries."""
     authorization: str = ""
@@ -61,7 +61,7 @@ class Address:
 
 
 @lru_cache(maxsize=64)
-def read_address(url: str) -> Address:
+def read_address(url: str) -> HttpAddress:
     """Take a web address apart. Raises `BadInput` for anything that is not one."""
     parts = _split(url)
     if parts is None or parts.scheme not in PORTS:
@@ -75,8 +75,8 @@ def read_address(url: str) -> Address:
     target = quote(parts.path or "/", safe=_AS_IT_IS) + (
         f"?{quote(parts.query, safe=_AS_IT_IS)}" if parts.query else ""
     )
-    origin = Origin(scheme=parts.scheme, host=host, port=port)
-    return Address(origin=origin, target=target, authorization=_basic(parts))
+    origin = HttpOrigin(scheme=parts.scheme, host=host, port=port)
+    return HttpAddress(origin=origin, target=target, authorization=_basic(parts))
 
 
 def asked_directly(url: str) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def asked_directly(url: str) -> tuple[str, ...]:
     return (host,) if is_near else ()
 
 
-def origin(url: str) -> Origin:
+def origin(url: str) -> HttpOrigin:
     """Give whom an address belongs to."""
     return read_address(url).origin
 

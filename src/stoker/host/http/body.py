@@ -3,11 +3,64 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Protocol
 
-from stoker.host.http.failures import Ended, Malformed, Overlong
-from stoker.host.http.framing import Framing
-from stoker.host.http.wire import Line, Wire
+from stoker.core.errors import StokerError
+from stoker.core.frozen import frozen
+from stoker.host.http.addresses import HttpAddress
+from stoker.host.http.exchange import Headers
+from stoker.host.http.http_errors import TROUBLE, Ended, ExchangeStep, Malformed, Overlong, translated
+from stoker.host.http.streams import CancelHandle, IdleState, Wire
+
+# How the body of an answer is framed: decided from its head alone, strictly. What contradicts itself is refused.
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_WITHOUT_BODY = frozenset({204, 304})
+
+
+@frozen
+class Framing:
+    """Where a body ends: after so many bytes, with its last chunk, or (neither) where the connection does."""
+
+    length_bytes: int | None = None
+    is_chunked: bool = False
+
+
+def framing(method: str, status: int, headers: Headers) -> Framing:
+    """Decide how the body of an answer is framed. Raises `Malformed`."""
+    length_bytes = announced_bytes(headers)
+    codings = [coding for coding in _listed(headers, "transfer-encoding") if coding != "identity"]
+    if method == "HEAD" or status in _WITHOUT_BODY:
+        return Framing(length_bytes=0)
+    if not codings:
+        return Framing(length_bytes=length_bytes)
+    if codings != ["chunked"]:
+        raise Malformed("a transfer coding that nobody asked for")
+    if length_bytes is not None:
+        raise Malformed("a length and chunks at once")
+    return Framing(is_chunked=True)
+
+
+def announced_bytes(headers: Headers) -> int | None:
+    """Give what `Content-Length` says, nothing where it is absent. Raises `Malformed` for nonsense or two opinions."""
+    said = _listed(headers, "content-length")
+    if not said:
+        if headers.all("content-length"):
+            raise Malformed("an empty Content-Length")
+        return None
+    if not all(_NUMBER.fullmatch(value) for value in said):
+        raise Malformed("a Content-Length that is no number")
+    lengths = {int(value) for value in said}
+    if len(lengths) > 1:
+        raise Malformed("two different Content-Lengths")
+    return lengths.pop()
+
+
+def _listed(headers: Headers, name: str) -> list[str]:
+    values = (value.strip().lower() for field in headers.all(name) for value in field.split(","))
+    return [value for value in values if value]
+
 
 _FIRST_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r\n")
 _NEXT_SIZE = re.compile(rb"\r\n" + _FIRST_SIZE.pattern)
@@ -99,7 +152,7 @@ class _Chunked:
         """Give bytes of one chunk; nothing at the end, and where nothing is there and it need not be waited for."""
         while not self._left_of_chunk and self.left_bytes is None:
             if not self._step():
-                if not is_first and self._wire.look() is not Line.SPEAKS:
+                if not is_first and self._wire.look() is not IdleState.SPEAKS:
                     return b""
                 self._fetch()
         if self.left_bytes == 0:
@@ -110,7 +163,7 @@ class _Chunked:
             self._at += len(piece)
         elif is_first:
             piece = self._wire.take(size)
-        elif self._wire.look() is Line.SPEAKS:
+        elif self._wire.look() is IdleState.SPEAKS:
             piece = self._wire.take_at_once(size)
         else:
             return b""
@@ -151,3 +204,101 @@ class _Chunked:
             raise Ended
         self._come = self._come[self._at :] + more
         self._at = 0
+
+
+# The answer to one request, on the connection that it came on.
+
+_WORTH_READING_BYTES = 16 * 1024
+_WORTH_WAITING_S = 0.05
+"""A rest that is shorter and comes sooner than this is cheaper to read than a new connection is to make."""
+
+
+@frozen
+class HttpResponseHead:
+    """The head of an answer."""
+
+    status: int
+    headers: Headers
+    keeps_open: bool
+    """Whether the server means to take another request on this connection."""
+
+
+class ConnectionRelease(Protocol):
+    """Whom a connection goes back to: for another exchange, or to be cut."""
+
+    def __call__(self, *, is_usable: bool) -> None: ...
+
+
+class WireResponse:
+    """A `Reply` that reads off a wire. `give_back` is called once, when the wire is no longer needed."""
+
+    def __init__(
+        self,
+        address: HttpAddress,
+        head: HttpResponseHead,
+        frame: Framing,
+        *,
+        wire: Wire,
+        cord: CancelHandle,
+        give_back: ConnectionRelease,
+    ) -> None:
+        self.url = address.url
+        self.status = head.status
+        self.headers = head.headers
+        self._host = address.origin.host_and_port
+        self._keeps_open = head.keeps_open
+        self._is_framed = frame.is_chunked or frame.length_bytes is not None
+        self._wire = wire
+        self._body = body(wire, frame)
+        self._cord = cord
+        self._give_back: ConnectionRelease | None = give_back
+        self._failure: StokerError | None = None
+
+    def read(self, at_most_bytes: int) -> bytes:
+        if self._failure is not None:
+            raise self._failure
+        if self._give_back is None:
+            message = "a reply is read before it is closed"
+            raise ValueError(message)
+        try:
+            self._cord.check()
+            data = self._body.read(at_most_bytes)
+            if not data and self._is_framed and self._wire.look() is IdleState.SPEAKS:
+                raise Overlong
+        except BaseException as error:
+            # Whatever it was, nobody knows any more where in the stream we are.
+            self._let_go(is_usable=False)
+            if isinstance(error, TROUBLE):
+                self._failure = translated(error, self._host, ExchangeStep.BODY)
+                raise self._failure from error
+            raise
+        return data
+
+    def close(self) -> None:
+        if self._give_back is not None:
+            self._let_go(is_usable=self._is_worth_keeping())
+
+    def abort(self) -> None:
+        self._cord.pull()
+
+    def _is_worth_keeping(self) -> bool:
+        if not (self._keeps_open and self._is_framed) or self._cord.is_pulled:
+            return False
+        try:
+            self._read_rest()
+        except TROUBLE:
+            return False
+        return self._body.left_bytes == 0
+
+    def _read_rest(self) -> None:
+        if (self._body.left_bytes or 0) > _WORTH_READING_BYTES:
+            return
+        self._wire.expect_by(time.monotonic() + _WORTH_WAITING_S)
+        read_bytes = 0
+        while self._body.left_bytes != 0 and read_bytes <= _WORTH_READING_BYTES:
+            read_bytes += len(self._body.read(_WORTH_READING_BYTES))
+
+    def _let_go(self, *, is_usable: bool) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(is_usable=is_usable)

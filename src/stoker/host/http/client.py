@@ -6,26 +6,76 @@ urllib3 is imported with the first request, not with this module.
 from __future__ import annotations
 
 import ssl
+import threading
 import time
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stoker.host.http.addresses import Address, read_address
-from stoker.host.http.cord import Cord
-from stoker.host.http.exchange import BodySource, Reply, Request
-from stoker.host.http.failures import Aborted, Malformed, Reason, Step, proxy_refused, translating
-from stoker.host.http.framing import framing
-from stoker.host.http.idle import IdleConnections
-from stoker.host.http.proxies import proxy_for
-from stoker.host.http.reply import WireReply
-from stoker.host.http.routes import Route, route_to
-from stoker.host.http.settings import HttpSettings
-from stoker.host.http.trust import Trust
-from stoker.model.errors import BadInput, NetworkFailed
-from stoker.model.frozen import frozen
+from stoker.core.errors import BadInput, NetworkFailed
+from stoker.core.frozen import changed, frozen
+from stoker.host.http.addresses import HttpAddress, read_address
+from stoker.host.http.body import WireResponse, framing
+from stoker.host.http.exchange import BodySource, Headers, HttpClientResponse, Request
+from stoker.host.http.http_errors import Aborted, ExchangeStep, Malformed, Reason, proxy_refused, translating
+from stoker.host.http.http_routes import Route, Trust, proxy_for, route_to
+from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.streams import CancelHandle, IdleState
+from stoker.host.tls.contexts import unproven_context
 
 if TYPE_CHECKING:
-    from stoker.host.http.connections import Connection
+    from stoker.host.http.connections import HttpConnection
+
+
+# Connections that wait for their next request, by the way they lead. The one used last is used first.
+
+LONGEST_IDLE_S = 50.0
+"""Many servers and boxes on the way forget a silent connection after a minute, and not all of them say so."""
+
+
+class IdleConnections:
+    """At most so many for each way. Safe to use from several threads."""
+
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._lock = threading.Lock()
+        self._by_route: dict[Route, list[HttpConnection]] = {}
+        self._is_closed = False
+
+    def take(self, route: Route, trust: ssl.SSLContext | None) -> HttpConnection | None:
+        """Give one that still stands, as far as can be seen from here, and was made under the same trust."""
+        while True:
+            with self._lock:
+                waiting = self._by_route.get(route)
+                connection = waiting.pop() if waiting else None
+            if connection is None:
+                return None
+            is_fresh = connection.trust is trust and time.monotonic() - connection.idle_since_s < LONGEST_IDLE_S
+            # One that speaks unasked is as useless as one that ended: its words would be taken for the next answer.
+            if is_fresh and connection.wire.look() is IdleState.QUIET:
+                return connection
+            connection.close()
+
+    def put(self, connection: HttpConnection) -> None:
+        """Keep one, or close it where enough are kept."""
+        connection.idle_since_s = time.monotonic()
+        with self._lock:
+            waiting = self._by_route.setdefault(connection.route, [])
+            is_kept = not self._is_closed and len(waiting) < self._at_most
+            if is_kept:
+                waiting.append(connection)
+        if not is_kept:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all of them, and those that come back later."""
+        with self._lock:
+            self._is_closed = True
+            kept = [connection for waiting in self._by_route.values() for connection in waiting]
+            self._by_route.clear()
+        for connection in kept:
+            connection.close()
+
 
 _REPEATABLE = frozenset({"GET", "HEAD"})
 _STALE = frozenset({Reason.CLOSED_EARLY, Reason.RESET})
@@ -37,13 +87,13 @@ class Urllib3Transport:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._idle = IdleConnections(settings.idle_connections)
-        self._under_way: set[Cord] = set()
+        self._under_way: set[CancelHandle] = set()
         self._is_aborted = False
         self._trust = Trust(settings)
         self._reached: set[str] = set()
         """Hosts that a connection was made to."""
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: Request) -> HttpClientResponse:
         address = read_address(request.url)
         route = self._route(address)
         question = _Question(
@@ -55,10 +105,10 @@ class Urllib3Transport:
             head_s=self._settings.head_s if request.head_s is None else request.head_s,
             read_s=self._settings.read_s if request.read_s is None else request.read_s,
         )
-        cord = Cord()
+        cord = CancelHandle()
         self._under_way.add(cord)
         try:
-            with translating(address.origin.host_and_port, Step.HEAD):
+            with translating(address.origin.host_and_port, ExchangeStep.HEAD):
                 # Entered first, asked second: an abort either finds the cord or is seen here.
                 if self._is_aborted:
                     raise Aborted
@@ -75,13 +125,13 @@ class Urllib3Transport:
     def close(self) -> None:
         self._idle.close()
 
-    def _route(self, address: Address) -> Route:
+    def _route(self, address: HttpAddress) -> Route:
         fleet = self._settings.fleet
         if fleet is not None and fleet.sockets:
             return Route(near=address.origin, sockets=fleet.sockets)
         return route_to(address.origin, proxy_for(address.origin, self._settings))
 
-    def _ask_on_any(self, route: Route, question: _Question, cord: Cord) -> Reply:
+    def _ask_on_any(self, route: Route, question: _Question, cord: CancelHandle) -> HttpClientResponse:
         trusted = self._trusted() if route.is_secure else None
         kept = self._idle.take(route, trusted)
         if kept is not None:
@@ -94,7 +144,7 @@ class Urllib3Transport:
                     raise
         return self._ask(self._connect(route, cord, trusted), question, cord)
 
-    def _connect(self, route: Route, cord: Cord, trusted: ssl.SSLContext | None) -> Connection:
+    def _connect(self, route: Route, cord: CancelHandle, trusted: ssl.SSLContext | None) -> HttpConnection:
         from stoker.host.http.connections import connect  # noqa: PLC0415 - urllib3 costs a tenth of a second
 
         settings, host = self._settings, route.near.host
@@ -109,10 +159,10 @@ class Urllib3Transport:
         self._reached.add(host)
         return made
 
-    def _ask(self, connection: Connection, question: _Question, cord: Cord) -> WireReply:
+    def _ask(self, connection: HttpConnection, question: _Question, cord: CancelHandle) -> WireResponse:
         address, wire, is_forwarded = question.address, connection.wire, connection.route.is_forwarded
         try:
-            with translating(address.origin.host_and_port, Step.HEAD):
+            with translating(address.origin.host_and_port, ExchangeStep.HEAD):
                 wire.begin(cord, deadline_s=time.monotonic() + question.head_s)
                 target = address.url if is_forwarded else address.target
                 head = connection.ask(
@@ -125,12 +175,12 @@ class Urllib3Transport:
                 frame = framing(question.method, head.status, head.headers)
                 wire.expect_body(question.read_s)
                 give_back = partial(self._take_back, connection, cord)
-                return WireReply(address, head, frame, wire=wire, cord=cord, give_back=give_back)
+                return WireResponse(address, head, frame, wire=wire, cord=cord, give_back=give_back)
         except BaseException:
             connection.close()
             raise
 
-    def _take_back(self, connection: Connection, cord: Cord, *, is_usable: bool) -> None:
+    def _take_back(self, connection: HttpConnection, cord: CancelHandle, *, is_usable: bool) -> None:
         self._under_way.discard(cord)
         connection.wire.finish()
         if is_usable:
@@ -141,7 +191,7 @@ class Urllib3Transport:
     def _trusted(self) -> ssl.SSLContext:
         return self._trust.context()
 
-    def _headers(self, request: Request, address: Address, route: Route) -> dict[str, str]:
+    def _headers(self, request: Request, address: HttpAddress, route: Route) -> dict[str, str]:
         headers = {"User-Agent": self._settings.user_agent}
         if address.authorization:
             headers["Authorization"] = address.authorization
@@ -165,9 +215,54 @@ class _Question:
     """A request with everything that goes over the wire."""
 
     method: str
-    address: Address
+    address: HttpAddress
     headers: dict[str, str]
     body: bytes | BodySource | None
     is_repeatable: bool
     head_s: float
     read_s: float
+
+
+# One question to somebody whose certificate nobody has checked: for whoever joins a fleet, before they know its CA.
+#
+# The answer has to carry its own proof, and the question must hold no secret: a stranger in between reads the one and
+# may write the other. There is no setting and no variable that leads here, and nothing else can be sent this way.
+
+_MOST_BYTES = 64 * 1024
+
+
+@frozen
+class UnverifiedResponse:
+    """What somebody said."""
+
+    status: int
+    data: bytes
+    headers: Headers
+
+
+def ask_unproven(url: str, body: bytes, *, settings: HttpSettings, headers: dict[str, str]) -> UnverifiedResponse:
+    """Post a body of JSON over TLS that proves nothing, and give the answer. Raises `NetworkFailed`."""
+    if not url.startswith("https://"):
+        raise BadInput("a fleet is joined over TLS alone", hint="name the host: CODE@HOST")
+    transport = _Unproven(changed(settings, fleet=None))
+    try:
+        request = Request(
+            url=url,
+            method="POST",
+            headers={**headers, "Content-Type": "application/json"},
+            body=body,
+            is_repeatable=True,
+        )
+        with closing(transport.send(request)) as reply:
+            data = bytearray()
+            while len(data) <= _MOST_BYTES and (piece := reply.read(_MOST_BYTES)):
+                data += piece
+            # More than anybody needs is no answer of ours: what is left of it can't be read as one.
+            return UnverifiedResponse(status=reply.status, data=bytes(data[:_MOST_BYTES]), headers=reply.headers)
+    finally:
+        transport.close()
+
+
+class _Unproven(Urllib3Transport):
+    def _trusted(self) -> ssl.SSLContext:
+        return unproven_context()

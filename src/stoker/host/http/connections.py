@@ -19,23 +19,22 @@ from urllib3.connection import HTTPConnection, HTTPSConnection, ProxyConfig
 from urllib3.exceptions import HTTPError
 from urllib3.util import Url
 
-from stoker.host.http.cord import Cord
-from stoker.host.http.dialing import dial, dial_local, expect_life
+from stoker.core.errors import LocalFile, NetworkFailed, StokerError
+from stoker.host.http.body import HttpResponseHead
+from stoker.host.http.dial import dial, dial_local, expect_life
 from stoker.host.http.exchange import BodySource, Headers
-from stoker.host.http.failures import (
+from stoker.host.http.http_errors import (
     TROUBLE,
     Aborted,
     Ended,
+    ExchangeStep,
     Malformed,
-    Step,
     blamed_on_proxy,
     proxy_refused,
     translated,
 )
-from stoker.host.http.reply import Head
-from stoker.host.http.routes import Route
-from stoker.host.http.wire import Line, Stream, Wire
-from stoker.model.errors import LocalFile, NetworkFailed, StokerError
+from stoker.host.http.http_routes import Route
+from stoker.host.http.streams import CancelHandle, IdleState, Stream, Wire
 
 _LONGEST_HEAD_BYTES = 256 * 1024
 _PIECE_BYTES = 256 * 1024
@@ -51,12 +50,12 @@ _TUNNEL_STATUS = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 def connect(
     route: Route,
     *,
-    cord: Cord,
+    cord: CancelHandle,
     connect_s: float,
     trust: ssl.SSLContext | None,
     admits: Callable[[str], bool] | None = None,
     unheard_s: float | None = None,
-) -> Connection:
+) -> HttpConnection:
     """Open a connection: name, socket, proxy and TLS, all within `connect_s`. Raises `NetworkFailed`.
 
     It ends when nothing was heard of the other computer for `unheard_s`, if that is told.
@@ -73,10 +72,10 @@ def connect(
             raise failure from error
         if unheard_s is not None:
             expect_life(inner.sock, unheard_s)
-        return Connection(route, inner, trust)
+        return HttpConnection(route, inner, trust)
 
 
-class Connection:
+class HttpConnection:
     """One open connection on a route, for one exchange at a time."""
 
     def __init__(self, route: Route, inner: _Plain | _Secure, trust: ssl.SSLContext | None = None) -> None:
@@ -98,7 +97,7 @@ class Connection:
         *,
         body: bytes | BodySource | None = None,
         head_s: float = 0.0,
-    ) -> Head:
+    ) -> HttpResponseHead:
         """Send a request and read the head of its answer, within the wire's deadline.
 
         A body may take as long as it takes, as long as each piece of it goes out within `head_s`; the answer has that
@@ -118,7 +117,9 @@ class Connection:
         except HTTPError as error:
             raise Malformed("fields that contradict each other") from error
         keeps_open = self._inner.sock is not None and is_whole
-        head = Head(status=response.status, headers=Headers(response.headers.iteritems()), keeps_open=keeps_open)
+        head = HttpResponseHead(
+            status=response.status, headers=Headers(response.headers.iteritems()), keeps_open=keeps_open
+        )
         # Only the head was wanted of it; closing tells `http.client` that the next request may come.
         response.close()
         return head
@@ -126,7 +127,7 @@ class Connection:
     def _send_rest(self, pieces: Iterator[bytes], head_s: float) -> bool:
         """Send what is left of a body; false where the server answers before it has all of it, and need not have it."""
         for piece in pieces:
-            if self.wire.look() is Line.SPEAKS:
+            if self.wire.look() is IdleState.SPEAKS:
                 return False
             self.wire.expect_by(time.monotonic() + head_s)
             self.wire.send(piece)
@@ -188,14 +189,14 @@ def _strict_about_ends(stream: Any) -> Stream:
 def _failure(error: Exception, inner: _Plain | _Secure, route: Route) -> StokerError:
     """Translate a failure to connect; it is the proxy's where the proxy was not reached or did not make the tunnel."""
     host = route.near.host_and_port
-    found = error if isinstance(error, StokerError) else translated(error, host, Step.CONNECT)
+    found = error if isinstance(error, StokerError) else translated(error, host, ExchangeStep.CONNECT)
     if route.proxy is None:
         return found
     status = _TUNNEL_STATUS.search(str(error)) if isinstance(error, OSError) else None
     if status is not None:
         return proxy_refused(int(status[1]), host)
     if route.far is not None and inner.is_past_proxy:
-        return translated(error, route.far.host_and_port, Step.CONNECT)
+        return translated(error, route.far.host_and_port, ExchangeStep.CONNECT)
     return blamed_on_proxy(found, host)
 
 
@@ -209,11 +210,11 @@ class _Ours:
     admits: Callable[[str], bool] | None = None
     sockets: tuple[str, ...] = ()
     _dialled: socket.socket | None = None
-    _cord: Cord
+    _cord: CancelHandle
     _deadline_s: float
 
     @contextmanager
-    def connecting(self, cord: Cord, deadline_s: float) -> Iterator[None]:
+    def connecting(self, cord: CancelHandle, deadline_s: float) -> Iterator[None]:
         """Connect in this block, by this deadline or until the cord is pulled. A failure leaves nothing open."""
         self._cord = cord
         self._deadline_s = deadline_s

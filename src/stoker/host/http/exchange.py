@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-from stoker.model.frozen import frozen
+from stoker.core.frozen import frozen
 
 
 class Headers:
@@ -63,7 +63,7 @@ class Request:
     """How long the answer's body may be silent."""
 
 
-class Reply(Protocol):
+class HttpClientResponse(Protocol):
     """The head of an answer, and its body to be read once. Close it, whatever happened."""
 
     @property
@@ -93,7 +93,7 @@ class Reply(Protocol):
 class Transport(Protocol):
     """Where requests go. Safe to use from several threads."""
 
-    def send(self, request: Request) -> Reply:
+    def send(self, request: Request) -> HttpClientResponse:
         """Send one request and wait for the head of its answer."""
 
     def abort(self) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from stoker.core.errors import BadAnswer, BadInput
+from stoker.core.frozen import changed, frozen
 from stoker.host.http.addresses import is_inner, joined, read_address, shown
-from stoker.host.http.exchange import Headers, Reply, Request, Transport
-from stoker.host.http.failures import Reason, bad_answer
-from stoker.model.errors import BadAnswer, BadInput
-from stoker.model.frozen import changed, frozen
+from stoker.host.http.exchange import Headers, HttpClientResponse, Request, Transport
+from stoker.host.http.http_errors import Reason, bad_answer
 
 MOST_HOPS = 10
 _STATUSES = frozenset({301, 302, 303, 307, 308})
@@ -53,10 +53,10 @@ class Hop:
 
 
 @frozen
-class Followed:
+class RedirectResult:
     """Where redirects led."""
 
-    reply: Reply
+    reply: HttpClientResponse
     """The last answer; to be closed by whoever asked."""
     hops: tuple[Hop, ...] = ()
     """The redirects on the way to it, all answered and closed."""
@@ -76,7 +76,7 @@ def nowhere(_hop: Hop) -> bool:
 
 def follow(
     transport: Transport, request: Request, *, at_most: int = MOST_HOPS, stops_at: Callable[[Hop], bool] = nowhere
-) -> Followed:
+) -> RedirectResult:
     """Send a request and follow where its answers lead. Raises `BadAnswer` for a redirect that is refused.
 
     A redirect for which `stops_at` says so is not taken but given back as the reply; it has been checked like others.
@@ -87,11 +87,11 @@ def follow(
     while True:
         reply = transport.send(request)
         if reply.status not in _STATUSES:
-            return Followed(reply=reply, hops=tuple(hops))
+            return RedirectResult(reply=reply, hops=tuple(hops))
         try:
             hop = _hop(request.url, reply, first_host)
             if stops_at(hop):
-                return Followed(reply=reply, hops=tuple(hops), stopped_at=hop)
+                return RedirectResult(reply=reply, hops=tuple(hops), stopped_at=hop)
             _check_way((*hops, hop), at_most)
         except BaseException:
             reply.close()
@@ -102,7 +102,7 @@ def follow(
         request = changed(request, url=hop.to_url, headers=headers)
 
 
-def _hop(from_url: str, reply: Reply, first_host: str) -> Hop:
+def _hop(from_url: str, reply: HttpClientResponse, first_host: str) -> Hop:
     here = read_address(from_url).origin
     locations = reply.headers.all("location")
     if not locations:

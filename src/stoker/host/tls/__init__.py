@@ -1,4 +1,5 @@
-"""TLS between our own programs: keys, requests, certificates, and contexts that trust one fleet's CA and nobody else.
+"""TLS between our own programs: keys, certificates, and contexts that trust one fleet's CA alone.
 
-The only room that knows `cryptography`; who may have a certificate is decided elsewhere.
+Promises: the only importer of `cryptography`; who may have a certificate is decided elsewhere.
+Start with `contexts`.
 """

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _BY_TIME = itemgetter(0, 1)
 
 
-class Agenda(Generic[T]):
+class CalendarQueue(Generic[T]):
     """Things by time; of those at the same time the one with the smaller number comes first."""
 
     def __init__(self) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from stoker.model.frozen import frozen
+from stoker.core.frozen import frozen
 from stoker.scheduler.decisions import HoldReason
 from stoker.scheduler.job_types import JobType
-from stoker.scheduler.machine import Machine
+from stoker.scheduler.machine import MatchableMachine
 from stoker.scheduler.ready_queue import UserQueue
 from stoker.scheduler.shares import ShareView
 from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
@@ -38,7 +38,7 @@ class ExpectedStart:
 
 
 @frozen
-class HeldBack:
+class MachineHold:
     """A machine on which a job would fit now, and why it does not start there."""
 
     machine: str
@@ -57,10 +57,10 @@ class JobForecast:
     start: ExpectedStart | None = None
     not_before_s: float | None = None
     """Of a job whose start is further away than the forecast goes."""
-    held_back: tuple[HeldBack, ...] = ()
+    held_back: tuple[MachineHold, ...] = ()
 
 
-class Forecast:
+class SnapshotForecast:
     """The forecast of one snapshot. One thread uses it."""
 
     def __init__(self, snapshot: Snapshot, *, most: int = MOST_DECISIONS) -> None:
@@ -153,7 +153,7 @@ class Forecast:
         machines = run.scheduler.machines
         return {name: machines.fits(one) for name, one in machines.machines.items() if not one.is_silent}
 
-    def _held_back(self, row: int) -> tuple[HeldBack, ...]:
+    def _held_back(self, row: int) -> tuple[MachineHold, ...]:
         scheduler = self._now().scheduler
         job_class = scheduler.ready.classes[self._batch.class_ids[self._batch.shape_of[row]]]
         queue = scheduler.ready.levels.get(self._batch.priority_of[row], {}).get(job_class.user)
@@ -167,12 +167,12 @@ class Forecast:
                 found.append(self._held_on(machine, queue, one))
         return tuple(found)
 
-    def _held_on(self, machine: Machine, queue: UserQueue, one: JobType) -> HeldBack:
+    def _held_on(self, machine: MatchableMachine, queue: UserQueue, one: JobType) -> MachineHold:
         scheduler = self._now().scheduler
         speeds = [option.speed for option in one.options if option.node_type == machine.table.number]
         reason = str(scheduler.reasons.reason(machine, queue, one, 0.0))
         is_taken = not scheduler.machines.fits(machine) & one.bits
-        return HeldBack(
+        return MachineHold(
             machine=machine.name,
             reason=str(HoldReason.ORDER) if is_taken else reason,
             end_s=one.expected_s / max(speeds) if one.is_known and speeds else None,

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from stoker.model.clock import Clock
-from stoker.model.digests import Digest, digest_bytes
-from stoker.model.frozen import fields_of, frozen
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.frozen import fields_of, frozen
 from stoker.scheduler.offers import NodeOffer, offer_of
 from stoker.scheduler.prices import RunOption, find_prices
 from stoker.scheduler.simulation.simulator import NOWHERE, Disruptions, Simulator
-from stoker.scheduler.simulation.workload import Batch, Mix, batch_of, make_batch, make_nodes, make_shapes
+from stoker.scheduler.simulation.workload import Mix, WorkloadBatch, batch_of, make_batch, make_nodes, make_shapes
 from stoker.scheduler.snapshot import Snapshot
 
 BINS = 120
@@ -29,7 +29,7 @@ BINS = 120
 
 
 @frozen
-class Bound:
+class MakespanBound:
     """Both bounds, in seconds from the moment when all jobs are ready."""
 
     area_s: float
@@ -40,7 +40,7 @@ class Bound:
         return max(self.area_s, self.longest_s)
 
 
-def lower_bound(batch: Batch, options: Sequence[Sequence[RunOption]], counts: Sequence[int]) -> Bound:
+def lower_bound(batch: WorkloadBatch, options: Sequence[Sequence[RunOption]], counts: Sequence[int]) -> MakespanBound:
     """Bound the makespan of a batch whose shapes may be run in these ways; what can run nowhere is left out."""
     work_s = [0.0] * len(options)
     longest_s = [0.0] * len(options)
@@ -48,7 +48,7 @@ def lower_bound(batch: Batch, options: Sequence[Sequence[RunOption]], counts: Se
         work_s[shape] += work
         longest_s[shape] = max(longest_s[shape], work)
     fastest = [max((option.speed for option in those), default=0.0) for those in options]
-    return Bound(
+    return MakespanBound(
         area_s=find_prices(options, work_s, counts).bound_s,
         longest_s=max((work / speed for work, speed in zip(longest_s, fastest, strict=True) if speed), default=0.0),
     )
@@ -80,7 +80,7 @@ class Waits:
 
 
 @frozen
-class Report:
+class SimulationReport:
     """One run."""
 
     machines: int
@@ -90,7 +90,7 @@ class Report:
     """Jobs that no machine of this fleet could take, even idle."""
     decisions: int
     makespan_s: float
-    bound: Bound
+    bound: MakespanBound
     uses: tuple[NodeTypeUse, ...]
     waits: tuple[Waits, ...]
     most_behind_s: float
@@ -136,7 +136,7 @@ class Report:
         }
 
 
-def report_of(run: Simulator, bound: Bound) -> Report:
+def report_of(run: Simulator, bound: MakespanBound) -> SimulationReport:
     """Make the report of a run that is over."""
     log, batch = run.log, run.batch
     started = [job for job in range(len(batch)) if log.node_of[job] != NOWHERE]
@@ -144,7 +144,7 @@ def report_of(run: Simulator, bound: Bound) -> Report:
     makespan_s = max((log.end_s[job] for job in started), default=0.0)
     unable = set(run.unplaceable)
     step_s = makespan_s / BINS if makespan_s else 1.0
-    return Report(
+    return SimulationReport(
         machines=len(run.offers),
         jobs=len(batch),
         shapes=len(batch.shapes),
@@ -303,10 +303,10 @@ class SimulationRequest:
 
 
 @frozen
-class Simulated:
+class SimulationResult:
     """What came out, and how long it took to find out."""
 
-    report: Report
+    report: SimulationReport
     seconds: float
     """For all decisions: the queue's work, choosing, granting and releasing; building both is not counted."""
 
@@ -315,7 +315,9 @@ class Simulated:
         return self.report.decisions / self.seconds if self.seconds else 0.0
 
 
-def simulate(request: SimulationRequest, clock: Clock, heed: Callable[[int], None] = lambda _count: None) -> Simulated:
+def simulate(
+    request: SimulationRequest, clock: Clock, heed: Callable[[int], None] = lambda _count: None
+) -> SimulationResult:
     """Build fleet and queue, run, and report; `heed` is called now and then with the number of started jobs."""
     offers = request.offers or [offer_of(node) for node in make_nodes(request.mix, request.nodes, request.seed)]
     shapes = make_shapes(request.mix, request.shapes, request.seed)
@@ -346,7 +348,7 @@ def simulate_from(
     disruptions: Disruptions | None = None,
     most: int = 0,
     heed: Callable[[int], None] = lambda _count: None,
-) -> tuple[Simulator, Simulated]:
+) -> tuple[Simulator, SimulationResult]:
     """Let the jobs of a snapshot run to their end, with more machines; of those that it only counts, `most`."""
     offers = [*[one.offer for one in snapshot.machines], *added]
     batch = batch_of(snapshot, most)
@@ -361,7 +363,7 @@ def midway(nodes: Sequence[str], count: int, over_s: float, seed: int) -> dict[s
     return {left.pop(int(random() * len(left))): over_s * (0.25 + random() / 2) for _ in range(min(count, len(left)))}
 
 
-def run_through(run: Simulator, bound: Bound, clock: Clock, heed: Callable[[int], None]) -> Simulated:
+def run_through(run: Simulator, bound: MakespanBound, clock: Clock, heed: Callable[[int], None]) -> SimulationResult:
     """Let everything run to its end, and report."""
     # The jobs come before the time counts: that is the submitter's work.
     run.queue()
@@ -369,4 +371,4 @@ def run_through(run: Simulator, bound: Bound, clock: Clock, heed: Callable[[int]
     run.begin()
     run.go(heed)
     seconds = clock.monotonic_s() - began_s
-    return Simulated(report=report_of(run, bound), seconds=seconds)
+    return SimulationResult(report=report_of(run, bound), seconds=seconds)

@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, nan
 from random import Random
 
-from stoker.model.frozen import changed, fresh, frozen
-from stoker.scheduler.decisions import Grant, Why
+from stoker.core.frozen import changed, fresh, frozen
+from stoker.scheduler.decisions import StartDecision, StartReason
 from stoker.scheduler.job_types import UNKNOWN_S
-from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RunOption
-from stoker.scheduler.ready_queue import Head, Nth
+from stoker.scheduler.ready_queue import Nth, ReadyHead
 from stoker.scheduler.scheduler import Instead, Scheduler
 from stoker.scheduler.shapes import NodeType, name_of
-from stoker.scheduler.simulation.agenda import Agenda
-from stoker.scheduler.simulation.workload import Batch
+from stoker.scheduler.simulation.agenda import CalendarQueue
+from stoker.scheduler.simulation.workload import WorkloadBatch
 from stoker.scheduler.snapshot import Snapshot, restore, restore_waiting
 
 NOWHERE = 0xFFFFFFFF
@@ -64,7 +64,7 @@ class Log:
         """Jobs in the order of their starts."""
         self.guessed: set[int] = set()
         """Jobs whose start follows the end of one whose duration is not known."""
-        self.why: dict[int, Why] = {}
+        self.why: dict[int, StartReason] = {}
         """What decided that a job started where it did; kept if the simulation began with a snapshot."""
 
 
@@ -74,7 +74,7 @@ class Simulator:
     def __init__(
         self,
         offers: Sequence[NodeOffer],
-        batch: Batch,
+        batch: WorkloadBatch,
         *,
         backlog: int | None = None,
         disruptions: Disruptions | None = None,
@@ -101,7 +101,7 @@ class Simulator:
         self._class_ids = batch.class_ids or range(batch.users * len(batch.shapes))
         self._ready: dict[Key, deque[int]] = {key: deque() for key in batch.more}
         self.scheduler = Scheduler(nth=_nth(self._ready, self._numbers))
-        self._running: Agenda[LeaseAllocation] = Agenda()
+        self._running: CalendarQueue[LeaseAllocation] = CalendarQueue()
         self._awaited: set[int] = set()
         self._snapshot = snapshot
         self._declined: dict[str, dict[int, float]] = {}
@@ -262,7 +262,7 @@ class Simulator:
     def _put_all(self) -> None:
         batch = self.batch
         for offer in self.offers:
-            self.scheduler.put_machine(Machine(offer))
+            self.scheduler.put_machine(MatchableMachine(offer))
         for user in range(batch.users):
             name = f"user-{user}" if batch.users > 1 else ""
             for number, shape in enumerate(batch.shapes, user * len(batch.shapes)):
@@ -275,7 +275,7 @@ class Simulator:
         estimated = {lease.job for lease in snapshot.leases if lease.is_estimated}
         for offer in self.offers:
             if offer.node not in scheduler.machines.machines:
-                scheduler.put_machine(Machine(offer))
+                scheduler.put_machine(MatchableMachine(offer))
         for job in range(self.batch.running):
             allocation = leases[self._numbers[job]]
             if self._numbers[job] in estimated:
@@ -363,7 +363,7 @@ class Simulator:
         while len(machine.leases) < slots:
             instead = self._instead(node) if self._declined else None
             decision = self.scheduler.choose(node, self.now_s, instead=instead)
-            if not isinstance(decision, Grant) or not self._start(decision):
+            if not isinstance(decision, StartDecision) or not self._start(decision):
                 return
 
     def _ask_called(self, first: Iterable[str] = ()) -> None:
@@ -374,7 +374,7 @@ class Simulator:
             self._ask(asking.popleft())
             asking += calls(now_s)
 
-    def _start(self, grant: Grant) -> bool:
+    def _start(self, grant: StartDecision) -> bool:
         """Let a job start; False if it is one that the batch only counts."""
         now_s, log, batch, allocation = self.now_s, self.log, self.batch, grant.allocation
         key = (grant.head.class_id, grant.head.priority)
@@ -422,14 +422,14 @@ class Simulator:
         if not declined:
             return None
 
-        def instead(head: Head) -> Head | None:
+        def instead(head: ReadyHead) -> ReadyHead | None:
             if head.seq not in declined:
                 return head
             numbers = (self._numbers[job] for job in self._ready[head.class_id, head.priority])
             found = next((number for number in numbers if number not in declined), None)
             if found is None:
                 return None
-            return Head(class_id=head.class_id, priority=head.priority, seq=found, count=head.count)
+            return ReadyHead(class_id=head.class_id, priority=head.priority, seq=found, count=head.count)
 
         return instead
 

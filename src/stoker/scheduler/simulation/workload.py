@@ -17,11 +17,9 @@ from math import pow as pow_
 from random import Random
 from typing import Any
 
-from stoker.model.devices import MemoryType
-from stoker.model.frozen import frozen
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB, MemoryType
+from stoker.core.frozen import frozen
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.scheduler.job_types import UNKNOWN_S
 from stoker.scheduler.snapshot import Snapshot, used_classes
 
@@ -53,7 +51,7 @@ class JobFamily:
     """Jobs that are drawn from the same ranges."""
 
     share: float
-    wish: Wish
+    wish: DevicePreference
     devices: tuple[int, ...] = (1,)
     vram_gib: Range = (0.0, 0.0)
     ram_gib: Range
@@ -83,7 +81,7 @@ class Mix:
 class JobShape:
     """Jobs of equal requirements, and how long one takes on a device of speed 1."""
 
-    wanted: WantedJob
+    wanted: SchedulableJob
     expected_s: float
     weight: float
     is_stated: bool = True
@@ -92,7 +90,7 @@ class JobShape:
     """Shapes with the same word here are learned from, too."""
 
 
-class Batch:
+class WorkloadBatch:
     """A queue in the order of submission, in columns: there may be millions of jobs."""
 
     def __init__(self, shapes: Sequence[JobShape], *, makes_priorities: bool = True) -> None:
@@ -128,7 +126,7 @@ class Batch:
         self.users = max(self.users, user + 1)
 
 
-def batch_of(snapshot: Snapshot, most: int = 0) -> Batch:
+def batch_of(snapshot: Snapshot, most: int = 0) -> WorkloadBatch:
     """Return the jobs of a snapshot: those that run, then those that wait, in the order of the queue.
 
     Of those that it only counts, `most` are made into jobs: the next of their class.
@@ -136,7 +134,7 @@ def batch_of(snapshot: Snapshot, most: int = 0) -> Batch:
     classes = used_classes(snapshot)
     place_of = {one.class_id: place for place, one in enumerate(classes)}
     work_s = [UNKNOWN_S if one.expected_s is None else one.expected_s for one in classes]
-    batch = Batch(
+    batch = WorkloadBatch(
         [JobShape(wanted=one.wanted, expected_s=work, weight=1.0) for one, work in zip(classes, work_s, strict=True)]
     )
     batch.class_ids = tuple(place_of)
@@ -201,7 +199,9 @@ def make_shapes(mix: Mix, count: int, seed: int) -> tuple[JobShape, ...]:
     for family, many in zip(mix.families, counts, strict=True):
         parts = [(place + 1) ** -_FLATNESS for place in range(many)]
         for part in parts:
-            wanted = WantedJob(name=f"shape-{len(made):03d}", requirements=_new_requirements(family, random, known))
+            wanted = SchedulableJob(
+                name=f"shape-{len(made):03d}", requirements=_new_requirements(family, random, known)
+            )
             expected_s = _between(family.minutes, random) * 60
             weight = family.share / whole * part / sum(parts)
             made.append(JobShape(wanted=wanted, expected_s=expected_s, weight=weight))
@@ -217,13 +217,13 @@ def make_batch(  # noqa: PLR0913 - what a queue is made of
     is_equal: bool = False,
     users: int = 1,
     span_s: float = 0.0,
-) -> Batch:
+) -> WorkloadBatch:
     """Return a queue of jobs; with `is_equal` all have the same priority.
 
     The jobs are `users`' in unequal parts, and come one by one over `span_s`, at times drawn evenly.
     """
     random = _drawing("jobs", seed).random
-    batch = Batch(shapes, makes_priorities=not is_equal)
+    batch = WorkloadBatch(shapes, makes_priorities=not is_equal)
     limits = list(accumulate(shape.weight for shape in shapes))
     last = len(shapes) - 1
     priorities = [priority for priority, _ in mix.priorities]
@@ -239,7 +239,7 @@ def make_batch(  # noqa: PLR0913 - what a queue is made of
     return batch
 
 
-def _spread(batch: Batch, users: int, span_s: float, random: Callable[[], float]) -> None:
+def _spread(batch: WorkloadBatch, users: int, span_s: float, random: Callable[[], float]) -> None:
     """Give jobs to users, to the n-th 1 / n**flatness as many as to the first, and let them come over a time."""
     batch.users = users
     limits = list(accumulate((place + 1) ** -_FLATNESS for place in range(users)))
@@ -293,7 +293,7 @@ def _family(fields: dict[str, Any]) -> JobFamily:
     ranges = {name: _range(fields[name]) for name in ("vram_gib", "base_gib") if name in fields}
     return JobFamily(
         share=float(fields["share"]),
-        wish=Wish(fields["wish"]),
+        wish=DevicePreference(fields["wish"]),
         devices=tuple(fields.get("devices", (1,))),
         ram_gib=_range(fields["ram_gib"]),
         cores=tuple(fields["cores"]),
@@ -347,7 +347,7 @@ def _requirements(family: JobFamily, random: Random) -> Requirements:
     base = 1 + int(random.random() * family.bases) if family.bases else 0
     # All adapters of a base have the same base size.
     base_bytes = _mib(_between(family.base_gib, _drawing("base", base))) if base else 0
-    is_on_device = family.wish is not Wish.NEVER
+    is_on_device = family.wish is not DevicePreference.NEVER
     return Requirements(
         wish=family.wish,
         device_count=_one_of(family.devices, random) if is_on_device else 1,

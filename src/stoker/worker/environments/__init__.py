@@ -4,8 +4,8 @@
     found = maker.look(grant.environment)          # Ready | Impossible | None; reads a few small files
     found = maker.make(grant.environment, project=workspace, say=lines.append, is_stopped=stop.is_set)
 
-A job's choices are narrowed to this machine's (`wire.environments.choose`); `envs/DIGEST/` is named by the choice's
-digest and the platform, and `ready.json` in it is written last. Whoever runs a program in it:
+A job's choices are narrowed to this machine's (`protocol.environment_messages.choose`); `envs/DIGEST/` is named by the
+choice's digest and the platform, and `ready.json` in it is written last. Whoever runs a program in it:
 
 - hands `Ready.interpreter` to the recipe `command` as `python`: `host.interpreter` then does what activating does
   (`VIRTUAL_ENV`, `PATH`);

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from stoker.core.clock import Clock
+from stoker.core.errors import StokerError
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.folders import names_in
 from stoker.host.processes import Child, start
-from stoker.model.clock import Clock
-from stoker.model.errors import StokerError
-from stoker.model.frozen import frozen
-from stoker.model.json_text import dumps, loads
 
 _NAME = re.compile(r"python3(\.\d{1,2})?")
 _ASKING_S = 20.0

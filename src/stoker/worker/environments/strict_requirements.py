@@ -19,13 +19,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion
 
+from stoker.core.errors import BadInput
+from stoker.core.frozen import fresh, frozen
+from stoker.core.machine import Platform
 from stoker.host.durable import read_regular
-from stoker.model.errors import BadInput
-from stoker.model.frozen import fresh, frozen
-from stoker.model.platforms import Platform
-from stoker.worker.environments.lock_file import read_lock
-from stoker.worker.environments.sources import LOCK, PYPROJECT, Sources
-from stoker.worker.environments.wheels import needed_exactly
+from stoker.jobs.pack.environment_files import LOCK, PYPROJECT, EnvironmentSources
+from stoker.jobs.pack.lock_file import read_lock
+from stoker.jobs.pack.wheels import needed_exactly
 
 _HINT = "packages by name, files and wheels of the project; indexes are configured by the worker's operator (UV_INDEX)"
 _LARGEST_BYTES = 64 << 20
@@ -57,7 +57,7 @@ class Installation:
     """All packages are listed: dependencies are not resolved."""
 
 
-def read_installation(sources: Sources, project: str, platform: Platform, version: str) -> Installation:
+def read_installation(sources: EnvironmentSources, project: str, platform: Platform, version: str) -> Installation:
     """Read what an environment's files install with a Python version. Raises `BadInput` for what is not accepted."""
     reading = _Reading(sources, project)
     if sources.kind == LOCK:
@@ -78,7 +78,7 @@ def read_installation(sources: Sources, project: str, platform: Platform, versio
 class _Reading:
     """One installation while it is read."""
 
-    def __init__(self, sources: Sources, project: str) -> None:
+    def __init__(self, sources: EnvironmentSources, project: str) -> None:
         self._sources = sources
         self._project = project
         self._folder = os.path.dirname(sources.path)

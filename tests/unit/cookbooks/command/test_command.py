@@ -7,17 +7,16 @@ import pytest
 
 from stoker.cookbooks.command import COOKBOOK
 from stoker.cookbooks.command.cookbook import CommandArgs, command
-from stoker.model.errors import ArgsFaults, StageInputError
-from stoker.plan.arg_types import InputPath
-from stoker.plan.context import StageContext
-from stoker.plan.graph import Node
-from stoker.plan.program.program import Program
-from stoker.plan.stage import perform
+from stoker.core.errors import ArgsFaults, StageInputError
+from stoker.engine.arg_types import InputPath
+from stoker.engine.plan import PlanNode
+from stoker.engine.runners.program.program_launch import Program
+from stoker.engine.stage import StageContext, perform
 
 DATA = InputPath(__file__)
 
 
-def compiled(**given: Any) -> Node:
+def compiled(**given: Any) -> PlanNode:
     given.setdefault("argv", ("true",))
     plan = command.compile(CommandArgs(**given))
     (node,) = plan.nodes
@@ -25,14 +24,14 @@ def compiled(**given: Any) -> Node:
     return node
 
 
-def rendered(node: Node, out: str = "/out", scratch: str = "") -> Program:
+def rendered(node: PlanNode, out: str = "/out", scratch: str = "") -> Program:
     job = StageContext(node="run", out=out, emit=lambda _: None, is_cancelled=lambda: False, scratch=scratch)
     program = perform(node.stage, job, {}, node.stage.args.make(node.args))
     assert isinstance(program, Program)
     return program
 
 
-def identity(node: Node) -> dict[str, Any]:
+def identity(node: PlanNode) -> dict[str, Any]:
     return node.stage.args.identity(node.args, lambda path: f"digest of {path}")
 
 

@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from stoker.cookbooks.language import bases, bundled, safetensors_header
+from stoker.cookbooks.language import bases, bundled, safetensors
+from stoker.cookbooks.language.base_search import find_base, lacking, outline_of
 from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
-from stoker.cookbooks.language.finding import find_base, lacking, outline_of
-from stoker.cookbooks.language.safetensors_header import DamagedHeader, Header, read_header
-from stoker.model.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
-from stoker.plan.surroundings import Surroundings, surrounded_by
+from stoker.cookbooks.language.safetensors import DamagedHeader, Header, read_header
+from stoker.core.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
+from stoker.engine.machine_context import MachineContext, surrounded_by
 
 
 @pytest.fixture
@@ -175,7 +176,11 @@ def test_a_damaged_weight_file_is_named(base, content, words):
 
 
 def test_a_header_that_would_take_long_is_refused_before_it_is_taken_apart(base, monkeypatch):
-    monkeypatch.setattr(safetensors_header, "json", None)
+    def loads(text: str | bytes) -> object:
+        assert len(text) < 20_000_000, "the header was taken apart"
+        return json.loads(text)
+
+    monkeypatch.setattr(safetensors, "json", SimpleNamespace(loads=loads, JSONDecodeError=json.JSONDecodeError))
     with (base / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", 20_000_001))
         file.truncate(8 + 20_000_001)
@@ -183,7 +188,7 @@ def test_a_header_that_would_take_long_is_refused_before_it_is_taken_apart(base,
 
 
 def test_tensors_are_counted_before_they_are_looked_at_and_braces_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(safetensors_header, "_MOST_TENSORS", 3)
+    monkeypatch.setattr(safetensors, "_MOST_TENSORS", 3)
     path = tmp_path / "some.safetensors"
     told: dict[str, object] = {name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in "abc"}
     path.write_bytes(_with_header({**told, "__metadata__": {"said": "{" * 10}}))
@@ -263,7 +268,7 @@ def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path):
     write_base(repo / "snapshots" / commit)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    with surrounded_by(Surroundings(hub_cache=lambda: str(tmp_path))):
+    with surrounded_by(MachineContext(hub_cache=lambda: str(tmp_path))):
         assert find_base("org/name").name == "org/name"
         assert find_base("org/name").folder == repo / "snapshots" / commit
         assert find_base(f"org/name@{commit}").word == find_base("org/name").word
@@ -285,7 +290,7 @@ def test_what_the_hub_may_have_of_a_base_is_said_small_files_first_and_nothing_o
     tmp_path, monkeypatch
 ):
     commit = "0123456789" * 4
-    with surrounded_by(Surroundings(hub_cache=lambda: str(tmp_path))):
+    with surrounded_by(MachineContext(hub_cache=lambda: str(tmp_path))):
         first = lacking("org/name@v1", "base")
         assert first is not None
         assert (first.repo, "*.json" in first.names, "model.safetensors" in first.names) == ("org/name@v1", True, False)
@@ -316,7 +321,7 @@ def test_a_revision_leads_nowhere_outside_of_the_cache(base, tmp_path, revision)
     (tmp_path / "hub" / "models--org--name" / "snapshots").mkdir(parents=True)
     text = "org/name@" + revision.format(folder=tmp_path / "outside")
     with (
-        surrounded_by(Surroundings(hub_cache=lambda: str(tmp_path / "hub"))),
+        surrounded_by(MachineContext(hub_cache=lambda: str(tmp_path / "hub"))),
         pytest.raises(BadInput, match="there is no folder"),
     ):
         find_base(text)
@@ -373,7 +378,7 @@ def test_bundled_data_is_made_of_distinct_lines(name):
 
 def test_a_base_is_looked_through_without_heavy_libraries():
     code = (
-        "import sys; from stoker.cookbooks.language.finding import find_base; find_base('tiny');"
+        "import sys; from stoker.cookbooks.language.base_search import find_base; find_base('tiny');"
         "sys.exit(bool({'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,15 +9,15 @@ torch = pytest.importorskip("torch")
 
 from stoker.cookbooks.language.bases import read_base  # noqa: E402
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
-from stoker.cookbooks.language.engine.bases import load_base  # noqa: E402
-from stoker.cookbooks.language.engine.rows import Rows  # noqa: E402
-from stoker.cookbooks.language.engine.shapes import shape_of  # noqa: E402
-from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.full import files  # noqa: E402
-from stoker.cookbooks.language.full.files import read_weights, write_model  # noqa: E402
-from stoker.cookbooks.language.full.network import Network, batch_of  # noqa: E402
-from stoker.cookbooks.language.records import read_metadata, read_training  # noqa: E402
-from stoker.model.errors import Cancelled, StageDiverged  # noqa: E402
+from stoker.cookbooks.language.compute.base_weights import load_base  # noqa: E402
+from stoker.cookbooks.language.compute.frozen_base import shape_of  # noqa: E402
+from stoker.cookbooks.language.compute.passes import AdapterSlotRows  # noqa: E402
+from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
+from stoker.cookbooks.language.full import model_files  # noqa: E402
+from stoker.cookbooks.language.full.model_files import read_weights, write_model  # noqa: E402
+from stoker.cookbooks.language.full.training import DecoderNetwork, batch_of  # noqa: E402
+from stoker.cookbooks.language.schemas import read_metadata, read_training  # noqa: E402
+from stoker.core.errors import Cancelled, StageDiverged  # noqa: E402
 from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node  # noqa: E402
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 3e-3, "max_seq_len": 64, "threads": 1}
@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 3e-3, "max_seq_len": 64,
 
 def loss_of(folder: Path, tokens: Any, labels: Any, segments: Any = None) -> float:
     base = read_base(folder)
-    network = Network(shape_of(base.config), read_weights(base), device="cpu", longest=64)
+    network = DecoderNetwork(shape_of(base.config), read_weights(base), device="cpu", longest=64)
     with torch.no_grad():
         return float(network.loss_sum(batch_of(tokens, labels, segments, "cpu")))
 
@@ -41,7 +41,7 @@ def test_the_network_gives_the_engines_losses(tmp_path, family, is_packed):
     slots = Slots(load_base(folder), count=1, rank=1, targets=("q_proj",))
     shown = None if segments is None else segments[None]
     sums, _ = slots.losses(
-        Rows(slots=(0,), tokens=tokens[None], labels=labels[None], segments=shown, denominators=(0.0,))
+        AdapterSlotRows(slots=(0,), tokens=tokens[None], labels=labels[None], segments=shown, denominators=(0.0,))
     )
     assert loss_of(folder, tokens, labels, segments) == pytest.approx(sums[0], rel=1e-5)
 
@@ -116,7 +116,7 @@ def test_patience_ends_a_training_that_does_not_get_better(tmp_path):
 
 
 def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(model_files, "SHARD_BYTES", 100_000)
     base = read_base(bundled_base("tiny"))
     weights = read_weights(base)
     write_model(tmp_path, base, weights, torch.bfloat16)

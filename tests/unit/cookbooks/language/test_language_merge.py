@@ -9,21 +9,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stoker.cookbooks.language.base_search import find_base, is_another_base  # noqa: E402
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
-from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, fresh_adapter  # noqa: E402
-from stoker.cookbooks.language.engine.bases import Base, load_base  # noqa: E402
-from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.finding import find_base, is_another_base  # noqa: E402
+from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, fresh_adapter  # noqa: E402
+from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base  # noqa: E402
+from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
 from stoker.cookbooks.language.merge import told_of_base  # noqa: E402
-from stoker.cookbooks.language.peft_layout import read_adapter, write_adapter  # noqa: E402
-from stoker.model.errors import ArgsFaults, BadInput  # noqa: E402
-from stoker.model.frozen import changed  # noqa: E402
+from stoker.cookbooks.language.peft import read_adapter, write_adapter  # noqa: E402
+from stoker.core.errors import ArgsFaults, BadInput  # noqa: E402
+from stoker.core.frozen import changed  # noqa: E402
 from tests.unit.cookbooks.language.walked_language import compiled, run_node  # noqa: E402
 
 TOKENS = torch.tensor([[5, 80, 13, 200, 7, 7, 91]])
 
 
-def trained(base: Base, **said: Any) -> Adapter:
+def trained(base: BaseWeights, **said: Any) -> AdapterState:
     """An adapter whose two halves are both noise."""
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
     adapter = fresh_adapter(base.shape, spec)
@@ -34,7 +34,7 @@ def trained(base: Base, **said: Any) -> Adapter:
     return adapter
 
 
-def logits(base: Base, adapter: Adapter | None = None) -> Any:
+def logits(base: BaseWeights, adapter: AdapterState | None = None) -> Any:
     slots = Slots(base, count=1, rank=4, targets=adapter.spec.targets if adapter else ("q_proj",))
     if adapter is not None:
         slots.seat(0, adapter)
@@ -42,11 +42,11 @@ def logits(base: Base, adapter: Adapter | None = None) -> Any:
 
 
 @pytest.fixture
-def base() -> Base:
+def base() -> BaseWeights:
     return load_base(bundled_base("tiny"))
 
 
-def written(adapter: Adapter, folder: Path) -> Path:
+def written(adapter: AdapterState, folder: Path) -> Path:
     folder.mkdir()
     write_adapter(folder, adapter.spec, adapter.weights, base_name="tiny")
     return folder

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base  # noqa: E402
-from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter  # noqa: E402
-from stoker.cookbooks.language.engine.bases import load_base  # noqa: E402
-from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.peft_layout import read_adapter, write_adapter  # noqa: E402
+from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter  # noqa: E402
+from stoker.cookbooks.language.compute.base_weights import load_base  # noqa: E402
+from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
+from stoker.cookbooks.language.peft import read_adapter, write_adapter  # noqa: E402
 
 # Not imported before it is used: whoever only collects tests would wait for it.
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="there is no PEFT here")

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from stoker.authoring import StageInputError
 from stoker.cookbooks.language.data import reading
-from stoker.cookbooks.language.data.reading import Layout, Line, LineFaults, Message, read_lines
-from stoker.plan.authoring import StageInputError
+from stoker.cookbooks.language.data.reading import ChatMessage, InvalidLines, Layout, RawExample, read_lines
 
 GOOD = '{"text": "hello"}'
 
 
-def _read(tmp_path: Path, content: str | bytes, layout: Layout = "jsonl") -> tuple[list[Line], LineFaults]:
+def _read(tmp_path: Path, content: str | bytes, layout: Layout = "jsonl") -> tuple[list[RawExample], InvalidLines]:
     path = tmp_path / "train.jsonl"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    faults = LineFaults(path.name)
+    faults = InvalidLines(path.name)
     return list(read_lines(path, layout, faults)), faults
 
 
@@ -42,12 +42,12 @@ def test_three_forms_are_read_and_further_keys_are_left_alone(tmp_path):
     lines, faults = _read(tmp_path, content)
     assert not faults
     assert lines == [
-        Line(number=1, form="text", text="a b"),
-        Line(number=2, form="completion", text="1+1=", completion="2"),
-        Line(
+        RawExample(number=1, form="text", text="a b"),
+        RawExample(number=2, form="completion", text="1+1=", completion="2"),
+        RawExample(
             number=3,
             form="messages",
-            messages=(Message(role="user", content="hi"), Message(role="assistant", content="ho")),
+            messages=(ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="ho")),
         ),
     ]
 
@@ -153,7 +153,7 @@ def test_another_sort_of_file_is_refused_as_a_whole(tmp_path, content, words):
 
 def test_a_file_that_cannot_be_read_is_told_without_a_trace(tmp_path):
     with pytest.raises(StageInputError, match="can't be read: No such file"):
-        list(read_lines(tmp_path / "gone.jsonl", "jsonl", LineFaults("gone.jsonl")))
+        list(read_lines(tmp_path / "gone.jsonl", "jsonl", InvalidLines("gone.jsonl")))
 
 
 def test_plain_text_is_read_paragraph_by_paragraph(tmp_path):
@@ -173,9 +173,9 @@ def test_what_is_wrong_in_plain_text_is_told_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        Line(number=1, form="text", text=" \n"),
-        Line(number=1, form="completion", text="prompt", completion=" "),
-        Line(number=1, form="messages", messages=(Message(role="assistant", content=""),)),
+        RawExample(number=1, form="text", text=" \n"),
+        RawExample(number=1, form="completion", text="prompt", completion=" "),
+        RawExample(number=1, form="messages", messages=(ChatMessage(role="assistant", content=""),)),
     ],
 )
 def test_a_line_with_nothing_to_learn_is_known_as_empty(line):

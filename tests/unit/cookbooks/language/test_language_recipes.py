@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
+from stoker.authoring import ArgsFaults
 from stoker.cookbooks.language import COOKBOOK
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
 from stoker.cookbooks.language.recipes import LoraRecipeArgs
 from stoker.cookbooks.language.train_lora import train_lora
-from stoker.hardware.admission import Admitted, Memory, NotNow, admit
-from stoker.hardware.estimate.terms import context_bytes_of
-from stoker.model import json_text
-from stoker.model.frozen import changed
-from stoker.plan.admitting import hint_of_less
-from stoker.plan.args import ArgsSchema
-from stoker.plan.authoring import ArgsFaults
-from stoker.plan.code_identity import CodeIdentity
-from stoker.plan.distributions import missing_of
-from stoker.plan.surroundings import Surroundings, surrounded_by
-from stoker.worker.grounds import settled
+from stoker.core import jsontext
+from stoker.core.frozen import changed
+from stoker.devices.estimate.terms import context_bytes_of
+from stoker.devices.memory_admission import Admission, AdmissionDelay, MachineMemory, admit
+from stoker.engine.args import ArgsSchema
+from stoker.engine.code_identity import CodeIdentity
+from stoker.engine.distributions import missing_of
+from stoker.engine.machine_context import MachineContext, surrounded_by
+from stoker.engine.permits import hint_of_less
+from stoker.jobs.trials import settled
 from tests.unit.cookbooks.language.walked_language import compiled
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -108,7 +108,7 @@ def test_everything_that_is_wrong_is_told_at_once():
 
 def test_a_base_that_comes_by_itself_is_no_fault_beside_others():
     assert set(faults_of("lora", base="org/name", data="gone.jsonl")) == {"base", "data"}
-    with surrounded_by(Surroundings(fetches=lambda: True)):
+    with surrounded_by(MachineContext(fetches=lambda: True)):
         assert set(faults_of("lora", base="org/name", data="gone.jsonl")) == {"data"}
         assert set(faults_of("lora", base="org/name")) == {"base"}
 
@@ -142,7 +142,7 @@ def test_a_place_is_no_part_of_the_work_and_another_weight_is(tmp_path):
 
 def test_without_a_word_about_gpus_one_is_asked_for_if_there_is_one():
     def asks(found: int, **given: Any) -> Any:
-        with surrounded_by(changed(Surroundings(), count_gpus=lambda: found)):
+        with surrounded_by(changed(MachineContext(), count_gpus=lambda: found)):
             return compiled("lora", **given).node("train_lora").asks
 
     on_cpu, on_gpu = asks(0), asks(4)
@@ -156,7 +156,7 @@ def test_without_a_word_about_gpus_one_is_asked_for_if_there_is_one():
 
 
 def test_what_no_device_could_ever_hold_is_refused_with_numbers_and_what_would_fit():
-    around = changed(Surroundings(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})
+    around = changed(MachineContext(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})
     with surrounded_by(around):
         told = faults_of("lora", batch=64, max_seq_len=2048)["gpus"]
         assert compiled("lora").node("train_lora").asks is not None
@@ -168,9 +168,9 @@ def test_what_no_device_could_ever_hold_is_refused_with_numbers_and_what_would_f
     assert "max_seq_len=" in told
 
 
-def on_a_machine_of(total_bytes: int, hub: Path) -> Surroundings:
-    memory = Memory(total_bytes=total_bytes, available_bytes=total_bytes // 2)
-    return changed(Surroundings(), memory=lambda: memory, hub_cache=lambda: str(hub))
+def on_a_machine_of(total_bytes: int, hub: Path) -> MachineContext:
+    memory = MachineMemory(total_bytes=total_bytes, available_bytes=total_bytes // 2)
+    return changed(MachineContext(), memory=lambda: memory, hub_cache=lambda: str(hub))
 
 
 def test_what_the_machine_s_own_memory_could_never_hold_is_refused_alike(tmp_path: Path):
@@ -199,7 +199,7 @@ def test_a_training_of_every_weight_that_has_no_room_is_refused_alike(tmp_path: 
     with surrounded_by(on_a_machine_of(590 << 20, tmp_path)):
         told = faults_of("full", base=str(large), batch=1, max_seq_len=64)["base"]
     assert "would fit: base=tiny takes " in told
-    with surrounded_by(changed(Surroundings(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})):
+    with surrounded_by(changed(MachineContext(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})):
         told = faults_of("full", **much)["gpus"]
         assert compiled("full").node("train_full").asks is not None
     assert "Small Card has 1.0 GiB" in told
@@ -207,7 +207,7 @@ def test_a_training_of_every_weight_that_has_no_room_is_refused_alike(tmp_path: 
 
 def test_a_training_of_every_weight_asks_for_the_context_that_such_a_device_has():
     def asks(name: str) -> float:
-        around = changed(Surroundings(), count_gpus=lambda: 1, rooms=lambda: {name: 140 << 30})
+        around = changed(MachineContext(), count_gpus=lambda: 1, rooms=lambda: {name: 140 << 30})
         with surrounded_by(around):
             asked: Any = compiled("full").node("train_full").asks
             return float(asked.vram_gib)
@@ -249,7 +249,7 @@ def test_what_a_stage_computes_in_is_settled_before_its_key_is_made():
 
     assert widths(gpus=0) == widths(gpus=1, dtype="float32") == {"float32"}
     assert widths(gpus=1) == widths(gpus=0, dtype="bfloat16") == {"bfloat16"}
-    with surrounded_by(changed(Surroundings(), count_gpus=lambda: 1)):
+    with surrounded_by(changed(MachineContext(), count_gpus=lambda: 1)):
         assert widths() == {"bfloat16"}
 
 
@@ -346,13 +346,12 @@ def test_editing_a_report_or_a_check_trains_nothing_again(tmp_path):
     code = CodeIdentity(str(tmp_path / "code.json"))
     prefix = "stoker.cookbooks.language"
     of_lora = set(code.modules_of(f"{prefix}.train_lora"))
-    assert {f"{prefix}.company.running", f"{prefix}.engine.slots", f"{prefix}.peft_layout"} <= of_lora
+    assert {f"{prefix}.shared.loop", f"{prefix}.compute.slots", f"{prefix}.peft"} <= of_lora
     for name in (
         "recipes",
         "report",
-        "checking",
-        "asking",
-        "sharing",
+        "checks",
+        "memory_needs",
         "bases",
         "train_full",
         "full.training",
@@ -381,28 +380,28 @@ def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch
     ],
 )
 def test_an_adapter_that_can_not_be_merged_is_refused_before_anything_runs(tmp_path, change, message):
-    from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
-    from stoker.cookbooks.language.engine.shapes import shape_of
-    from stoker.cookbooks.language.peft_layout import CONFIG, write_adapter
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.frozen_base import shape_of
+    from stoker.cookbooks.language.peft import CONFIG, write_adapter
 
-    shape = shape_of(json_text.loads((bundled_base("tiny") / "config.json").read_text()))
+    shape = shape_of(jsontext.loads((bundled_base("tiny") / "config.json").read_text()))
     spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
     write_adapter(tmp_path, spec, fresh_adapter(shape, spec).weights, base_name="tiny")
     assert compiled("merge", adapter=str(tmp_path)).final == "merge_weights"
-    config = json_text.loads((tmp_path / CONFIG).read_text())
-    (tmp_path / CONFIG).write_text(json_text.dumps({**config, **change}))
+    config = jsontext.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(jsontext.dumps({**config, **change}))
     assert message in faults_of("merge", adapter=str(tmp_path))["adapter"]
 
 
 def test_a_folder_that_is_no_adapter_or_of_another_base_is_refused(tmp_path):
-    from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
-    from stoker.cookbooks.language.engine.shapes import shape_of
-    from stoker.cookbooks.language.peft_layout import write_adapter
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.frozen_base import shape_of
+    from stoker.cookbooks.language.peft import write_adapter
 
     assert "there is no folder" in faults_of("merge", adapter=str(tmp_path / "gone"))["adapter"]
     assert "has no adapter_config.json" in faults_of("merge", adapter=str(tmp_path))["adapter"]
     deeper = write_base(tmp_path / "deeper", TinyShape(layers=3))
-    shape = shape_of(json_text.loads((deeper / "config.json").read_text()))
+    shape = shape_of(jsontext.loads((deeper / "config.json").read_text()))
     spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
     (tmp_path / "adapter").mkdir()
     write_adapter(tmp_path / "adapter", spec, fresh_adapter(shape, spec).weights, base_name="deeper")
@@ -412,11 +411,11 @@ def test_a_folder_that_is_no_adapter_or_of_another_base_is_refused(tmp_path):
 
 def test_where_memory_is_short_for_now_the_numbers_that_would_fit_are_told():
     node = compiled("lora", batch=64, max_seq_len=2048).node("train_lora")
-    memory = Memory(total_bytes=8 << 30, available_bytes=1700 << 20)
+    memory = MachineMemory(total_bytes=8 << 30, available_bytes=1700 << 20)
     short = admit(node.needs.memory_bytes, memory)
-    assert isinstance(short, NotNow)
+    assert isinstance(short, AdmissionDelay)
     hint = hint_of_less(node, short)
     assert hint.startswith("close what holds memory, or ask less of it: batch=")
     fitting = int(hint.partition("batch=")[2].partition(" ")[0])
     needs = compiled("lora", batch=fitting, max_seq_len=2048).node("train_lora").needs
-    assert isinstance(admit(needs.memory_bytes, memory), Admitted)
+    assert isinstance(admit(needs.memory_bytes, memory), Admission)

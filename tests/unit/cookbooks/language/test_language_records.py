@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stoker.cookbooks.language.records import (
+from stoker.cookbooks.language.schemas import (
     METADATA,
     Metadata,
     best_eval,
@@ -15,8 +15,8 @@ from stoker.cookbooks.language.records import (
     write_metadata,
     write_training,
 )
-from stoker.model import json_text
-from stoker.model.errors import BadInput
+from stoker.core import jsontext
+from stoker.core.errors import BadInput
 from tests.unit.cookbooks.language.told_training import told
 
 
@@ -87,7 +87,7 @@ def test_a_training_is_written_the_same_every_time_and_read_back(tmp_path):
 
 def test_a_training_with_a_part_missing_is_refused(tmp_path):
     raw = {name: value for name, value in told().items() if name not in {"curve", "base"}}
-    (tmp_path / "training.json").write_text(json_text.dumps(raw))
+    (tmp_path / "training.json").write_text(jsontext.dumps(raw))
     with pytest.raises(BadInput, match="has no base, curve"):
         read_training(tmp_path)
 

@@ -6,11 +6,10 @@ import io
 import pytest
 
 from stoker.cookbooks.language.kinds import Adapter, Model, Report, Samples
-from stoker.cookbooks.language.records import Sample, write_training
 from stoker.cookbooks.language.report import report_full_samples, report_lora
-from stoker.cookbooks.language.reporting.card import model_card
-from stoker.cookbooks.language.reporting.tables import curve_csv, headline, samples_text, summary
-from stoker.model import json_text
+from stoker.cookbooks.language.report_card import curve_csv, headline, model_card, samples_text, summary
+from stoker.cookbooks.language.schemas import CompletionSample, write_training
+from stoker.core import jsontext
 from tests.unit.cookbooks.language.told_training import told
 from tests.unit.cookbooks.language.walked_language import context
 
@@ -62,7 +61,7 @@ def test_what_to_type_for_a_base_is_never_the_bare_name_of_its_folder():
 
 
 def test_samples_are_shown_as_they_are_even_if_they_hold_a_fence():
-    text = samples_text([Sample(prompt="```py\nx", completion="````")])
+    text = samples_text([CompletionSample(prompt="```py\nx", completion="````")])
     assert "````text\n```py\nx\n````" in text
     assert "`````text\n````\n`````" in text
 
@@ -82,7 +81,7 @@ def test_a_report_holds_the_adapter_the_curve_a_plot_and_a_card(tmp_path):
         "summary.json", "plots",
     }  # fmt: skip
     assert {path.name for path in (out / "plots").iterdir()} == {"loss.png", "loss.svg"}
-    assert json_text.loads((out / "summary.json").read_text())["headline"].startswith("adapter of rank 8")
+    assert jsontext.loads((out / "summary.json").read_text())["headline"].startswith("adapter of rank 8")
 
 
 def test_a_report_of_a_whole_model_leaves_the_weights_where_they_are(tmp_path):
@@ -90,7 +89,7 @@ def test_a_report_of_a_whole_model_leaves_the_weights_where_they_are(tmp_path):
     for folder in (model, samples, out):
         folder.mkdir()
     write_training(told(method="full"), model)
-    Samples.save([Sample(prompt="1+1=", completion="2")], samples / "value.json")
+    Samples.save([CompletionSample(prompt="1+1=", completion="2")], samples / "value.json")
     report_full_samples.run(context("report", out), Model.at(str(model)), Samples.at(str(samples)))
     Report.check_folder(str(out))
     assert "```text\n1+1=\n```" in (out / "samples.md").read_text()

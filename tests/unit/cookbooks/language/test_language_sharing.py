@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.memory_needs import shared_by_lora
 from stoker.cookbooks.language.recipes import lora
-from stoker.cookbooks.language.sharing import shared_by_lora
 from stoker.cookbooks.language.train_lora import same_base
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import ArgsFaults, BadInput
-from stoker.model.frozen import changed
-from stoker.plan.sharing import SharedBase
-from stoker.plan.surroundings import Surroundings, surrounded_by
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.frozen import changed
+from stoker.engine.machine_context import MachineContext, surrounded_by
+from stoker.engine.stage import SharedBase
 
 
 def digest_of(path: str) -> str:
@@ -54,7 +54,7 @@ def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_company(
 def test_who_may_run_anywhere_has_the_word_of_attempts_on_a_device_whatever_is_here(base: Path):
     # A worker tells the attempt what it was given: only there bases are looked for by their word.
     assert shared(base).word == word_of_attempt(base, gpus=1)
-    with surrounded_by(changed(Surroundings(), count_gpus=lambda: 4)):
+    with surrounded_by(changed(MachineContext(), count_gpus=lambda: 4)):
         assert shared(base).word == word_of_attempt(base)
 
 
@@ -102,7 +102,7 @@ def test_a_base_that_is_elsewhere_is_judged_by_its_own_config_and_not_by_what_st
         shared(tmp_path / "seen", rank=200, max_seq_len=10_000)
     assert [one.where for one in caught.value.faults] == ["language/lora.max_seq_len", "language/lora.rank"]
     said = args_of("tiny", rank=100, max_seq_len=10_000, targets=["other"])
-    with surrounded_by(Surroundings(stand_ins=frozenset({"base"}))):
+    with surrounded_by(MachineContext(stand_ins=frozenset({"base"}))):
         assert lora.compile(said).nodes
     with pytest.raises(ArgsFaults):
         lora.compile(said)
@@ -129,7 +129,7 @@ def test_weights_out_of_the_hubs_cache_are_held_against_the_sha256_they_are_name
     blob = blobs / digest_of(str(weights))
     weights.rename(blob)
     weights.symlink_to(blob)
-    hub = changed(Surroundings(), hub_cache=lambda: str(tmp_path))
+    hub = changed(MachineContext(), hub_cache=lambda: str(tmp_path))
     (tmp_path / "models--org--name" / "refs").mkdir()
     (tmp_path / "models--org--name" / "refs" / "main").write_text("c" * 40)
     with surrounded_by(hub):

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.authoring import InputPath, StageContext, StageInputError, TemplateFailed
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
-from stoker.cookbooks.language.data.reading import LineFaults, read_texts
+from stoker.cookbooks.language.data.reading import InvalidLines, read_texts
 from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
-from stoker.plan.authoring import InputPath, StageContext, StageInputError, TemplateFailed
-from stoker.plan.stage import perform
+from stoker.engine.stage import perform
 
 tokenizers = pytest.importorskip("tokenizers")
 # Looked for and not imported: every test process collects this module, and importing it takes more than a second.
 if find_spec("transformers") is None:
     pytest.skip("there is no transformers here", allow_module_level=True)
-tokenising = pytest.importorskip("stoker.cookbooks.language.data.tokenising")
+tokenising = pytest.importorskip("stoker.cookbooks.language.data.tokens")
 
 END, OPEN, CLOSE = 256, 257, 258
 TAGGED = (
@@ -43,8 +43,8 @@ def tokenizer(folder) -> Any:
 
 def _made(tokenizer: Any, *lines: dict[str, Any] | str, name: str = "train.jsonl", **wanted: Any) -> Any:
     said = {"max_seq_len": 512, "train_on": "completion", "holdout_percent": 5.0, "vocabulary": 264, **wanted}
-    work = tokenising.Tokenising(tokenizer, tokenising.Wanted(**said))
-    faults = LineFaults(name)
+    work = tokenising.ExampleTokeniser(tokenizer, tokenising.TokeniseOptions(**said))
+    faults = InvalidLines(name)
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     for _ in work.take(read_texts(texts), faults):
         pass
@@ -201,11 +201,11 @@ def test_learned_tokens_are_counted_as_labels_are(tokenizer):
 
 def test_very_many_lines_are_taken_in_parts(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenising, "_LINES_AT_ONCE", 3)
-    work = tokenising.Tokenising(
-        tokenizer, tokenising.Wanted(max_seq_len=64, train_on="all", holdout_percent=5.0, vocabulary=None)
+    work = tokenising.ExampleTokeniser(
+        tokenizer, tokenising.TokeniseOptions(max_seq_len=64, train_on="all", holdout_percent=5.0, vocabulary=None)
     )
     lines = read_texts([json.dumps({"text": f"{number}"}) for number in range(7)])
-    assert list(work.take(lines, LineFaults("x"))) == [3, 6, 7]
+    assert list(work.take(lines, InvalidLines("x"))) == [3, 6, 7]
     made = work.made("x")
     assert [tokenizer.decode(made.example(number)[0][:-1]) for number in range(7)] == list("0123456")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cookbooks.language.records import BaseFacts, Curve, Point, Training
+from stoker.cookbooks.language.schemas import BaseFacts, LanguageCurve, LanguageCurvePoint, LanguageTrainingRecord
 
 
-def told(**changes: Any) -> Training:
+def told(**changes: Any) -> LanguageTrainingRecord:
     points = [
-        Point(step=5, epoch=0.5, loss=3.0, eval_loss=None, lr=1e-3),
-        Point(step=10, epoch=1.0, loss=2.0, eval_loss=1.5, lr=5e-4),
-        Point(step=20, epoch=2.0, loss=1.0, eval_loss=1.75, lr=0.0),
+        LanguageCurvePoint(step=5, epoch=0.5, loss=3.0, eval_loss=None, lr=1e-3),
+        LanguageCurvePoint(step=10, epoch=1.0, loss=2.0, eval_loss=1.5, lr=5e-4),
+        LanguageCurvePoint(step=20, epoch=2.0, loss=1.0, eval_loss=1.75, lr=0.0),
     ]
-    made = Training(
+    made = LanguageTrainingRecord(
         method="lora",
         base=BaseFacts(name="org/some-base", family="llama", parameters=108_000),
         data={
@@ -28,7 +28,7 @@ def told(**changes: Any) -> Training:
         },
         settings={"rank": 8, "alpha": 16.0, "lr": 1e-3, "targets": ["q_proj", "v_proj"]},
         weights=4096,
-        curve=Curve(points=points, kept=10, before=4.0),
+        curve=LanguageCurve(points=points, kept=10, before=4.0),
         device="cpu",
         dtype="float32",
         notes=["It stopped early."],

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from stoker.authoring import Plan, StageContext
 from stoker.cookbooks.language import recipes
 from stoker.cookbooks.language.data.examples import ExampleFacts, ExampleSet
 from stoker.cookbooks.language.kinds import Examples
-from stoker.plan.authoring import Plan, StageContext
-from stoker.plan.stage import perform
+from stoker.engine.stage import perform
 
 END = 256
 """The bundled base's token after a text; those before it are bytes."""

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.cookbooks.sequence.science.generating import generate
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.cookbooks.sequence.generator import generate
 from tests.unit.cookbooks.sequence.walked_series import settled
 
 DAYS = ["2024-03-02", "2024-03-01", "2024-03-03"]

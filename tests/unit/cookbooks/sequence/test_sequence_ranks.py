@@ -8,9 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.cookbooks.sequence.science.training import Batch  # noqa: E402
-from stoker.cookbooks.sequence.science.windows import write_windows  # noqa: E402
-from stoker.cookbooks.sequence.science.worlds import SOLO, agree, world_here  # noqa: E402
+from stoker.cookbooks.sequence.arrays import write_windows  # noqa: E402
+from stoker.cookbooks.sequence.training import (  # noqa: E402
+    SOLO,
+    RankBatch,
+    agree,
+    world_here,
+)
 from stoker.gang import Gang, RankConfig  # noqa: E402
 from tests.unit.cookbooks.sequence.two_ranks import FAMILIES, SETTINGS, learn_everything, trained  # noqa: E402
 from tests.unit.cookbooks.sequence.walked_series import small_windows  # noqa: E402
@@ -57,7 +61,7 @@ def test_the_last_batch_leaves_a_rank_with_nothing() -> None:
 
 def test_shares_of_a_batch_make_up_the_whole() -> None:
     examples = torch.arange(7)
-    shares = [Batch(examples=examples, rank=rank, size=3, seed=0).mine(examples) for rank in range(3)]
+    shares = [RankBatch(examples=examples, rank=rank, size=3, seed=0).mine(examples) for rank in range(3)]
     assert sorted(torch.cat(shares).tolist()) == list(range(7))
 
 

@@ -10,16 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stoker.authoring import ArgsFaults, StageInputError  # noqa: E402
 from stoker.cookbooks.sequence import COOKBOOK, recipes  # noqa: E402
-from stoker.cookbooks.sequence.science.restoring import read_model  # noqa: E402
+from stoker.cookbooks.sequence.restore import read_model  # noqa: E402
 from stoker.cookbooks.sequence.train_cnn import train_cnn  # noqa: E402
 from stoker.cookbooks.tabular import COOKBOOK as TABULAR  # noqa: E402
-from stoker.model import json_text  # noqa: E402
-from stoker.model.errors import BadInput  # noqa: E402
-from stoker.plan.authoring import ArgsFaults, StageInputError  # noqa: E402
-from stoker.plan.code_identity import CodeIdentity  # noqa: E402
-from stoker.plan.distributions import missing_of  # noqa: E402
-from stoker.plan.stage import perform  # noqa: E402
+from stoker.core import jsontext  # noqa: E402
+from stoker.core.errors import BadInput  # noqa: E402
+from stoker.engine.code_identity import CodeIdentity  # noqa: E402
+from stoker.engine.distributions import missing_of  # noqa: E402
+from stoker.engine.stage import perform  # noqa: E402
 from tests.unit.cookbooks.sequence.walked_series import SMALL, compiled, context, walk  # noqa: E402
 
 NAMES = ("cnn", "gru", "lstm", "transformer", "transformer_ssl")
@@ -44,7 +44,7 @@ def test_every_recipe_forecasts_the_waves(name, waves, tmp_path):
 def test_a_report_has_scores_curves_plots_and_a_model_that_answers(waves, tmp_path):
     given = {**SMALL, "pretrain_epochs": 1}
     report = walk(compiled("transformer_ssl", horizon=3, **given), tmp_path, waves)["report"]
-    summary = json_text.loads((report.path / "summary.json").read_text())
+    summary = jsontext.loads((report.path / "summary.json").read_text())
     assert summary["headline"].startswith("transformer_ssl on waves: RMSE ")
     assert [row[0] for row in summary["table"]["rows"]] == ["transformer_ssl", "baseline"]
     curve = [line.split(",")[:2] for line in (report.path / "curve.csv").read_text().splitlines()[1:]]
@@ -184,13 +184,13 @@ def test_editing_one_family_leaves_the_others_alone_and_what_is_borrowed_counts(
     prefix = "stoker.cookbooks.sequence"
     of_cnn = code.modules_of(f"{prefix}.train_cnn")
     assert f"{prefix}.networks.convolution" in of_cnn
-    assert f"{prefix}.science.training" in of_cnn
+    assert f"{prefix}.training" in of_cnn
     assert f"{prefix}.networks.attention" not in of_cnn
     assert f"{prefix}.train_gru" not in of_cnn
     of_evaluate = code.modules_of(f"{prefix}.evaluate")
     assert {f"{prefix}.networks.{name}" for name in ("attention", "convolution", "recurrent")} <= set(of_evaluate)
     of_load = code.modules_of(f"{prefix}.load")
-    assert "stoker.cookbooks.tabular.science.reading" in of_load
+    assert "stoker.cookbooks.tabular.table_files" in of_load
     assert not [name for name in of_load if "train" in name or "report" in name or "recipes" in name]
 
 

@@ -9,16 +9,28 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stoker.cookbooks.sequence.networks.attention import Restorer, TransformerShape  # noqa: E402
-from stoker.cookbooks.sequence.networks.ends import Ends  # noqa: E402
-from stoker.cookbooks.sequence.networks.recurrent import Recurrent, RecurrentShape  # noqa: E402
-from stoker.cookbooks.sequence.science.keeping import FILE, FileKeeper  # noqa: E402
-from stoker.cookbooks.sequence.science.lessons import Masked, Part, with_answers, without_answers  # noqa: E402
-from stoker.cookbooks.sequence.science.producing import seeded  # noqa: E402
-from stoker.cookbooks.sequence.science.stepping import Stepper  # noqa: E402
-from stoker.cookbooks.sequence.science.training import Settings, score, train  # noqa: E402
+from stoker.cookbooks.sequence.networks.ends import NetworkSizes  # noqa: E402
+from stoker.cookbooks.sequence.networks.recurrent import RecurrentNetwork, RecurrentShape  # noqa: E402
+from stoker.cookbooks.sequence.produce import (  # noqa: E402
+    FILE,
+    FileProgressStore,
+    seeded,
+)
+from stoker.cookbooks.sequence.training import (  # noqa: E402  # noqa: E402
+    MaskedTask,
+    PartWindows,
+    SequenceTrainingSettings,
+    Stepper,
+    score,
+    train,
+    with_answers,
+    without_answers,
+)
 from tests.unit.cookbooks.sequence.walked_series import small_windows  # noqa: E402
 
-SETTINGS = Settings(epochs=6, learning_rate=1e-2, weight_decay=1e-2, batch=16, patience=6, clip=1.0, seed=1)
+SETTINGS = SequenceTrainingSettings(
+    epochs=6, learning_rate=1e-2, weight_decay=1e-2, batch=16, patience=6, clip=1.0, seed=1
+)
 
 
 class Stopped(Exception):
@@ -26,11 +38,11 @@ class Stopped(Exception):
 
 
 def network() -> Any:
-    ends = Ends.of(small_windows().facts)
-    return seeded(1, lambda: Recurrent(ends, RecurrentShape(width=8, layers=1), "lstm"))
+    ends = NetworkSizes.of(small_windows().facts)
+    return seeded(1, lambda: RecurrentNetwork(ends, RecurrentShape(width=8, layers=1), "lstm"))
 
 
-def learned(settings: Settings = SETTINGS, **more: Any) -> tuple[dict[str, Any], Any]:
+def learned(settings: SequenceTrainingSettings = SETTINGS, **more: Any) -> tuple[dict[str, Any], Any]:
     model = network()
     curve = train(model, with_answers(small_windows()), settings, **more)
     return model.state_dict(), curve
@@ -62,7 +74,7 @@ def test_another_seed_gives_another_model():
 
 def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path):
     said: list[str] = []
-    keeper = FileKeeper(tmp_path, every=1, say=said.append)
+    keeper = FileProgressStore(tmp_path, every=1, say=said.append)
     with pytest.raises(Stopped):
         learned(keeper=keeper, watch=stop_after(4))
     weights, curve = learned(keeper=keeper)
@@ -72,7 +84,7 @@ def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(tmp_path):
 
 
 def test_a_training_that_was_over_is_not_taken_further(tmp_path):
-    keeper = FileKeeper(tmp_path, every=1, say=lambda _text: None)
+    keeper = FileProgressStore(tmp_path, every=1, say=lambda _text: None)
     weights, curve = learned(keeper=keeper)
     again, same_curve = learned(keeper=keeper, watch=stop_after(7))
     assert same(weights, again)
@@ -82,7 +94,7 @@ def test_a_training_that_was_over_is_not_taken_further(tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"no archive", None])
 def test_a_damaged_checkpoint_is_told_and_not_used(tmp_path, damage):
     said: list[str] = []
-    keeper = FileKeeper(tmp_path, every=1, say=said.append)
+    keeper = FileProgressStore(tmp_path, every=1, say=said.append)
     learned(replace(SETTINGS, epochs=1), keeper=keeper)
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole[: len(whole) // 2] if damage is None else damage)
@@ -92,7 +104,7 @@ def test_a_damaged_checkpoint_is_told_and_not_used(tmp_path, damage):
 
 
 def test_checkpoints_are_as_rare_as_asked_for(tmp_path):
-    keeper = FileKeeper(tmp_path, every=4, say=lambda _text: None)
+    keeper = FileProgressStore(tmp_path, every=4, say=lambda _text: None)
     learned(replace(SETTINGS, epochs=3), keeper=keeper)
     assert keeper.recall() is None
     learned(keeper=keeper)
@@ -122,7 +134,7 @@ def test_a_training_that_explodes_hands_the_loss_to_its_watcher_and_ends():
 
 
 def test_a_share_of_every_window_is_hidden_in_whole_spans():
-    masked = Masked(part=Part.of(small_windows(), "train"), percent=50, span=2)
+    masked = MaskedTask(part=PartWindows.of(small_windows(), "train"), percent=50, span=2)
     hidden = masked.hidden(50, seed=4)
     assert hidden.sum(dim=1).tolist() == [4] * 50
     assert torch.equal(hidden[:, 0::2], hidden[:, 1::2])
@@ -132,8 +144,8 @@ def test_a_share_of_every_window_is_hidden_in_whole_spans():
 
 def test_what_is_hidden_is_not_looked_at():
     windows = small_windows()
-    model = seeded(0, lambda: Restorer(Ends.of(windows.facts), TransformerShape(width=8, layers=1, heads=2)))
-    inputs = Part.of(windows, "train").inputs(torch.arange(4))
+    model = seeded(0, lambda: Restorer(NetworkSizes.of(windows.facts), TransformerShape(width=8, layers=1, heads=2)))
+    inputs = PartWindows.of(windows, "train").inputs(torch.arange(4))
     hidden = torch.zeros(4, 8, dtype=torch.bool)
     hidden[:, 2:4] = True
     other = inputs.clone()
@@ -144,7 +156,7 @@ def test_what_is_hidden_is_not_looked_at():
 
 def test_hidden_rows_can_be_told_from_the_rest():
     windows = small_windows()
-    model = seeded(0, lambda: Restorer(Ends.of(windows.facts), TransformerShape(width=8, layers=1, heads=2)))
+    model = seeded(0, lambda: Restorer(NetworkSizes.of(windows.facts), TransformerShape(width=8, layers=1, heads=2)))
     curve = train(model, without_answers(windows, percent=30, span=2), replace(SETTINGS, epochs=8))
     assert curve["validation"][-1] < curve["validation"][0]
 

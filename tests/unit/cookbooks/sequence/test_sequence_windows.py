@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.cookbooks.sequence.science.windows import PARTS, Cut, cut, read_windows, write_windows
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.cookbooks.sequence.arrays import PARTS, WindowSettings, cut, read_windows, write_windows
 from tests.unit.cookbooks.sequence.walked_series import settled, small_windows
 
-HOW = Cut(window=5, stride=2, horizon=3, validation_percent=20, test_percent=20)
+HOW = WindowSettings(window=5, stride=2, horizon=3, validation_percent=20, test_percent=20)
 
 
 def counted(rows: int = 100, **columns):

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker.cookbooks.sequence.arrays import WindowArrays
 from stoker.cookbooks.sequence.kinds import Windows as WindowsKind
 from stoker.cookbooks.sequence.networks.attention import Restorer, Transformer, TransformerShape
 from stoker.cookbooks.sequence.networks.convolution import Cnn, CnnShape
-from stoker.cookbooks.sequence.networks.ends import Ends
-from stoker.cookbooks.sequence.networks.recurrent import Recurrent, RecurrentShape
-from stoker.cookbooks.sequence.science.lessons import with_answers, without_answers
-from stoker.cookbooks.sequence.science.producing import seeded
-from stoker.cookbooks.sequence.science.training import Settings, train
-from stoker.cookbooks.sequence.science.windows import Windows
-from stoker.cookbooks.sequence.science.worlds import SOLO, World, world_here
+from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+from stoker.cookbooks.sequence.networks.recurrent import RecurrentNetwork, RecurrentShape
+from stoker.cookbooks.sequence.produce import seeded
 from stoker.cookbooks.sequence.train_gru import GruArgs, train_gru
-from stoker.plan.stage import perform
+from stoker.cookbooks.sequence.training import (
+    SOLO,
+    SequenceTrainingSettings,
+    World,
+    train,
+    with_answers,
+    without_answers,
+    world_here,
+)
+from stoker.engine.stage import perform
 from tests.unit.cookbooks.sequence.walked_series import context, small_windows
 
 # 87 windows and batches of 43: the last one is a single window, so one rank has nothing of it.
-SETTINGS = Settings(epochs=3, learning_rate=3e-3, weight_decay=1e-2, batch=43, patience=5, clip=1.0, seed=5)
+SETTINGS = SequenceTrainingSettings(
+    epochs=3, learning_rate=3e-3, weight_decay=1e-2, batch=43, patience=5, clip=1.0, seed=5
+)
 _SHAPE = TransformerShape(width=8, layers=1, heads=2)
 FAMILIES = ("cnn", "gru", "lstm", "transformer", "masked")
 
 
-def trained(family: str, windows: Windows, world: World = SOLO) -> dict[str, object]:
+def trained(family: str, windows: WindowArrays, world: World = SOLO) -> dict[str, object]:
     """Train one of the families and give its losses and the size of its weights."""
-    ends = Ends.of(windows.facts)
+    ends = NetworkSizes.of(windows.facts)
     makers = {
         "cnn": lambda: Cnn(ends, CnnShape(width=8, layers=2, kernel=3)),
-        "gru": lambda: Recurrent(ends, RecurrentShape(width=8, layers=1), "gru"),
-        "lstm": lambda: Recurrent(ends, RecurrentShape(width=8, layers=1), "lstm"),
+        "gru": lambda: RecurrentNetwork(ends, RecurrentShape(width=8, layers=1), "gru"),
+        "lstm": lambda: RecurrentNetwork(ends, RecurrentShape(width=8, layers=1), "lstm"),
         "transformer": lambda: Transformer(ends, _SHAPE),
         "masked": lambda: Restorer(ends, _SHAPE),
     }

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from stoker.authoring import Plan, StageContext
 from stoker.cookbooks.sequence import recipes
-from stoker.cookbooks.sequence.science.columns import Choice, Origin, settle
-from stoker.cookbooks.sequence.science.series import Series
-from stoker.cookbooks.sequence.science.windows import Cut, Windows, cut
-from stoker.plan.authoring import Plan, StageContext
-from stoker.plan.stage import perform
+from stoker.cookbooks.sequence.arrays import SeriesArrays, WindowArrays, WindowSettings, cut
+from stoker.cookbooks.sequence.columns import SeriesColumnChoice, SeriesOrigin, settle
+from stoker.engine.stage import perform
 
 SMALL: dict[str, Any] = {"window": 8, "stride": 6, "epochs": 2, "width": 8, "batch": 16}
 
@@ -47,13 +46,13 @@ def context(node: str, out: Path, *, said: list[dict[str, Any]] | None = None, *
     return StageContext(node=node, out=str(out), emit=emit, is_cancelled=lambda: False, scratch=scratch, **more)
 
 
-def settled(frame: pd.DataFrame, **choice: Any) -> Series:
-    origin = Origin(name=None, format="csv", sha256=None, target=None)
+def settled(frame: pd.DataFrame, **choice: Any) -> SeriesArrays:
+    origin = SeriesOrigin(name=None, format="csv", sha256=None, target=None)
     asked: dict[str, Any] = {"target": None, "time": None, "problem": "auto", "drop": (), **choice}
-    return settle(frame, origin, Choice(**asked))
+    return settle(frame, origin, SeriesColumnChoice(**asked))
 
 
-def small_windows(rows: int = 160, *, classes: bool = False, horizon: int = 2) -> Windows:
+def small_windows(rows: int = 160, *, classes: bool = False, horizon: int = 2) -> WindowArrays:
     """A noisy wave, or one that is now slow and now quick."""
     random = np.random.default_rng(3)
     quick = (np.arange(rows) // 16) % 2
@@ -61,5 +60,5 @@ def small_windows(rows: int = 160, *, classes: bool = False, horizon: int = 2) -
     frame = pd.DataFrame({"a": np.sin(turns) + random.normal(0, 0.1, rows), "b": random.normal(0, 1, rows)})
     if classes:
         frame["pace"] = np.where(quick, "quick", "slow")
-    how = Cut(window=8, stride=1, horizon=horizon, validation_percent=20, test_percent=20)
+    how = WindowSettings(window=8, stride=1, horizon=horizon, validation_percent=20, test_percent=20)
     return cut(settled(frame, target="pace" if classes else "a"), how)

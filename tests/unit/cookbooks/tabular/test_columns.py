@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.cookbooks.tabular.records import Origin
-from stoker.cookbooks.tabular.science.columns import Choice, label_table
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.cookbooks.tabular.columns import TableColumnChoice, label_table
+from stoker.cookbooks.tabular.schemas import TableOrigin
 
 
 def label(frame: pd.DataFrame, target: str | None = "y", **more: Any):
-    origin = Origin(
+    origin = TableOrigin(
         name=None, format="csv", sha256="0" * 64, rows=len(frame), columns=frame.shape[1], target=None, notes=[]
     )
-    choice = Choice(**{"target": target, "problem": "auto", "drop": (), **more})
+    choice = TableColumnChoice(**{"target": target, "problem": "auto", "drop": (), **more})
     return label_table(frame, origin, choice)
 
 

@@ -10,21 +10,23 @@ import pandas as pd
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
-from stoker.cookbooks.tabular.records import ModelFacts
-from stoker.cookbooks.tabular.science import boosting, neighbours, network, self_training
-from stoker.cookbooks.tabular.science.assessment import baseline
-from stoker.cookbooks.tabular.science.columns import Choice, label_table
-from stoker.cookbooks.tabular.science.examples import Examples
-from stoker.cookbooks.tabular.science.metrics import plain_scores, predict
-from stoker.cookbooks.tabular.science.partition import divide
-from stoker.cookbooks.tabular.science.reading import read_bundled
-from stoker.cookbooks.tabular.science.refitting import refit
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.cookbooks.tabular import boosting, neighbours, network, self_training
+from stoker.cookbooks.tabular.columns import TableColumnChoice, label_table
+from stoker.cookbooks.tabular.evaluation import baseline
+from stoker.cookbooks.tabular.examples import TableExamples
+from stoker.cookbooks.tabular.metrics import plain_scores, predict
+from stoker.cookbooks.tabular.partition import divide
+from stoker.cookbooks.tabular.resampling import refit
+from stoker.cookbooks.tabular.schemas import TabularModelFacts
+from stoker.cookbooks.tabular.table_files import read_bundled
 
 BOOSTING = boosting.Boosting(trees=60, depth=None, learning_rate=0.1, seed=0)
 NEIGHBOURS = neighbours.Neighbours(neighbours=None, weights="uniform", seed=0)
 SELF_TRAINING = self_training.SelfTraining(neighbours=5, labelled_percent=30, confidence=0.9, rounds=10, seed=0)
-NETWORK = network.Network(hidden=(32,), epochs=60, learning_rate=3e-3, weight_decay=1e-4, batch=32, patience=10, seed=0)
+NETWORK = network.PerceptronSettings(
+    hidden=(32,), epochs=60, learning_rate=3e-3, weight_decay=1e-4, batch=32, patience=10, seed=0
+)
 TRAIN: dict[str, Any] = {
     "gbt": lambda examples, *watch: boosting.train(examples, BOOSTING, *watch),
     "knn": lambda examples, *watch: neighbours.train(examples, NEIGHBOURS, *watch),
@@ -34,14 +36,14 @@ TRAIN: dict[str, Any] = {
 QUANTITY_FAMILIES = ("gbt", "knn", "mlp")
 
 
-def examples_of(frame: pd.DataFrame, target: str = "target") -> Examples:
+def examples_of(frame: pd.DataFrame, target: str = "target") -> TableExamples:
     origin: Any = {"name": None, "target": None, "notes": []}
-    labelled, facts = label_table(frame, origin, Choice(target=target, problem="auto", drop=()))
-    return Examples.of(labelled, facts)
+    labelled, facts = label_table(frame, origin, TableColumnChoice(target=target, problem="auto", drop=()))
+    return TableExamples.of(labelled, facts)
 
 
 @cache
-def bundled(name: str) -> tuple[Examples, Examples]:
+def bundled(name: str) -> tuple[TableExamples, TableExamples]:
     examples = examples_of(read_bundled(name)[0])
     train, test = divide(examples, test_percent=25, seed=0)
     return examples.take(train), examples.take(test)
@@ -105,7 +107,7 @@ def test_training_twice_gives_the_same_model(family):
 def test_refitting_from_what_was_written_down_gives_the_same_model(family):
     train, test = bundled("wine")
     trained = trained_on_wine(family)
-    facts: ModelFacts = {"family": family, "params": trained.params}  # type: ignore[typeddict-item]
+    facts: TabularModelFacts = {"family": family, "params": trained.params}  # type: ignore[typeddict-item]
     again = refit(facts, train)
     assert np.allclose(again.predict_proba(test.features), trained.pipeline.predict_proba(test.features))
 
@@ -143,13 +145,13 @@ def test_boosted_trees_are_the_same_bytes_whatever_the_number_of_threads():
 
 def test_a_small_table_is_trained_by_one_thread_and_a_large_one_by_as_many_as_are_allowed(monkeypatch):
 
-    from stoker.cookbooks.tabular.science import threads
+    from stoker.cookbooks.tabular import training
 
     train, _ = bundled("iris")
-    with threads.limited(2, train):
+    with training.limited(2, train):
         assert {pool["num_threads"] for pool in threadpool_info()} == {1}
-    monkeypatch.setattr(threads, "_LARGE_CELLS", 1)
-    with threads.limited(2, train):
+    monkeypatch.setattr(training, "_LARGE_CELLS", 1)
+    with training.limited(2, train):
         assert {pool["num_threads"] for pool in threadpool_info()} == {2}
 
 
@@ -169,7 +171,7 @@ def test_the_network_answers_quantities_in_their_own_unit():
 def test_a_network_that_explodes_hands_the_loss_to_its_watcher():
     train, _ = bundled("diabetes")
     losses: list[float] = []
-    settings = network.Network(
+    settings = network.PerceptronSettings(
         hidden=(16,), epochs=50, learning_rate=1e200, weight_decay=0.0, batch=32, patience=50, seed=0
     )
 
@@ -198,7 +200,7 @@ def test_given_neighbours_are_kept_and_capped_by_the_rows_there_are():
 def test_the_curve_over_neighbours_is_what_the_reference_would_score(weights, name):
     from sklearn.metrics import root_mean_squared_error
 
-    from stoker.cookbooks.tabular.science.partition import folds_of
+    from stoker.cookbooks.tabular.partition import folds_of
 
     train, _ = bundled(name)
     curve = neighbours.train(train, neighbours.Neighbours(neighbours=None, weights=weights, seed=0)).curves[0]

@@ -5,17 +5,17 @@ import pandas as pd
 import pytest
 from sklearn.linear_model import LinearRegression
 
-from stoker.cookbooks.tabular.science.examples import Examples
-from stoker.cookbooks.tabular.science.importance import importance
+from stoker.cookbooks.tabular.evaluation import importance
+from stoker.cookbooks.tabular.examples import TableExamples
 
 ROWS = 80
 
 
 @pytest.fixture(scope="module")
-def examples() -> Examples:
+def examples() -> TableExamples:
     generator = np.random.default_rng(0)
     features = pd.DataFrame(generator.normal(0, 1, (ROWS, 3)), columns=["none", "some", "most"])
-    return Examples(
+    return TableExamples(
         features=features,
         target=(features["some"] + 3 * features["most"]).to_numpy(),
         classes=np.array([]),
@@ -26,7 +26,7 @@ def examples() -> Examples:
 
 
 @pytest.fixture(scope="module")
-def model(examples: Examples) -> LinearRegression:
+def model(examples: TableExamples) -> LinearRegression:
     return LinearRegression().fit(examples.features, examples.target)
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from stoker.cookbooks.tabular.science.bootstrapping import bootstrap, interval
-from stoker.cookbooks.tabular.science.metrics import Predictions, plain_scores, ranking_metric, weighted_scores
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.cookbooks.tabular.evaluation import bootstrap, interval
+from stoker.cookbooks.tabular.metrics import Predictions, plain_scores, ranking_metric, weighted_scores
 
 
 def classified(classes: int, rows: int = 120, seed: int = 0) -> Predictions:
@@ -81,10 +81,10 @@ def test_a_weighting_without_a_class_leaves_that_class_out_of_the_averages():
 
 
 def test_a_bootstrap_is_the_same_for_the_same_seed_however_it_is_cut_into_pieces(monkeypatch):
-    from stoker.cookbooks.tabular.science import bootstrapping
+    from stoker.cookbooks.tabular import evaluation
 
     whole = bootstrap(classified(3), repeats=200, seed=4)
-    monkeypatch.setattr(bootstrapping, "_CELLS_AT_ONCE", 120 * 7)
+    monkeypatch.setattr(evaluation, "_CELLS_AT_ONCE", 120 * 7)
     pieces = bootstrap(classified(3), repeats=200, seed=4)
     assert all(np.allclose(whole[name], pieces[name]) for name in whole)
 

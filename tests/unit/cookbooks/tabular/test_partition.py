@@ -4,23 +4,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stoker.cookbooks.tabular.science.examples import Examples
-from stoker.cookbooks.tabular.science.partition import divide, fold_count, folds_of, holdout, nested_subset
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.cookbooks.tabular.examples import TableExamples
+from stoker.cookbooks.tabular.partition import divide, fold_count, folds_of, holdout, nested_subset
 
 
-def examples(*counts: int) -> Examples:
+def examples(*counts: int) -> TableExamples:
     names = np.array([f"class{number}" for number in range(len(counts))])
     target = np.repeat(names, counts)
     features = pd.DataFrame({"x": np.arange(len(target), dtype=np.float64)})
-    return Examples(
+    return TableExamples(
         features=features, target=target, classes=names, numeric=("x",), categorical=(), problem="classification"
     )
 
 
-def quantities(rows: int) -> Examples:
+def quantities(rows: int) -> TableExamples:
     values = np.arange(rows, dtype=np.float64)
-    return Examples(
+    return TableExamples(
         features=pd.DataFrame({"x": values}),
         target=values,
         classes=np.array([]),

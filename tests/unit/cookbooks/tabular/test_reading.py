@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from stoker.authoring import StageInputError
 from stoker.cookbooks.tabular.bundled import BUNDLED
-from stoker.cookbooks.tabular.science.reading import read_bundled, read_file
-from stoker.plan.authoring import StageInputError
+from stoker.cookbooks.tabular.table_files import read_bundled, read_file
 
 
 def write(folder: Path, content: str | bytes, name: str = "data.csv") -> Path:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.authoring import Plan, StageContext
 from stoker.cookbooks.tabular import recipes
-from stoker.plan.authoring import Plan, StageContext
-from stoker.plan.stage import perform
+from stoker.engine.stage import perform
 
 
 @dataclass

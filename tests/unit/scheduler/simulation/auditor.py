@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, Wish
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements
 from stoker.scheduler.simulation.simulator import NOWHERE, Log
-from stoker.scheduler.simulation.workload import Batch
+from stoker.scheduler.simulation.workload import WorkloadBatch
 
 MIB = 1024**2
 SPEEDS = {
@@ -60,7 +59,7 @@ class Held:
         return [f"{promised} bytes promised of {gpu.usable_bytes}"] if promised > gpu.usable_bytes else []
 
 
-def audit(nodes: Sequence[Node], batch: Batch, log: Log) -> list[str]:
+def audit(nodes: Sequence[Node], batch: WorkloadBatch, log: Log) -> list[str]:
     """Give everything that is wrong with a run."""
     found = _faults_of_jobs(nodes, batch, log)
     held = [Held(node) for node in nodes]
@@ -80,7 +79,7 @@ def audit(nodes: Sequence[Node], batch: Batch, log: Log) -> list[str]:
     return found
 
 
-def _faults_of_jobs(nodes: Sequence[Node], batch: Batch, log: Log) -> list[str]:
+def _faults_of_jobs(nodes: Sequence[Node], batch: WorkloadBatch, log: Log) -> list[str]:
     found = []
     for job in range(len(batch)):
         if log.node_of[job] == NOWHERE:
@@ -92,9 +91,14 @@ def _faults_of_jobs(nodes: Sequence[Node], batch: Batch, log: Log) -> list[str]:
         if set(devices) - set(types) or len(set(devices)) != len(devices):
             found.append(f"job {job} has devices that {node.name} has not: {devices}")
             continue
-        if len(devices) != (0 if asked.wish is Wish.NEVER else asked.device_count) and asked.wish is not Wish.PREFER:
+        if (
+            len(devices) != (0 if asked.wish is DevicePreference.NEVER else asked.device_count)
+            and asked.wish is not DevicePreference.PREFER
+        ):
             found.append(f"job {job} has {len(devices)} devices")
-        speed = min((SPEEDS[types[uuid]] for uuid in devices), default=1.0 if asked.wish is Wish.NEVER else ON_CPU)
+        speed = min(
+            (SPEEDS[types[uuid]] for uuid in devices), default=1.0 if asked.wish is DevicePreference.NEVER else ON_CPU
+        )
         if abs(log.end_s[job] - log.start_s[job] - batch.work_s[job] / speed) > 1e-6 * log.end_s[job]:
             found.append(f"job {job} took {log.end_s[job] - log.start_s[job]} s")
     return found

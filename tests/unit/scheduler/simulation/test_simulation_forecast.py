@@ -6,24 +6,16 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import FakeClock
-from stoker.model.frozen import changed
-from stoker.model.requirements import WantedJob
+from stoker.core.clock import FakeClock
+from stoker.core.frozen import changed
+from stoker.core.machine import SchedulableJob
 from stoker.scheduler.decisions import HoldReason
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.simulation.forecast import Forecast
+from stoker.scheduler.simulation.forecast import SnapshotForecast
 from stoker.scheduler.simulation.simulation_report import simulate_from
 from stoker.scheduler.simulation.simulator import Disruptions, Simulator
 from stoker.scheduler.simulation.workload import batch_of, make_nodes, mixes
-from stoker.scheduler.snapshot import (
-    ClassRecord,
-    LeaseRecord,
-    MachineRecord,
-    ReadyRecord,
-    Snapshot,
-    runs_of,
-    take,
-)
+from stoker.scheduler.snapshot import ClassRecord, LeaseRecord, MachineRecord, ReadyRecord, Snapshot, runs_of, take
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job
 
 FAST, SLOW = "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3080"
@@ -35,7 +27,7 @@ def state(driven: Driven, **more: Any) -> Snapshot:
     return Snapshot(now_s=0.0, machines=tuple(MachineRecord(offer=offer) for offer in offers), **more)
 
 
-def kind(wanted: WantedJob, expected_s: float | None = 600.0, class_id: int = 1, user: str = "") -> ClassRecord:
+def kind(wanted: SchedulableJob, expected_s: float | None = 600.0, class_id: int = 1, user: str = "") -> ClassRecord:
     return ClassRecord(class_id=class_id, wanted=wanted, user=user, expected_s=expected_s)
 
 
@@ -53,7 +45,7 @@ def one_device(*leases: LeaseRecord, expected_s: float | None = 600.0, **more: A
 
 
 def test_jobs_start_one_after_the_other_where_a_lease_ends() -> None:
-    forecast = Forecast(one_device(lease(1, 100.0, "GPU-1"), ready=(line(2, 3, 4),)))
+    forecast = SnapshotForecast(one_device(lease(1, 100.0, "GPU-1"), ready=(line(2, 3, 4),)))
     starts = [forecast.of(job) for job in (4, 2, 3)]
     found = [one.start for one in starts if one is not None and one.start is not None]
     assert [one.start_s for one in found] == pytest.approx([1300.0, 100.0, 700.0])
@@ -64,17 +56,17 @@ def test_jobs_start_one_after_the_other_where_a_lease_ends() -> None:
 
 
 def test_a_job_that_is_not_in_the_queue_has_no_forecast() -> None:
-    assert Forecast(one_device(ready=(line(2),))).of(9) is None
+    assert SnapshotForecast(one_device(ready=(line(2),))).of(9) is None
 
 
 def test_a_start_behind_a_job_without_an_estimate_is_a_guess() -> None:
     unknown = one_device(lease(1, 540.0, "GPU-1", is_estimated=False), ready=(line(2),), expected_s=None)
-    found = Forecast(unknown).of(2)
+    found = SnapshotForecast(unknown).of(2)
     assert found is not None
     assert found.start is not None
     assert (found.start.machine, found.start.is_start_known, found.start.is_end_known) == ("desk", False, False)
     by_progress = changed(unknown, leases=(lease(1, 40.0, "GPU-1"),))
-    known = Forecast(by_progress).of(2)
+    known = SnapshotForecast(by_progress).of(2)
     assert known is not None
     assert known.start is not None
     assert (known.start.start_s, known.start.is_start_known, known.start.is_end_known) == (40.0, True, False)
@@ -92,14 +84,14 @@ def test_a_guess_on_one_machine_is_none_on_another() -> None:
         ),
         ready=(line(2), line(3, class_id=2)),
     )
-    found = Forecast(taken).of(3)
+    found = SnapshotForecast(taken).of(3)
     assert found is not None
     assert found.start is not None
     assert (found.start.machine, found.start.start_s, found.start.is_start_known) == ("cpu", 20.0, True)
 
 
 def test_an_overdue_lease_is_expected_to_take_as_much_longer_as_it_is_over_its_time() -> None:
-    found = Forecast(one_device(lease(1, -50.0, "GPU-1"), ready=(line(2),))).of(2)
+    found = SnapshotForecast(one_device(lease(1, -50.0, "GPU-1"), ready=(line(2),))).of(2)
     assert found is not None
     assert found.start is not None
     assert found.start.start_s == 50.0
@@ -107,7 +99,7 @@ def test_an_overdue_lease_is_expected_to_take_as_much_longer_as_it_is_over_its_t
 
 def test_the_forecast_ends_after_its_number_of_decisions_and_says_from_when_on_it_does_not_know() -> None:
     taken = one_device(lease(1, 100.0, "GPU-1"), ready=(line(*range(2, 30)),))
-    found = Forecast(taken, most=5).of(29)
+    found = SnapshotForecast(taken, most=5).of(29)
     assert found is not None
     assert found.start is None
     assert found.not_before_s == pytest.approx(100.0 + 4 * 600.0)
@@ -116,7 +108,7 @@ def test_the_forecast_ends_after_its_number_of_decisions_and_says_from_when_on_i
 def test_a_line_of_which_only_the_beginning_has_numbers_is_forecast_as_far_as_that() -> None:
     taken = one_device(lease(1, 100.0, "GPU-1"), ready=(line(2, 3, more=500), line(600, class_id=2)))
     taken = changed(taken, classes=(*taken.classes, kind(gpu_job(20), 600.0, 2)))
-    found = Forecast(taken).of(600)
+    found = SnapshotForecast(taken).of(600)
     assert found is not None
     assert found.start is None
     assert found.not_before_s == pytest.approx(100.0 + 2 * 600.0)
@@ -130,7 +122,7 @@ def test_a_job_waits_for_a_faster_machine_and_the_forecast_names_it_and_when_it_
         leases=(lease(1, 300.0, "GPU-1", machine="fast"),),
         ready=(line(2),),
     )
-    found = Forecast(taken).of(2)
+    found = SnapshotForecast(taken).of(2)
     assert found is not None
     assert found.start is not None
     assert (found.start.machine, found.start.start_s) == ("fast", 300.0)
@@ -140,7 +132,7 @@ def test_a_job_waits_for_a_faster_machine_and_the_forecast_names_it_and_when_it_
 
 
 def test_a_machine_that_an_earlier_job_gets_first_is_named_with_that_job() -> None:
-    found = Forecast(one_device(ready=(line(2, 3),))).of(3)
+    found = SnapshotForecast(one_device(ready=(line(2, 3),))).of(3)
     assert found is not None
     (held,) = found.held_back
     assert (held.machine, held.reason, held.first) == ("desk", HoldReason.ORDER, 2)
@@ -149,7 +141,7 @@ def test_a_machine_that_an_earlier_job_gets_first_is_named_with_that_job() -> No
 def test_a_machine_that_does_not_answer_gets_nothing() -> None:
     taken = one_device(ready=(line(2),))
     silent = changed(taken, machines=(changed(taken.machines[0], is_silent=True),))
-    found = Forecast(silent).of(2)
+    found = SnapshotForecast(silent).of(2)
     assert found is not None
     assert (found.start, found.not_before_s) == (None, None)
 
@@ -157,14 +149,14 @@ def test_a_machine_that_does_not_answer_gets_nothing() -> None:
 def test_a_declined_job_is_offered_again_when_the_time_is_over_and_the_next_one_meanwhile() -> None:
     taken = one_device(ready=(line(2, 3),))
     declining = changed(taken, machines=(changed(taken.machines[0], is_doubted=True, declined=((2, 30.0),)),))
-    forecast = Forecast(declining)
+    forecast = SnapshotForecast(declining)
     found = [forecast.of(job) for job in (3, 2)]
     starts = [one.start.start_s for one in found if one is not None and one.start is not None]
     assert starts == pytest.approx([0.0, 600.0])
 
 
 def test_a_job_that_becomes_ready_later_starts_then() -> None:
-    found = Forecast(one_device(ready=(line(7, come_s=90.0),))).of(7)
+    found = SnapshotForecast(one_device(ready=(line(7, come_s=90.0),))).of(7)
     assert found is not None
     assert found.start is not None
     assert found.start.start_s == 90.0
@@ -177,7 +169,7 @@ def test_shares_of_users_with_jobs_are_known() -> None:
         classes=(kind(gpu_job(6), user="ada"), kind(gpu_job(6), 600.0, 2, user="bob")),
         usage_s=(("ada", 300.0), ("bob", 100.0), ("eve", 900.0)),
     )
-    shares = Forecast(taken).shares
+    shares = SnapshotForecast(taken).shares
     assert set(shares) == {"ada", "bob"}
     assert shares["ada"].fair_share == 0.5
     assert shares["ada"].share > shares["bob"].share

@@ -4,13 +4,12 @@ from functools import cache
 
 import pytest
 
-from stoker.model.nodes import Gpu, Node
-from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.model.resources import GIB
+from stoker.core.device import GIB
+from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.simulation.simulation_report import digest_of
 from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
-from stoker.scheduler.simulation.workload import Batch, JobShape, make_batch, make_nodes, make_shapes, mixes
+from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch, make_batch, make_nodes, make_shapes, mixes
 from tests.unit.scheduler.simulation.auditor import audit
 
 MIXES = sorted(mixes())
@@ -113,7 +112,7 @@ def test_a_backlog_lets_a_job_come_whenever_one_starts() -> None:
 
 
 def test_what_fits_no_machine_even_idle_is_said_and_left_out() -> None:
-    batch = Batch([shape(vram_gib=8), shape(vram_gib=80)])
+    batch = WorkloadBatch([shape(vram_gib=8), shape(vram_gib=80)])
     batch.add(0, 60.0)
     batch.add(1, 60.0)
     run = Simulator([offer_of(desktop("a"))], batch)
@@ -129,7 +128,7 @@ def test_a_slow_machine_does_not_begin_what_would_outlast_everything() -> None:
     board = Node(
         name="board", host="board", gpus=(Gpu(uuid="B", type="Jetson Nano", vram_mb=7620),), cpu_cores=6, ram_mb=7000
     )
-    batch = Batch([shape(vram_gib=2)])
+    batch = WorkloadBatch([shape(vram_gib=2)])
     for _ in range(3):
         batch.add(0, 600.0)
     run = Simulator([offer_of(desktop("fast")), offer_of(board)], batch)
@@ -144,7 +143,7 @@ def test_a_slow_machine_works_while_there_is_a_long_line() -> None:
     slow = Node(
         name="slow", host="slow", gpus=(Gpu(uuid="B", type="RTX 3080", vram_mb=10240),), cpu_cores=6, ram_mb=7000
     )
-    batch = Batch([shape(vram_gib=2)])
+    batch = WorkloadBatch([shape(vram_gib=2)])
     for _ in range(40):
         batch.add(0, 600.0)
     run = Simulator([offer_of(desktop("fast")), offer_of(slow)], batch)
@@ -159,7 +158,7 @@ def test_a_machine_is_never_idle_for_ever_where_nothing_else_could_do_the_work()
     board = Node(
         name="board", host="board", gpus=(Gpu(uuid="B", type="Jetson Nano", vram_mb=7620),), cpu_cores=6, ram_mb=7000
     )
-    batch = Batch([shape(vram_gib=2)])
+    batch = WorkloadBatch([shape(vram_gib=2)])
     batch.add(0, 600.0)
     run = Simulator([offer_of(board)], batch)
     run.queue()
@@ -177,7 +176,7 @@ def test_a_job_over_several_devices_is_not_passed_for_ever() -> None:
         ram_mb=65536,
     )
     one, two = shape(vram_gib=8), shape(vram_gib=8, devices=2)
-    batch = Batch([one, two])
+    batch = WorkloadBatch([one, two])
     batch.add(0, 500.0)
     batch.add(0, 900.0)
     batch.add(1, 600.0)
@@ -198,6 +197,6 @@ def desktop(name: str) -> Node:
 
 def shape(*, vram_gib: float, devices: int = 1) -> JobShape:
     asked = Requirements(
-        wish=Wish.REQUIRE, vram_bytes=int(vram_gib * GIB), ram_bytes=GIB, cores=1, device_count=devices
+        wish=DevicePreference.REQUIRE, vram_bytes=int(vram_gib * GIB), ram_bytes=GIB, cores=1, device_count=devices
     )
-    return JobShape(wanted=WantedJob(name="job", requirements=asked), expected_s=600.0, weight=1.0)
+    return JobShape(wanted=SchedulableJob(name="job", requirements=asked), expected_s=600.0, weight=1.0)

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from stoker.faces.cli.admin import simulate as command
-from stoker.model.digests import digest_value
+from stoker.cli import simulate as command
+from stoker.core.digests import digest_value
 from stoker.scheduler.simulation.workload import apportion, make_batch, make_nodes, make_shapes, mixes
 
 MIXES = sorted(mixes())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.errors import BadInput
-from stoker.worker.enrolling.invitation import read_invitation
+from stoker.core.errors import BadInput
+from stoker.worker.enrolment import read_invitation
 
 CODE = "K7QD-M2XW-9HCE"
 

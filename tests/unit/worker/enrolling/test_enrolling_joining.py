@@ -6,21 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from stoker.assembly.house import Assembly
-from stoker.assembly.settings import Settings
-from stoker.host.tls.authority import make_ca
-from stoker.host.tls.reading import read_certificate
-from stoker.model.clock import SystemClock
-from stoker.model.errors import BadAnswer, Damaged, Refused, StokerError
-from stoker.model.fleet_errors import NoCoordinator, NotAllowed
-from stoker.model.frozen import changed
-from stoker.model.json_text import dumps, loads
-from stoker.model.principals import Role
-from stoker.wire.join_proofs import JoinCode, fingerprint
-from stoker.wire.joined import Membership, Side, read_joined
-from stoker.worker.enrolling import joining
-from stoker.worker.enrolling.invitation import Invitation
-from stoker.worker.enrolling.joining import Proven, begin, finish, resume
+from stoker.app.app import App
+from stoker.app.settings import AppSettings
+from stoker.core.clock import SystemClock
+from stoker.core.errors import BadAnswer, Damaged, Forbidden, NoCoordinator, Refused, StokerError
+from stoker.core.frozen import changed
+from stoker.core.jsontext import dumps, loads
+from stoker.core.leases import Role
+from stoker.host.tls.certificates import make_ca, read_certificate
+from stoker.protocol.discovery import Membership, MembershipKind, read_joined
+from stoker.protocol.join_proofs import JoinCode, fingerprint
+from stoker.worker import enrolment
+from stoker.worker.enrolment import Invitation, VerifiedCoordinator, begin, finish, resume
 from tests.servers.door import Door, refused
 from tests.servers.little import LittleServer, Said
 
@@ -29,19 +26,19 @@ DAY_S = 86400.0
 
 
 @pytest.fixture
-def house(tmp_path) -> Assembly:
-    return Assembly(Settings(home=str(tmp_path / "home"), folder=str(tmp_path), environment={}))
+def house(tmp_path) -> App:
+    return App(AppSettings(home=str(tmp_path / "home"), folder=str(tmp_path), environment={}))
 
 
-def _join(door: Door, house: Assembly, name: str = "lab1") -> Membership:
+def _join(door: Door, house: App, name: str = "lab1") -> Membership:
     return finish(begin(door.invitation(), house), name, house, state=house.settings.state)
 
 
-def _nothing_is_kept(house: Assembly) -> bool:
+def _nothing_is_kept(house: App) -> bool:
     return not (Path(house.settings.state) / "joined").exists()
 
 
-def _fails(door: Door, house: Assembly, kind: type[StokerError]) -> StokerError:
+def _fails(door: Door, house: App, kind: type[StokerError]) -> StokerError:
     with pytest.raises(kind) as caught:
         _join(door, house)
     assert _nothing_is_kept(house)
@@ -52,7 +49,7 @@ def _fails(door: Door, house: Assembly, kind: type[StokerError]) -> StokerError:
 def test_a_machine_joins_and_keeps_a_certificate_of_its_own_key(tmp_path, house):
     with Door(tmp_path) as door:
         member = _join(door, house)
-    assert read_joined(house.settings.state, Side.WORKER) == member
+    assert read_joined(house.settings.state, MembershipKind.WORKER) == member
     assert (member.url, member.name, member.role) == (door.url, "lab1", Role.WORKER)
     assert member.fingerprint == fingerprint(door.ca.certificate_pem)
     assert read_certificate(Path(member.certificate_file).read_text()).machine == "lab1"
@@ -61,14 +58,14 @@ def test_a_machine_joins_and_keeps_a_certificate_of_its_own_key(tmp_path, house)
     assert "PRIVATE KEY" in Path(member.certificate_file).read_text()
 
 
-def _cut_off(door: Door, house: Assembly, monkeypatch: pytest.MonkeyPatch) -> Path:
+def _cut_off(door: Door, house: App, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Join, and be killed between the answer and the first file; give what is left."""
 
     def die(*_: object) -> Membership:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:
-        dying.setattr(joining, "write_joined", die)
+        dying.setattr(enrolment, "write_joined", die)
         with pytest.raises(KeyboardInterrupt):
             _join(door, house)
     (left,) = (Path(house.settings.state) / "joined").iterdir()
@@ -83,7 +80,7 @@ def test_who_was_killed_before_the_answer_was_kept_gets_it_again_by_the_same_wor
         member = resume(door.invitation(), "", house, state=house.settings.state)
     first, second = door.finishes
     assert first == second
-    assert member == read_joined(house.settings.state, Side.WORKER)
+    assert member == read_joined(house.settings.state, MembershipKind.WORKER)
     assert not left.exists()
     with Door(tmp_path) as door:
         assert resume(door.invitation(), "", house, state=house.settings.state) is None
@@ -109,7 +106,7 @@ def test_an_attempt_that_the_coordinator_does_not_take_any_more_is_begun_anew(tm
 def test_a_person_joins_and_keeps_a_token(tmp_path, house):
     with Door(tmp_path, role=Role.SUBMIT) as door:
         member = _join(door, house, "anna-laptop")
-    assert (member.side, member.certificate_file, member.token()) == (Side.OPERATOR, "", "t" * 40)
+    assert (member.side, member.certificate_file, member.token()) == (MembershipKind.OPERATOR, "", "t" * 40)
     assert door.finishes[0].csr_pem == ""
 
 
@@ -131,7 +128,7 @@ def test_what_the_invitation_is_for_is_known_before_anything_is_asked(tmp_path, 
 
 
 def test_a_mistyped_code_is_found_out_before_anything_is_sent(tmp_path, house):
-    with Door(tmp_path) as door, pytest.raises(NotAllowed, match="can't prove") as caught:
+    with Door(tmp_path) as door, pytest.raises(Forbidden, match="can't prove") as caught:
         begin(Invitation(code=JoinCode(id="K7", secret="0" * 10), url=door.url), house)
     assert "check the code's letters" in caught.value.hint
     assert "somebody stands between" in caught.value.hint
@@ -139,7 +136,7 @@ def test_a_mistyped_code_is_found_out_before_anything_is_sent(tmp_path, house):
 
 
 def test_a_code_that_nobody_knows_is_refused_in_the_coordinators_words(tmp_path, house):
-    with Door(tmp_path) as door, pytest.raises(NotAllowed, match="nobody was invited") as caught:
+    with Door(tmp_path) as door, pytest.raises(Forbidden, match="nobody was invited") as caught:
         begin(Invitation(code=JoinCode(id="ZZ", secret="0" * 10), url=door.url), house)
     assert caught.value.data["reason"] == "unknown"
 
@@ -147,7 +144,7 @@ def test_a_code_that_nobody_knows_is_refused_in_the_coordinators_words(tmp_path,
 def test_a_stranger_with_their_own_ca_can_not_prove_it(tmp_path, house):
     with Door(tmp_path) as door:
         door.ca_shown = make_ca("a stranger", now_s=NOW_S).certificate_pem
-        error = _fails(door, house, NotAllowed)
+        error = _fails(door, house, Forbidden)
     assert error.data["reason"] == "unproven"
     assert door.finishes == []
 
@@ -159,13 +156,13 @@ def test_a_stranger_can_not_slip_a_second_ca_in(tmp_path, house, order):
     with Door(tmp_path, server_ca=stranger) as door:
         true = door.ca.certificate_pem
         door.ca_shown = stranger.certificate_pem + true if order == "before" else true + stranger.certificate_pem
-        assert _fails(door, house, NotAllowed).data["reason"] == "unproven"
+        assert _fails(door, house, Forbidden).data["reason"] == "unproven"
     assert door.finishes == []
 
 
 def test_a_stranger_who_passes_the_proof_on_is_found_out_by_their_certificate(tmp_path, house):
     with Door(tmp_path, server_ca=make_ca("a stranger", now_s=NOW_S)) as door:
-        error = _fails(door, house, NotAllowed)
+        error = _fails(door, house, Forbidden)
     assert error.data["reason"] == "intercepted"
     assert "somebody stands between" in error.message
     assert door.finishes == []
@@ -182,13 +179,13 @@ def test_nothing_of_the_first_answer_can_be_changed_on_the_way(tmp_path, house, 
 
     with Door(tmp_path) as door:
         door.change = meddle
-        assert _fails(door, house, NotAllowed).data["reason"] == "unproven"
+        assert _fails(door, house, Forbidden).data["reason"] == "unproven"
     assert door.finishes == []
 
 
 def test_a_server_of_another_name_is_not_joined(tmp_path, house):
     with Door(tmp_path, server_names=("desk.local",)) as door:
-        error = _fails(door, house, NotAllowed)
+        error = _fails(door, house, Forbidden)
     assert error.data["reason"] == "host"
     assert "--advertise 127.0.0.1" in error.hint
 
@@ -197,7 +194,7 @@ def test_a_clock_that_is_far_behind_is_named_as_the_reason(tmp_path, house):
     # Whoever made the certificates lives three days later.
     with Door(tmp_path, signed_at_s=NOW_S + 3 * DAY_S) as door:
         door.now_s = NOW_S + 3 * DAY_S
-        error = _fails(door, house, NotAllowed)
+        error = _fails(door, house, Forbidden)
     assert error.data["reason"] == "clock"
     assert "behind" in error.message
     assert "the same code" in error.hint
@@ -207,7 +204,7 @@ def test_a_refusal_at_the_end_keeps_nothing(tmp_path, house):
     with Door(tmp_path) as door:
         proven = begin(door.invitation(), house)
         door.change = lambda _answer: refused("this code was used at 14:02", reason="used")
-        with pytest.raises(NotAllowed, match="was used"):
+        with pytest.raises(Forbidden, match="was used"):
             finish(proven, "lab1", house, state=house.settings.state)
     assert _nothing_is_kept(house)
 
@@ -260,7 +257,7 @@ def test_a_certificate_for_another_key_is_not_kept(tmp_path, house):
         door.change = lambda answer: Said(headers=answer.headers, body=dumps({**_told(answer), **change}).encode())
         with pytest.raises(Damaged):
             finish(proven, "lab1", house, state=house.settings.state)
-    assert read_joined(house.settings.state, Side.WORKER) == member
+    assert read_joined(house.settings.state, MembershipKind.WORKER) == member
     assert Path(member.certificate_file).read_text().startswith(other)
 
 
@@ -288,7 +285,7 @@ def test_what_is_no_coordinator_is_said_to_be_none(tmp_path, house, body):
 def test_a_proven_ca_is_kept_as_exactly_what_was_proven(tmp_path, house):
     with Door(tmp_path) as door:
         door.ca_shown = "\n" + door.ca.certificate_pem.replace("\n", "\r\n") + "\n"
-        proven: Proven = begin(door.invitation(), house)
+        proven: VerifiedCoordinator = begin(door.invitation(), house)
     assert proven.ca_pem == door.ca.certificate_pem
     assert changed(proven, ca_pem=door.ca_shown).fingerprint == proven.fingerprint
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from stoker.assembly.house import Assembly
-from stoker.assembly.settings import Settings
-from stoker.host.tls.reading import read_certificate
-from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.errors import Damaged, LocalFile
-from stoker.wire.client import FleetClient
-from stoker.wire.joined import Membership
-from stoker.wire.speaking import Patience
-from stoker.worker.enrolling.joining import begin, finish
-from stoker.worker.enrolling.renewing import NOT_RENEWED, RENEWED, Renewing, Term, read_term, renew, wait_s
+from stoker.app.app import App
+from stoker.app.settings import AppSettings
+from stoker.core.clock import FakeClock, SystemClock
+from stoker.core.errors import Damaged, LocalFile
+from stoker.host.tls.certificates import read_certificate
+from stoker.protocol.client import FleetClient
+from stoker.protocol.discovery import Membership
+from stoker.protocol.transport import RequestTimeouts
+from stoker.worker.enrolment import begin, finish
+from stoker.worker.renewal import NOT_RENEWED, RENEWED, CertificateRenewal, CertificateTerm, read_term, renew, wait_s
 from tests.servers.door import Door, refused
 
 NOW_S = SystemClock().wall_s()
@@ -30,21 +30,21 @@ class Scene:
     """A machine that has joined, and the coordinator that it asks."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
-        self.house = Assembly(Settings(home=str(folder / "home"), folder=str(folder), environment={}))
+        self.house = App(AppSettings(home=str(folder / "home"), folder=str(folder), environment={}))
         self.door = Door(folder, **more)
         proven = begin(self.door.invitation(), self.house)
         self.member: Membership = finish(proven, "lab1", self.house, state=self.house.settings.state)
         self.transport = self.house.open_transport(5.0, fleet=self.member.identity)
         self.line = FleetClient(
-            self.transport, self.door.url, clock=SystemClock(), patience=Patience(answer_s=5.0, retry_s=0.0)
+            self.transport, self.door.url, clock=SystemClock(), patience=RequestTimeouts(answer_s=5.0, retry_s=0.0)
         )
         # Now, and not when tests were collected: the certificate is written now.
         self.clock = FakeClock(SystemClock().wall_s())
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.has_told = threading.Event()
 
-    def renewing(self) -> Renewing:
-        return Renewing(
+    def renewing(self) -> CertificateRenewal:
+        return CertificateRenewal(
             self.line,
             name="lab1",
             certificate_file=self.member.certificate_file,
@@ -72,7 +72,7 @@ def scene(tmp_path):
 
 
 def test_a_certificate_is_renewed_at_two_thirds_of_its_life():
-    term = Term(written_s=NOW_S, ends_s=NOW_S + 30 * DAY_S)
+    term = CertificateTerm(written_s=NOW_S, ends_s=NOW_S + 30 * DAY_S)
     assert term.renew_at_s == NOW_S + 20 * DAY_S
     assert wait_s(term, now_s=NOW_S + 20 * DAY_S) == 0.0
     assert wait_s(term, now_s=NOW_S + 20 * DAY_S - 5) == 5.0
@@ -81,13 +81,13 @@ def test_a_certificate_is_renewed_at_two_thirds_of_its_life():
 
 
 def test_one_that_ended_while_the_machine_slept_is_asked_for_at_once():
-    assert wait_s(Term(written_s=NOW_S, ends_s=NOW_S - 10), now_s=NOW_S) == 0.0
+    assert wait_s(CertificateTerm(written_s=NOW_S, ends_s=NOW_S - 10), now_s=NOW_S) == 0.0
 
 
 def test_the_pause_after_asking_in_vain_fits_the_life():
-    assert Term(written_s=NOW_S, ends_s=NOW_S + 30 * DAY_S).pause_s == 3600.0
-    assert Term(written_s=NOW_S, ends_s=NOW_S + 1000).pause_s == 10.0
-    assert Term(written_s=NOW_S, ends_s=NOW_S).pause_s == 1.0
+    assert CertificateTerm(written_s=NOW_S, ends_s=NOW_S + 30 * DAY_S).pause_s == 3600.0
+    assert CertificateTerm(written_s=NOW_S, ends_s=NOW_S + 1000).pause_s == 10.0
+    assert CertificateTerm(written_s=NOW_S, ends_s=NOW_S).pause_s == 1.0
 
 
 def test_the_term_counts_from_when_it_was_written_not_from_when_it_is_valid(scene):

@@ -1,1 +1,5 @@
-"""From a user's text to rows of tokens: reading, chat templates, masks, packing, and a cursor for each member."""
+"""Read a user's text into rows of tokens: chat templates, masks, packing, a cursor for each adapter.
+
+Promises: the same rows for the same seed, from any checkpoint.
+Start with `batches`.
+"""

@@ -13,9 +13,50 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.cookbooks.language.data.examples import ExampleSet, Ints
-from stoker.cookbooks.language.data.packing import pack
-from stoker.cookbooks.language.data.shuffling import drawn_order
-from stoker.model.frozen import frozen
+from stoker.core.frozen import frozen
+
+# Putting examples into rows: each into the first row that has room for it. Pure.
+
+
+def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """Give rows of places in `lengths`, no row longer than `row_tokens`; every place stands in one row.
+
+    Rows are in the order in which they were begun, and so are the places in a row. Raises `ValueError` for a length
+    that no row can hold.
+    """
+    rows: list[list[int]] = []
+    # A tree over the room of all rows that could be needed: a node knows the most room of any row below it.
+    leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    room = [row_tokens] * (2 * leaves)
+    for place, length in enumerate(lengths):
+        if not 0 < length <= row_tokens:
+            message = f"an example of {length} tokens does not go into a row of {row_tokens}"
+            raise ValueError(message)
+        node = 1
+        while node < leaves:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        row = node - leaves
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(place)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return rows
+
+
+# Orders that are drawn from a seed, the same on every machine and with every version.
+
+
+def drawn_order(seed: int, turn: int, count: int) -> npt.NDArray[np.int64]:
+    """Draw an order of `count` places; `turn` tells apart the orders of one seed."""
+    # Raw bits of a named generator: numpy promises those for ever, its shuffles it does not.
+    drawn = np.random.Philox(key=[seed, turn]).random_raw(count)
+    return np.argsort(drawn, kind="stable").astype(np.int64)
+
 
 IGNORED: Final = -100
 """The label of a token whose successor is not learned."""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from stoker.cookbooks.language.data.reading import Line, Message
-from stoker.model.frozen import frozen
-from stoker.model.printable import first_line
+from stoker.cookbooks.language.data.reading import ChatMessage, RawExample
+from stoker.core.frozen import frozen
+from stoker.core.text import first_line
 
 CHATML: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 @frozen
-class Rendered:
+class RenderedExample:
     """One example as text."""
 
     number: int
@@ -69,15 +69,15 @@ class Chat:
         """Whose template writes conversations: `tokenizer` or `chatml`."""
         return "tokenizer" if self._own else "chatml"
 
-    def render(self, line: Line) -> Rendered:
+    def render(self, line: RawExample) -> RenderedExample:
         """Write a line. `UnwrittenError` says why the template can't."""
         if line.form == "messages":
             return self._conversation(line)
         text = line.text + line.completion
         begin = len(line.text) if line.form == "completion" and self._train_on == "completion" else 0
-        return Rendered(number=line.number, text=text, spans=((begin, len(text)),))
+        return RenderedExample(number=line.number, text=text, spans=((begin, len(text)),))
 
-    def _conversation(self, line: Line) -> Rendered:
+    def _conversation(self, line: RawExample) -> RenderedExample:
         self.was_used = True
         text = self._written(line.messages, opens=False)
         if self._train_on == "all":
@@ -85,11 +85,11 @@ class Chat:
         else:
             spans = self._tagged(line.messages) if self._is_tagged else self._answers(text, line.messages)
         is_own = bool(self._own)
-        return Rendered(
+        return RenderedExample(
             number=line.number, text=text, spans=tuple(spans), adds_specials=not is_own, is_closed=not is_own
         )
 
-    def _answers(self, text: str, messages: Sequence[Message]) -> list[Span]:
+    def _answers(self, text: str, messages: Sequence[ChatMessage]) -> list[Span]:
         spans: list[Span] = []
         for place, message in enumerate(messages):
             if message.role != "assistant":
@@ -101,7 +101,7 @@ class Chat:
                 spans.append(span)
         return spans
 
-    def _answer(self, text: str, messages: Sequence[Message], place: int, *, after: int) -> Span | None:
+    def _answer(self, text: str, messages: Sequence[ChatMessage], place: int, *, after: int) -> Span | None:
         """Find one answer in the whole text. Some templates write earlier turns otherwise than the last one."""
         content = messages[place].content.strip()
         before = self._try(messages[:place], opens=True) if place else ""
@@ -116,13 +116,13 @@ class Chat:
             return begin, len(up_to)
         return begin, text.index(content, begin) + len(content)
 
-    def _try(self, messages: Sequence[Message], *, opens: bool) -> str | None:
+    def _try(self, messages: Sequence[ChatMessage], *, opens: bool) -> str | None:
         try:
             return self._written(messages, opens=opens)
         except UnwrittenError:
             return None
 
-    def _tagged(self, messages: Sequence[Message]) -> list[Span]:
+    def _tagged(self, messages: Sequence[ChatMessage]) -> list[Span]:
         """Give what the template itself marks as answers."""
         spans: list[Span] = []
         given = self._applied(
@@ -141,10 +141,10 @@ class Chat:
             was_marked = bool(is_marked)
         return spans
 
-    def _written(self, messages: Sequence[Message], *, opens: bool) -> str:
+    def _written(self, messages: Sequence[ChatMessage], *, opens: bool) -> str:
         return str(self._applied(messages, tokenize=False, add_generation_prompt=opens))
 
-    def _applied(self, messages: Sequence[Message], **how: Any) -> Any:
+    def _applied(self, messages: Sequence[ChatMessage], **how: Any) -> Any:
         plain = [{"role": one.role, "content": one.content} for one in messages]
         apply: Callable[..., Any] = self._tokenizer.apply_chat_template
         try:

@@ -9,8 +9,8 @@ from typing import Any, TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from stoker.model import json_text
-from stoker.model.frozen import frozen
+from stoker.core import jsontext
+from stoker.core.frozen import frozen
 
 Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -82,7 +82,7 @@ def write_examples(value: ExampleSet, folder: Path) -> None:
     """Write examples into a folder."""
     for name, array in _arrays(value):
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
-    (folder / _FACTS).write_text(json_text.dumps(value.facts, indent=2), encoding="utf-8", newline="")
+    (folder / _FACTS).write_text(jsontext.dumps(value.facts, indent=2), encoding="utf-8", newline="")
 
 
 def read_examples(folder: Path) -> ExampleSet:
@@ -91,7 +91,7 @@ def read_examples(folder: Path) -> ExampleSet:
         name: np.load(folder / f"{name}.npy", mmap_mode="r" if name in {"tokens", "trained"} else None)
         for name in ("tokens", "trained", "starts", "held_out")
     }
-    facts = cast("ExampleFacts", json_text.loads((folder / _FACTS).read_bytes()))
+    facts = cast("ExampleFacts", jsontext.loads((folder / _FACTS).read_bytes()))
     return ExampleSet(facts=facts, **read)
 
 

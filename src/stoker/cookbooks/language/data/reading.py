@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from stoker.model.frozen import frozen
-from stoker.plan.authoring import StageInputError
+from stoker.authoring import StageInputError
+from stoker.core.frozen import frozen
 
 Form = Literal["text", "completion", "messages"]
 Layout = Literal["jsonl", "text"]
@@ -36,7 +36,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 @frozen
-class Message:
+class ChatMessage:
     """One turn of a conversation."""
 
     role: str
@@ -44,7 +44,7 @@ class Message:
 
 
 @frozen
-class Line:
+class RawExample:
     """One example as it was written."""
 
     number: int
@@ -53,7 +53,7 @@ class Line:
     text: str = ""
     """The text, or the prompt."""
     completion: str = ""
-    messages: tuple[Message, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -63,11 +63,11 @@ class Line:
         return not (self.completion if self.form == "completion" else self.text).strip()
 
 
-class BadLine(ValueError):
+class BadExampleLine(ValueError):
     """What is wrong with one line, in words."""
 
 
-class LineFaults:
+class InvalidLines:
     """What is wrong with the lines of one file: the first of them, and how many there are."""
 
     def __init__(self, name: str) -> None:
@@ -95,7 +95,7 @@ class LineFaults:
         raise StageInputError("\n".join([*told, *lines]), hint=hint, count=self._count, lines=list(self._kept))
 
 
-def read_lines(path: Path, layout: Layout, faults: LineFaults) -> Iterator[Line]:
+def read_lines(path: Path, layout: Layout, faults: InvalidLines) -> Iterator[RawExample]:
     """Read a file's examples in order; what is wrong is noted, and reading goes on.
 
     Raises `StageInputError` if the file as a whole can't be what it should be.
@@ -118,7 +118,7 @@ def nothing_to_learn(source: str, *, skipped: int, cut_at: int = 0) -> StageInpu
     return StageInputError(f"there is nothing to learn in {source}: {why}{cut}", hint=hint)
 
 
-def read_texts(texts: Iterable[str]) -> Iterator[Line]:
+def read_texts(texts: Iterable[str]) -> Iterator[RawExample]:
     """Read lines that are known to be right."""
     for number, text in enumerate(texts, start=1):
         yield _example(number, json.loads(text))
@@ -138,10 +138,10 @@ def _refuse_other_files(name: str, file: BinaryIO) -> None:
         raise StageInputError(f"{name} is UTF-16", hint="save it as UTF-8")
 
 
-def _lines(file: BinaryIO, layout: Layout, faults: LineFaults) -> Iterator[Line]:
+def _lines(file: BinaryIO, layout: Layout, faults: InvalidLines) -> Iterator[RawExample]:
     found = (_json_line(number, raw) for number, raw in _raw_lines(file)) if layout == "jsonl" else _paragraphs(file)
     for one in found:
-        if isinstance(one, Line):
+        if isinstance(one, RawExample):
             yield one
         elif one is not None:
             faults.note(*one)
@@ -158,7 +158,7 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
             is_whole = rest.endswith(b"\n")
 
 
-def _json_line(number: int, raw: bytes | None) -> Line | tuple[int, str] | None:
+def _json_line(number: int, raw: bytes | None) -> RawExample | tuple[int, str] | None:
     """Read one line: an example, what is wrong with it, or nothing where there is nothing."""
     try:
         text = _decoded(raw)
@@ -168,7 +168,7 @@ def _json_line(number: int, raw: bytes | None) -> Line | tuple[int, str] | None:
         return number, str(error)
 
 
-def _paragraphs(file: BinaryIO) -> Iterator[Line | tuple[int, str]]:
+def _paragraphs(file: BinaryIO) -> Iterator[RawExample | tuple[int, str]]:
     """Give what stands between empty lines, each with the number of its first line."""
     kept: list[str] = []
     first = size = 0
@@ -177,7 +177,7 @@ def _paragraphs(file: BinaryIO) -> Iterator[Line | tuple[int, str]]:
             text = _whole_text(_decoded(raw), "it")
             size += len(text)
             if size > LONGEST_LINE_BYTES:
-                raise BadLine(f"a paragraph is longer than {LONGEST_LINE_BYTES >> 20} MiB")
+                raise BadExampleLine(f"a paragraph is longer than {LONGEST_LINE_BYTES >> 20} MiB")
         except ValueError as error:
             yield number, str(error)
             kept, size = [], 0
@@ -186,19 +186,19 @@ def _paragraphs(file: BinaryIO) -> Iterator[Line | tuple[int, str]]:
             first = first if kept else number
             kept.append(text)
         elif kept:
-            yield Line(number=first, form="text", text="".join(kept).strip())
+            yield RawExample(number=first, form="text", text="".join(kept).strip())
             kept, size = [], 0
     if kept:
-        yield Line(number=first, form="text", text="".join(kept).strip())
+        yield RawExample(number=first, form="text", text="".join(kept).strip())
 
 
 def _decoded(raw: bytes | None) -> str:
     if raw is None:
-        raise BadLine(f"longer than {LONGEST_LINE_BYTES >> 20} MiB")
+        raise BadExampleLine(f"longer than {LONGEST_LINE_BYTES >> 20} MiB")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise BadLine(f"byte {error.start + 1} is not UTF-8: save the file as that") from None
+        raise BadExampleLine(f"byte {error.start + 1} is not UTF-8: save the file as that") from None
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -206,70 +206,70 @@ def _parsed(text: str) -> dict[str, Any]:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         # Some of its messages end in the word themselves.
-        raise BadLine(f"no JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
+        raise BadExampleLine(f"no JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except RecursionError:
-        raise BadLine("nested too deeply") from None
+        raise BadExampleLine("nested too deeply") from None
     if not isinstance(value, dict):
-        raise BadLine(f"{_named(value)}, not an object {_FORMS}")
+        raise BadExampleLine(f"{_named(value)}, not an object {_FORMS}")
     return value
 
 
-def _example(number: int, value: dict[str, Any]) -> Line:
+def _example(number: int, value: dict[str, Any]) -> RawExample:
     said = [
         form for form, key in (("text", "text"), ("completion", "completion"), ("messages", "messages")) if key in value
     ]
     if len(said) > 1:
-        raise BadLine(f"it has {' and '.join(said)}: which is meant?")
+        raise BadExampleLine(f"it has {' and '.join(said)}: which is meant?")
     if said == ["text"]:
-        return Line(number=number, form="text", text=_text(value, "text"))
+        return RawExample(number=number, form="text", text=_text(value, "text"))
     if said == ["completion"] or "prompt" in value:
-        return Line(
+        return RawExample(
             number=number, form="completion", text=_text(value, "prompt"), completion=_text(value, "completion")
         )
     if said == ["messages"]:
-        return Line(number=number, form="messages", messages=_messages(value["messages"]))
+        return RawExample(number=number, form="messages", messages=_messages(value["messages"]))
     keys = ", ".join(sorted(repr(key[:40]) for key in list(value)[:5]))
-    raise BadLine(f"it has {f'only {keys}' if keys else 'no keys'}; wanted is an object {_FORMS}")
+    raise BadExampleLine(f"it has {f'only {keys}' if keys else 'no keys'}; wanted is an object {_FORMS}")
 
 
-def _messages(value: Any) -> tuple[Message, ...]:
+def _messages(value: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list) or not value:
-        raise BadLine(f"messages is {_named(value) if value != [] else 'an empty list'}, not a list of messages")
+        raise BadExampleLine(f"messages is {_named(value) if value != [] else 'an empty list'}, not a list of messages")
     if len(value) > _MOST_MESSAGES:
-        raise BadLine(f"{len(value):,} messages, and {_MOST_MESSAGES:,} are the most")
+        raise BadExampleLine(f"{len(value):,} messages, and {_MOST_MESSAGES:,} are the most")
     messages = tuple(_message(place, one) for place, one in enumerate(value, start=1))
     if not any(one.role == "assistant" for one in messages):
-        raise BadLine("no message is the assistant's, so there is nothing to learn")
+        raise BadExampleLine("no message is the assistant's, so there is nothing to learn")
     return messages
 
 
-def _message(place: int, value: Any) -> Message:
+def _message(place: int, value: Any) -> ChatMessage:
     where = f"message {place}"
     if not isinstance(value, dict):
-        raise BadLine(f"{where} is {_named(value)}, not an object with role and content")
+        raise BadExampleLine(f"{where} is {_named(value)}, not an object with role and content")
     role = value.get("role")
     if role not in ROLES:
         said = f"its role is {role[:40]!r}" if isinstance(role, str) else "it has no role"
-        raise BadLine(f"{where}: {said}, and known are {', '.join(ROLES)}")
+        raise BadExampleLine(f"{where}: {said}, and known are {', '.join(ROLES)}")
     content = value.get("content")
     if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
         content = "".join(_text(one, "text", where) for one in content)
-    return Message(role=role, content=_text({"content": content}, "content", where))
+    return ChatMessage(role=role, content=_text({"content": content}, "content", where))
 
 
 def _text(value: dict[str, Any], key: str, where: str = "") -> str:
     found = value.get(key)
     place = f"{where}: {key}" if where else key
     if not isinstance(found, str):
-        raise BadLine(f"{place} is {_named(found)}, not a text" if key in value else f"it has no {key}")
+        raise BadExampleLine(f"{place} is {_named(found)}, not a text" if key in value else f"it has no {key}")
     return _whole_text(found, place)
 
 
 def _whole_text(text: str, place: str) -> str:
     if "\0" in text:
-        raise BadLine(f"{place} holds a NUL character")
+        raise BadExampleLine(f"{place} holds a NUL character")
     if _HALF.search(text):
-        raise BadLine(f"{place} holds half a character (a lone surrogate)")
+        raise BadExampleLine(f"{place} holds half a character (a lone surrogate)")
     return text
 
 
@@ -289,12 +289,12 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise BadLine(f"it has {twice[:40]!r} twice")
+        raise BadExampleLine(f"it has {twice[:40]!r} twice")
     return made
 
 
 def _refuse_constant(name: str) -> Any:
-    raise BadLine(f"no JSON: {name}")
+    raise BadExampleLine(f"no JSON: {name}")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse_constant)

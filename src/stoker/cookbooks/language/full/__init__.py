@@ -1,1 +1,5 @@
-"""Training of every weight: a model of the known families as plain tensors, and its training, alone."""
+"""Train every weight of a model: known families as plain tensors.
+
+Promises: the same result after a resume as without.
+Start with `training`.
+"""

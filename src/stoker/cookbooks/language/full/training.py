@@ -7,30 +7,138 @@ CPU with one number of threads, it gives the same bits every time, however often
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, embedding, linear, scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint
 
-from stoker.cookbooks.language.company.judging import is_evaluation_due, judge, should_stop
-from stoker.cookbooks.language.company.keeping import keep, recall
-from stoker.cookbooks.language.company.member import Member
-from stoker.cookbooks.language.company.pacing import is_checkpoint_due, is_report_due
+from stoker.cookbooks.language.compute.blocks import IGNORED, chunk_tokens
+from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape
+from stoker.cookbooks.language.compute.math import AttentionMask, looking_of, tables
 from stoker.cookbooks.language.data.batches import MemberRows
-from stoker.cookbooks.language.engine.shapes import HEAD, Shape
-from stoker.cookbooks.language.full.network import Network, batch_of
-from stoker.model.clock import Clock
-from stoker.model.errors import StageDiverged
+from stoker.cookbooks.language.shared.outputs import keep, recall
+from stoker.cookbooks.language.shared.pass_schedule import is_checkpoint_due, is_report_due
+from stoker.cookbooks.language.shared.tenant import AdapterMember, is_evaluation_due, judge, should_stop
+from stoker.core.clock import Clock
+from stoker.core.errors import StageDiverged
+
+# A model of the known families as a function of its weights, by their names in the hub's layout, for autograd.
+#
+# Promises the numbers that transformers gives for the same weights, to rounding.
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Rows to learn from, on their device."""
+
+    tokens: Tensor
+    """`[rows, T]`."""
+    labels: Tensor
+    """`[rows, T]`: the token after each, or `IGNORED`."""
+    looking: AttentionMask
+
+
+def batch_of(tokens: Tensor, labels: Tensor, segments: Tensor | None, device: str) -> TokenBatch:
+    """Put rows on a device. `segments` are those of packed rows."""
+    rows, length = tokens.shape
+    looking = looking_of(rows, length, segments, is_ragged=False)
+    moved = AttentionMask(
+        positions=looking.positions.to(device),
+        segments=None if looking.segments is None else looking.segments.to(device),
+    )
+    return TokenBatch(tokens=tokens.long().to(device), labels=labels.long().to(device), looking=moved)
+
+
+class DecoderNetwork:
+    """The forward pass over some weights."""
+
+    def __init__(self, shape: DecoderShape, weights: Weights, *, device: str, longest: int) -> None:
+        self._shape = shape
+        self._weights = weights
+        model = shape.model
+        self._head = weights.get(HEAD, weights[EMBEDDING]) if not model.is_tied else weights[EMBEDDING]
+        self._cos, self._sin = tables(shape.rotation, model.head_dim, longest, device)
+
+    def loss_sum(self, batch: TokenBatch) -> Tensor:
+        """Give the sum of the losses of all tokens that have a label, in 32 bits."""
+        hidden = self.hidden(batch).flatten(0, 1)
+        labels = batch.labels.flatten()
+        size = chunk_tokens(self._shape.vocabulary, len(labels))
+        losses = [
+            # All logits are never there at once: each chunk's are computed again for its gradient.
+            checkpoint(_chunk_loss, part, self._head, wanted, use_reentrant=False)
+            for part, wanted in zip(hidden.split(size), labels.split(size), strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+    def logits(self, batch: TokenBatch) -> Tensor:
+        """Give `[rows, T, vocabulary]`."""
+        return linear(self.hidden(batch), self._head)
+
+    def hidden(self, batch: TokenBatch) -> Tensor:
+        """Give what the head is shown, `[rows, T, hidden]`."""
+        x = embedding(batch.tokens, self._weights[EMBEDDING])
+        cos, sin = (table[batch.looking.positions][:, None] for table in (self._cos, self._sin))
+        for number in range(self._shape.layers):
+            x = self._block(x, number, batch.looking, cos, sin)
+        return self._norm(x, "model.norm")
+
+    def _block(self, x: Tensor, number: int, looking: AttentionMask, cos: Tensor, sin: Tensor) -> Tensor:
+        at, model = f"model.layers.{number}", self._shape.model
+        rows, length, _ = x.shape
+        given = self._norm(x, f"{at}.input_layernorm")
+        q, k, v = (
+            self._linear(given, f"{at}.self_attn.{name}_proj").view(rows, length, -1, model.head_dim)
+            for name in ("q", "k", "v")
+        )
+        if model.has_head_norms:
+            q, k = self._norm(q, f"{at}.self_attn.q_norm"), self._norm(k, f"{at}.self_attn.k_norm")
+        mask = looking.mask(self._shape.windows[number], length)
+        seen = scaled_dot_product_attention(
+            _turned(q.transpose(1, 2), cos, sin),
+            _turned(k.transpose(1, 2), cos, sin),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=model.heads != model.kv_heads,
+        )
+        x = x + self._linear(seen.transpose(1, 2).flatten(2), f"{at}.self_attn.o_proj")
+        given = self._norm(x, f"{at}.post_attention_layernorm")
+        gated = silu(self._linear(given, f"{at}.mlp.gate_proj")) * self._linear(given, f"{at}.mlp.up_proj")
+        return x + self._linear(gated, f"{at}.mlp.down_proj")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._shape.eps)
+        return (self._weights[f"{name}.weight"] * scaled).to(x.dtype)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `[rows, heads, T, head_dim]` by position."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def _chunk_loss(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(linear(hidden, head).float(), labels, ignore_index=IGNORED, reduction="sum")
+
 
 Wrote = Callable[[str, dict[str, Tensor]], None]
 """Called with the name of a folder that the user asked for (`epoch-2`, `best`) and the weights of that moment."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Trained:
+class FullTrainingResult:
     """What a training gave."""
 
     weights: dict[str, Tensor]
@@ -43,8 +151,8 @@ class FullTraining:
 
     def __init__(
         self,
-        member: Member,
-        shape: Shape,
+        member: AdapterMember,
+        shape: DecoderShape,
         weights: dict[str, Tensor],
         *,
         device: str,
@@ -59,7 +167,7 @@ class FullTraining:
         self._weights = {
             name: one.to(device, torch.float32).requires_grad_() for name, one in weights.items() if name not in tied
         }
-        self._network = Network(shape, self._weights, device=device, longest=member.args.max_seq_len)
+        self._network = DecoderNetwork(shape, self._weights, device=device, longest=member.args.max_seq_len)
         groups = [
             # As everywhere: what scales or shifts is not pulled to zero.
             {
@@ -72,7 +180,7 @@ class FullTraining:
         self._narrow = dtype == "bfloat16"
         self._best: dict[str, Tensor] | None = None
 
-    def run(self, write_folder: Wrote) -> Trained:
+    def run(self, write_folder: Wrote) -> FullTrainingResult:
         """Train to the end, from where an earlier attempt kept its state."""
         member, job = self._member, self._member.seat.job
         self._go_on()
@@ -110,8 +218,8 @@ class FullTraining:
                 kept_s, kept_update = self._clock.monotonic_s(), member.update
                 keeping_s = kept_s - begun_s
         if member.args.keep == "best" and self._best is not None:
-            return Trained(weights=self._best, kept=member.judged.best_update)
-        return Trained(weights=self._weights, kept=member.update)
+            return FullTrainingResult(weights=self._best, kept=member.judged.best_update)
+        return FullTrainingResult(weights=self._weights, kept=member.update)
 
     def _learn(self) -> int:
         """Make one update; give how many tokens it saw."""
@@ -216,7 +324,7 @@ class FullTraining:
         job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
 
 
-def _folders(member: Member, *, is_better: bool) -> tuple[str, ...]:
+def _folders(member: AdapterMember, *, is_better: bool) -> tuple[str, ...]:
     if member.args.checkpoints is None:
         return ()
     epoch = (f"epoch-{member.epoch}",) if member.is_at_epoch_end else ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.networks.ends import Ends, Pooled
+from stoker.cookbooks.sequence.networks.ends import NetworkSizes, PooledHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +20,12 @@ class TransformerShape:
     heads: int
 
 
-class Encoder(nn.Module):
+class WindowEncoder(nn.Module):
     """From windows to features of every row, each made with a look at all others."""
 
     places: torch.Tensor
 
-    def __init__(self, ends: Ends, shape: TransformerShape) -> None:
+    def __init__(self, ends: NetworkSizes, shape: TransformerShape) -> None:
         super().__init__()
         self.enter = nn.Linear(ends.channels, shape.width)
         self.register_buffer("places", _places(ends.window, shape.width), persistent=False)
@@ -48,10 +48,10 @@ class Encoder(nn.Module):
 class Transformer(nn.Module):
     """An encoder and an answer."""
 
-    def __init__(self, ends: Ends, shape: TransformerShape) -> None:
+    def __init__(self, ends: NetworkSizes, shape: TransformerShape) -> None:
         super().__init__()
-        self.encoder = Encoder(ends, shape)
-        self.answer = Pooled(shape.width, ends.outputs)
+        self.encoder = WindowEncoder(ends, shape)
+        self.answer = PooledHead(shape.width, ends.outputs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         """Give one row of outputs for each window."""
@@ -62,9 +62,9 @@ class Transformer(nn.Module):
 class Restorer(nn.Module):
     """An encoder that is shown windows with rows hidden, and tells what those held."""
 
-    def __init__(self, ends: Ends, shape: TransformerShape) -> None:
+    def __init__(self, ends: NetworkSizes, shape: TransformerShape) -> None:
         super().__init__()
-        self.encoder = Encoder(ends, shape)
+        self.encoder = WindowEncoder(ends, shape)
         self.unknown = nn.Parameter(torch.zeros(shape.width))
         self.restore = nn.Linear(shape.width, ends.channels)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.networks.ends import Ends, Pooled
+from stoker.cookbooks.sequence.networks.ends import NetworkSizes, PooledHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class CnnShape:
 class Cnn(nn.Module):
     """Causal convolutions: what stands for a row is made of that row and earlier ones."""
 
-    def __init__(self, ends: Ends, shape: CnnShape) -> None:
+    def __init__(self, ends: NetworkSizes, shape: CnnShape) -> None:
         super().__init__()
         self.enter = nn.Linear(ends.channels, shape.width)
         self.blocks = nn.ModuleList(_Block(shape.width, shape.kernel, 2**layer) for layer in range(shape.layers))
-        self.answer = Pooled(shape.width, ends.outputs)
+        self.answer = PooledHead(shape.width, ends.outputs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         """Give one row of outputs for each window."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.records import WindowFacts
+from stoker.cookbooks.sequence.schemas import WindowFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class NetworkSizes:
     """The sizes that the data decides."""
 
     channels: int
@@ -19,13 +19,13 @@ class Ends:
     outputs: int
 
     @classmethod
-    def of(cls, facts: WindowFacts) -> Ends:
+    def of(cls, facts: WindowFacts) -> NetworkSizes:
         series = facts["series"]
         outputs = facts["horizon"] if series["problem"] == "regression" else len(series["classes"])
         return cls(channels=len(series["channels"]), window=facts["window"], outputs=outputs)
 
 
-class Pooled(nn.Module):
+class PooledHead(nn.Module):
     """From features of every row (batch, rows, width) to outputs: by their mean and by the newest row."""
 
     def __init__(self, width: int, outputs: int) -> None:

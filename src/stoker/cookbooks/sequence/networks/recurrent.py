@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.networks.ends import Ends
+from stoker.cookbooks.sequence.networks.ends import NetworkSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,10 @@ class RecurrentShape:
     layers: int
 
 
-class Recurrent(nn.Module):
+class RecurrentNetwork(nn.Module):
     """What is in mind after the last row gives the answer."""
 
-    def __init__(self, ends: Ends, shape: RecurrentShape, cell: Literal["gru", "lstm"]) -> None:
+    def __init__(self, ends: NetworkSizes, shape: RecurrentShape, cell: Literal["gru", "lstm"]) -> None:
         super().__init__()
         kind = nn.GRU if cell == "gru" else nn.LSTM
         self.read = kind(ends.channels, shape.width, num_layers=shape.layers, batch_first=True)

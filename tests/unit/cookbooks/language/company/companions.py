@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from stoker.authoring import InputPath, Seat, StageContext
+from stoker.cookbooks.language.arguments import LoraArgs
 from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.data.examples import ExampleSet
 from stoker.cookbooks.language.kinds import Adapter, Examples
-from stoker.cookbooks.language.peft_layout import read_adapter
-from stoker.cookbooks.language.records import Training, read_training
-from stoker.cookbooks.language.settings import LoraArgs
-from stoker.model.digests import Digest
-from stoker.plan.authoring import InputPath, Seat, StageContext
-from stoker.plan.kind import Kind
+from stoker.cookbooks.language.peft import read_adapter
+from stoker.cookbooks.language.schemas import LanguageTrainingRecord, read_training
+from stoker.core.digests import Digest
+from stoker.engine.kind import Kind
 
 SMALL = TinyShape(hidden=32, layers=1, heads=2, kv_heads=1, inner=48)
 
@@ -96,7 +96,7 @@ class Person:
         return "\n".join(one["log"] for one in self.told if "log" in one)
 
     @property
-    def training(self) -> Training:
+    def training(self) -> LanguageTrainingRecord:
         return read_training(self.out)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cookbooks.language.company.capping import Cap
+from stoker.cookbooks.language.shared.device_memory import AllocatorLimit
 
 GIB = 1024**3
 
@@ -26,7 +26,7 @@ class FakeAllocator:
 
 def test_it_stops_at_what_was_given_less_what_the_process_takes_beside_it() -> None:
     allocator = FakeAllocator()
-    cap = Cap(allocator)
+    cap = AllocatorLimit(allocator)
     for ceiling_gib in (11, 11, 21, 1000, 0):
         cap.follow(ceiling_gib * GIB)
     assert allocator.stops == [0.1, 0.2, 1.0, 0.0]
@@ -34,7 +34,7 @@ def test_it_stops_at_what_was_given_less_what_the_process_takes_beside_it() -> N
 
 def test_when_members_leave_it_may_keep_what_it_holds_and_take_no_more() -> None:
     allocator = FakeAllocator()
-    cap = Cap(allocator)
+    cap = AllocatorLimit(allocator)
     cap.follow(41 * GIB)
     allocator.held_bytes = 30 * GIB
     cap.follow(21 * GIB)
@@ -43,7 +43,7 @@ def test_when_members_leave_it_may_keep_what_it_holds_and_take_no_more() -> None
 
 def test_a_device_of_its_own_is_never_limited_and_one_that_becomes_so_is_freed() -> None:
     allocator = FakeAllocator()
-    cap = Cap(allocator)
+    cap = AllocatorLimit(allocator)
     cap.follow(None)
     assert allocator.stops == []
     cap.follow(11 * GIB)
@@ -52,4 +52,4 @@ def test_a_device_of_its_own_is_never_limited_and_one_that_becomes_so_is_freed()
 
 
 def test_on_the_cpu_there_is_nothing_to_stop() -> None:
-    Cap(None).follow(GIB)
+    AllocatorLimit(None).follow(GIB)

@@ -4,13 +4,23 @@ import math
 
 import pytest
 
-from stoker.cookbooks.language.company.curve import MOST_POINTS, CurveBook
-from stoker.cookbooks.language.company.first_step import Kernels, first_step_text
-from stoker.cookbooks.language.company.judging import Judged, is_evaluation_due, judge, should_stop
-from stoker.cookbooks.language.company.pacing import is_checkpoint_due, is_report_due
-from stoker.cookbooks.language.company.quarantine import PATIENCE, GiveUp, GoOn, after_evaluation, after_update
-from stoker.cookbooks.language.company.rates import rate_at, warmup_of
-from stoker.cookbooks.language.company.turns import Standing, whose_turn
+from stoker.cookbooks.language.shared.device_memory import Kernels, first_step_text
+from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, is_checkpoint_due, is_report_due, whose_turn
+from stoker.cookbooks.language.shared.tenant import (
+    MOST_POINTS,
+    PATIENCE,
+    CurveRecorder,
+    MemberDivergence,
+    MemberEvaluations,
+    SkippedUpdates,
+    after_evaluation,
+    after_update,
+    is_evaluation_due,
+    judge,
+    rate_at,
+    should_stop,
+    warmup_of,
+)
 
 
 def rates(schedule: str, warmup: int, updates: int) -> list[float]:
@@ -50,8 +60,10 @@ def test_rates_are_those_of_transformers(ours: str, theirs: str) -> None:
     assert rates(ours, 7, 50) == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
-def standing(slot: int, turns: str = "synchronized", updates: int = 0, eval_loss: float | None = None) -> Standing:
-    return Standing(slot=slot, turns=turns, updates=updates, eval_loss=eval_loss)  # type: ignore[arg-type]
+def standing(
+    slot: int, turns: str = "synchronized", updates: int = 0, eval_loss: float | None = None
+) -> AdapterProgress:
+    return AdapterProgress(slot=slot, turns=turns, updates=updates, eval_loss=eval_loss)  # type: ignore[arg-type]
 
 
 def test_synchronized_members_all_train_in_every_step() -> None:
@@ -87,7 +99,7 @@ def test_an_evaluation_is_due_every_so_many_updates_or_every_epoch_and_at_the_en
 
 
 def test_the_best_evaluation_is_the_earliest_of_the_lowest() -> None:
-    judged = Judged()
+    judged = MemberEvaluations()
     for update, loss in enumerate([3.0, 2.0, 2.0, 2.5], start=1):
         judged = judge(judged, loss, update=update, epoch=1)
     assert (judged.best, judged.best_update, judged.last, judged.worse_in_a_row) == (2.0, 2, 2.5, 2)
@@ -97,14 +109,14 @@ def test_the_best_evaluation_is_the_earliest_of_the_lowest() -> None:
 
 
 def test_a_better_evaluation_begins_the_count_anew() -> None:
-    judged = Judged(last=2.0, best=1.0, best_update=1, worse_in_a_row=4)
+    judged = MemberEvaluations(last=2.0, best=1.0, best_update=1, worse_in_a_row=4)
     assert judge(judged, 0.5, update=9, epoch=3).worse_in_a_row == 0
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_ends_a_member_at_once(loss: float) -> None:
     verdict = after_update(0, loss=loss, is_finite=False)
-    assert isinstance(verdict, GiveUp)
+    assert isinstance(verdict, MemberDivergence)
     assert verdict.metric == "loss"
     assert str(loss) in verdict.why
 
@@ -113,17 +125,17 @@ def test_a_gradient_that_is_not_finite_is_left_out_and_the_third_in_a_row_ends_i
     left_out = 0
     for expected in range(1, PATIENCE):
         verdict = after_update(left_out, loss=1.0, is_finite=False)
-        assert verdict == GoOn(left_out=expected)
+        assert verdict == SkippedUpdates(left_out=expected)
         left_out = expected
-    assert after_update(left_out, loss=1.0, is_finite=True) == GoOn(left_out=0)
+    assert after_update(left_out, loss=1.0, is_finite=True) == SkippedUpdates(left_out=0)
     verdict = after_update(left_out, loss=1.0, is_finite=False)
-    assert isinstance(verdict, GiveUp)
+    assert isinstance(verdict, MemberDivergence)
     assert verdict.metric == "gradient"
 
 
 def test_an_evaluation_that_is_not_finite_ends_a_member() -> None:
     assert after_evaluation(2.0) is None
-    assert isinstance(after_evaluation(math.nan), GiveUp)
+    assert isinstance(after_evaluation(math.nan), MemberDivergence)
 
 
 def test_a_checkpoint_is_due_by_number_or_by_time_but_never_without_an_update() -> None:
@@ -146,7 +158,7 @@ def test_ordinary_updates_are_told_not_too_often_and_special_ones_always() -> No
 
 
 def test_a_curve_has_a_point_for_every_update_of_a_short_training() -> None:
-    book = CurveBook(updates=4, per_epoch=2)
+    book = CurveRecorder(updates=4, per_epoch=2)
     for update in range(1, 5):
         book.note_update(update, loss=float(update), tokens=10, lr=0.5)
         if update == 2:
@@ -161,7 +173,7 @@ def test_a_curve_has_a_point_for_every_update_of_a_short_training() -> None:
 
 
 def test_a_curve_of_a_long_training_is_bounded_and_its_points_are_means_over_tokens() -> None:
-    book = CurveBook(updates=3 * MOST_POINTS, per_epoch=3 * MOST_POINTS)
+    book = CurveRecorder(updates=3 * MOST_POINTS, per_epoch=3 * MOST_POINTS)
     for update, (loss, tokens) in enumerate([(1.0, 1), (2.0, 1), (5.0, 2)], start=1):
         book.note_update(update, loss=loss, tokens=tokens, lr=0.0)
     assert [one["loss"] for one in book.points] == [3.25]
@@ -171,14 +183,14 @@ def test_a_curve_of_a_long_training_is_bounded_and_its_points_are_means_over_tok
 
 
 def test_a_curve_goes_on_from_its_state() -> None:
-    def noted(book: CurveBook, updates: range) -> CurveBook:
+    def noted(book: CurveRecorder, updates: range) -> CurveRecorder:
         for update in updates:
             book.note_update(update, loss=1 / update, tokens=update, lr=0.1)
         return book
 
-    whole = noted(CurveBook(updates=2500, per_epoch=9), range(1, 12))
-    resumed = CurveBook(updates=2500, per_epoch=9)
-    resumed.go_on(noted(CurveBook(updates=2500, per_epoch=9), range(1, 6)).state())
+    whole = noted(CurveRecorder(updates=2500, per_epoch=9), range(1, 12))
+    resumed = CurveRecorder(updates=2500, per_epoch=9)
+    resumed.go_on(noted(CurveRecorder(updates=2500, per_epoch=9), range(1, 6)).state())
     noted(resumed, range(6, 12))
     assert resumed.state() == whole.state()
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.cookbooks.language.company.running import run_company
+from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+from stoker.cookbooks.language.compute.base_weights import load_base
 from stoker.cookbooks.language.data.batches import Cursor
-from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
-from stoker.cookbooks.language.engine.bases import load_base
+from stoker.cookbooks.language.shared.loop import run_company
 from tests.unit.cookbooks.language.company.companions import Gathering, Person
 
 

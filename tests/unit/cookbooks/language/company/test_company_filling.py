@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cookbooks.language.company.closing_up import closed_up, is_worth_closing_up
-from stoker.cookbooks.language.company.filling import lay_rows
-from stoker.cookbooks.language.company.passes import Pass
 from stoker.cookbooks.language.data.batches import IGNORED, MemberRows
-from stoker.model.frozen import changed
+from stoker.cookbooks.language.shared.pass_schedule import MultiAdapterPass
+from stoker.cookbooks.language.shared.step import lay_rows
+from stoker.cookbooks.language.shared.tenant import closed_up, is_worth_closing_up
+from stoker.core.frozen import changed
 
 
 def batch(lengths: list[int], *, first: int = 1, segments: Any = None) -> MemberRows:
@@ -31,7 +31,7 @@ def batch(lengths: list[int], *, first: int = 1, segments: Any = None) -> Member
 
 
 def test_members_are_laid_side_by_side_with_padding_that_teaches_nothing() -> None:
-    one = Pass(slots=(0, 2, 5), first=0, rows=2, length=4)
+    one = MultiAdapterPass(slots=(0, 2, 5), first=0, rows=2, length=4)
     rows = lay_rows(one, {0: batch([3, 2]), 5: batch([4], first=50)}, [3.0, 0.0, 3.0])
     assert rows.slots == (0, 2, 5)
     assert rows.tokens[0, :, :2].tolist() == [[1, 2], [4, 5]]
@@ -43,21 +43,21 @@ def test_members_are_laid_side_by_side_with_padding_that_teaches_nothing() -> No
 
 
 def test_a_pass_shows_the_rows_from_its_first_on() -> None:
-    rows = lay_rows(Pass(slots=(1,), first=2, rows=2, length=3), {1: batch([3, 3, 3])}, [6.0])
+    rows = lay_rows(MultiAdapterPass(slots=(1,), first=2, rows=2, length=3), {1: batch([3, 3, 3])}, [6.0])
     assert rows.tokens[0].tolist() == [[7, 8, 9], [0, 0, 0]]
 
 
 def test_padding_of_packed_rows_is_seen_by_nobody_and_is_no_longer_than_what_is_packed() -> None:
     packed = batch([3], segments=np.array([[0, 0, 1]], dtype=np.int32))
     other = batch([2, 3], segments=np.array([[0, 0, 1], [0, 0, 0]], dtype=np.int32))
-    rows = lay_rows(Pass(slots=(0, 1), first=0, rows=2, length=7), {0: packed, 1: other}, [2.0, 3.0])
+    rows = lay_rows(MultiAdapterPass(slots=(0, 1), first=0, rows=2, length=7), {0: packed, 1: other}, [2.0, 3.0])
     pad = [-1, -1, -1, -2, -2, -2, -3]
     assert rows.segments.tolist() == [[[0, 0, 1, *pad[3:]], pad], [[0, 0, 1, *pad[3:]], [0, 0, 0, *pad[3:]]]]
 
 
 def test_rows_of_their_own_stay_whole_beside_packed_ones() -> None:
     packed = batch([3], segments=np.array([[0, 0, 1]], dtype=np.int32))
-    rows = lay_rows(Pass(slots=(0, 1), first=0, rows=1, length=5), {0: packed, 1: batch([4])}, [2.0, 3.0])
+    rows = lay_rows(MultiAdapterPass(slots=(0, 1), first=0, rows=1, length=5), {0: packed, 1: batch([4])}, [2.0, 3.0])
     assert rows.segments.tolist() == [[[0, 0, 1, -1, -2]], [[0, 0, 0, 0, -2]]]
 
 

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.cookbooks.language.company.checkpoint_folders import epoch_folder, read_best, write_checkpoint
-from stoker.cookbooks.language.company.keeping import keep, recall
-from stoker.cookbooks.language.records import Metadata, read_metadata
-from stoker.model.digests import digest_bytes
-from stoker.model.errors import BadInput, LocalFile
-from stoker.model.json_text import dumps, loads
-from stoker.plan.checkpoint_digest import digest_checkpoint
-from stoker.plan.checkpoints import INDEX, choose_checkpoint
+from stoker.cookbooks.language.schemas import Metadata, read_metadata
+from stoker.cookbooks.language.shared.outputs import epoch_folder, keep, read_best, recall, write_checkpoint
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import BadInput, LocalFile
+from stoker.core.jsontext import dumps, loads
+from stoker.engine.checkpoints import INDEX, choose_checkpoint, digest_checkpoint
 
 CONFIG = {"lr": 0.1, "targets": ["q_proj"]}
 

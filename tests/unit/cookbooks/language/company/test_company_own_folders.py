@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cookbooks.language.company import own_folders
-from stoker.cookbooks.language.company.own_folders import OwnFolders, own_folder
-from stoker.cookbooks.language.company.running import run_company
 from stoker.cookbooks.language.kinds import Adapter
-from stoker.host.lockfile import Lock, is_locked
-from stoker.model.clock import FakeClock
-from stoker.model.errors import LocalFile, LockHeld
+from stoker.cookbooks.language.shared import outputs
+from stoker.cookbooks.language.shared.loop import run_company
+from stoker.cookbooks.language.shared.outputs import OwnFolders, own_folder
+from stoker.core.clock import FakeClock
+from stoker.core.errors import LocalFile, LockHeld
+from stoker.host.locks import FileLock, is_locked
 from tests.unit.cookbooks.language.company.companions import Gathering, Person
 
 People = Callable[..., Person]
@@ -24,7 +24,7 @@ def test_a_member_whose_folder_is_another_run_s_is_refused_with_who_has_it_and_t
     taken = tmp_path / "taken"
     taken.mkdir()
     refused, other = person(0, checkpoints=str(taken), label="late"), person(1, checkpoints=str(tmp_path / "own"))
-    with Lock(taken / ".lock", "trains early"):
+    with FileLock(taken / ".lock", "trains early"):
         run_company(Gathering([refused, other]), FakeClock())
     assert isinstance(refused.ended, LockHeld)
     assert f"{taken} (of process {os.getpid()}, which trains early)" in str(refused.ended)
@@ -69,16 +69,16 @@ def test_one_who_comes_again_after_its_run_was_killed_has_its_folder_at_once(per
     clock = FakeClock()
     run_company(Gathering([killed], [again], borders=3), clock)
     assert isinstance(again.ended, Adapter)
-    assert clock.monotonic_s() < own_folders.LOOK_S
+    assert clock.monotonic_s() < outputs.LOOK_S
 
 
 def test_a_folder_on_a_file_system_without_locks_is_used_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_lock: Lock) -> None:
+    def refuse(_lock: FileLock) -> None:
         raise LocalFile("function not implemented", errno="ENOSYS")
 
-    monkeypatch.setattr(Lock, "acquire", refuse)
+    monkeypatch.setattr(FileLock, "acquire", refuse)
     assert OwnFolders(FakeClock()).take(0, str(tmp_path), "one")
 
 

@@ -6,17 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cookbooks.language.company.passes import Costs, Hopeless, Pass, Shape, Smaller, bucket, plan_passes, shrunk
+from stoker.cookbooks.language.shared.pass_schedule import (
+    Costs,
+    MemberPassShape,
+    MultiAdapterPass,
+    OversizedMember,
+    PassTokenLimit,
+    bucket,
+    plan_passes,
+    shrunk,
+)
 
 CHEAP, DEAR = Costs(pass_tokens=1), Costs(pass_tokens=1_000_000)
 
 
-def shape(slot: int, rows: int, length: int) -> Shape:
-    return Shape(slot=slot, rows=rows, length=length)
+def shape(slot: int, rows: int, length: int) -> MemberPassShape:
+    return MemberPassShape(slot=slot, rows=rows, length=length)
 
 
 def test_members_of_one_shape_are_computed_at_once() -> None:
-    assert plan_passes([shape(2, 4, 64), shape(0, 4, 64)], CHEAP) == (Pass(slots=(0, 2), first=0, rows=4, length=64),)
+    assert plan_passes([shape(2, 4, 64), shape(0, 4, 64)], CHEAP) == (
+        MultiAdapterPass(slots=(0, 2), first=0, rows=4, length=64),
+    )
 
 
 def test_members_are_padded_to_each_other_only_where_that_is_cheaper_than_a_pass() -> None:
@@ -42,22 +53,24 @@ def test_a_place_of_one_who_went_is_kept_in_a_pass_of_its_shape() -> None:
 
 
 def test_members_stay_together_by_their_usual_length_however_long_they_are_now() -> None:
-    def now(*lengths: int) -> list[Shape]:
-        return [Shape(slot=n, rows=1, length=length, usual=(64, 64, 640)[n]) for n, length in enumerate(lengths)]
+    def now(*lengths: int) -> list[MemberPassShape]:
+        return [
+            MemberPassShape(slot=n, rows=1, length=length, usual=(64, 64, 640)[n]) for n, length in enumerate(lengths)
+        ]
 
     costs = Costs(pass_tokens=128)
     assert plan_passes(now(64, 80, 640), costs) == (
-        Pass(slots=(2,), first=0, rows=1, length=640),
-        Pass(slots=(0, 1), first=0, rows=1, length=80),
+        MultiAdapterPass(slots=(2,), first=0, rows=1, length=640),
+        MultiAdapterPass(slots=(0, 1), first=0, rows=1, length=80),
     )
     assert {one.slots for one in plan_passes(now(600, 56, 700), costs)} == {(0, 1), (2,)}
-    gone = {1: Shape(slot=1, rows=1, length=80, usual=64)}
+    gone = {1: MemberPassShape(slot=1, rows=1, length=80, usual=64)}
     assert (0, 1) in {one.slots for one in plan_passes([now(96, 0, 0)[0], now(0, 0, 640)[2]], costs, gone)}
 
 
 def test_several_rows_laid_end_to_end_are_no_hopeless_one() -> None:
-    verdict = shrunk(Pass(slots=(7,), first=0, rows=1, length=640), is_close=True)
-    assert isinstance(verdict, Smaller)
+    verdict = shrunk(MultiAdapterPass(slots=(7,), first=0, rows=1, length=640), is_close=True)
+    assert isinstance(verdict, PassTokenLimit)
     assert verdict.most_tokens == 320
 
 
@@ -67,12 +80,12 @@ def test_more_empty_places_than_members_are_not_kept() -> None:
 
 
 def test_what_did_not_fit_is_halved_down_to_a_single_row() -> None:
-    verdict = shrunk(Pass(slots=(0, 1), first=0, rows=4, length=64))
-    assert isinstance(verdict, Smaller)
+    verdict = shrunk(MultiAdapterPass(slots=(0, 1), first=0, rows=4, length=64))
+    assert isinstance(verdict, PassTokenLimit)
     assert verdict.most_tokens == 256
     assert "2 adapters x 4 rows x 64 tokens" in verdict.why
-    last = shrunk(Pass(slots=(7,), first=3, rows=1, length=64))
-    assert isinstance(last, Hopeless)
+    last = shrunk(MultiAdapterPass(slots=(7,), first=3, rows=1, length=64))
+    assert isinstance(last, OversizedMember)
     assert last.slot == 7
 
 
@@ -94,7 +107,7 @@ shapes_of_members = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), m
 
 @given(shapes_of_members, st.integers(0, 500), st.none() | st.integers(1, 300))
 def test_every_row_of_every_member_is_in_exactly_one_pass(
-    shapes: list[Shape], pass_tokens: int, most_tokens: int | None
+    shapes: list[MemberPassShape], pass_tokens: int, most_tokens: int | None
 ) -> None:
     passes = plan_passes(shapes, Costs(pass_tokens=pass_tokens, most_tokens=most_tokens))
     seen = Counter(
@@ -108,11 +121,11 @@ def test_every_row_of_every_member_is_in_exactly_one_pass(
 
 
 @given(shapes_of_members)
-def test_halving_ends(shapes: list[Shape]) -> None:
+def test_halving_ends(shapes: list[MemberPassShape]) -> None:
     costs = Costs(pass_tokens=10)
     for _ in range(40):
         verdict = shrunk(max(plan_passes(shapes, costs), key=lambda one: one.tokens))
-        if isinstance(verdict, Hopeless):
+        if isinstance(verdict, OversizedMember):
             return
         assert costs.most_tokens is None or verdict.most_tokens < costs.most_tokens
         costs = Costs(pass_tokens=10, most_tokens=verdict.most_tokens)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.cookbooks.language.company.places import Places, Room, room_for
-from stoker.cookbooks.language.engine.adapters import AdapterSpec, Optim, fresh_adapter
-from stoker.cookbooks.language.engine.bases import load_base
-from stoker.cookbooks.language.engine.slots import Slots
+from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
+from stoker.cookbooks.language.compute.base_weights import load_base
+from stoker.cookbooks.language.compute.slots import Slots
+from stoker.cookbooks.language.shared.device_memory import BankSize, ResizableSlots, room_for
 
 ORDER = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -19,27 +19,27 @@ def spec(rank: int, *targets: str) -> AdapterSpec:
 
 def test_room_is_made_for_the_last_slot_the_largest_rank_and_all_targets() -> None:
     found = room_for([(0, spec(4, "v_proj")), (3, spec(2, "o_proj", "q_proj"))], ORDER)
-    assert found == Room(count=4, rank=4, targets=("q_proj", "v_proj", "o_proj"))
+    assert found == BankSize(count=4, rank=4, targets=("q_proj", "v_proj", "o_proj"))
     assert found.holds(room_for([(1, spec(3, "v_proj"))], ORDER))
     assert not found.holds(room_for([(1, spec(3, "k_proj"))], ORDER))
     assert room_for([], ORDER, least=5).count == 5
 
 
 @pytest.fixture
-def places(base: Path) -> Places:
-    made = Places(load_base(base))
+def places(base: Path) -> ResizableSlots:
+    made = ResizableSlots(load_base(base))
     made.seat({slot: (fresh_adapter(made.base.shape, spec(3)), Optim()) for slot in range(3)})
     return made
 
 
-def test_whoever_fits_is_seated_in_the_banks_that_are_there(places: Places) -> None:
+def test_whoever_fits_is_seated_in_the_banks_that_are_there(places: ResizableSlots) -> None:
     before = places.slots
     places.clear(1)
     assert not places.seat({1: (fresh_adapter(places.base.shape, spec(2)), Optim())})
     assert places.slots is before
 
 
-def test_for_a_larger_one_the_banks_are_made_anew_with_everybody_and_every_slot(places: Places) -> None:
+def test_for_a_larger_one_the_banks_are_made_anew_with_everybody_and_every_slot(places: ResizableSlots) -> None:
     held = places.adapter(0)
     places.clear(2)
     assert places.seat({1: (fresh_adapter(places.base.shape, spec(7, "down_proj")), Optim())})
@@ -53,7 +53,7 @@ def test_for_a_larger_one_the_banks_are_made_anew_with_everybody_and_every_slot(
 
 
 def test_where_there_is_no_memory_for_a_larger_one_the_others_stay(
-    places: Places, monkeypatch: pytest.MonkeyPatch
+    places: ResizableSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Slots.__init__
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stoker.cookbooks.language.company.member import Member, Update
-from stoker.cookbooks.language.company.own_folders import OwnFolders
-from stoker.cookbooks.language.company.running import run_company
-from stoker.cookbooks.language.company.stepping import Stepping
-from stoker.cookbooks.language.company.undisturbed import undisturbed
-from stoker.cookbooks.language.engine.slots import Slots
+from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter
-from stoker.model.clock import FakeClock
-from stoker.model.errors import BadInput, Cancelled, OutOfMemory, ProcessLost, StageDiverged, StokerError
+from stoker.cookbooks.language.shared.device_memory import undisturbed
+from stoker.cookbooks.language.shared.loop import run_company
+from stoker.cookbooks.language.shared.outputs import OwnFolders
+from stoker.cookbooks.language.shared.step import MultiAdapterStepper
+from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
+from stoker.core.clock import FakeClock
+from stoker.core.errors import BadInput, Cancelled, OutOfMemory, ProcessLost, StageDiverged, StokerError
 from tests.unit.cookbooks.language.company.companions import Gathering, Person, small_base
 
 People = Callable[..., Person]
@@ -167,14 +167,14 @@ def test_reading_ahead_changes_neither_what_is_learned_nor_where_a_checkpoint_go
 ) -> None:
     plain = person(0, world="plain", accumulate=2)
     train(plain)
-    read = Member.look_ahead
+    read = AdapterMember.look_ahead
 
-    def read_further(member: Member) -> Update:
+    def read_further(member: AdapterMember) -> Update:
         found = read(member)
         member.prepare()
         return found
 
-    monkeypatch.setattr(Member, "look_ahead", read_further)
+    monkeypatch.setattr(AdapterMember, "look_ahead", read_further)
     stopped = person(0, accumulate=2)
     stopped.on_report = lambda report: setattr(stopped, "is_cancelled", report.get("step") == 3)
     train(stopped)
@@ -190,7 +190,7 @@ def test_rows_laid_end_to_end_teach_the_same_in_fewer_tokens(person: People, mon
     padded = [person(number, world="padded", **said) for number in range(2)]
     train(*padded)
     shown = Scarce(monkeypatch, most=10_000)
-    monkeypatch.setattr("stoker.cookbooks.language.company.running._closes_up", lambda _base: True)
+    monkeypatch.setattr("stoker.cookbooks.language.shared.loop._closes_up", lambda _base: True)
     members = [person(number, **said) for number in range(2)]
     train(*members)
     assert sum(shown.sizes) < 0.8 * 2 * 2 * 10 * 40
@@ -203,8 +203,8 @@ def test_rows_laid_end_to_end_teach_the_same_in_fewer_tokens(person: People, mon
 
 def test_on_a_gpu_the_first_passes_of_the_same_members_are_as_large_as_any_will_be(person: People) -> None:
     said = {"batch": 4, "longest": 40, "max_seq_len": 40}
-    members = {n: Member(person(n, **said).seat(lambda: None), vocabulary=264, closes_up=True) for n in range(2)}
-    stepping = Stepping(is_gpu=True, tell=lambda _text: None)
+    members = {n: AdapterMember(person(n, **said).seat(lambda: None), vocabulary=264, closes_up=True) for n in range(2)}
+    stepping = MultiAdapterStepper(is_gpu=True, tell=lambda _text: None)
     largest = [int(np.sort(one.examples.lengths[one.examples.kept])[-4:].sum()) for one in members.values()]
 
     def length(*slots: int) -> int:
@@ -228,10 +228,10 @@ def test_on_a_gpu_rows_laid_end_to_end_packed_and_plain_ones_are_not_padded_to_e
     said: dict[str, Any] = {"batch": 4, "max_seq_len": 400}
     kinds: list[dict[str, Any]] = [{"longest": 40}, {"longest": 40, "packing": True}, {"longest": 40, "shortest": 40}]
     members = {
-        n: Member(person(n, **said, **kind).seat(lambda: None), vocabulary=264, closes_up=True)
+        n: AdapterMember(person(n, **said, **kind).seat(lambda: None), vocabulary=264, closes_up=True)
         for n, kind in enumerate(kinds)
     }
-    stepping = Stepping(is_gpu=True, tell=lambda _text: None)
+    stepping = MultiAdapterStepper(is_gpu=True, tell=lambda _text: None)
     batches = {n: one.look_ahead().close[0] for n, one in members.items()}
     passes = {one.slots: (one.rows, one.length) for one in stepping._passes(members, batches, singly=False)}
     assert {slots: rows for slots, (rows, _) in passes.items()} == {(0,): 1, (1,): 4, (2,): 4}
@@ -341,9 +341,9 @@ def test_data_of_another_tokenizer_end_their_member_alone(person: People) -> Non
 
 
 def test_folders_that_were_asked_for_hold_every_epoch_and_the_best(person: People, tmp_path: Any) -> None:
-    from stoker.cookbooks.language.company.checkpoint_folders import read_best
-    from stoker.cookbooks.language.peft_layout import read_adapter
-    from stoker.cookbooks.language.records import read_metadata
+    from stoker.cookbooks.language.peft import read_adapter
+    from stoker.cookbooks.language.schemas import read_metadata
+    from stoker.cookbooks.language.shared.outputs import read_best
 
     asked = tmp_path / "asked"
     one = person(0, checkpoints=str(asked), label="first", adapter_index=3)
@@ -400,7 +400,7 @@ def test_rows_laid_end_to_end_that_do_not_fit_are_divided_again(
     said = {"batch": 5, "longest": 40, "max_seq_len": 40}
     padded = person(0, world="padded", **said)
     train(padded)
-    monkeypatch.setattr("stoker.cookbooks.language.company.running._closes_up", lambda _base: True)
+    monkeypatch.setattr("stoker.cookbooks.language.shared.loop._closes_up", lambda _base: True)
     shown = Scarce(monkeypatch, most=100)
     one = person(0, **said)
     train(one)
@@ -512,7 +512,7 @@ def test_a_disk_that_is_full_costs_checkpoints_and_not_the_training(
     def full(*_given: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stoker.cookbooks.language.company.running.keep", full)
+    monkeypatch.setattr("stoker.cookbooks.language.shared.loop.keep", full)
     one = person(0, checkpoint_every=1)
     train(one)
     assert isinstance(one.ended, Adapter)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
-from stoker.cookbooks.language.engine.adapters import Adapter, Optim, Pairs
+from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs
 
 IGNORED = -100
 LLAMA3 = {
@@ -75,7 +75,7 @@ def some_batches(seed: int, count: int, *, rows: int = 2, shortest: int = 4, lon
     return made
 
 
-def peft_model(base: Path, adapter: Adapter, *, dtype: Any = torch.float32, device: str = "cpu") -> Any:
+def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32, device: str = "cpu") -> Any:
     """Give PEFT's model of a base, with an adapter's numbers in it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from stoker.cookbooks.language.engine import pointwise
-from stoker.cookbooks.language.engine.pointwise import Pointwise
+from stoker.cookbooks.language.compute import math
+from stoker.cookbooks.language.compute.math import PointwiseKernels
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def _traced_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch._dynamo.config
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(pointwise, "_MOST_KINDS", 2)
+    monkeypatch.setattr(math, "_MOST_KINDS", 2)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     yield
     torch._dynamo.reset()
@@ -24,7 +24,7 @@ def _traced_at_most_twice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_traced_at_most_twice")
 def test_more_kinds_of_input_than_torch_keeps_kernels_for_are_no_error_and_give_the_same() -> None:
-    compiled, plain = Pointwise(compiles=True), Pointwise(compiles=False)
+    compiled, plain = PointwiseKernels(compiles=True), PointwiseKernels(compiles=False)
     weight = torch.linspace(0.5, 1.5, 8)
     for kind in ((8,), (1, 8), (3, 8), (1, 3, 8), (2, 3, 8), (2, 2, 3, 8)):
         x = torch.arange(float(torch.tensor(kind).prod())).view(kind)

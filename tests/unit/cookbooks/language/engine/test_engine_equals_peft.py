@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.cookbooks.language.engine.adapters import AdapterSpec, Optim
-from stoker.cookbooks.language.engine.bases import load_base
-from stoker.cookbooks.language.engine.rows import Rows
-from stoker.cookbooks.language.engine.slots import Slots
-from stoker.cookbooks.language.peft_layout import write_adapter
+from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim
+from stoker.cookbooks.language.compute.base_weights import load_base
+from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+from stoker.cookbooks.language.compute.slots import Slots
+from stoker.cookbooks.language.peft import write_adapter
 from tests.unit.cookbooks.language.engine.peft_alone import BASES, made_base, peft_model, peft_trained, some_batches
 from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, cosine, room_for, train
 
@@ -134,10 +134,10 @@ def test_packed_sequences_lose_what_they_lose_one_by_one(tmp_path: Path) -> None
         labels.append(after)
         segments.append(torch.full_like(sequence, number))
         sums, _ = slots.losses(
-            Rows(slots=(0,), tokens=sequence[None, None], labels=after[None, None], denominators=[1])
+            AdapterSlotRows(slots=(0,), tokens=sequence[None, None], labels=after[None, None], denominators=[1])
         )
         alone += sums[0]
-    packed = Rows(
+    packed = AdapterSlotRows(
         slots=(0,),
         tokens=torch.cat(tokens)[None, None],
         labels=torch.cat(labels)[None, None],

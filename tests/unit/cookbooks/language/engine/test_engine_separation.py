@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Optim
-from stoker.cookbooks.language.engine.bases import Base, load_base
-from stoker.cookbooks.language.engine.rows import Rows
-from stoker.cookbooks.language.engine.slots import Slots
+from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
+from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+from stoker.cookbooks.language.compute.slots import Slots
 from tests.unit.cookbooks.language.engine.peft_alone import made_base, some_batches
 from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, room_for, same_bits, train
 
@@ -16,7 +16,7 @@ STEPS = 8
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseWeights:
     return load_base(made_base(tmp_path_factory.mktemp("base"), "llama"))
 
 
@@ -30,11 +30,11 @@ def member(seed: int, *, rank: int = 4, dropout: float = 0.0, longest: int = 16,
     )
 
 
-def adapters(slots: Slots) -> list[Adapter]:
+def adapters(slots: Slots) -> list[AdapterState]:
     return [slots.adapter(slot) for slot in range(slots.count)]
 
 
-def trained(base: Base, members: list[Member]) -> list[Adapter]:
+def trained(base: BaseWeights, members: list[Member]) -> list[AdapterState]:
     slots = room_for(base, members)
     train(slots, dict(enumerate(members)), range(STEPS), length=16)
     return adapters(slots)
@@ -47,11 +47,11 @@ def poison(slots: Slots, slot: int) -> None:
     slots.seat(slot, sick)
 
 
-def test_a_poisoned_member_is_told_and_left_alone_and_the_others_stay_equal_to_the_bit(base: Base) -> None:
+def test_a_poisoned_member_is_told_and_left_alone_and_the_others_stay_equal_to_the_bit(base: BaseWeights) -> None:
     healthy = trained(base, [member(1), member(2), member(3)])
     members = [member(1), member(2), member(3)]
     slots = room_for(base, members)
-    kept: list[Adapter] = []
+    kept: list[AdapterState] = []
 
     def between(number: int) -> None:
         if number == 3:
@@ -70,7 +70,7 @@ def test_a_poisoned_member_is_told_and_left_alone_and_the_others_stay_equal_to_t
     assert torch.equal(sick.second[name][1], kept[0].second[name][1])
 
 
-def test_a_gradient_that_is_no_number_does_not_outlive_its_update(base: Base) -> None:
+def test_a_gradient_that_is_no_number_does_not_outlive_its_update(base: BaseWeights) -> None:
     members = [member(1, accumulate=2), member(2, accumulate=2)]
     slots = room_for(base, members)
     well = slots.adapter(0)
@@ -81,7 +81,7 @@ def test_a_gradient_that_is_no_number_does_not_outlive_its_update(base: Base) ->
     assert members[0].finite == [False, False, True, True]
 
 
-def test_other_data_of_one_member_change_no_bit_of_the_others(base: Base) -> None:
+def test_other_data_of_one_member_change_no_bit_of_the_others(base: BaseWeights) -> None:
     one = trained(base, [member(1), member(2), member(3)])
     other = trained(base, [member(1), member(7), member(3)])
     assert same_bits(one[0], other[0])
@@ -89,7 +89,7 @@ def test_other_data_of_one_member_change_no_bit_of_the_others(base: Base) -> Non
     assert not same_bits(one[1], other[1])
 
 
-def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others_while_slots_stay(base: Base) -> None:
+def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others_while_slots_stay(base: BaseWeights) -> None:
     healthy = trained(base, [member(1), member(2), member(3)])
     members = [member(1), member(2), member(3)]
     slots = room_for(base, members)
@@ -109,14 +109,16 @@ def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others_while_slot
     assert slots.adapter(1).steps == STEPS - 5
 
 
-def test_an_empty_slot_without_labels_does_no_harm_and_stays_empty(base: Base) -> None:
+def test_an_empty_slot_without_labels_does_no_harm_and_stays_empty(base: BaseWeights) -> None:
     slots = Slots(base, count=2, rank=4, targets=ALL)
     slots.seat(0, member(1).fresh(base))
     tokens = torch.zeros(2, 1, 8, dtype=torch.int64)
     labels = torch.full_like(tokens, -100)
     labels[0] = 5
     result = slots.step(
-        Rows(slots=(0, 1), tokens=tokens, labels=labels, denominators=[8, 0]), update=[True, False], rates=[1e-2, 0.0]
+        AdapterSlotRows(slots=(0, 1), tokens=tokens, labels=labels, denominators=[8, 0]),
+        update=[True, False],
+        rates=[1e-2, 0.0],
     )
     assert result.finite == [True, True]
     assert result.losses[1] == result.norms[1] == 0.0
@@ -124,7 +126,7 @@ def test_an_empty_slot_without_labels_does_no_harm_and_stays_empty(base: Base) -
         slots.adapter(1)
 
 
-def test_whoever_is_not_shown_is_not_moved(base: Base) -> None:
+def test_whoever_is_not_shown_is_not_moved(base: BaseWeights) -> None:
     members = [member(1), member(2), member(3)]
     slots = room_for(base, members)
     before = slots.adapter(1)
@@ -133,7 +135,9 @@ def test_whoever_is_not_shown_is_not_moved(base: Base) -> None:
     assert slots.adapter(0).steps == slots.adapter(2).steps == 3
 
 
-def test_in_other_slots_and_other_company_the_losses_are_the_same_within_a_hundred_thousandth(base: Base) -> None:
+def test_in_other_slots_and_other_company_the_losses_are_the_same_within_a_hundred_thousandth(
+    base: BaseWeights,
+) -> None:
     alone = member(1)
     train(room_for(base, [alone]), {0: alone}, range(STEPS))
     crowd = [member(5, rank=9), member(6), member(1), member(7, rank=1)]
@@ -141,7 +145,7 @@ def test_in_other_slots_and_other_company_the_losses_are_the_same_within_a_hundr
     assert crowd[2].losses == pytest.approx(alone.losses, rel=1e-5)
 
 
-def test_dropout_hides_the_same_in_any_company(base: Base) -> None:
+def test_dropout_hides_the_same_in_any_company(base: BaseWeights) -> None:
     alone, again, plain = member(1, dropout=0.3, longest=9), member(1, dropout=0.3, longest=9), member(1, longest=9)
     train(room_for(base, [alone]), {0: alone}, range(STEPS))
     train(room_for(base, [plain]), {0: plain}, range(STEPS))
@@ -152,12 +156,12 @@ def test_dropout_hides_the_same_in_any_company(base: Base) -> None:
     assert plain.losses != pytest.approx(alone.losses, rel=1e-3)
 
 
-def test_a_share_of_features_is_hidden_and_the_rest_is_scaled_up_on_average(base: Base) -> None:
-    from stoker.cookbooks.language.engine.dropout import Dropping, keys_of
+def test_a_share_of_features_is_hidden_and_the_rest_is_scaled_up_on_average(base: BaseWeights) -> None:
+    from stoker.cookbooks.language.compute.blocks import PassDropout, keys_of
 
     seeds = torch.tensor([1, 2])
     keys = keys_of(seeds, torch.zeros_like(seeds), seeds)
-    dropping = Dropping(shares=torch.tensor([0.25, 0.0]), keys=keys, length=32)
+    dropping = PassDropout(shares=torch.tensor([0.25, 0.0]), keys=keys, length=32)
     shown = torch.ones(2, 64, 64)
     hidden = dropping.applied(shown, 3)
     assert float((hidden[0] == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
@@ -168,7 +172,7 @@ def test_a_share_of_features_is_hidden_and_the_rest_is_scaled_up_on_average(base
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_an_adapter_taken_out_and_seated_again_elsewhere_goes_on_to_the_bit(base: Base, dropout: float) -> None:
+def test_an_adapter_taken_out_and_seated_again_elsewhere_goes_on_to_the_bit(base: BaseWeights, dropout: float) -> None:
     whole = [member(seed, dropout=dropout) for seed in (1, 2)]
     first = room_for(base, whole)
     train(first, dict(enumerate(whole)), range(STEPS), length=16)
@@ -184,7 +188,7 @@ def test_an_adapter_taken_out_and_seated_again_elsewhere_goes_on_to_the_bit(base
     assert all(same_bits(one, other) for one, other in zip(adapters(after), adapters(first), strict=True))
 
 
-def test_what_was_gathered_can_be_forgotten_and_the_update_begun_anew(base: Base) -> None:
+def test_what_was_gathered_can_be_forgotten_and_the_update_begun_anew(base: BaseWeights) -> None:
     members, again = [member(1, accumulate=2)], [member(1, accumulate=2)]
     slots, other = room_for(base, members), room_for(base, again)
     train(slots, {0: members[0]}, range(2))
@@ -196,7 +200,7 @@ def test_what_was_gathered_can_be_forgotten_and_the_update_begun_anew(base: Base
     assert same_bits(slots.adapter(0), other.adapter(0))
 
 
-def test_several_small_passes_make_the_same_update_as_a_large_one(base: Base) -> None:
+def test_several_small_passes_make_the_same_update_as_a_large_one(base: BaseWeights) -> None:
     large, small = member(1), member(1)
     small.batches = [
         type(batch)(sequences=[sequence], learned=[learned])
@@ -209,18 +213,18 @@ def test_several_small_passes_make_the_same_update_as_a_large_one(base: Base) ->
     assert small.losses == pytest.approx(large.losses, rel=1e-5)
 
 
-def test_evaluation_changes_nothing(base: Base) -> None:
+def test_evaluation_changes_nothing(base: BaseWeights) -> None:
     slots = room_for(base, [member(1, dropout=0.5)])
     before = slots.adapter(0)
     tokens = torch.arange(16).view(1, 2, 8)
-    rows = Rows(slots=(0,), tokens=tokens, labels=tokens, denominators=[1])
+    rows = AdapterSlotRows(slots=(0,), tokens=tokens, labels=tokens, denominators=[1])
     assert slots.losses(rows) == slots.losses(rows)
     assert slots.losses(rows)[1] == [16]
     assert same_bits(slots.adapter(0), before)
 
 
 def test_a_damaged_base_is_named(tmp_path: Path) -> None:
-    from stoker.model.errors import Damaged
+    from stoker.core.errors import Damaged
 
     folder = made_base(tmp_path, "llama")
     weights = folder / "model.safetensors"

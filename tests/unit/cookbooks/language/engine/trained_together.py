@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Optim, fresh_adapter
-from stoker.cookbooks.language.engine.bases import Base
-from stoker.cookbooks.language.engine.rows import Rows
-from stoker.cookbooks.language.engine.slots import Slots
+from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim, fresh_adapter
+from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.compute.passes import AdapterSlotRows
+from stoker.cookbooks.language.compute.slots import Slots
 from tests.unit.cookbooks.language.engine.peft_alone import IGNORED, Batch
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -30,11 +30,11 @@ class Member:
     norms: list[float] = field(default_factory=list)
     finite: list[bool] = field(default_factory=list)
 
-    def fresh(self, base: Base) -> Adapter:
+    def fresh(self, base: BaseWeights) -> AdapterState:
         return fresh_adapter(base.shape, self.spec)
 
 
-def room_for(base: Base, members: Sequence[Member], **how: Any) -> Slots:
+def room_for(base: BaseWeights, members: Sequence[Member], **how: Any) -> Slots:
     """Make slots and seat everybody in order."""
     slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=ALL, **how)
     for slot, member in enumerate(members):
@@ -63,7 +63,7 @@ def train(
             member.finite.append(result.finite[place])
 
 
-def _rows(members: dict[int, Member], number: int, length: int) -> tuple[Rows, list[bool], list[float]]:
+def _rows(members: dict[int, Member], number: int, length: int) -> tuple[AdapterSlotRows, list[bool], list[float]]:
     shown, labels, denominators, update, rates = [], [], [], [], []
     length = max(length, *(len(one) for member in members.values() for one in member.batches[number].sequences))
     for member in members.values():
@@ -74,13 +74,13 @@ def _rows(members: dict[int, Member], number: int, length: int) -> tuple[Rows, l
         denominators.append(sum(one.supervised for one in member.batches[first : first + member.accumulate]))
         update.append(number + 1 == first + member.accumulate)
         rates.append(member.rates[number // member.accumulate])
-    everyone = Rows(
+    everyone = AdapterSlotRows(
         slots=tuple(members), tokens=torch.stack(shown), labels=torch.stack(labels), denominators=denominators
     )
     return everyone, update, rates
 
 
-def same_bits(one: Adapter, other: Adapter) -> bool:
+def same_bits(one: AdapterState, other: AdapterState) -> bool:
     """Say whether weights and moments are equal to the bit."""
     return one.steps == other.steps and all(
         torch.equal(mine, theirs)

@@ -1,0 +1,439 @@
+"""The house on one machine: `App` makes each part when it is first asked for.
+
+So a command pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from stoker import __version__
+from stoker.app.settings import AppSettings, read_settings, with_kernels_kept
+from stoker.app.this_machine import ThisMachine
+from stoker.core.clock import SystemClock
+from stoker.host.import_watch import watch_imports
+
+if TYPE_CHECKING:
+    from stoker.app.coordinator_app import CoordinatorProcess
+    from stoker.coordinator.http.server_options import ReadManifest, ServeOptions
+    from stoker.core.capability import Capability
+    from stoker.devices.checkup import MachineSurvey
+    from stoker.engine.catalogue import Catalogue
+    from stoker.engine.code_identity import CodeIdentity
+    from stoker.engine.device_gate import DeviceGate
+    from stoker.engine.result_cache import Cache
+    from stoker.engine.run_history import Footprints, History
+    from stoker.engine.runners.process_runner import ProcessRunner
+    from stoker.engine.runners.shared.shared_runner import SharedProcessRunner
+    from stoker.engine.runners.stage_runner import StageRunner
+    from stoker.engine.stage import Stage
+    from stoker.host.http.client import UnverifiedResponse
+    from stoker.host.http.exchange import Transport
+    from stoker.host.http.http_settings import FleetIdentity
+    from stoker.host.users import OtherUser
+    from stoker.host.zygote import Zygote
+    from stoker.jobs.build_context import JobCompiler
+    from stoker.jobs.execution import ExecutionTools
+    from stoker.launch.installer import Installer
+    from stoker.launch.service import ServiceKind, SupervisedService
+    from stoker.store.local_store import LocalStore
+    from stoker.store.memo import Memo
+    from stoker.store.objects import ObjectStore
+    from stoker.transfer.download.receipts import Receipts
+    from stoker.transfer.hub.settings import HubSettings
+    from stoker.worker.worker_options import WorkOptions
+
+
+class App(ThisMachine):
+    """Builds the parts of one process."""
+
+    version = __version__
+
+    def __init__(self, settings: AppSettings) -> None:
+        self.settings = settings
+        self.clock = SystemClock()
+        self.run_as: OtherUser | None = None
+        """As whom programs run, if not as ourselves; set before the first one does."""
+        self.granted: Mapping[str, str] = {}
+        """Of the environment: what such a program gets in any case."""
+        self.shared_environment: Mapping[str, str] | None = None
+        """What processes get that work for other runs, too; nothing: our own."""
+        self.hidden: tuple[str, ...] = ()
+        """What nobody may read in anything that a program prints."""
+        self._first_forked: Stage | None = None
+        watch_imports()
+
+    @classmethod
+    def here(cls) -> App:
+        """Build from this process's own environment."""
+        return cls(read_settings(os.environ, os.getcwd()))
+
+    def entropy(self) -> int:
+        """Give fresh random bits, for ids."""
+        return int.from_bytes(os.urandom(4))
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        from stoker.engine.catalogue import Catalogue, find_sources, read_sources
+
+        index = os.path.join(self.settings.state, "cookbooks.json")
+        named = read_sources(self.settings.environment.get("STOKER_COOKBOOKS", ""))
+        if not named:
+            return Catalogue(index)
+        taken = {source.name for source in named}
+        return Catalogue(index, [*named, *(one for one in find_sources(sys.path) if one.name not in taken)])
+
+    @cached_property
+    def store(self) -> LocalStore:
+        self._unopened_store.open()
+        return self._unopened_store
+
+    @property
+    def memo(self) -> Memo:
+        return self._unopened_store.memo
+
+    @cached_property
+    def _unopened_store(self) -> LocalStore:
+        from stoker.store.local_store import LocalStore
+
+        return LocalStore(self.settings.store, clock=self.clock)
+
+    @cached_property
+    def objects(self) -> ObjectStore:
+        from stoker.store.local_objects import LocalObjects
+
+        return LocalObjects(self.store, clock=self.clock)
+
+    @cached_property
+    def cache(self) -> Cache:
+        from stoker.engine.result_cache import Cache
+
+        return Cache(self.store, code=self.code, clock=self.clock)
+
+    @cached_property
+    def code(self) -> CodeIdentity:
+        """Which code stages are made of."""
+        from stoker.engine.code_identity import CodeIdentity
+
+        self.make_state()
+        return CodeIdentity(os.path.join(self.settings.state, "code.json"), clock=self.clock)
+
+    @cached_property
+    def history(self) -> History:
+        from stoker.engine.run_history import History
+
+        self.make_state()
+        return History(os.path.join(self.settings.state, "history.db"))
+
+    @cached_property
+    def footprints(self) -> Footprints:
+        from stoker.engine.run_history import Footprints
+
+        self.make_state()
+        return Footprints(os.path.join(self.settings.state, "footprints.db"))
+
+    @cached_property
+    def process_runner(self) -> ProcessRunner:
+        from stoker.engine.runners.process_runner import ProcessRunner
+
+        return ProcessRunner(self._start_zygote, lambda: self.containment, gang_child="stoker.app.gang_child:run_work")
+
+    @cached_property
+    def tools(self) -> ExecutionTools:
+        """What running a job needs."""
+        from stoker.devices.memory_admission import memory_here
+        from stoker.engine.key_leases import KeyLeases
+        from stoker.engine.permits import MemoryGate
+        from stoker.engine.types import Engine
+        from stoker.jobs.execution import ExecutionTools
+
+        engine = Engine(
+            cache=self.cache,
+            history=self.history,
+            leases=KeyLeases(self.store.places.leases, clock=self.clock),
+            runner_for=self._runner_for,
+            capacity=self.capacity,
+            memory=MemoryGate(memory_here, self.footprints, self.settings.peaks),
+            open_devices=self._open_devices,
+            clock=self.clock,
+            company_runner=lambda: self._company_runner,
+            forked_runner=lambda: self.process_runner,
+        )
+        settings = self.settings
+        return ExecutionTools(
+            engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch
+        )
+
+    def open_transport(
+        self,
+        longest_wait_s: float,
+        *,
+        direct: tuple[str, ...] = (),
+        fleet: FleetIdentity | None = None,
+        connect_s: float | None = None,
+        unheard_s: float | None = None,
+    ) -> Transport:
+        """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
+
+        `direct` are hosts that no proxy is asked for. With a `fleet`, only what its CA signed is believed. Connecting
+        may be given less time than the rest. Connections end when a computer was not heard of for `unheard_s`.
+        """
+        from stoker.core.frozen import changed
+        from stoker.host.http.client import Urllib3Transport
+        from stoker.host.http.http_settings import read_http_settings
+
+        read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
+        waits = {name: min(getattr(read, name), longest_wait_s) for name in ("connect_s", "head_s", "read_s")}
+        waits["connect_s"] = min(waits["connect_s"], longest_wait_s if connect_s is None else connect_s)
+        no_proxy = (*read.no_proxy, *direct)
+        return Urllib3Transport(changed(read, **waits, unheard_s=unheard_s, no_proxy=no_proxy, fleet=fleet))
+
+    def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnverifiedResponse:
+        """Ask one question of a coordinator that has proven nothing yet: only for whoever joins a fleet."""
+        from stoker.core.frozen import changed
+        from stoker.host.http.addresses import asked_directly
+        from stoker.host.http.client import ask_unproven
+        from stoker.host.http.http_settings import read_http_settings
+
+        read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
+        settings = changed(read, no_proxy=(*read.no_proxy, *asked_directly(url)))
+        return ask_unproven(url, body, settings=settings, headers=headers)
+
+    @cached_property
+    def receipts(self) -> Receipts:
+        """What finished downloads left behind."""
+        from stoker.transfer.download.receipts import Receipts
+
+        return Receipts(os.path.join(self.settings.state, "receipts"))
+
+    def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
+        """Give where the hub is and its cache lies, as the environment says; an endpoint that is given wins."""
+        from stoker.core.frozen import changed
+        from stoker.transfer.hub.settings import read_hub_settings
+
+        environment = self.settings.environment
+        home = environment.get("HOME") or os.path.expanduser("~")
+        read = read_hub_settings(environment, home=home, read_text=_read_text, endpoint=endpoint)
+        is_offline = offline or environment.get("STOKER_OFFLINE", "").lower() in ("1", "on", "yes", "true")
+        return changed(read, offline=True) if is_offline else read
+
+    def serving(self, options: ServeOptions, read_manifest: ReadManifest) -> CoordinatorProcess:
+        """Give a coordinator that can be run."""
+        from stoker.app.coordinator_app import CoordinatorProcess
+
+        return CoordinatorProcess(
+            self.settings, options, clock=self.clock, version=self.version, read_manifest=read_manifest
+        )
+
+    def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
+        """Be a worker of a coordinator until there is a reason to end; give the exit code."""
+        from stoker.app.worker_app import work
+
+        return work(self, options, tell)
+
+    def service(
+        self, kind: ServiceKind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""
+    ) -> SupervisedService:
+        """Give the service of `stoker KIND WORDS…` for this home; nothing is written."""
+        from stoker.launch.service import make_service
+
+        environment = self.settings.environment
+        usual = {name: value for name, value in environment.items() if name != "STOKER_HOME"}
+        return make_service(
+            kind,
+            words,
+            python=sys.executable,
+            home=self.settings.home,
+            usual_home=read_settings(usual, self.settings.folder).home,
+            environment=environment,
+            called=called,
+            grace_s=grace_s,
+            after=after,
+        )
+
+    def installer(self) -> Installer:
+        """Give what installs services here."""
+        from stoker.launch.installer import Installer, supervisor_of
+
+        settings = self.settings
+        supervisor = supervisor_of(sys.platform, settings.environment, settings.home, user=os.getuid())
+        return Installer(supervisor, self._asker, self.clock)
+
+    def boot_trouble(self) -> str:
+        """Give the command without which services of this user do not start with the machine; empty: none is needed."""
+        from stoker.launch.installer import is_lingering
+
+        is_fine = sys.platform != "linux" or is_lingering(self.settings.environment)
+        return "" if is_fine else "loginctl enable-linger"
+
+    def desk(self) -> JobCompiler:
+        """Give what takes orders, from the folder where this was started."""
+        from stoker.app.data_places import data_places_of
+        from stoker.app.machine_context import surroundings_of
+        from stoker.jobs.build_context import JobCompiler
+
+        return JobCompiler(
+            catalogue=self.catalogue,
+            memo=self.store.memo,
+            clock=self.clock,
+            folder=self.settings.folder,
+            version=self.version,
+            entropy=self.entropy(),
+            environment=self.settings.environment,
+            capacity=self.capacity,
+            count_gpus=lambda: len(self.devices),
+            data=data_places_of(self),
+            surroundings=surroundings_of(self),
+        )
+
+    def make_state(self) -> None:
+        """Make the folder for indexes and memos."""
+        from stoker.host.durable import translated
+
+        with translated(self.settings.state):
+            os.makedirs(self.settings.state, exist_ok=True)
+
+    def close(self) -> None:
+        """Let go of whatever was built."""
+        built = vars(self)
+        for name in ("process_runner", "meter", "footprints", "history", "cache", "store"):
+            if name in built:
+                built[name].close()
+
+    def _runner_for(self, stage: Stage) -> StageRunner:
+        if stage.inline:
+            return self._inline_runner
+        if stage.is_program:
+            return self._program_runner
+        # Whose cookbook it is decides what the zygote imports: others' libraries would only cost time.
+        self._first_forked = self._first_forked or stage
+        return self.process_runner
+
+    @cached_property
+    def _company_runner(self) -> SharedProcessRunner | None:
+        from stoker.app.run_context import company_runner
+
+        return company_runner(
+            self.settings,
+            environment=self.shared_environment or self.settings.environment,
+            contain=self.contained_by,
+            version=self.version,
+            clock=self.clock,
+        )
+
+    @cached_property
+    def _inline_runner(self) -> StageRunner:
+        from stoker.engine.runners.stage_runner import InlineRunner
+
+        return InlineRunner()
+
+    def _open_devices(self, wake: Callable[[], None]) -> DeviceGate:
+        from stoker.engine.ledger_gate import LedgerGate, read_limit
+
+        return LedgerGate(
+            devices=lambda: self.devices,
+            ledger=lambda: self.ledger,
+            meter=lambda: self.meter,
+            environment=self.settings.environment,
+            wake=wake,
+            clock=self.clock,
+            limit_percent=read_limit(self.settings.environment.get("STOKER_VRAM_LIMIT", "")),
+        )
+
+    @cached_property
+    def capability(self) -> Capability:
+        """What this machine has, found out once."""
+        return self.detect()
+
+    def detect(self, *, asks_torch: bool = False, deep: bool = False) -> Capability:
+        """Find out what this machine has.
+
+        `asks_torch`: where something speaks for a device, torch has to work on it, which takes seconds. Deep: torch is
+        asked in any case.
+        """
+        from stoker.devices.detection import ASKING_S, detect
+        from stoker.devices.probes.inventory import find_devices
+
+        environment, pythons = self.settings.environment, self._pythons
+        python = next(iter(pythons), "") if asks_torch or deep else ""
+        return detect(
+            environment,
+            find=lambda: find_devices(
+                environment, ask=self._asker, python=python, wants_torch=deep, torch_limit_s=ASKING_S
+            ),
+            ask=self._asker,
+            folder=self.settings.folder,
+            pythons=pythons,
+            recipes=self.recipes[0],
+            deep=deep,
+        )
+
+    @cached_property
+    def recipes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of all recipes, and what is wrong with cookbooks: not to know them stops no snapshot."""
+        from stoker.core.errors import StokerError
+
+        try:
+            return tuple(entry.name for entry in self.catalogue.entries()), tuple(self.catalogue.troubles)
+        except StokerError as error:
+            return (), (str(error),)
+
+    @cached_property
+    def survey(self) -> MachineSurvey:
+        """What Stoker needs of this machine beside its hardware."""
+        from stoker.devices.checkup import survey
+        from stoker.protocol.discovery import DEFAULT_PORT
+        from stoker.store.links import reflink
+
+        settings = self.settings
+        places = {"store": settings.store, "runs": settings.runs, "scratch": settings.scratch}
+        return survey(
+            {**places, "Hugging Face cache": self.hub_settings("").cache},
+            contain=lambda: self.containment,
+            reflink=reflink,
+            ports=(DEFAULT_PORT,),
+        )
+
+    @cached_property
+    def _program_runner(self) -> StageRunner:
+        from stoker.engine.runners.program.launch import ProgramContext
+        from stoker.engine.runners.program.program_runner import ProgramRunner
+
+        around = ProgramContext(
+            environment=self.settings.environment,
+            own_prefix=sys.prefix,
+            trainer_folder=os.path.join(os.path.dirname(os.path.dirname(__file__)), "trainer"),
+            has_gpus=bool(self.devices),
+            user=self.run_as,
+            granted=self.granted,
+            hidden=self.hidden,
+        )
+        return ProgramRunner(around, lambda: self.containment, self.clock)
+
+    def _start_zygote(self) -> Zygote:
+        from stoker.engine.runners.process_runner import PRELOAD
+        from stoker.host.zygote import Zygote
+
+        used = [book for book in self.catalogue.loaded() if self._first_forked in book.stages]
+        preload = tuple(dict.fromkeys(name for book in used for name in book.preload))
+        return Zygote.start(
+            sys.executable,
+            (*PRELOAD, *preload),
+            env=with_kernels_kept(self.settings.environment, self.settings.kernels),
+            cwd=self.settings.folder,
+            sys_path=sys.path,
+        )
+
+
+def _read_text(path: str) -> str | None:
+    """Give a small file's text; nothing where there is none that can be read."""
+    from stoker.host.durable import read_regular
+
+    try:
+        return read_regular(path, 64 * 1024).decode()
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,62 @@
+"""What a cookbook imports: everything to declare kinds, stages, recipes and plans, and nothing else."""
+
+from stoker.core.device import Needs
+from stoker.core.errors import ArgsFaults, BadInput, Fault, PlanFaults, StageInputError, TemplateFailed
+from stoker.core.retry import RetryOn, RetryPolicy
+from stoker.core.text import parse_duration, parse_size
+from stoker.engine.arg_types import Duration, InputPath, Plain, Size
+from stoker.engine.args import arg
+from stoker.engine.builder import PlanBuilder, Tip, Tips
+from stoker.engine.kind import JsonKind, Kind, TextKind, TreeKind, check_files, check_json
+from stoker.engine.plan import Plan
+from stoker.engine.recipe import Category, Cookbook, Recipe, recipe
+from stoker.engine.runners.outputs import checked_output
+from stoker.engine.runners.program.program_launch import Program, fill, gang_words
+from stoker.engine.runners.shared.slot import Alone, Company, Seat
+from stoker.engine.stage import Digests, SharedBase, Stage, StageContext, Together, stage
+
+__all__ = [
+    "Alone",
+    "ArgsFaults",
+    "BadInput",
+    "Category",
+    "Company",
+    "Cookbook",
+    "Digests",
+    "Duration",
+    "Fault",
+    "InputPath",
+    "JsonKind",
+    "Kind",
+    "Needs",
+    "Plain",
+    "Plan",
+    "PlanBuilder",
+    "PlanFaults",
+    "Program",
+    "Recipe",
+    "RetryOn",
+    "RetryPolicy",
+    "Seat",
+    "SharedBase",
+    "Size",
+    "Stage",
+    "StageContext",
+    "StageInputError",
+    "TemplateFailed",
+    "TextKind",
+    "Tip",
+    "Tips",
+    "Together",
+    "TreeKind",
+    "arg",
+    "check_files",
+    "check_json",
+    "checked_output",
+    "fill",
+    "gang_words",
+    "parse_duration",
+    "parse_size",
+    "recipe",
+    "stage",
+]

@@ -1,0 +1,399 @@
+"""Every place that Stoker fills on this machine: how much lies there, what of it may go, and why the rest stays.
+
+Looking changes nothing. What goes is what can be made again or what nobody will come back to; models and results that
+were given to people are listed and never touched. Nothing of a living process goes, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from stoker.cli.context import CommandContext
+from stoker.core.clock import Clock
+from stoker.core.frozen import frozen
+from stoker.core.text import format_size
+from stoker.engine.key_leases import KeyLeases
+from stoker.host.locks import is_locked
+from stoker.host.resources import folder_bytes
+from stoker.jobs.upkeep import FORGOTTEN_S, CleanupResult, Rubbish, remove_all, sweep_uploads
+from stoker.store.local_store import LocalStore
+from stoker.store.objects import ObjectStore
+from stoker.store.places import list_quarantine, names_in
+from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
+from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
+from stoker.transfer.download.paths import PART, unfinished_of
+from stoker.transfer.hub.cache_layout import HubCache, UnfinishedDownload
+from stoker.views.text_tables import ago, table
+from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop, label_of
+
+QUARANTINE_S = 30 * 86400.0
+"""How long evidence of damage is kept."""
+
+ABANDONED_S = 86400.0
+"""How long an unfinished download of another program must have rested before it counts as given up."""
+
+# In the folder of states, what is only a memory of something that lies elsewhere.
+_MADE_AGAIN = ("cookbooks.json", "code.json")
+
+
+@frozen
+class RemovablePath:
+    """One file or folder that may go."""
+
+    path: str
+    size_bytes: int
+
+
+@frozen
+class Area:
+    """One place, and what could be had by clearing it up."""
+
+    name: str
+    path: str
+    size_bytes: int
+    removable_bytes: int = 0
+    goes: str = ""
+    """What would go, in words."""
+    stays: str = ""
+    """Why the rest stays."""
+    doomed: tuple[RemovablePath, ...] = ()
+    """What would go, where removing it is all there is to do."""
+
+
+@frozen
+class CleanupFolders:
+    """Where the places lie that are not the store."""
+
+    runs: str
+    state: str
+    scratch: str
+    out: str
+    envs: str
+    kernels: str
+    """What was compiled for devices."""
+    models: str
+    """The cache of models that other programs share; empty if it is not known."""
+
+
+@frozen
+class Findings:
+    """What was found out about the store before anything is cleared up."""
+
+    candidates: tuple[PruneCandidate, ...]
+    """Every record that has bytes."""
+    decision: PruneDecision
+    rubbish: Rubbish
+    environments: EnvironmentPrunePlan
+    young_bytes: int = 0
+    """What of the decision is spared this time."""
+
+
+@frozen
+class CleanupOptions:
+    """What goes, too, however young it is."""
+
+    quarantine: bool = False
+    downloads: bool = False
+    """Unfinished downloads of ours that nobody is at."""
+
+
+NO_MORE = CleanupOptions()
+
+
+def look_around(
+    store: LocalStore, folders: CleanupFolders, found: Findings, *, now_s: float, more: CleanupOptions = NO_MORE
+) -> list[Area]:
+    """Measure every place, and say what of it may go."""
+    return [
+        *_in_store(store, found),
+        _quarantine(store, now_s, all_of_it=more.quarantine),
+        _scratch(folders.scratch, found.rubbish),
+        _runs(folders.runs),
+        _state(folders.state, now_s),
+        _environments(folders.envs, found.environments),
+        _kernels(folders.kernels, now_s),
+        *(_downloads(folders.models, now_s, all_of_ours=more.downloads) if folders.models else ()),
+        Area(
+            name="plain results",
+            path=folders.out,
+            size_bytes=folder_bytes(folders.out),
+            stays="yours: this never removes them",
+        ),
+    ]
+
+
+def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
+    store: LocalStore,
+    objects: ObjectStore,
+    areas: Iterable[Area],
+    found: Findings,
+    *,
+    leases: KeyLeases,
+    environments: EnvironmentCache,
+    clock: Clock,
+) -> CleanupResult:
+    """Remove what may go, of every place. One thing that can't be removed does not keep the rest.
+
+    `CorruptBytes` if a pin or a ref can't be read: nothing is touched then.
+    """
+    refuse_if_damaged(store.places)
+    refuse_if_refs_damaged(store.places)
+    cleared = remove_all(doomed.path for area in areas for doomed in area.doomed)
+    for key in found.rubbish.leases:
+        leases.drop_dead(key)
+    uploads_bytes = sweep_uploads(store, objects)
+    swept = carry_out(store, found.decision, clock=clock)
+    dropped = drop(environments, found.environments, clock=clock)
+    return CleanupResult(
+        freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes + dropped.freed_bytes,
+        stuck=(*cleared.stuck, *swept.stuck, *dropped.stuck),
+    )
+
+
+def _in_store(store: LocalStore, found: Findings) -> Iterator[Area]:
+    places, decision, rubbish = store.places, found.decision, found.rubbish
+    kept = [one for one in found.candidates if one.is_kept]
+    kept_bytes = sum(dict(blob for one in kept for blob in one.blobs).values()) + sum(one.inline_bytes for one in kept)
+    yield Area(
+        name="results",
+        path=places.blobs,
+        size_bytes=max(0, folder_bytes(places.blobs) + folder_bytes(places.records) - kept_bytes),
+        removable_bytes=decision.freed_bytes - found.young_bytes + rubbish.blob_bytes,
+        goes=_listed(
+            (len(decision.removals), "result", "results"),
+            (rubbish.blobs, "blob that no result names", "blobs that no result names"),
+        ),
+        stays=(
+            f"{format_size(found.young_bytes)} for an hour: somebody is at work"
+            if found.young_bytes
+            else "--max-size and --older-than let more go"
+        ),
+    )
+    yield Area(
+        name="kept results",
+        path=places.blobs,
+        size_bytes=kept_bytes,
+        stays=f"{len(kept)} that {'is' if len(kept) == 1 else 'are'} pinned, put under a name or in use",
+    )
+    doomed = tuple(_measured(rubbish.staging))
+    goes = _listed((len(doomed), "folder of a process that died", "folders of processes that died"))
+    yield _area("staging", places.staging, doomed, goes=goes, stays="somebody works there")
+    stale = tuple(_measured(os.path.join(places.uploads, name) for name in rubbish.uploads))
+    yield Area(
+        name="uploads",
+        path=places.uploads,
+        size_bytes=folder_bytes(places.uploads),
+        removable_bytes=sum(one.size_bytes for one in stale),
+        goes=_listed((len(stale), "that rested for a week", "that rested for a week")),
+        stays="an upload goes on from there",
+    )
+    yield Area(name="views", path=places.views, size_bytes=folder_bytes(places.views), stays="they show what is kept")
+    names = (places.refs, places.pins, places.index, places.memo, places.leases)
+    yield Area(
+        name="names",
+        path=places.root,
+        size_bytes=sum(map(folder_bytes, names)),
+        stays="refs, pins, the index and what is known of the disk",
+    )
+
+
+def _quarantine(store: LocalStore, now_s: float, *, all_of_it: bool) -> Area:
+    old = [one for one in list_quarantine(store.places.quarantine) if all_of_it or now_s - one.at_s >= QUARANTINE_S]
+    doomed = tuple(_measured(path for one in old for path in one.paths))
+    goes = _listed((len(old), "damaged thing", "damaged things"))
+    return _area(
+        "quarantine",
+        store.places.quarantine,
+        doomed,
+        goes=goes,
+        stays="evidence of damage, for 30 days or until --quarantine",
+    )
+
+
+def _scratch(root: str, rubbish: Rubbish) -> Area:
+    doomed = tuple(_measured(rubbish.scratch))
+    goes = _listed((len(doomed), "folder that nobody came back to", "folders that nobody came back to"))
+    return _area("scratch", root, doomed, goes=goes, stays="checkpoints, for 30 days: work goes on from there")
+
+
+def _runs(root: str) -> Area:
+    count = len(names_in(root))
+    return Area(
+        name="jobs",
+        path=root,
+        size_bytes=folder_bytes(root),
+        stays=f"the history of {count} job{'' if count == 1 else 's'}: `stoker jobs rm NAME` forgets one",
+    )
+
+
+def _state(root: str, now_s: float) -> Area:
+    indexes = [path for name in _MADE_AGAIN if os.path.lexists(path := os.path.join(root, name))]
+    reports = [os.path.join(root, name) for name in names_in(root) if name.startswith("crash-")]
+    old = [path for path in reports if _age_s(path, now_s) >= FORGOTTEN_S]
+    goes = _listed(
+        (len(indexes), "index that is made again", "indexes that are made again"),
+        (len(old), "old report of a crash", "old reports of crashes"),
+    )
+    doomed = tuple(_measured([*indexes, *old]))
+    return _area("state", root, doomed, goes=goes, stays="history, receipts and what was learnt")
+
+
+def _environments(root: str, offered: EnvironmentPrunePlan) -> Area:
+    return Area(
+        name="environments",
+        path=root,
+        size_bytes=folder_bytes(root),
+        removable_bytes=offered.freed_bytes,
+        goes=_listed(
+            (len(offered.decision.removals), "environment", "environments"),
+            (len(offered.leftovers), "that nobody finished", "that nobody finished"),
+        ),
+        stays="--older-than and --max-envs let more go, none that is in use",
+    )
+
+
+def _kernels(root: str, now_s: float) -> Area:
+    doomed = tuple(_measured(_rested(root, now_s)))
+    goes = _listed((len(doomed), "kernel from 30 days ago", "kernels from 30 days ago"))
+    return _area("kernels", root, doomed, goes=goes, stays="compiled for devices, for 30 days: a start is quicker")
+
+
+def _rested(root: str, now_s: float) -> Iterator[str]:
+    """Give the innermost folders in which nothing was written for long: what belongs together lies in one."""
+    for folder, below, files in os.walk(root):
+        if files and not below and all(_age_s(os.path.join(folder, name), now_s) >= FORGOTTEN_S for name in files):
+            yield folder
+
+
+def unfinished_bytes(cache: str) -> int:
+    """Add up the downloads in a shared cache of models that did not come to their end, whoever began them."""
+    return sum(one.size_bytes for one in HubCache(cache).partials())
+
+
+def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]:
+    """List a cache that is shared with other programs: what they left unfinished may go, models never do."""
+    models = HubCache(cache)
+
+    def is_left(one: UnfinishedDownload) -> bool:
+        rested_s = ABANDONED_S if one.is_foreign else FORGOTTEN_S
+        # A claim stands for a lock where there are none: only its age tells whether somebody is at it.
+        is_free = all_of_ours and not one.is_foreign and unfinished_of(os.path.basename(one.paths[0])).endswith(PART)
+        has_rested = is_free or all(_age_s(path, now_s) >= rested_s for path in one.paths)
+        return has_rested and not is_locked(models.lock_of(one.paths[0]))
+
+    left = [one for one in models.partials() if is_left(one)]
+    given_up = [one for one in left if one.is_foreign]
+    ours = [one for one in left if not one.is_foreign]
+    doomed = tuple(_measured(path for one in [*given_up, *ours] for path in one.paths))
+    began_bytes = unfinished_bytes(cache)
+    what_rests = "that nobody is at" if all_of_ours else "that nobody came back to in 30 days"
+    yield Area(
+        name="unfinished downloads",
+        path=cache,
+        size_bytes=began_bytes,
+        removable_bytes=sum(one.size_bytes for one in doomed),
+        goes=_listed(
+            (len(given_up), "given up by another program", "given up by other programs"),
+            (len(ours), what_rests, what_rests),
+        ),
+        stays="a download goes on from there" + ("" if all_of_ours else ", or --downloads lets it go"),
+        doomed=doomed,
+    )
+    yield Area(
+        name="models",
+        path=cache,
+        size_bytes=folder_bytes(cache) - began_bytes,
+        stays="shared with other programs: this never removes them",
+    )
+
+
+def _area(name: str, path: str, doomed: tuple[RemovablePath, ...], *, goes: str, stays: str) -> Area:
+    size_bytes, removable_bytes = folder_bytes(path), sum(one.size_bytes for one in doomed)
+    return Area(
+        name=name,
+        path=path,
+        size_bytes=size_bytes,
+        removable_bytes=removable_bytes,
+        goes=goes,
+        stays=stays if size_bytes > removable_bytes else "",
+        doomed=doomed,
+    )
+
+
+def _measured(paths: Iterable[str]) -> Iterator[RemovablePath]:
+    for path in paths:
+        if os.path.lexists(path):
+            yield RemovablePath(path=path, size_bytes=folder_bytes(path))
+
+
+def _listed(*counted: tuple[int, str, str]) -> str:
+    return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counted if count)
+
+
+def _age_s(path: str, now_s: float) -> float:
+    try:
+        return now_s - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+# Python environments that jobs run in, in the commands about the store: what there is, what may go.
+
+_LISTED = 20
+
+
+def shelf_of(call: CommandContext) -> EnvironmentCache:
+    """Give this home's environments."""
+    return EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
+
+
+def show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, int]:
+    """Show those that are ready, the last used first; give whether there are any, and the bytes of all that lies there.
+
+    What nobody finished is in the bytes.
+    """
+    shelf, out = shelf_of(call), call.out
+    now_s = call.parts.clock.wall_s()
+    rows = []
+    for one in reversed(shelf.all_kept()):
+        is_used = shelf.is_used(one.key)
+        out.object(
+            {
+                "environment": one.key,
+                "digest": one.digest,
+                "python": one.version,
+                "packages": one.packages,
+                "bytes": one.size_bytes,
+                "used_s": one.used_s,
+                "is_in_use": is_used,
+            }
+        )
+        used = "in use" if is_used else ago(one.used_s, now_s)
+        rows.append([format_size(one.size_bytes), one.key[:12], label_of(one), used])
+    if rows and not is_first:
+        out.line()
+    for line in table(rows, header=("size", "environment", "", "used"), columns=out.columns) if rows else ():
+        out.line(line)
+    return bool(rows), folder_bytes(shelf.folder)
+
+
+def show_offer(call: CommandContext, offered: EnvironmentPrunePlan) -> None:
+    """Show which environments would be removed, and why others are not."""
+    out, decision = call.out, offered.decision
+    for one in decision.removals:
+        out.object({"environment": one.key, "label": one.label, "freed_bytes": one.freed_bytes, "why": one.why})
+    rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in decision.removals]
+    for line in table(rows[:_LISTED], header=("environment", "", "frees", "why")) if rows else []:
+        out.line(line)
+    if len(rows) > _LISTED:
+        out.line(f"… and {len(rows) - _LISTED} more")
+    if rows:
+        sizes = f"frees {format_size(decision.freed_bytes)}, keeps {format_size(decision.after_bytes)}"
+        out.line(f"to remove: {len(rows)} environment{'' if len(rows) == 1 else 's'}; {sizes}")
+    for reason, count in decision.kept_by_reason.items():
+        out.line(f"not removed: {count} environment{'' if count == 1 else 's'}, {reason}")
+    if offered.leftovers:
+        count = len(offered.leftovers)
+        size = format_size(offered.leftover_bytes)
+        out.line(f"also to remove: {count} unfinished environment{'' if count == 1 else 's'} ({size})")

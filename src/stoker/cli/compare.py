@@ -1,0 +1,256 @@
+"""`stoker compare`: trials of a job beside each other, best first, as table and pictures; or jobs, fact by fact."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.coordinator_access import AT
+from stoker.cli.grammar import Grammar, Option, Positional, whole
+from stoker.cli.job_handle import split_target
+from stoker.cli.job_names import FleetJob, meant
+from stoker.core.errors import Usage
+from stoker.core.frozen import changed
+from stoker.engine.ranking import Direction
+from stoker.host.durable import translated, write_file
+from stoker.host.install import pip_install
+from stoker.jobs.comparison import Comparison, JobFacts, TrialFacts, compare_trials, read_curves
+from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides, side_of
+from stoker.jobs.trials import trial_numbered
+from stoker.views.charts import Chart, curves_chart, metrics_chart
+from stoker.views.comparison_lines import (
+    METRICS_SHOWN,
+    best_line,
+    csv_rows,
+    headline,
+    measure_line,
+    side_lines,
+    trial_table,
+    verdict,
+)
+from stoker.views.html_pages import comparison_page, sides_chart, sides_page
+from stoker.views.svg import to_svg
+from stoker.views.text_tables import ASCII, UNICODE, ago, near_path
+
+_ROWS = 40
+
+GRAMMAR = Grammar(
+    "compare",
+    about=(
+        "Compare the trials of one job: what varied, what came out, best first, as a table and as pictures (PNG, SVG, "
+        "and one page that opens anywhere). With several names, compare jobs or trials with each other: config, code, "
+        "data, environment, metrics."
+    ),
+    positionals=(
+        Positional(
+            "NAME", key="names", help="a job (a name, `last`, an id), or one of its trials (`last/3`)", is_many=True
+        ),
+    ),
+    options=(
+        Option("--by", value="METRIC", help="what to rank by; else guessed from the names of the metrics"),
+        Option("--min", help="smaller is better, whatever the metric's name suggests"),
+        Option("--max", help="larger is better"),
+        Option("--limit", value="N", read=whole(1), help=f"how many trials to list, {_ROWS} unless told"),
+        Option("--csv", value="FILE", help="also write everything as CSV"),
+        Option("--out", value="DIR", help="where the pictures go, instead of stoker-out/NAME/compare"),
+        Option("--no-plots", help="no pictures and no page"),
+        AT,
+    ),
+    examples=(
+        "stoker compare last",
+        "stoker compare last --by val_loss --csv trials.csv",
+        "stoker compare last/1 last/4",
+        "stoker compare gbt mlp --json",
+    ),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Compare trials or jobs."""
+    if given["min"] and given["max"]:
+        raise Usage("--min and --max exclude each other", hint="stoker help compare")
+    names = given["names"] or ["last"]
+    if len(names) == 1:
+        _compare_trials(call, given, names[0])
+    else:
+        _compare_jobs(call, given, names)
+    return 0
+
+
+def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) -> None:
+    out, parts = call.out, call.parts
+    name, trial = split_target(target)
+    if trial:
+        raise Usage(f"{target} is one trial", hint=f"stoker compare {name} compares them all; or name another")
+    gathering, gathered = _gather(call, target, given["at"])
+    comparison = compare_trials(
+        gathered,
+        job=gathering.spec.name,
+        attempt=gathering.spec.attempt,
+        recipe=gathering.spec.recipe,
+        values={path: setting.value for path, setting in gathering.settings().items()},
+        by=given["by"] or "",
+        direction=_direction(given),
+    )
+    places = comparison.places
+    for rank, row in enumerate(comparison.rows, 1):
+        of = {"job": comparison.job, "attempt": comparison.attempt, "rank": rank, "place": places[row.n]}
+        out.object({**of, **row.to_json(), **_ranked(comparison)})
+    _show_trials(call, comparison, given["limit"] or _ROWS)
+    if gathering.story.edits:
+        out.note(f"warning: {gathering.story.edits}")
+    _write_csv(call, given["csv"], csv_rows(comparison))
+    if not given["no_plots"]:
+        charts = [metrics_chart(comparison), curves_chart(comparison, read_curves(comparison))]
+        folder = given["out"] or os.path.join(parts.settings.out, comparison.job, "compare")
+        drawn = [chart for chart in charts if chart is not None]
+        _write_pictures(call, folder, drawn, comparison_page(comparison, drawn, parts.settings.folder))
+
+
+def _gather(call: CommandContext, target: str, at: str | None) -> tuple[JobFacts, list[TrialFacts]]:
+    """Give what is known of a job's trials; those of a fleet's sweep are jobs of their own."""
+    found = meant(call, target, at)
+    if not isinstance(found, FleetJob):
+        gathering = JobFacts(found, call.parts.store)
+        return gathering, gathering.trials()
+    from stoker.cli.fleet_job import gathered_points, gathering_of
+
+    if found.is_sweep:
+        return gathered_points(call, found)
+    gathering = gathering_of(call, found)
+    return gathering, gathering.trials()
+
+
+def _ranked(comparison: Comparison) -> dict[str, Any]:
+    measure = comparison.measure
+    return {
+        "ranked_by": measure.metric if measure else None,
+        "better": str(measure.direction) if measure else None,
+        "is_guess": bool(measure and measure.why),
+    }
+
+
+def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> None:
+    out = call.out
+    out.line(out.paint(headline(comparison), "bold"))
+    out.line(measure_line(comparison))
+    if not comparison.metrics:
+        out.note("hint: print name=number pairs such as loss=0.5, or use stoker_trainer")
+    best = best_line(comparison, call.parts.settings.folder)
+    if best:
+        out.line(best)
+    out.line()
+    signs = UNICODE if out.is_unicode else ASCII
+    for line in trial_table(comparison, rows=limit, columns=out.columns, signs=signs):
+        out.line(line)
+    left = len(comparison.rows) - limit
+    if left > 0:
+        out.note(f"note: {left} more trials are not listed; --limit {len(comparison.rows)} lists all")
+    hidden = comparison.metrics[METRICS_SHOWN:]
+    if hidden:
+        out.note(f"note: also measured, and in --json, --csv and the page: {', '.join(hidden)}")
+
+
+def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[str]) -> None:
+    out = call.out
+    sides = _told_apart([_side(call, given, name) for name in names])
+    facts = compare_sides(sides)
+    for fact in facts:
+        out.object({**fact.to_json(), "sides": [side.label for side in sides]})
+    _show_sides(call, sides, facts)
+    header = ["section", "name", *(side.label for side in sides)]
+    rows = ([fact.section, fact.name, *map(_csv_cell, fact.values)] for fact in facts)
+    _write_csv(call, given["csv"], [header, *rows])
+    if given["out"] and not given["no_plots"]:
+        chart = sides_chart(sides, [side.curves() for side in sides])
+        drawn = [chart] if chart is not None else []
+        _write_pictures(call, given["out"], drawn, sides_page(facts, sides, drawn))
+
+
+def _side(call: CommandContext, given: dict[str, Any], target: str) -> ComparisonSide:
+    name, number = split_target(target)
+    found = meant(call, target, given["at"])
+    if isinstance(found, FleetJob):
+        from stoker.cli.fleet_job import gathering_of
+
+        gathering, trial = gathering_of(call, found), None
+        return side_of(gathering, trial, label=found.view.name, by=given["by"] or "", direction=_direction(given))
+    gathering = JobFacts(found, call.parts.store)
+    trial = trial_numbered(gathering.wanted(), number, gathering.spec.name) if number else None
+    label = target if name != "last" else f"{gathering.spec.name}{f'/{number}' if number else ''}"
+    return side_of(gathering, trial, label=label, by=given["by"] or "", direction=_direction(given))
+
+
+def _told_apart(sides: list[ComparisonSide]) -> list[ComparisonSide]:
+    """Call sides of one name by their ids: two attempts of the same job."""
+    labels = [side.label for side in sides]
+    return [changed(side, label=side.attempt) if labels.count(side.label) > 1 else side for side in sides]
+
+
+def _show_sides(call: CommandContext, sides: Sequence[ComparisonSide], facts: Sequence[Fact]) -> None:
+    out = call.out
+    now_s = call.parts.clock.wall_s()
+    for side in sides:
+        row = side.row
+        trials = len(side.comparison.rows)
+        speaks = f"; {_speaks(side)} of {trials} trials: {row.label}" if row is not None and trials > 1 else ""
+        called = f" ({row.label})" if row is not None and trials == 1 and row.label else ""
+        when = ago(side.started_s, now_s)
+        out.line(f"{out.paint(side.label, 'bold')}{called}  {side.state}, {when} · {side.attempt}{speaks}")
+    out.line(verdict(facts))
+    for line in side_lines(facts, sides, columns=out.columns):
+        out.line(line)
+    for side in sides:
+        if side.without_result:
+            listed = ", ".join(side.without_result[:5]) + (", …" if len(side.without_result) > 5 else "")
+            out.note(f"note: {side.label}: nothing is kept of {listed}, so its code and data are not known")
+
+
+def _speaks(side: ComparisonSide) -> str:
+    """Say which of its trials speaks for a side."""
+    return "its best" if side.comparison.best is not None else "the first"
+
+
+def _direction(given: dict[str, Any]) -> Direction | None:
+    return Direction.SMALLER if given["min"] else Direction.LARGER if given["max"] else None
+
+
+def _write_csv(call: CommandContext, path: str | None, rows: Iterable[Sequence[str]]) -> None:
+    if path:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        target = os.path.join(call.parts.settings.folder, path)
+        write_file(target, text.getvalue().encode(errors="replace"))
+        call.out.note(f"csv: {near_path(target, call.parts.settings.folder)}")
+
+
+def _csv_cell(value: Any) -> str:
+    from stoker.views.recipe_lines import value_text
+
+    return "" if value is None else value_text(value)
+
+
+def _write_pictures(call: CommandContext, folder: str, charts: Sequence[Chart], page: str) -> None:
+    """Write the page, and each chart as SVG and, where matplotlib is installed, as PNG."""
+    target = os.path.join(call.parts.settings.folder, folder)
+    with translated(target):
+        os.makedirs(target, exist_ok=True)
+    files = {"compare.html": page.encode(errors="replace")}
+    files |= {f"{chart.name}.svg": to_svg(chart).encode(errors="replace") for chart in charts}
+    hint = ""
+    try:
+        # It imports matplotlib, which takes longer than all the rest.
+        from stoker.views.png import to_png
+    except ImportError:
+        hint = f"note: PNG pictures need matplotlib: {pip_install('stoker[plots]')}"
+    else:
+        files |= {f"{chart.name}.png": to_png(chart) for chart in charts}
+    for name, data in files.items():
+        write_file(os.path.join(target, name), data)
+    call.out.line(f"\npictures: {near_path(target, call.parts.settings.folder)}  ({', '.join(sorted(files))})")
+    if hint and charts:
+        call.out.note(hint)

@@ -1,0 +1,157 @@
+"""`stoker run --dry-run`: hit or miss with the reason for every stage, and what the misses may cost. Runs nothing.
+
+What a run would surely refuse, or fail on, is told last, and ends with the run's exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.errors import report
+from stoker.cli.shared_runs import companies_here
+from stoker.core.digests import Digest
+from stoker.core.errors import StageInputError, StokerError
+from stoker.engine.execution.unsatisfiable import impossible_here
+from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
+from stoker.engine.result_cache import changes_as_json
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.trials import is_sweep
+from stoker.views.adapter_lines import forecast_lines
+from stoker.views.text_tables import ASCII, UNICODE, span, table
+
+
+def show_forecast(
+    call: CommandContext,
+    order: CompiledJob,
+    kept: Mapping[str, Digest],
+    rerun: frozenset[str],
+    *,
+    is_solo: bool = False,
+) -> int:
+    """Write what a run would do; give the code that it would surely end with, else 0."""
+    parts, out = call.parts, call.out
+    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+    if is_sweep(order.trials):
+        _show_trials(call, order, seen, kept)
+    else:
+        _show_stages(call, seen)
+    if not is_solo and seen.count(ForecastVerdict.HIT) < len(seen.forecasts):
+        for company in companies_here(call, order, seen):
+            out.object({"company": company.to_json()})
+            for line in forecast_lines(company, UNICODE if out.is_unicode else ASCII):
+                out.line(line)
+    codes = []
+    for found in _foreseen(call, order, seen):
+        if isinstance(found, StokerError):
+            codes.append(report(found, out, debug=call.flags.debug))
+        else:
+            out.object({"note": found})
+            out.note(f"note: {found}")
+    return codes[0] if codes else 0
+
+
+def _foreseen(call: CommandContext, order: CompiledJob, seen: PlanPreview) -> Iterator[StokerError | str]:
+    """Give what a run would refuse before it begins; else what stages that surely run would find in their files.
+
+    What is wrong there is an error; what they would only tell of it is a text.
+    """
+    refused = impossible_here(call.parts.tools.engine, order.plan.nodes)
+    if refused is not None:
+        yield refused
+        return
+    labels = {name: one.label for one in order.trials for name in one.nodes.nodes if is_sweep(order.trials)}
+    missed = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.MISS}
+    for node in order.plan.nodes:
+        if node.id in missed and node.stage.foresee is not None:
+            whose = labels.get(node.id, node.id)
+            try:
+                told = node.stage.foresee(node.stage.args.make(node.args))
+            except StageInputError as error:
+                yield type(error)(f"{whose}: {error}", hint=error.hint, **error.data)
+            else:
+                if told:
+                    yield f"{whose}: {told}"
+
+
+def _show_stages(call: CommandContext, seen: PlanPreview) -> None:
+    out = call.out
+    rows = []
+    for forecast in seen.forecasts:
+        out.object(forecast_as_json(forecast))
+        rows.append([forecast.node, str(forecast.verdict), _cost(forecast), forecast.why])
+    for line in table(rows, header=("stage", "", "cost", "why"), columns=out.columns):
+        out.line(line)
+    out.line(f"\n{_headline(seen)}; nothing was run")
+
+
+def _show_trials(call: CommandContext, order: CompiledJob, seen: PlanPreview, kept: Mapping[str, Digest]) -> None:
+    """List every trial with what of it is known and what would run."""
+    by_node = {forecast.node: forecast for forecast in seen.forecasts}
+    rows = []
+    for trial in order.trials:
+        forecasts = [by_node[node] for node in trial.nodes.nodes]
+        known = sum(forecast.verdict is ForecastVerdict.HIT for forecast in forecasts)
+        costs = [forecast.estimate_s for forecast in forecasts if forecast.estimate_s is not None]
+        verdict = _verdict(forecasts, is_kept=trial.nodes.final in kept)
+        call.out.object(
+            {
+                "trial": trial.number,
+                "label": trial.label,
+                "point": dict(trial.point),
+                "verdict": verdict,
+                "stages": len(forecasts),
+                "known": known,
+                "estimate_s": sum(costs) if costs else None,
+            }
+        )
+        if len(forecasts) > 1 and known < len(forecasts):
+            verdict = f"{verdict}: {len(forecasts) - known} of {len(forecasts)} stages"
+        rows.append([str(trial.number), trial.label, verdict, f"~{span(sum(costs))}" if costs else ""])
+    for line in table(rows, header=("", "trial", "", "cost"), columns=call.out.columns):
+        call.out.line(line)
+    count = len(order.trials)
+    shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in order.trials) else ", what they share once"
+    trials = "1 trial" if count == 1 else f"{count:,} trials"
+    call.out.line(f"\n{trials}{shared}; {_headline(seen)}; nothing was run")
+
+
+def _verdict(forecasts: list[NodeForecast], *, is_kept: bool) -> str:
+    """Say in a word what would become of a trial."""
+    verdicts = {forecast.verdict for forecast in forecasts}
+    if verdicts == {ForecastVerdict.HIT}:
+        return "kept" if is_kept else "known"
+    return "would run" if ForecastVerdict.MISS in verdicts else "may run"
+
+
+def forecast_as_json(forecast: NodeForecast) -> dict[str, Any]:
+    """Give a forecast as plain data."""
+    return {
+        "node": forecast.node,
+        "stage": forecast.stage,
+        "verdict": str(forecast.verdict),
+        "why": forecast.why,
+        "changes": changes_as_json(forecast.changes),
+        "key": forecast.key,
+        "estimate_s": forecast.estimate_s,
+    }
+
+
+def _cost(forecast: NodeForecast) -> str:
+    if forecast.verdict is ForecastVerdict.HIT:
+        return ""
+    return f"~{span(forecast.estimate_s)}" if forecast.estimate_s is not None else "?"
+
+
+def _headline(seen: PlanPreview) -> str:
+    misses, unknown = seen.count(ForecastVerdict.MISS), seen.count(ForecastVerdict.UNKNOWN)
+    total = len(seen.forecasts)
+    if not misses and not unknown:
+        return f"all {total} stages are known"
+    told = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are known", f"{misses} would run"]
+    if unknown:
+        told.append(f"{unknown} may follow")
+    if seen.estimate_s is not None:
+        told.append(f"about {span(seen.estimate_s)} of work, as far as history tells")
+    return ", ".join(told)

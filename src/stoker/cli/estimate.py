@@ -1,0 +1,297 @@
+"""`stoker machines estimate`: how much device memory a training will take, term by term, and where it would fit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.grammar import Grammar, Option, Positional, size_with_unit
+from stoker.core.device import Backend, Device
+from stoker.core.errors import BadInput, LocalFile, NotFound
+from stoker.core.text import format_size
+from stoker.devices.estimate.curve_fit import DeviceFit, Fit, books_of, fits
+from stoker.devices.estimate.model_shapes import families, read_shape
+from stoker.devices.estimate.shared_base import (
+    COMPANY_KEYS,
+    WORDS,
+    MemoryLocation,
+    MultiAdapterEstimate,
+    MultiAdapterTraining,
+    at_once,
+    estimate_company,
+    is_of_company,
+    read_company,
+    smaller,
+)
+from stoker.devices.estimate.terms import CalibrationFile, Correction, Estimate, EstimatedWork, estimate
+from stoker.devices.estimate.training_setup import KEYS, TrainingSpec, read_training
+from stoker.devices.ledger.ledger_rules import LedgerDecisionInputs
+from stoker.devices.ledger.types import CandidateDevice
+from stoker.devices.memory_admission import memory_here
+from stoker.host.durable import read_regular, translate
+from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.listing import read_repo_at
+from stoker.views.adapter_memory_lines import SharedProcessFitView, company_lines
+from stoker.views.device_lines import short_name
+from stoker.views.text_tables import table
+
+_CONFIG = "config.json"
+_LONGEST_BYTES = 4 * 1024**2
+_FITS = {
+    Fit.NOW: "fits now",
+    Fit.ALONE: "fits alone",
+    Fit.NEVER: "never fits",
+    Fit.UNKNOWN: "not known whether it fits",
+}
+
+GRAMMAR = Grammar(
+    "machines estimate",
+    about=(
+        "Foretell how much memory of one device a training will take, by going through its steps without a device: "
+        "weights, adapters or gradients and optimiser, activations, logits, fragmentation, CUDA context. It is what "
+        "the driver counts for the process, at its fullest moment. Then say on which device of this machine it fits: "
+        "now, alone (when others have gone), or never. "
+        "With adapters=K it foretells a company of language/lora: the base once, what each adapter adds, and how many "
+        f"fit at once. Families of models: {', '.join(families())}."
+    ),
+    positionals=(
+        Positional("MODEL", help="a config.json, a folder with one, a model of the hub that was fetched, or tiny"),
+        Positional(
+            "KEY=VALUE",
+            help="what the training is like, by the keys below",
+            key="words",
+            is_many=True,
+            keys={**KEYS, **COMPANY_KEYS},
+        ),
+    ),
+    options=(
+        Option(
+            "--context",
+            value="SIZE",
+            read=size_with_unit,
+            help="what a process takes before it has a tensor, if known",
+        ),
+        Option(
+            "--gpu",
+            value="NAME",
+            help="whose CUDA context to count: a device's name, as the driver says it; else this machine's",
+        ),
+        Option(
+            "--measured",
+            value="SIZE",
+            read=size_with_unit,
+            help="note what such a training really took: it corrects the next",
+        ),
+        Option("--torch", value="VERSION", help="whose runs correct it; this machine's unless told"),
+    ),
+    examples=(
+        "stoker machines estimate config.json",
+        "stoker machines estimate models/llama method=lora rank=16 batch=8 sequence=1024",
+        "stoker machines estimate Qwen/Qwen2-0.5B method=full batch=4 optimiser=adamw-fused checkpointing=true --json",
+        "stoker machines estimate models/llama adapters=8 rank=16 sequence=1024",
+        "stoker machines estimate config.json batch=8 --measured 21.4GiB",
+    ),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Estimate, and say where it fits."""
+    config, where = _config(call, given["model"])
+    shape = read_shape(config, where=where)
+    if is_of_company(given["words"]):
+        return _company(call, given, read_company(shape, given["words"]), where)
+    training = read_training(shape, given["words"], of_company=COMPANY_KEYS)
+    devices = call.parts.devices
+    gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
+    if given["measured"] is not None:
+        plain = estimate(training, context_bytes=given["context"], gpu=gpu)
+        _note(call, book, training, given, plain.total_bytes)
+    correction = _correction(call, book, training, given["torch"])
+    told = estimate(training, context_bytes=given["context"], gpu=gpu, correction=correction)
+    candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
+    books = books_of(call.parts.ledger.state(candidates)) if candidates else LedgerDecisionInputs()
+    fitting = [fits(told.total_bytes, one, books) for one in devices]
+    if book.trouble:
+        call.out.note(f"warning: {book.trouble}")
+    call.out.object(
+        {
+            "model": where,
+            "family": training.shape.family,
+            "kind": training.kind,
+            "batch": training.batch,
+            "sequence": training.sequence,
+            **told.to_dict(),
+            "devices": [one.to_dict() for one in fitting],
+        }
+    )
+    _show(call, training, told, fitting)
+    return 0
+
+
+def _show(call: CommandContext, training: TrainingSpec, told: Estimate, fitting: list[DeviceFit]) -> None:
+    out, shape = call.out, training.shape
+    trained = "all trained" if not training.is_lora else f"{told.trained_parameters:,} trained beside them"
+    out.line(f"{shape.family}, {told.parameters:,} parameters, {trained}; fullest {told.fullest}")
+    rows = [[term.name, format_size(term.size_bytes), term.why] for term in told.terms]
+    rows.append(["total", format_size(told.total_bytes), "what the driver counts for the process"])
+    widest = max(len(row[1]) for row in rows)
+    for line in table([[name, text.rjust(widest), why] for name, text, why in rows], columns=out.columns, indent="  "):
+        out.line(line)
+    for one in fitting:
+        out.line(f"{_label(one.device)}: {_FITS[one.fit]}; {one.why}")
+    if not fitting:
+        out.line("this machine has no device to put it on")
+
+
+def _company(call: CommandContext, given: dict[str, Any], company: MultiAdapterTraining, where: str) -> int:
+    """Estimate a company, and say how many of it fit where."""
+    gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
+    if given["measured"] is not None:
+        plain = estimate_company(company, context_bytes=given["context"], gpu=gpu)
+        _note(call, book, company, given, plain.total_bytes, plain.needs.base_bytes)
+    correction = _correction(call, book, company, given["torch"])
+
+    def foretell(one: MultiAdapterTraining) -> MultiAdapterEstimate:
+        return estimate_company(one, context_bytes=given["context"], gpu=gpu, correction=correction)
+
+    told = foretell(company)
+    seats = [
+        SharedProcessFitView(
+            uuid=uuid,
+            name=name,
+            at_once=at_once(room_bytes or 0, company, foretell),
+            room_bytes=room_bytes,
+            why=why,
+            would_fit=() if room_bytes is None else smaller(room_bytes, company, foretell, WORDS),
+        )
+        for uuid, name, room_bytes, why in (_rooms(call) if company.where is MemoryLocation.CUDA else [_own_room()])
+    ]
+    if book.trouble:
+        call.out.note(f"warning: {book.trouble}")
+    call.out.object(
+        {
+            "model": where,
+            "family": company.shape.family,
+            "kind": company.kind,
+            "batch": company.rows,
+            "sequence": company.sequence,
+            **told.to_dict(),
+            "devices": [one.to_dict() for one in seats],
+        }
+    )
+    for line in company_lines(company, told, seats, columns=call.out.columns):
+        call.out.line(line)
+    if not seats:
+        call.out.line("this machine has no device to put it on; device=cpu tells of its own memory")
+    return 0
+
+
+_Room = tuple[str, str, int | None, str]
+"""Of one place: its UUID, its name, how much it has for a company now, and what that is of."""
+
+
+def _rooms(call: CommandContext) -> Iterator[_Room]:
+    """Give what every device has for those who share it."""
+    devices = call.parts.devices
+    candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
+    states = {one.device.uuid: one for one in (call.parts.ledger.state(candidates).devices if candidates else ())}
+    for device in devices:
+        state = states.get(device.uuid)
+        if state is None:
+            yield device.uuid, _label(device), None, "nobody could say how much memory it has"
+            continue
+        why = f"room for {format_size(state.room_bytes)} of the {format_size(state.device.usable_bytes)} to share"
+        yield device.uuid, _label(device), state.room_bytes, why
+
+
+def _own_room() -> _Room:
+    """Give what the machine's own memory has room for."""
+    memory = memory_here()
+    room_bytes = memory.room_bytes
+    if room_bytes is None or memory.most_bytes is None:
+        return "", "this machine", None, "nobody could say how much memory it has"
+    return "", "this machine", room_bytes, f"{format_size(room_bytes)} of {format_size(memory.most_bytes)} are free"
+
+
+def _label(device: Device) -> str:
+    number = f" ({device.index})" if device.index is not None else ""
+    return f"{short_name(device)}{number}{' [faked]' if device.is_fake else ''}"
+
+
+def _gpu(call: CommandContext, given: dict[str, Any]) -> str:
+    return given["gpu"] or next((one.name for one in call.parts.devices if one.backend is Backend.CUDA), "")
+
+
+def _correction(
+    call: CommandContext, book: CalibrationFile, work: EstimatedWork, torch: str | None
+) -> Correction | None:
+    if book.is_empty:
+        return None
+    return book.correction(work, _torch(call, torch))
+
+
+def _note(
+    call: CommandContext,
+    book: CalibrationFile,
+    work: EstimatedWork,
+    given: dict[str, Any],
+    plain_bytes: int,
+    known_bytes: int = 0,
+) -> None:
+    """Note what was measured; of what is known anyway nothing is learned."""
+    torch = _torch(call, given["torch"])
+    if not torch:
+        hint = "say which one it was: --torch 2.11.0"
+        raise BadInput("what was measured is kept by version of torch, and there is none here", hint=hint)
+    measured_bytes, foretold_bytes = given["measured"] - known_bytes, plain_bytes - known_bytes
+    book.note(work, torch, measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
+    off = 100 * (plain_bytes - given["measured"]) / given["measured"]
+    beside = f"{abs(off):.1f} % {'above' if off > 0 else 'below'} it"
+    call.out.note(f"noted: {format_size(given['measured'])} measured; the estimate was {beside}")
+
+
+def _torch(call: CommandContext, told: str | None) -> str:
+    return told if told is not None else call.parts.capability.torch_version
+
+
+def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
+    """Find a model's config.json; give what it says and how it is called."""
+    from stoker.cookbooks.language.bundled import BASES, bundled_base
+
+    path = str(bundled_base(text)) if text in BASES else call.path(text)
+    if os.path.isdir(path):
+        path = os.path.join(path, _CONFIG)
+    elif not os.path.lexists(path):
+        path = _in_cache(call, text)
+    try:
+        told = json.loads(read_regular(os.path.realpath(path), _LONGEST_BYTES))
+    except OSError as error:
+        raise translate(error, path) from error
+    except (ValueError, RecursionError) as error:
+        raise LocalFile(f"{path} is no JSON: {error}", hint="a model's config.json is wanted") from error
+    if not isinstance(told, dict):
+        raise BadInput(f"{path} says nothing of a model", hint="a model's config.json is wanted")
+    return told, text
+
+
+def _in_cache(call: CommandContext, text: str) -> str:
+    try:
+        named = None if text.endswith(".json") else read_repo_at(text)
+    except BadInput:
+        named = None
+    if named is None:
+        raise NotFound(
+            f"there is no file and no folder {text}", hint="a model's config.json, its folder, or org/name of the hub"
+        )
+    cache = HubCache(call.parts.hub_settings("").cache)
+    commit = cache.commit_at(*named)
+    path = os.path.join(cache.snapshot(named[0], commit), _CONFIG)
+    if not commit or not os.path.exists(path):
+        raise NotFound(
+            f"{text} was not fetched: its config.json is not in the hub's cache",
+            hint=f"stoker fetch {text} {_CONFIG}",
+        )
+    return path

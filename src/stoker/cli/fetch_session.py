@@ -1,0 +1,234 @@
+"""Downloads on their way, as a user meets them: a screen or a stream of JSON, signals, receipts, and the tools for it.
+
+One `Session` stands around everything that one command fetches, from the first question to a server to the last byte,
+so that Ctrl-C always ends it in the same way: what came is kept, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from stoker.cli.context import CommandContext
+from stoker.cli.fetch_options import patience_of
+from stoker.cli.hints import hinted
+from stoker.cli.interrupts import Interruptions, say_aside
+from stoker.cli.live import TransferLines
+from stoker.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.core.clock import Clock
+from stoker.core.errors import Cancelled, StokerError
+from stoker.core.events import Event, Kinds, event_line
+from stoker.core.job import attempt_id
+from stoker.host.http.addresses import joined, shown
+from stoker.host.http.exchange import HttpClientResponse, Request, Transport
+from stoker.host.resources import free_bytes
+from stoker.store.memo import Memo
+from stoker.transfer.download.download_events import failure_of
+from stoker.transfer.download.receipts import receipt_of
+from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTools, FetchedFile, Status
+from stoker.transfer.hub.client import Hub
+from stoker.views.text_tables import span
+
+# A transport that tells what it does: each request with its range, each answer with its status, time and redirect.
+#
+# For `--verbose`. Never a query, a credential or a header that may hold one.
+
+_TOLD = ("Content-Length", "Content-Range", "Retry-After")
+
+
+class LoggingTransport:
+    """Another transport, and somebody who is told."""
+
+    def __init__(self, inner: Transport, clock: Clock, tell: Callable[[str], None]) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._tell = tell
+
+    def send(self, request: Request) -> HttpClientResponse:
+        ranged = request.headers.get("Range")
+        asked = f"{request.method} {shown(request.url)}{f' ({ranged})' if ranged else ''}"
+        began_s = self._clock.monotonic_s()
+        try:
+            reply = self._inner.send(request)
+        except StokerError as error:
+            self._tell(f"> {asked}: {error}")
+            raise
+        location = reply.headers.get("Location")
+        to = f" to {shown(joined(request.url, location))}" if location else ""
+        told = "".join(f", {name} {value}" for name in _TOLD if (value := reply.headers.get(name)))
+        self._tell(f"> {asked}: {reply.status}{to}{told} in {span(self._clock.monotonic_s() - began_s)}")
+        return reply
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+_FAILURES_SHOWN = 8
+_HEARING_S = 0.1
+
+T = TypeVar("T")
+
+
+class FetchSession:
+    """What one command fetches, from the outside. Make it with `session`."""
+
+    def __init__(self, call: CommandContext, given: dict[str, Any], memo: Memo, *, tells_there: bool = True) -> None:
+        self._call = call
+        self._out = call.out
+        self._clock = call.parts.clock
+        self._shows_progress = not given["no_progress"]
+        self._tells_there = tells_there
+        self._lock = threading.Lock()
+        self._seq = 0
+        self._source = attempt_id(self._clock.now(), call.parts.entropy())
+        self._mention: Callable[[str], None] = say_aside
+        self.screen: Screen = self._make_screen()
+        self._lines = TransferLines(
+            self.screen, self._out, shows_progress=self._shows_progress, tells_there=tells_there
+        )
+        self.force = bool(given["force"])
+        self._stop = DownloadStop()
+        patience = patience_of(given)
+        settings = call.parts.hub_settings(given.get("base_url") or "", offline=given["offline"])
+        self._transport = call.parts.open_transport(patience.no_progress_s)
+        if given["verbose"]:
+            self._transport = LoggingTransport(self._transport, self._clock, self._tell_aside)
+        tools = DownloadTools(
+            transport=self._transport,
+            clock=self._clock,
+            free_bytes=free_bytes,
+            jitter=lambda: call.parts.entropy() / 2**32,
+            say=self.say,
+            keep=self._keep,
+            owns=call.parts.receipts.has_any,
+            received=call.parts.receipts.sha256_at,
+        )
+        self.hub = Hub(settings, tools=tools, patience=patience, stop=self._stop, memo=memo)
+        """Whom to ask and to fetch from, any other server included."""
+
+    def expect(self, names: Iterable[str], total_bytes: int | None, *, within: str = "") -> None:
+        """Say what is going to be fetched, so that the display knows when all of it is there."""
+        self._lines.expect(names, total_bytes, within=within)
+
+    def say(self, event: Event) -> None:
+        """Pass an event on to whoever watches. Called from several threads."""
+        at_s = self._clock.wall_s()
+        if self._out.is_json:
+            is_told = self._tells_there or event.fields.get("status") != Status.CACHED
+            if is_told and (event.kind != Kinds.DOWNLOAD_PROGRESS or self._shows_progress):
+                with self._lock:
+                    self._seq += 1
+                    self._out.json_line(event_line(event, ts=at_s, seq=self._seq, source=self._source))
+        elif event.kind == Kinds.WARNING:
+            if not self._out.is_quiet:
+                self._tell_aside(f"note: {event.fields.get('message', '')}")
+        else:
+            self._lines.take(event, at_s)
+
+    def tell_failures(self, failed: Sequence[tuple[str, StokerError]]) -> None:
+        """Tell which files will not come; people are told of a few by name."""
+        shown = failed if self._out.is_json else failed[:_FAILURES_SHOWN]
+        for label, error in shown:
+            self.say(failure_of(label, error))
+        if len(failed) > len(shown):
+            self.screen.lasting(f"… and {len(failed) - len(shown):,} more that did not come")
+
+    def run(self, work: Callable[[FetchSession], T]) -> T:
+        """Do the work in a thread of its own; give what it gives, or raise what it raises.
+
+        The main thread only waits, in short turns: a signal that comes just before a wait for a network begins is heard
+        when that wait is over, and that may take half a minute.
+        """
+        done: list[T] = []
+        failed: list[BaseException] = []
+
+        def act() -> None:
+            try:
+                done.append(work(self))
+            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+                failed.append(error)
+
+        thread = threading.Thread(target=act, name="stoker-fetch", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_HEARING_S)
+        if failed:
+            raise hinted(failed[0]) if isinstance(failed[0], StokerError) else failed[0]
+        return done[0]
+
+    def close(self) -> None:
+        """Write what is left to say, and let go of the screen and of connections."""
+        self._lines.close()
+        self.screen.close()
+        self._transport.close()
+
+    def interruptions(self) -> Interruptions:
+        """Give the block in which signals end the downloads and keep what came."""
+        return Interruptions(self._ask, self._mention, _leave, last_wait_s=0.0)
+
+    def _ask(self, error: StokerError) -> None:
+        try:
+            self._stop.ask(error)
+        finally:
+            # Also what other threads are about to send.
+            self._transport.abort()
+
+    def _make_screen(self) -> Screen:
+        out = self._out
+        if out.is_json or out.is_quiet:
+            return SilentScreen()
+        if out.is_terminal and self._shows_progress:
+            from stoker.cli.screens import LiveScreen
+
+            live = LiveScreen(out, self._clock)
+            self._mention = live.mention
+            return live
+        return PlainScreen(out, self._clock)
+
+    def _tell_aside(self, line: str) -> None:
+        """Tell something on standard error, without spoiling what is drawn."""
+        if self._out.is_terminal and self._shows_progress and not self._out.is_quiet:
+            # The terminal is being drawn on.
+            self.screen.lasting(line)
+        else:
+            self._out.complain(line)
+
+    def _keep(self, came: Sequence[tuple[DownloadRequest, FetchedFile]]) -> None:
+        """Leave receipts. What was there before keeps the one it has, which says how it came."""
+        receipts, version = self._call.parts.receipts, self._call.parts.version
+        ended_s = self._clock.wall_s()
+        receipts.keep(
+            [
+                receipt_of(fetched, label=wanted.label, ended_s=ended_s, version=version)
+                for wanted, fetched in came
+                if fetched.status != Status.CACHED or not receipts.has(fetched.path, fetched.sha256)
+            ]
+        )
+
+
+@contextmanager
+def session(
+    call: CommandContext, given: dict[str, Any], *, memo: Memo, tells_there: bool = True
+) -> Iterator[FetchSession]:
+    """Open a session: within the block, signals end the downloads and keep what came.
+
+    `memo` is where it is remembered which bytes on this disk were checked. Unless it `tells_there`, people hear nothing
+    of files that were there already.
+    """
+    call.out.goes_on_unread = call.out.is_watched = True
+    one = FetchSession(call, given, memo, tells_there=tells_there)
+    try:
+        with one.interruptions():
+            yield one
+    finally:
+        one.close()
+
+
+def _leave() -> None:
+    os._exit(Cancelled.exit_code)

@@ -1,0 +1,275 @@
+"""The words of one command: what it takes, how that is read, and the help that says so.
+
+Declared once as data, so that parsing, `--help` and the reference page can't disagree. Every fault of a command line is
+reported together, each with the nearest word that would have been right. Ours and not the standard library's because
+that costs as much time to import as the rest of a command, stops at the first fault, and lays help out differently in
+every version of Python.
+"""
+
+from __future__ import annotations
+
+from stoker.cli.commands import EVERYWHERE, verbs_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+_WIDTH = 100
+_FEWEST_BYTES = 2**20
+"""Of device memory nobody asks for less."""
+
+_MOST_DIGITS = 1000
+"""Longer numbers are a mistake, and take long to read."""
+
+
+class Option:
+    """A word that begins with a dash; with `value` it takes one, and `is_many` collects several."""
+
+    __slots__ = ("help", "is_many", "key", "names", "read", "value")
+
+    def __init__(
+        self,
+        *names: str,
+        help: str,
+        value: str = "",
+        read: Callable[[str], Any] = str,
+        is_many: bool = False,
+    ) -> None:
+        self.names = names
+        self.help = help
+        self.value = value
+        self.read = read
+        self.is_many = is_many
+        self.key = names[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{name} {self.value}" if self.value else name for name in self.names)
+
+
+class Positional:
+    """A word by its place; the last one of a command may be many, and help lists the `keys` of its key=value."""
+
+    __slots__ = ("help", "is_many", "is_required", "key", "keys", "label")
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        help: str,
+        key: str = "",
+        is_required: bool = True,
+        is_many: bool = False,
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self.label = label
+        self.help = help
+        self.key = key or label.lower()
+        self.is_required = is_required
+        self.is_many = is_many
+        self.keys = keys or {}
+
+
+class Grammar:
+    """What one command takes."""
+
+    def __init__(
+        self,
+        words: str,
+        *,
+        about: str,
+        positionals: tuple[Positional, ...] = (),
+        options: tuple[Option, ...] = (),
+        examples: tuple[str, ...],
+        takes_program: bool = False,
+    ) -> None:
+        self.words = words
+        self.takes_program = takes_program
+        self.about = about
+        self.positionals = positionals
+        self.options = options
+        self.examples = examples
+
+    def parse(self, argv: list[str]) -> dict[str, Any]:
+        """Read the words behind the command; `Usage` names everything that is wrong with them."""
+        return _Reading(self, argv).given()
+
+    def usage(self) -> str:
+        parts = [f"stoker {self.words}"]
+        for positional in self.positionals:
+            label = f"{positional.label} …" if positional.is_many else positional.label
+            parts.append(label if positional.is_required and not positional.is_many else f"[{label}]")
+        if self.options:
+            parts.append("[options]")
+        if self.takes_program:
+            parts.append("[-- PROGRAM …]")
+        return " ".join(parts)
+
+    def help(self) -> str:
+        """Give what `--help` says."""
+        rows = [(positional.label, positional.help) for positional in self.positionals]
+        lines = [f"usage: {self.usage()}", "", *_wrap(self.about, "")]
+        sections = [
+            ("", rows),
+            ("keys", [row for positional in self.positionals for row in positional.keys.items()]),
+            ("options", [(option.label, option.help) for option in self.options]),
+            ("verbs", [(verb.words, verb.summary) for verb in verbs_of(self.words)]),
+            ("everywhere", list(EVERYWHERE)),
+        ]
+        width = min(28, max(len(label) for _, section in sections for label, _ in section))
+        for title, section in sections:
+            if section:
+                lines += ["", title] if title else [""]
+                for label, text in section:
+                    lines += _entry(label, text, width)
+        lines += ["", "examples", *(f"  {example}" for example in self.examples)]
+        return "\n".join(lines) + "\n"
+
+
+def whole(at_least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from a limit on, of at most `_MOST_DIGITS` digits."""
+
+    def read(text: str) -> int:
+        is_number = text.isascii() and text.isdigit()
+        if is_number and len(text) > _MOST_DIGITS:
+            message = f"a whole number of {len(text)} digits is too large"
+            raise ValueError(message)
+        if not is_number or int(text) < at_least:
+            message = f"{text!r} is not a whole number of at least {at_least}"
+            raise ValueError(message)
+        return int(text)
+
+    return read
+
+
+def duration(text: str) -> float:
+    """Read a duration such as `2h`."""
+    from stoker.core.text import parse_duration
+
+    return parse_duration(text)
+
+
+def size(text: str) -> int:
+    """Read a size such as `10G`."""
+    from stoker.core.text import parse_size
+
+    return parse_size(text)
+
+
+def size_with_unit(text: str) -> int:
+    """Read a size such as `6GiB`. A bare number may be bytes, as programs count them, but nobody means six of them."""
+    size_bytes = size(text)
+    if size_bytes < _FEWEST_BYTES and text.strip().replace(".", "", 1).isdecimal():
+        message = f"{text!r} has no unit; write {text.strip()}GiB if GiB are meant"
+        raise ValueError(message)
+    return size_bytes
+
+
+class _Reading:
+    """One command line on its way from words to values."""
+
+    def __init__(self, grammar: Grammar, argv: list[str]) -> None:
+        self._grammar = grammar
+        self._words = list(argv)
+        self._plain: list[str] = []
+        self._faults: list[str] = []
+        self._hint = ""
+        self._given: dict[str, Any] = {
+            option.key: [] if option.is_many else None if option.value else False for option in grammar.options
+        }
+        if grammar.takes_program:
+            self._given["program"] = None
+
+    def given(self) -> dict[str, Any]:
+        while self._words:
+            word = self._words.pop(0)
+            if word == "--":
+                if self._grammar.takes_program:
+                    self._given["program"] = self._words
+                else:
+                    self._plain += self._words
+                break
+            if len(word) > 1 and word[0] == "-":
+                self._option(word)
+            else:
+                self._plain.append(word)
+        self._place()
+        if self._faults:
+            from stoker.core.errors import Usage
+
+            raise Usage("; ".join(self._faults), hint=self._hint or f"stoker help {self._grammar.words}")
+        return self._given
+
+    def _option(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") and len(word) > 2:
+            # -j4
+            name, equals, value = word[:2], "=", word[2:].removeprefix("=")
+        option = next((option for option in self._grammar.options if name in option.names), None)
+        if option is None:
+            self._unknown(name, [known for option in self._grammar.options for known in option.names])
+        elif not option.value:
+            if equals:
+                self._faults.append(f"{name} takes no value")
+            self._given[option.key] = True
+        elif not equals and not self._words:
+            self._faults.append(f"{name} needs a value ({option.value})")
+        else:
+            self._read(option, name, value if equals else self._words.pop(0))
+
+    def _read(self, option: Option, name: str, text: str) -> None:
+        try:
+            value = option.read(text)
+        except ValueError as error:
+            self._faults.append(f"{name}: {error}")
+            return
+        if option.is_many:
+            self._given[option.key].append(value)
+        else:
+            self._given[option.key] = value
+
+    def _place(self) -> None:
+        plain = self._plain
+        for positional in self._grammar.positionals:
+            if positional.is_many:
+                self._given[positional.key], plain = plain, []
+            elif plain:
+                self._given[positional.key], plain = plain[0], plain[1:]
+            else:
+                self._given[positional.key] = ""
+                if positional.is_required:
+                    self._faults.append(f"{positional.label} is missing: {positional.help}")
+        if plain:
+            self._left_over(plain)
+
+    def _left_over(self, plain: list[str]) -> None:
+        from stoker.cli.suggestions import instead
+
+        self._hint = self._hint or instead(self._grammar.words, plain)
+        verbs = [verb.path[-1] for verb in verbs_of(self._grammar.words)]
+        if not verbs:
+            self._faults.append(f"nothing more was expected, got {' '.join(plain)!r}")
+            return
+        self._unknown(plain[0], verbs)
+        if not self._hint and "show" in verbs:
+            self._hint = f"stoker {self._grammar.words} show {plain[0]}"
+
+    def _unknown(self, word: str, known: list[str]) -> None:
+        from stoker.core.text import did_you_mean
+
+        self._faults.append(f"`stoker {self._grammar.words}` does not know {word!r}")
+        self._hint = self._hint or did_you_mean(word, known)
+
+
+def _entry(label: str, text: str, width: int) -> list[str]:
+    lines = _wrap(text, " " * (width + 4))
+    if len(label) > width:
+        return [f"  {label}", *lines]
+    return [f"  {label:<{width}}  {lines[0].lstrip()}", *lines[1:]]
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    from textwrap import wrap
+
+    return wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

@@ -1,0 +1,163 @@
+"""Files of a repository that a job reads: fetched, foretold and verified as `stoker fetch` does it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from stoker.cli.context import CommandContext
+from stoker.cli.fetch_options import DEFAULT_JOBS
+from stoker.cli.fetch_session import FetchSession, session
+from stoker.cli.fetch_work import FetchCommandResult, try_fetching
+from stoker.cli.hints import hinted_for_job
+from stoker.core.errors import BadInput, Cancelled, InvalidInput, MissingRepoFiles, StokerError, Terminated
+from stoker.core.frozen import frozen
+from stoker.core.text import format_size
+from stoker.host.file_stamps import stamp_of
+from stoker.host.resources import check_space
+from stoker.store.memo import remember_file
+from stoker.transfer.download.download_preview import DownloadPreview, known_sum
+from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.client import Hub, label_of
+from stoker.transfer.hub.listing import Repo, RepoFile, Revision, fitting, read_repo_at
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, preview_fetch
+
+_USUAL: dict[str, Any] = {
+    "base_url": None, "force": False, "no_progress": False, "offline": False, "retries": None, "timeout": None,
+    "verbose": False,
+}  # fmt: skip
+"""The options of `stoker fetch`, none of them given."""
+
+
+def fetch(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -> int:
+    """Have in the cache what is lacking; give how many bytes came. Raises `refused` if the repository has none."""
+
+    def work(one: FetchSession) -> FetchCommandResult:
+        found = _found(one.hub, lack.repo)
+        files = fitting(found.listed, lack.names)
+        if not files:
+            raise refused
+        _expect(one, found.repo, files)
+        order = RepoRequest(repo=found.repo, revision=found.revision, files=files, workers=DEFAULT_JOBS)
+        return FetchCommandResult(files=fetch_repository(one.hub, order))
+
+    haul, error = try_fetching(call, _USUAL, lack.repo, work, tells_there=False)
+    if error is not None:
+        raise _named(error, lack)
+    return _came_bytes(haul)
+
+
+def foretell(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -> None:
+    """Say what would come, all of it. Raises `NoSpace` if the disk has no room, `refused` as `fetch` does."""
+
+    def look(one: FetchSession) -> DownloadPreview:
+        found = _found(one.hub, lack.repo)
+        if not fitting(found.listed, lack.names):
+            raise refused
+        files = fitting(found.listed, lack.whole)
+        return preview_fetch(one.hub, RepoRequest(repo=found.repo, revision=found.revision, files=files))
+
+    with session(call, _USUAL, memo=call.parts.memo) as one:
+        try:
+            seen = one.run(look)
+        except StokerError as error:
+            raise _named(error, lack) from None
+    out, host, size, coming = call.out, _host(call), seen.size_bytes, seen.to_come_bytes
+    count = f"{len(seen.files):,} file{'' if len(seen.files) == 1 else 's'}"
+    body = {"argument": lack.argument, "repo": lack.repo, "files": len(seen.files), "bytes": size}
+    out.object({"fetch": {**body, "to_come_bytes": coming, "from": host, "folder": seen.folder}})
+    told = "of unknown size" if size is None or coming is None else format_size(size)
+    part = "" if coming is None or told == format_size(coming) else f", {format_size(coming)} of it not here yet"
+    out.line(f"{lack.argument} {lack.repo} would be fetched from {host}: {count}, {told}{part}")
+    out.line("what it makes possible is known once it is here; nothing was fetched, and nothing was run")
+    check_space(count, seen.folder, coming_bytes=seen.needed_bytes, free=seen.free_bytes)
+
+
+def verify(call: CommandContext, text: str, argument: str, paths: Collection[str], *, came_bytes: int) -> None:
+    """Hold those of some paths that lie in the cache's copy of a repository against their digests.
+
+    What is damaged is set aside and comes anew. If anything came, those `came_bytes` before included, it is said where
+    from. Where the cache knows no digests nothing is looked at. Raises `StokerError`.
+    """
+    cache = HubCache(call.parts.hub_settings("").cache)
+    found = _found_here(cache, text)
+    if found is None:
+        return
+    below = os.path.join(cache.snapshot(found.repo, found.revision.commit), "")
+    files = tuple(file for file in found.listed if f"{below}{file.path}" in paths)
+    if not files or not all(file.blob for file in files):
+        return
+    before = {file.path: stamp_of(os.stat(f"{below}{file.path}")) for file in files}
+
+    def work(one: FetchSession) -> FetchCommandResult:
+        _expect(one, found.repo, files)
+        return FetchCommandResult(
+            files=fetch_repository(one.hub, RepoRequest(repo=found.repo, revision=found.revision, files=files))
+        )
+
+    haul, error = try_fetching(call, _USUAL, text, work, tells_there=False)
+    if error is not None:
+        raise hinted_for_job(error, argument)
+    for file, got in zip(files, haul.files, strict=True):
+        path = f"{below}{file.path}"
+        info = os.stat(path)
+        # So that they are not read once more for the keys of stages.
+        if got.fetched is not None and stamp_of(info) == before[file.path]:
+            remember_file(path, info, got.fetched.sha256, memo=call.parts.store.memo, clock=call.parts.clock)
+    came_bytes += _came_bytes(haul)
+    if came_bytes and not call.out.is_quiet:
+        sign = "✓" if call.out.is_unicode else "ok"
+        call.out.line(f"{argument} {text}: {format_size(came_bytes)} downloaded from {_host(call)}, sha256 {sign}")
+
+
+@frozen
+class _Found:
+    """A repository at the commit that is meant."""
+
+    repo: Repo
+    revision: Revision
+    listed: tuple[RepoFile, ...]
+
+
+def _found(hub: Hub, text: str) -> _Found:
+    """Ask what a repository holds; at the commit that the cache knows, if it does: what was begun is of that one."""
+    repo, asked = read_repo_at(text)
+    commit = hub.cache.read_ref(repo, asked)
+    found = Revision(asked=asked, commit=commit) if commit else hub.resolve(repo, asked)
+    return _Found(repo=repo, revision=found, listed=hub.files(repo, found.commit))
+
+
+def _found_here(cache: HubCache, text: str) -> _Found | None:
+    """Look what the cache has of a repository; nothing if that is nothing, or the text names none."""
+    try:
+        repo, asked = read_repo_at(text)
+    except BadInput:
+        return None
+    commit = cache.commit_at(repo, asked)
+    if not commit:
+        return None
+    listed = cache.read_tree(repo, commit) or cache.read_snapshot(repo, commit)
+    return _Found(repo=repo, revision=Revision(asked=commit, commit=commit), listed=listed)
+
+
+def _expect(one: FetchSession, repo: Repo, files: Iterable[RepoFile]) -> None:
+    labels = [label_of(repo, file.path) for file in files]
+    one.expect(labels, known_sum(file.size_bytes for file in files), within=str(repo))
+
+
+def _named(error: StokerError, lack: MissingRepoFiles) -> StokerError:
+    """Give why something did not come with what it was for: somebody may have meant a folder."""
+    if isinstance(error, InvalidInput | Cancelled | Terminated):
+        return error
+    message = f"{lack.argument}={lack.repo} is no folder here, and can't be fetched: {error}"
+    return hinted_for_job(type(error)(message, hint=error.hint, **error.data), lack.argument)
+
+
+def _host(call: CommandContext) -> str:
+    return urlsplit(call.parts.hub_settings("").endpoint).netloc
+
+
+def _came_bytes(haul: FetchCommandResult) -> int:
+    return sum(got.fetched.bytes_from_network for got in haul.files if got.fetched is not None)

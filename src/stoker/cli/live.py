@@ -1,0 +1,337 @@
+"""The news of a run as lines: what ended stays on the screen, what runs is shown while it runs.
+
+Known results are held back until something really runs, so that a run of nothing but hits is one line at its end. On a
+terminal a `live` screen draws what runs; elsewhere each end is a plain line, and long work says now and then that it
+goes on. Listens to the journal: called from several threads, one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from stoker.cli.output import CliOutput
+from stoker.cli.screens import Screen
+from stoker.core.events import Event, Kinds
+from stoker.core.text import format_size, outside
+from stoker.jobs.job_history import NodeHistory, RunHistory
+from stoker.views.adapter_lines import SharedProcessRunView, company_text
+from stoker.views.stage_lines import StageStepRate, finished_text, running_text, sign_of, waiting_text
+from stoker.views.text_tables import ASCII, UNICODE, span
+from stoker.views.transfer_lines import DrawStyle, Transfers, again_text, done_text, flying_text, seconds_of, short_name
+from stoker.views.trial_lines import Titles, trial_text
+
+_HITS_LISTED = 8
+
+
+class ProgressLines:
+    """Turns events into lines."""
+
+    def __init__(
+        self, screen: Screen, out: CliOutput, titles: Titles, *, near: str, company: SharedProcessRunView | None = None
+    ) -> None:
+        self._screen = screen
+        self._out = out
+        self._signs = UNICODE if out.is_unicode else ASCII
+        self._story = RunHistory()
+        self._lock = threading.Lock()
+        self._known: list[NodeHistory] = []
+        self._kept: list[dict[str, Any]] = []
+        self._paces: dict[str, StageStepRate] = {}
+        self._has_begun = False
+        self._apart = 0
+        self._company = company or SharedProcessRunView()
+        self._is_introduced = False
+        self._told_together: set[str] = set()
+        self._titles = titles
+        self._width = titles.width
+        self._near = near
+
+    def take(self, event: Event, at_s: float, _seq: int) -> None:
+        """Take in one event of the journal."""
+        with self._lock:
+            node = self._story.take({"kind": event.kind, "ts": at_s, **event.fields})
+            if node is not None:
+                node.title = self._titles.names.get(node.node, "")
+                self._keep_pace(event.kind, node, at_s)
+            is_hit = event.kind == Kinds.STAGE_SKIPPED and node is not None
+            if is_hit and node is not None and not self._has_begun and node.node not in self._titles.of_trials:
+                self._known.append(node)
+                return
+            if event.kind == Kinds.TRIAL_END and event.fields.get("is_kept"):
+                self._kept.append(event.fields)
+                self._apart += 1
+                return
+            lines = list(self._lines(event.kind, event.fields, node))
+            if self._kept and (lines or event.kind == Kinds.RUN_END):
+                lines = [*self._told_of_kept(), *lines]
+            if event.kind == Kinds.STAGE_BEGIN or lines:
+                self._begin()
+        for line in lines:
+            self._screen.lasting(line)
+
+    def running(self, now_s: float, at_least_s: float) -> list[str]:
+        """Give a line for each stage that has been running, or waiting for devices, for a while."""
+        with self._lock:
+            nodes = self._story.nodes.values()
+            waiting = [
+                waiting_text(node, self._width, now_s)
+                for node in nodes
+                if node.ending == "waiting" and now_s - (node.waits_since_s or now_s) >= max(at_least_s, 0.1)
+            ]
+            shown = [
+                node
+                for node in nodes
+                if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
+            ]
+            # Of a trial with several stages the name says which one.
+            width = max((self._width, *(len(node.title or node.node) for node in shown)))
+            company = [company_text(self._company.speed, width)] if self._company.speed.members > 1 else []
+            return [
+                *waiting,
+                *company,
+                *(running_text(node, width, now_s, self._paces.get(node.node)) for node in shown),
+            ]
+
+    def _keep_pace(self, kind: str, node: NodeHistory, at_s: float) -> None:
+        if kind == Kinds.STAGE_STEP and isinstance(node.step, int):
+            self._paces.setdefault(node.node, StageStepRate(node.step, at_s)).hear(node.step, at_s)
+        elif kind == Kinds.STAGE_BEGIN or kind in _ENDS:
+            self._paces.pop(node.node, None)
+        if node.node in self._titles.together:
+            if kind == Kinds.STAGE_STEP:
+                self._company.speed.hear(node.node, node.metrics, at_s)
+            elif kind in _ENDS:
+                self._company.speed.leave(node.node, at_s)
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if len(self._known) > _HITS_LISTED:
+            self._screen.lasting(f"{self._signs.hit} {len(self._known)} stages were known")
+        else:
+            for node in self._known:
+                self._screen.lasting(self._finished(node))
+        self._screen.begin(self.running)
+
+    def _told_of_kept(self) -> list[str]:
+        """Tell of trials whose results were there already: of a few each, of many how many."""
+        kept, self._kept = self._kept, []
+        if len(kept) > _HITS_LISTED:
+            return [f"{self._signs.hit} {len(kept):,} trials were known"]
+        return [self._trial(fields) for fields in kept]
+
+    def _lines(self, kind: str, fields: dict[str, Any], node: NodeHistory | None) -> Iterable[str]:
+        if node is not None:
+            yield from self._lines_about(node, kind, fields)
+        elif kind == Kinds.TRIAL_END:
+            yield self._trial(fields)
+        elif kind == Kinds.WARNING:
+            yield self._warning("", str(fields.get("message", "")))
+
+    def _lines_about(self, node: NodeHistory, kind: str, fields: dict[str, Any]) -> Iterable[str]:
+        if kind == Kinds.STAGE_BEGIN and node.node in self._titles.together and not self._is_introduced:
+            self._is_introduced = True
+            yield from self._company.lines
+        if kind == Kinds.STAGE_TOLD:
+            yield from self._tell(node, fields)
+        elif kind in _ENDS:
+            # A trial tells of its own end, with its label and where its result lies.
+            if node.node not in self._titles.of_trials:
+                yield self._finished(node)
+        elif kind == Kinds.STAGE_RETRYING:
+            pause = span(float(fields.get("delay_s", 0.0)))
+            yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; again in {pause}"
+        elif kind == Kinds.STAGE_WAITING:
+            why = str(fields.get("why", ""))
+            said = why if why.startswith("waits ") else f"waits: {why}"
+            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {said}"
+        elif kind == Kinds.STAGE_REWIND:
+            text = f"runs again: its bytes are gone and {fields.get('wanted_by')} reads them"
+            yield f"{self._signs.again} {node.node:<{self._width}}  {text}"
+        elif kind == Kinds.CACHE_CORRUPT:
+            yield self._warning(node.node, f"{fields.get('damage')}; set aside, made again")
+        elif kind == Kinds.CACHE_DIFFERS and not fields.get("expected"):
+            stays = "the new one" if fields.get("kept") == fields.get("ours") else "the first one"
+            yield self._warning(node.node, f"gave another result than before from the same inputs; {stays} is kept")
+
+    def _tell(self, node: NodeHistory, fields: dict[str, Any]) -> Iterable[str]:
+        """Tell what a stage says for people, unless that can wait for its end; once of those that work together."""
+        if fields.get("at_once"):
+            yield f"  {node.title or node.node:<{self._width}}  {fields.get('text', '')}"
+        elif node.node in self._titles.together:
+            if node.told not in self._told_together:
+                self._told_together.add(node.told)
+                yield node.told
+        elif node.node in self._titles.of_trials:
+            yield f"  {node.title:<{self._width}}  {node.told}"
+
+    def _finished(self, node: NodeHistory) -> str:
+        sign = sign_of(node, self._signs)
+        colour = {self._signs.ran: "green", self._signs.failed: "red"}.get(sign, "dim")
+        was_told = node.node in self._titles.together
+        return f"{self._out.paint(sign, colour)} {finished_text(node, self._width, was_told=was_told)}"
+
+    def _trial(self, fields: dict[str, Any]) -> str:
+        state = fields.get("state")
+        signs = self._signs
+        sign = {"completed": signs.hit if fields.get("is_kept") else signs.ran, "failed": signs.failed}.get(
+            str(state), signs.left
+        )
+        colour = {"completed": "green", "failed": "red"}.get(str(state), "dim")
+        self._apart += state == "failed"
+        # Those that failed, and those that were known, are not there to be affected.
+        others = max(0, self._titles.trials - self._apart) if self._titles.together else 0
+        return f"{self._out.paint(sign, colour)} {trial_text(fields, self._titles, self._near, others=others)}"
+
+    def _warning(self, name: str, text: str) -> str:
+        sign = self._out.paint(self._signs.warned, "yellow")
+        return f"{sign} {name:<{self._width}}  {text}" if name else f"{sign} {text}"
+
+
+_ENDS = frozenset(
+    {
+        Kinds.STAGE_END,
+        Kinds.STAGE_SKIPPED,
+        Kinds.STAGE_FAILED,
+        Kinds.STAGE_PRUNED,
+        Kinds.STAGE_CANCELLED,
+    }
+)
+
+
+# The news of downloads as lines: files that are there stay on the screen, those on their way are shown meanwhile.
+#
+# Files that were there already are held back: few are told at the end, many only counted. So are quick ones among very
+# many. Listens to the events of a download: called from several threads.
+
+_LISTED = 8
+_MANY = 40
+_QUICK_MS = 1000
+_LONGEST_NAME = 48
+_MOST_ROWS = 8
+_ROWS_BESIDE = 3
+"""Lines of a screen that stay free for all files together, for the last line and for what is typed."""
+_COLUMNS_BESIDE = 5
+"""Of a line: for the sign before it, and for the `^C` behind it, which must not begin another line."""
+_SHORTEST_NAME = 12
+
+
+class TransferLines:
+    """Turns events of downloads into lines."""
+
+    def __init__(
+        self, screen: Screen, out: CliOutput, *, shows_progress: bool = True, tells_there: bool = True
+    ) -> None:
+        self._screen = screen
+        self._tells_there = tells_there
+        self._out = out
+        self._signs = UNICODE if out.is_unicode else ASCII
+        self._lock = threading.Lock()
+        self._transfers = Transfers()
+        self._within = ""
+        self._width = 0
+        self._there: list[dict[str, Any]] = []
+        self._quick: list[dict[str, Any]] = []
+        # Never to begin is to show only ends.
+        self._has_begun = not shows_progress
+
+    def expect(self, names: Iterable[str], total_bytes: int | None, *, within: str = "") -> None:
+        """Say which files will come, all of one repository if `within` names it.
+
+        With `total_bytes` known, it can be told when all will be there.
+        """
+        with self._lock:
+            known = [short_name(name, within) for name in names]
+            self._within = within
+            self._width = min(_LONGEST_NAME, max(map(len, known), default=0))
+            self._transfers = Transfers(files=len(known), total_bytes=total_bytes)
+
+    def take(self, event: Event, at_s: float) -> None:
+        """Take in one event."""
+        with self._lock:
+            if self._transfers.take(event, at_s) is None:
+                return
+            begins = not self._has_begun and event.kind in _BEGIN
+            self._has_begun = self._has_begun or begins
+            lines = list(self._lines(event.kind, event.fields))
+        if begins:
+            self._screen.begin(self.running)
+        for line in lines:
+            self._screen.lasting(line)
+
+    def running(self, now_s: float, at_least_s: float) -> list[str]:
+        """Say how far it is: in short where lines stay (`at_least_s` above 0), else file by file too."""
+        with self._lock:
+            flying = self._transfers.in_flight()
+            if not flying:
+                return []
+            is_drawn = at_least_s <= 0
+            room = max(1, self._out.columns - _COLUMNS_BESIDE) if is_drawn and self._out.columns else 0
+            how = DrawStyle(is_drawn=is_drawn, is_unicode=self._out.is_unicode, room=room)
+            together = [self._transfers.together(how)] if self._transfers.files > 1 else []
+            if together and not is_drawn:
+                return together
+            width = min(self._width, max(_SHORTEST_NAME, room // 3)) if room else self._width
+            beside = replace(how, room=max(1, room - width - 2) if room else 0)
+            rows = [
+                f"{_cut(short_name(one.file, self._within), width):<{width}}  {flying_text(one, beside, now_s)}"
+                for one in self._transfers.worth_rows()[: self._most_rows()]
+            ]
+            return [*together, *rows]
+
+    def close(self) -> None:
+        """Tell of what was held back."""
+        quick, there, self._quick, self._there = self._quick, self._there, [], []
+        if quick:
+            size = format_size(sum(int(told.get("bytes") or 0) for told in quick))
+            self._screen.lasting(f"{self._out.paint(self._signs.ran, 'green')} {len(quick):,} files, {size}")
+        if len(there) > _LISTED:
+            self._screen.lasting(f"{self._signs.hit} {len(there):,} files were there")
+            return
+        for told in there:
+            self._screen.lasting(self._done(told))
+
+    def _most_rows(self) -> int:
+        rows = self._out.rows
+        return max(1, min(_MOST_ROWS, rows - _ROWS_BESIDE)) if rows else _MOST_ROWS
+
+    def _lines(self, kind: str, told: dict[str, Any]) -> Iterable[str]:
+        name = f"{self._name(told):<{self._width}}"
+        if kind == Kinds.DOWNLOAD_DONE:
+            if told.get("status") == "cached":
+                if self._tells_there:
+                    self._there.append(told)
+            elif self._transfers.files > _MANY and int(told.get("ms") or 0) < _QUICK_MS:
+                self._quick.append(told)
+            else:
+                yield self._done(told)
+        elif kind == Kinds.DOWNLOAD_FAILED:
+            yield f"{self._out.paint(self._signs.failed, 'red')} {name}  {outside(str(told.get('message', '')))}"
+        elif kind == Kinds.DOWNLOAD_RETRY:
+            wait_s = seconds_of(told)
+            # Who asks about a repository says so in the message itself.
+            why = str(told.get("msg", "")).removeprefix(f"{told.get('file', '')}: ")
+            again = f"; {again_text(int(told.get('attempt') or 0), wait_s)}" if wait_s else ""
+            yield f"{self._signs.again} {name}  {outside(why)}{again}"
+        elif kind == Kinds.DOWNLOAD_WAITING:
+            yield f"{self._signs.again} {name}  {outside(str(told.get('msg', '')))}"
+
+    def _done(self, told: dict[str, Any]) -> str:
+        is_new = told.get("status") == "downloaded"
+        sign = self._out.paint(self._signs.ran, "green") if is_new else self._out.paint(self._signs.hit, "dim")
+        return f"{sign} {self._name(told):<{self._width}}  {done_text(told)}"
+
+    def _name(self, told: dict[str, Any]) -> str:
+        return short_name(str(told.get("file", "")), self._within)
+
+
+def _cut(name: str, width: int) -> str:
+    """Give a name that fits, by its end if need be."""
+    return name if len(name) <= width or not width else f"…{name[len(name) - width + 1 :]}"
+
+
+_BEGIN = frozenset({Kinds.DOWNLOAD_START, Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING})

@@ -1,0 +1,302 @@
+"""An order on its way: screens, interruptions, and what is said when it is over."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.errors import report
+from stoker.cli.interrupts import Interruptions, say_aside
+from stoker.cli.live import ProgressLines
+from stoker.cli.run_report import failure_lines, show_outcome
+from stoker.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.core.errors import Cancelled, InvalidInput, MissingRepoFiles, NoPermission
+from stoker.core.events import Event, event_line
+from stoker.core.frozen import changed
+from stoker.engine.plan import PlanNode
+from stoker.engine.types import MAX_IN_FLIGHT, NodeEnding, NodeResult, RunOptions
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.execution import Execution, JobResult, abandon
+from stoker.jobs.rerun import Continuation
+from stoker.jobs.shared_forecast import SharedProcessEstimate
+from stoker.jobs.trials import is_sweep
+from stoker.views.adapter_lines import SharedProcessRunView, forecast_lines
+from stoker.views.text_tables import ASCII, UNICODE
+from stoker.views.trial_lines import titles_of
+
+# Trainings whose results were known, so that nobody wrote the checkpoints that were asked for.
+
+_COOKBOOK = "language"
+_NAMED = 5
+
+
+def unwritten_text(order: CompiledJob, nodes: Mapping[str, NodeResult]) -> str:
+    """Name those of a run that were known and have no checkpoints in their folders; nothing if there are none."""
+    wanting = [node for node in order.plan.nodes if _is_unwritten(node, nodes)]
+    if not wanting:
+        return ""
+    titles = {one: trial.label for trial in order.trials for one in trial.nodes.nodes}
+    missing = list(dict.fromkeys(titles.get(node.id) or order.spec.name for node in wanting))
+    those = ", ".join(missing[:_NAMED]) + (" …" if len(missing) > _NAMED else "")
+    known = "was known, and has" if len(missing) == 1 else "were known, and have"
+    stage = wanting[0].stage.name.rpartition("/")[2]
+    return f"{those} {known} no checkpoints where they were wanted; --rerun {stage} trains again and writes them"
+
+
+def _is_unwritten(node: PlanNode, nodes: Mapping[str, NodeResult]) -> bool:
+    folder, result = node.args.get("checkpoints"), nodes.get(node.id)
+    is_known = result is not None and result.ending is NodeEnding.HIT
+    if not folder or not is_known or not node.stage.name.startswith(f"{_COOKBOOK}/"):
+        return False
+    from pathlib import Path
+
+    from stoker.cookbooks.language.schemas import best_folder
+
+    try:
+        return not best_folder(Path(folder)).is_dir()
+    except OSError:
+        # What we may not look into, we did not write into.
+        return True
+
+
+def run_order(
+    call: CommandContext, order: CompiledJob, going_on: Continuation, given: dict[str, Any], rerun: frozenset[str]
+) -> int:
+    """Run an order to its end; give the exit code."""
+    call.out.goes_on_unread = call.out.is_watched = True
+    tools = call.parts.tools
+    if given["contain"] is not None:
+        call.parts.contain_by(given["contain"])
+    if not given["no_out"]:
+        _check_out(_out_folder(call, given["out"]))
+    options = _options(order, given, rerun, going_on)
+    name = order.spec.name
+    spec = changed(order.spec, options=_options_told(options))
+    if order.program is not None:
+        _introduce(call, order, options)
+    if going_on.index is not None:
+        going_on.index.begin()
+    tracking = None
+    if given["wandb"] is not None:
+        from stoker.cli.wandb import tracking_of
+
+        tracking = tracking_of(call, order, given["wandb"])
+    companies = [] if options.solo else _companies_foreseen(call, order, going_on, rerun)
+    signs = UNICODE if call.out.is_unicode else ASCII
+    lines = tuple(line for one in companies for line in forecast_lines(one, signs))
+    company = SharedProcessRunView(lines=lines, is_solo=options.solo)
+    screen, listener, say = _listen(call, order, company)
+    execution = Execution(
+        plan=order.plan,
+        spec=spec,
+        tools=tools,
+        out=None if given["no_out"] else os.path.join(_out_folder(call, given["out"]), name),
+        options=options,
+        listeners=(listener,),
+        papers=order.papers,
+        trials=order.trials,
+        index=going_on.index,
+        ran_code=going_on.ran_code,
+        gives_up=not given["keep_going"],
+        followers=() if tracking is None else (tracking,),
+        foreseen={"companies": [one.to_json() for one in companies]} if companies else {},
+    )
+
+    def leave() -> None:
+        abandon(tools, spec, Cancelled("interrupted twice"))
+        os._exit(Cancelled.exit_code)
+
+    try:
+        with Interruptions(execution.cancel, say, leave):
+            job = execution.run()
+    finally:
+        screen.close()
+    for end in tracking.ends if tracking is not None else ():
+        if end.where:
+            call.out.note(f"wandb: {end.where}; `wandb sync` sends what was kept offline")
+    return _tell(call, order, job, company)
+
+
+def _options(order: CompiledJob, given: dict[str, Any], rerun: frozenset[str], going_on: Continuation) -> RunOptions:
+    return RunOptions(
+        max_in_flight=given["jobs"] or (1 if order.program is not None else MAX_IN_FLIGHT),
+        keep_going=is_sweep(order.trials) or given["keep_going"] or given["max_failures"] is not None,
+        max_failures=given["max_failures"],
+        rerun=rerun,
+        kept=going_on.kept,
+        deadline_s=given["timeout"],
+        solo=given["solo"],
+    )
+
+
+def _introduce(call: CommandContext, order: CompiledJob, options: RunOptions) -> None:
+    """Say what a run of programs works with, before it starts."""
+    warning = call.parts.containment.warning
+    if warning:
+        # Also to those who asked for quiet: a machine that freezes is not what they asked for.
+        call.out.complain(f"warning: {warning}")
+    if not call.out.is_quiet:
+        from stoker.cli.run_machine import machine_line
+
+        call.out.line(machine_line(call.parts, order, options))
+
+
+def _tell(call: CommandContext, order: CompiledJob, job: JobResult, company: SharedProcessRunView) -> int:
+    name = order.spec.name
+    if is_sweep(order.trials):
+        from stoker.cli.run_report import show_sweep_outcome
+
+        show_sweep_outcome(call, order, job, company)
+    elif not call.flags.quiet:
+        show_outcome(call, order, job)
+    elif job.laid_out is not None:
+        call.out.line(job.laid_out.folder)
+    unwritten = unwritten_text(order, job.result.nodes) if job.result is not None else ""
+    if unwritten:
+        call.out.note(f"note: {unwritten}")
+    for part in (call.parts.store.memo.trouble, call.parts.history.trouble):
+        if part:
+            call.out.note(f"note: an index is out of order, which costs time and nothing else: {part}")
+    if job.error is None:
+        return 0
+    code = report(job.error, call.out, debug=call.flags.debug, is_in_stream=True)
+    for line in () if is_sweep(order.trials) else failure_lines(job, name):
+        call.out.complain(line)
+    return code
+
+
+def _listen(
+    call: CommandContext, order: CompiledJob, company: SharedProcessRunView
+) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
+    """Give where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
+    out = call.out
+    if out.is_json:
+        attempt = order.spec.attempt
+
+        def write(event: Event, at_s: float, seq: int) -> None:
+            out.json_line(event_line(event, ts=at_s, seq=seq, source=attempt))
+
+        return SilentScreen(), write, say_aside
+    titles = titles_of(order.plan, order.trials, job=order.spec.name, is_solo=company.is_solo)
+    near = call.parts.settings.folder
+    if not out.is_quiet and out.is_terminal:
+        from stoker.cli.screens import LiveScreen
+
+        live = LiveScreen(out, call.parts.clock)
+        # Not straight to the terminal, which is being drawn on.
+        return live, ProgressLines(live, out, titles, near=near, company=company).take, live.mention
+    screen = SilentScreen() if out.is_quiet else PlainScreen(out, call.parts.clock)
+    return screen, ProgressLines(screen, out, titles, near=near, company=company).take, say_aside
+
+
+def _out_folder(call: CommandContext, given: str | None) -> str:
+    settings = call.parts.settings
+    return os.path.join(settings.folder, given) if given else settings.out
+
+
+def _companies_foreseen(
+    call: CommandContext, order: CompiledJob, going_on: Continuation, rerun: frozenset[str]
+) -> list[SharedProcessEstimate]:
+    """Return what is foreseen of trials that will share a process; nothing where none will."""
+    if not any(node.stage.together for node in order.plan.nodes):
+        return []
+    from stoker.cli.shared_runs import companies_here
+    from stoker.engine.preview import preview
+
+    parts, kept = call.parts, going_on.kept
+    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+    return companies_here(call, order, seen)
+
+
+def _check_out(folder: str) -> None:
+    """Find out before the work, not after it, whether results can be laid out."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        is_writable = os.access(folder, os.W_OK)
+    except OSError:
+        is_writable = False
+    if not is_writable:
+        raise NoPermission(
+            f"results can't be written to {folder}", hint="give another folder with --out DIR, or none with --no-out"
+        )
+
+
+def _options_told(options: RunOptions) -> dict[str, Any]:
+    told = {
+        "jobs": options.max_in_flight,
+        "keep_going": options.keep_going,
+        "max_failures": options.max_failures,
+        "rerun": sorted(options.rerun),
+        "timeout_s": options.deadline_s,
+        "solo": options.solo,
+    }
+    return {name: value for name, value in told.items() if value not in (None, [], False)}
+
+
+# What a job wants of the hub, brought before it runs: fetched where it is not here, verified in any case.
+#
+# A recipe says what it lacks (`InvalidInput.lacks`), small files first, so that what they refuse is refused before the
+# large ones come.
+
+
+class CommandInputFetcher:
+    """Brings what one command lacks, each thing once."""
+
+    def __init__(self, call: CommandContext, *, is_dry: bool) -> None:
+        self._call = call
+        self._is_dry = is_dry
+        self._came: Counter[str] = Counter()
+        """Bytes that came over the network, by what was typed."""
+
+    def order(self, take: Callable[[], CompiledJob]) -> CompiledJob | None:
+        """Take an order; while nothing is wrong but what the hub may have, that is fetched, and it is taken again.
+
+        Of a dry run nothing is fetched: what would be is told, and there is no order. Raises what `take` raises if we
+        may not ask (offline) or if what came does not help, and whatever goes wrong in fetching.
+        """
+        asked: set[MissingRepoFiles] = set()
+        while True:
+            try:
+                return take()
+            except InvalidInput as error:
+                if not error.lacks or asked >= set(error.lacks) or self._call.parts.hub_settings("").offline:
+                    raise
+                asked |= set(error.lacks)
+                self._bring(error)
+            if self._is_dry:
+                return None
+
+    def verify(self, order: CompiledJob) -> None:
+        """Hold the files that an order reads from the hub's cache against their digests, and say what was fetched.
+
+        What is damaged is set aside and fetched again. Raises `StokerError` if that can't be.
+        """
+        words = self._words_of(order)
+        if not words:
+            return
+        from stoker.cli.job_downloads import verify
+
+        paths = {path for node in order.plan.nodes for path in node.stage.args.paths_in(node.args)}
+        for text, argument in words.items():
+            verify(self._call, text, argument, paths, came_bytes=self._came[text])
+
+    def _bring(self, error: InvalidInput) -> None:
+        from stoker.cli.job_downloads import fetch, foretell
+
+        for lack in error.lacks:
+            if self._is_dry:
+                foretell(self._call, lack, error)
+            else:
+                self._came[lack.repo] += fetch(self._call, lack, error)
+
+    def _words_of(self, order: CompiledJob) -> dict[str, str]:
+        """Give what may name repositories among the arguments of an order's trials, each with the argument's name."""
+        if not order.trials or order.program is not None:
+            return {}
+        brings = self._call.parts.catalogue.load(order.spec.recipe).brings
+        texts = ((trial.args.get(name), name) for trial in order.trials for name in brings)
+        named = {text: name for text, name in texts if isinstance(text, str) and "/" in text}
+        return {text: name for text, name in named.items() if not os.path.exists(text)}

@@ -1,0 +1,302 @@
+"""`stoker machines memory`: who holds how much of which device; with `--wait`, a place in line for room on one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.grammar import Grammar, Option, duration, size_with_unit, whole
+from stoker.core.device import Device
+from stoker.core.errors import StokerError, Usage
+from stoker.core.text import did_you_mean, format_duration, format_size
+from stoker.devices.ledger.types import WAIT_S, CandidateDevice, DeviceRequest, DeviceWaitProgress, HeldReservation
+from stoker.engine.device_gate import device_variables
+from stoker.host.box_entry import ChildSetup, find_program, let_in
+from stoker.host.exit import ProcessExit
+from stoker.host.processes import Child, group_members, start
+from stoker.views.device_lines import UnmeasuredDevice, memory_lines
+
+_WHOLE = "whole"
+
+
+def _room(text: str) -> int:
+    """Read how much is wanted; `whole` is a device of which nothing more is said."""
+    return 0 if text.strip().lower() == _WHOLE else size_with_unit(text)
+
+
+GRAMMAR = Grammar(
+    "machines memory",
+    about=(
+        "Say who holds how much of which accelerator on this machine, by the ledger that all runs share and by the "
+        "driver's own measure, and who waits. With --wait, queue for room, first come first served: PROGRAM then runs "
+        "holding it, sees only its device (CUDA_VISIBLE_DEVICES), and its exit code is ours; its standard input is "
+        "empty. Without PROGRAM the command ends when there is room, and holds nothing. Exit code 50 if it can never "
+        "fit, 51 if no room came free in time."
+    ),
+    options=(
+        Option("--wait", value="SIZE", read=_room, help=f"how much on each device: 6GiB, or `{_WHOLE}`"),
+        Option(
+            "--on",
+            value="DEVICE",
+            is_many=True,
+            help="only this device: its UUID or the beginning of it, or its number",
+        ),
+        Option("--count", value="N", read=whole(1), help="how many devices, together; 1 unless told"),
+        Option("--share", help="let others hold the rest of the device; else it is held whole"),
+        Option(
+            "--timeout",
+            value="TIME",
+            read=duration,
+            help=f"give up after this long; {format_duration(WAIT_S)} unless told",
+        ),
+        Option("--job", value="NAME", help="what others see it is for; the program's name unless told"),
+    ),
+    examples=(
+        "stoker machines memory",
+        "stoker machines memory --json",
+        "stoker machines memory --wait 6GiB --share -- python train.py",
+        "stoker machines memory --wait whole --timeout 2h -- ./train.sh",
+    ),
+    takes_program=True,
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Show the ledger, or queue for room in it."""
+    program = given["program"]
+    if given["wait"] is None and program is None:
+        stray = [f"--{name}" for name in ("on", "count", "share", "timeout", "job") if given[name]]
+        if stray:
+            raise Usage(f"{', '.join(stray)} without --wait", hint="stoker machines memory --wait 6GiB -- PROGRAM")
+        return _show(call)
+    if program is not None and not program:
+        raise Usage("no program follows --", hint="stoker machines memory --wait 6GiB -- python train.py")
+    if given["share"] and not given["wait"]:
+        raise Usage("--share needs to know how much", hint="stoker machines memory --wait 6GiB --share -- PROGRAM")
+    return _hold(call, _ask(call, given), given)
+
+
+def _show(call: CommandContext) -> int:
+    parts, out = call.parts, call.out
+    devices = parts.devices
+    candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
+    state = parts.ledger.state(candidates)
+    _warn(call)
+    unknown = tuple(UnmeasuredDevice(uuid=one.uuid, name=one.name) for one in devices if one.total_bytes is None)
+    for line in memory_lines(state, unknown, columns=out.columns):
+        out.line(line)
+    for device in state.devices:
+        out.object(device.to_dict())
+    for waiter in state.waiting:
+        out.object(waiter.to_dict())
+    return 0
+
+
+def _ask(call: CommandContext, given: dict[str, Any]) -> DeviceRequest:
+    devices = call.parts.devices
+    chosen = [_named(word, devices) for word in given["on"]] or list(devices)
+    named = {device.uuid: device for device in chosen}
+    candidates = tuple(one for one in map(CandidateDevice.of, named.values()) if one is not None)
+    program = given["program"]
+    return DeviceRequest(
+        job=given["job"] or (os.path.basename(program[0]) if program else "room"),
+        devices=candidates,
+        count=given["count"] or 1,
+        vram_bytes=given["wait"] or 0,
+        may_share=given["share"],
+    )
+
+
+def _hold(call: CommandContext, ask: DeviceRequest, given: dict[str, Any]) -> int:
+
+    ledger = call.parts.ledger
+    program = given["program"]
+    path = find(call, program) if program else ""
+    told = _Told(call, ask)
+    timeout_s = WAIT_S if given["timeout"] is None else given["timeout"]
+    held = ledger.wait(ask, timeout_s, told.progress)
+    try:
+        _warn(call)
+        told.granted(held)
+        if not program:
+            ledger.release(held)
+            return 0
+        return run_holding(call, held, path, program, shares=not all(share.is_exclusive for share in held.entry.shares))
+    except BaseException:
+        ledger.release(held)
+        raise
+
+
+class _Told:
+    """What is said while waiting: each answer once, and then that there is room."""
+
+    def __init__(self, call: CommandContext, ask: DeviceRequest) -> None:
+        self._call = call
+        self._ask = ask
+        self._last = ""
+        self._begun_s = call.parts.clock.monotonic_s()
+
+    def progress(self, progress: DeviceWaitProgress) -> None:
+        answer = progress.answer
+        line = f"place {progress.place} in line for {self._what()}: {answer.why}"
+        if line == self._last:
+            return
+        self._last = line
+        self._call.out.note(line)
+        self._call.out.object(
+            {
+                "state": "waiting",
+                "job": self._ask.job,
+                "place": progress.place,
+                "why": answer.why,
+                "bound": str(answer.bound),
+                "device": answer.nearest.uuid,
+                "missing_bytes": answer.nearest.missing_bytes,
+                "elapsed_s": round(progress.elapsed_s, 3),
+                "remaining_s": round(progress.remaining_s, 3),
+            }
+        )
+
+    def granted(self, held: HeldReservation) -> None:
+        fake = " (invented by STOKER_GPU_FAKE)" if any(share.is_fake for share in held.entry.shares) else ""
+        waited_s = self._call.parts.clock.monotonic_s() - self._begun_s
+        after = f" after {format_duration(waited_s)}" if self._last else ""
+        self._call.out.note(f"{self._what()} on {', '.join(held.uuids)}{fake}{after}")
+        self._call.out.object(
+            {
+                "state": "granted",
+                "job": self._ask.job,
+                "id": held.id,
+                "devices": list(held.uuids),
+                "vram_bytes": self._ask.vram_bytes or None,
+                "is_exclusive": held.entry.shares[0].is_exclusive,
+                "is_fake": bool(fake),
+                "waited_s": round(waited_s, 3),
+            }
+        )
+
+    def _what(self) -> str:
+        if not self._ask.vram_bytes:
+            return "a whole device" if self._ask.count == 1 else f"{self._ask.count} whole devices"
+        return format_size(self._ask.vram_bytes)
+
+
+def _named(word: str, devices: tuple[Device, ...]) -> Device:
+    """Find the device that a user means."""
+    exact = [one for one in devices if word in (one.uuid, str(one.index))]
+    found = exact or [one for one in devices if one.uuid.startswith(word)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Usage(f"--on {word} could be {', '.join(one.uuid for one in found)}", hint="write more of it")
+    hint = did_you_mean(word, [one.uuid for one in devices]) or "stoker machines memory lists the devices"
+    raise Usage(f"no device here is called {word!r}", hint=hint)
+
+
+def _warn(call: CommandContext) -> None:
+    ledger = call.parts.ledger
+    while ledger.warnings:
+        call.out.note(f"warning: {ledger.warnings.pop(0)}")
+
+
+# A program that runs while it holds room on a device.
+#
+# The program waits at a gate until it is the owner of what was promised. So whoever is killed when, the room is held
+# while the program lives, and never longer. Meanwhile signals go to the program, and the lease is renewed and
+# measured.
+
+
+def find(call: CommandContext, program: list[str]) -> str:
+    """Find the program before anybody waits for it."""
+    settings = call.parts.settings
+    return find_program(program[0], cwd=settings.folder, env=settings.environment)
+
+
+def run_holding(call: CommandContext, held: HeldReservation, path: str, program: list[str], *, shares: bool) -> int:
+    """Run the program, own what is held by it, and give it back at its end; the exit code is the program's."""
+    out, ledger = call.out, call.parts.ledger
+    child, held = _start(call, held, path, program, shares=shares)
+    try:
+        with _forwarded(child):
+            ended = _watch(call, child, held)
+    except BaseException:
+        # Whoever gives the room back must not leave the program in it.
+        child.stop(grace_s=0.0)
+        raise
+    left = group_members(child.identity)
+    if left:
+        # They may still use the device; the reservation lives as long as they do.
+        pids = ", ".join(str(row.pid) for row in left)
+        out.note(f"note: {program[0]} has ended and left process {pids} behind, which holds the room until it ends")
+    else:
+        ledger.release(held)
+    code = ended.status if ended.status is not None else 128 + (ended.signal or 0)
+    out.object({"state": "ended", "exit_code": code, "signal": ended.signal})
+    return code
+
+
+def _start(
+    call: CommandContext, held: HeldReservation, path: str, program: list[str], *, shares: bool
+) -> tuple[Child, HeldReservation]:
+    settings = call.parts.settings
+    by_uuid = {device.uuid: device for device in call.parts.devices}
+    share = held.entry.shares[0].promised_bytes if shares else None
+    chosen = [by_uuid[uuid] for uuid in held.uuids]
+    env = {**settings.environment, **device_variables(chosen, settings.environment, vram_bytes=share)}
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            gate = ChildSetup(gate_fd=theirs.fileno())
+            child = start([path, *program[1:]], cwd=settings.folder, env=env, stdout=1, stderr=2, entry=gate)
+        try:
+            held = call.parts.ledger.hand_over(held, child.identity)
+            let_in(ours)
+        except BaseException:
+            child.stop(grace_s=0.0)
+            raise
+    return child, held
+
+
+def _watch(call: CommandContext, child: Child, held: HeldReservation) -> ProcessExit:
+    """Wait for the end, renewing the lease three times in its length and saying once if the promise is exceeded."""
+    ledger = call.parts.ledger
+    has_warned = has_lost = False
+    while True:
+        with suppress(TimeoutError):
+            return child.wait(held.entry.lease_s / 3)
+        with suppress(StokerError):
+            measured = ledger.measure(held)
+            if ledger.renew(held) and not has_lost:
+                has_lost = True
+                call.out.note(f"warning: the lease was past, and others were promised the room of {held.entry.job}")
+            if measured is not None and measured.is_over and not has_warned:
+                has_warned = True
+                call.out.note(
+                    f"warning: {held.entry.job} takes {format_size(measured.measured_bytes)} of {measured.uuid}, "
+                    f"{measured.percent} % of the {format_size(measured.promised_bytes)} that it asked for"
+                )
+
+
+@contextmanager
+def _forwarded(child: Child) -> Iterator[None]:
+    """Pass signals on to the program's group; how it ends is its own business."""
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.identity.pid, number)
+
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,299 @@
+"""`stoker store prune`: free space, least recently used first. Shows what would go; acts only if somebody says yes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.cleanup import shelf_of, show_offer
+from stoker.cli.context import CommandContext
+from stoker.cli.coordinator_access import AT, reach
+from stoker.cli.grammar import Grammar, Option, duration, size, whole
+from stoker.core.errors import Usage
+from stoker.core.text import format_size
+from stoker.jobs.submitter import who_asks
+from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
+from stoker.store.prune import PruneDecision, candidates, carry_out, decide_prune, young_bytes
+from stoker.store.records import Record
+from stoker.views.text_tables import ago, table
+from stoker.worker.environments.environment_cache import EnvironmentPrunePlan, drop, offer
+
+if TYPE_CHECKING:
+    from stoker.protocol.view_messages import PruneView
+
+
+_LISTED = 20
+
+GRAMMAR = Grammar(
+    "store prune",
+    about=(
+        "Free space. Results unused for --older-than are removed, then the least recently used until the rest fits "
+        "--max-size; without a limit none. Kept whatever the limit: what is pinned, put under a name, or used by a "
+        "running job. A removed result is still known: it is made again when a run needs its bytes. Also removed: "
+        "leftovers of dead processes, uploads idle for 7 days, and checkpoints of work that did not succeed after 30 "
+        "days. Python environments that no job runs in are removed by --older-than and --max-envs; they are built "
+        "again when a job needs them. `stoker clean-cache` is the same as `stoker store prune --everywhere`: it lists "
+        "every place that Stoker fills, with its size, and clears up all of them. With --fleet it removes the "
+        "coordinator's results instead: too old ones, except each job's newest, then the oldest until the rest fits; "
+        "pinned ones are kept. What would be removed is shown first; nothing is removed without --yes, or y where it "
+        "asks, at a terminal."
+    ),
+    options=(
+        Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
+        Option("--older-than", value="TIME", read=duration, help="remove what was unused for longer: 12h, 30d"),
+        Option("--max-envs", value="SIZE", read=size, help="keep at most this much of Python environments: 20G, 0"),
+        Option("--everywhere", help="every place, not only the store"),
+        Option("--fleet", help="results and logs that lie with the coordinator, instead of this machine's store"),
+        Option("--keep-last", value="N", read=whole(0), help="with --fleet: of each job, so many of its newest; 1"),
+        Option(
+            "--logs-older-than", value="TIME", read=duration, help="with --fleet: logs of attempts that ended before"
+        ),
+        AT,
+        Option("--quarantine", help="with --everywhere: what is in quarantine goes, too, however young"),
+        Option("--downloads", help="with --everywhere: unfinished downloads go, too, however young"),
+        Option("--dry-run", help="only show what would be done; asks nothing"),
+        Option("--yes", help="do it, and ask nothing"),
+    ),
+    examples=(
+        "stoker store prune --max-size 10G",
+        "stoker store prune --older-than 30d --yes",
+        "stoker store prune --everywhere",
+        "stoker store prune --fleet --older-than 90d --keep-last 2 --logs-older-than 30d",
+    ),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Decide, show, and act if told to."""
+    _refuse_misfits(given)
+    if given["fleet"]:
+        return prune_fleet(call, given)
+    parts, out = call.parts, call.out
+    leases = parts.tools.engine.leases
+    found = tuple(
+        candidates(
+            parts.store,
+            kept=why_kept(parts.store, leases, parts.settings.runs),
+            label=_label,
+            let_go=why_let_go(parts.store),
+        )
+    )
+    decision = decide_prune(
+        found, now_s=parts.clock.wall_s(), max_bytes=given["max_size"], older_than_s=given["older_than"]
+    )
+    rubbish = find_rubbish(parts.store, parts.objects, leases, parts.clock, scratch=parts.tools.scratch)
+    spared_bytes = young_bytes(parts.store, decision, clock=parts.clock, leftovers=rubbish.staging)
+    environments = offer(
+        shelf_of(call),
+        now_s=parts.clock.wall_s(),
+        max_bytes=given["max_envs"],
+        older_than_s=given["older_than"],
+    )
+    if given["everywhere"]:
+        from stoker.cli.cleanup import CleanupOptions, Findings
+        from stoker.cli.prune_all import clean
+
+        findings = Findings(
+            candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
+        )
+        more = CleanupOptions(quarantine=given["quarantine"], downloads=given["downloads"])
+        return clean(call, findings, more=more, is_told=given["yes"], may_ask=not given["dry_run"])
+    _show(call, decision, rubbish, spared_bytes, given)
+    show_offer(call, environments)
+    has_something = bool(decision.removals) or not rubbish.is_none or not environments.is_none
+    is_wanted = given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?"))
+    cleared = CleanupResult(freed_bytes=0)
+    if is_wanted:
+        cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
+        dropped = drop(shelf_of(call), environments, clock=parts.clock)
+        cleared = CleanupResult(
+            freed_bytes=cleared.freed_bytes + dropped.freed_bytes, stuck=(*cleared.stuck, *dropped.stuck)
+        )
+        out.line(f"freed {format_size(cleared.freed_bytes)}")
+        for stuck in cleared.stuck:
+            out.note(f"note: could not be removed: {stuck}")
+    elif has_something:
+        out.line("nothing was removed: add --yes to remove it")
+    _tell(call, decision, rubbish, environments, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
+    return 0
+
+
+def _refuse_misfits(given: dict[str, Any]) -> None:
+    for word in ("quarantine", "downloads"):
+        if given[word] and not given["everywhere"]:
+            raise Usage(f"--{word} goes with --everywhere", hint=f"stoker store prune --everywhere --{word}")
+    if given["max_envs"] is not None and given["fleet"]:
+        raise Usage("--max-envs is about this machine, --fleet about the coordinator", hint="stoker help store prune")
+    for word in ("keep_last", "logs_older_than", "at"):
+        if given[word] is not None and not given["fleet"]:
+            option = word.replace("_", "-")
+            raise Usage(f"--{option} goes with --fleet", hint="stoker store prune --fleet")
+    if given["fleet"] and given["everywhere"]:
+        raise Usage("this machine or the fleet: say one of them", hint="stoker help store prune")
+    if given["yes"] and given["dry_run"]:
+        raise Usage("--dry-run removes nothing, and --yes removes it: say one of them", hint="stoker help store prune")
+
+
+def _carry_out(
+    call: CommandContext, decision: PruneDecision, rubbish: Rubbish, *, promised_bytes: int
+) -> CleanupResult:
+    parts = call.parts
+    cleared = clear_rubbish(rubbish, parts.tools.engine.leases)
+    uploads_bytes = sweep_uploads(parts.store, parts.objects)
+    swept = carry_out(parts.store, decision, clock=parts.clock)
+    if swept.freed_bytes < promised_bytes and not swept.stuck:
+        left = format_size(promised_bytes - swept.freed_bytes)
+        call.out.note(f"note: {left} of that is kept: it was used or written meanwhile; a later prune removes it")
+    return CleanupResult(
+        freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes, stuck=(*cleared.stuck, *swept.stuck)
+    )
+
+
+def _tell(  # noqa: PLR0913 - everything that one answer tells
+    call: CommandContext,
+    decision: PruneDecision,
+    rubbish: Rubbish,
+    environments: EnvironmentPrunePlan,
+    cleared: CleanupResult,
+    *,
+    is_done: bool,
+    spared_bytes: int,
+) -> None:
+    call.out.object(
+        {
+            "done": is_done,
+            "freed_bytes": cleared.freed_bytes,
+            "stuck": list(cleared.stuck),
+            "results": len(decision.removals),
+            "before_bytes": decision.before_bytes,
+            "after_bytes": decision.after_bytes + spared_bytes,
+            "young_bytes": spared_bytes,
+            "kept": decision.kept_by_reason,
+            "staging_folders": len(rubbish.staging),
+            "leases": len(rubbish.leases),
+            "scratch_folders": len(rubbish.scratch),
+            "uploads": len(rubbish.uploads),
+            "unnamed_blobs": rubbish.blobs,
+            "unnamed_blob_bytes": rubbish.blob_bytes,
+            "environments": len(environments.decision.removals),
+            "environments_before_bytes": environments.decision.before_bytes,
+            "environments_after_bytes": environments.decision.after_bytes,
+            "environments_kept": environments.decision.kept_by_reason,
+            "unfinished_environments": len(environments.leftovers),
+        }
+    )
+
+
+def _show(
+    call: CommandContext, decision: PruneDecision, rubbish: Rubbish, spared_bytes: int, given: dict[str, Any]
+) -> None:
+    out = call.out
+    for removal in decision.removals:
+        out.object({"key": removal.key, "stage": removal.label, "freed_bytes": removal.freed_bytes, "why": removal.why})
+    rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in decision.removals]
+    for line in table(rows[:_LISTED], header=("key", "stage", "frees", "why")) if rows else []:
+        out.line(line)
+    if len(rows) > _LISTED:
+        out.line(f"… and {len(rows) - _LISTED} more")
+    after_bytes = decision.after_bytes + spared_bytes
+    if rows:
+        frees = format_size(decision.before_bytes - after_bytes)
+        out.line(f"to remove: {_count(len(rows), 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
+    else:
+        has_limit = given["max_size"] is not None or given["older_than"] is not None
+        ask = "" if has_limit else "; limits are --max-size and --older-than"
+        out.line(f"no results to remove; {format_size(after_bytes)} kept{ask}")
+    if spared_bytes:
+        out.line(f"not removed now: {format_size(spared_bytes)} newer than 1 h, as a process writes to the store")
+    for reason, count in decision.kept_by_reason.items():
+        out.line(f"not removed: {_count(count, 'result')}, {reason}")
+    if given["max_size"] is not None and after_bytes > given["max_size"]:
+        over = format_size(after_bytes - given["max_size"])
+        out.line(f"still {over} above --max-size: what is left can't be removed, for the reasons above")
+    leftovers = (
+        _count(len(rubbish.staging), "staging folder") + " of dead processes" if rubbish.staging else "",
+        _count(len(rubbish.leases), "lease") + " of dead processes" if rubbish.leases else "",
+        _count(len(rubbish.scratch), "scratch folder") + " unused for 30 days" if rubbish.scratch else "",
+        _count(len(rubbish.uploads), "upload") + " idle for 7 days" if rubbish.uploads else "",
+        _count(rubbish.blobs, "blob") + f" of no result ({format_size(rubbish.blob_bytes)})" if rubbish.blobs else "",
+    )
+    told = ", ".join(filter(None, leftovers))
+    if told:
+        out.line(f"also to remove: {told}")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _label(record: Record) -> str:
+    return str(record.body.get("stage", "?"))
+
+
+# `stoker store prune --fleet`: results and logs that lie with the coordinator. It decides, and acts if told to.
+
+
+def prune_fleet(call: CommandContext, given: dict[str, Any]) -> int:
+    """Ask what would go, show it, and let it go if somebody says so."""
+    from stoker.protocol.view_messages import PruneRequest
+
+    client, out = reach(call, given["at"]), call.out
+    asked = PruneRequest(
+        keep_last=1 if given["keep_last"] is None else given["keep_last"],
+        older_than_s=given["older_than"],
+        max_bytes=given["max_size"],
+        logs_older_than_s=given["logs_older_than"],
+        by=who_asks(call.parts.settings.environment),
+    )
+    view = client.prune(asked)
+    _show_prune_fleet(call, view)
+    has_something = bool(view.result_count or view.logs or view.orphans or view.uploads or view.trees)
+    if given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?")):
+        view = client.prune(asked.model_copy(update={"is_wanted": True}))
+        out.line(f"freed {format_size(view.freed_bytes)}")
+        for stuck in view.stuck:
+            out.note(f"note: could not be removed: {stuck}")
+    elif has_something:
+        out.line("nothing was removed: add --yes to remove it")
+    out.object({**view.model_dump(exclude={"results", "is_done"}), "done": view.is_done})
+    return 0
+
+
+def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
+    out, now_s = call.out, call.parts.clock.wall_s()
+    for one in view.results:
+        out.object(one.model_dump())
+    rows = [
+        [f"{one.name} ({one.attempt})", format_size(one.freed_bytes), ago(one.at_s, now_s), one.why]
+        for one in view.results[:_LISTED]
+    ]
+    for line in table(rows, header=("result (attempt)", "frees", "made", "why")) if rows else []:
+        out.line(line)
+    if view.result_count > len(rows):
+        out.line(f"… and {view.result_count - len(rows):,} more")
+    keeps = format_size(view.after_bytes)
+    if view.result_count:
+        count = f"{view.result_count:,} result{'' if view.result_count == 1 else 's'} of the fleet"
+        out.line(f"to remove: {count}; frees {format_size(view.before_bytes - view.after_bytes)}, keeps {keeps}")
+    else:
+        out.line(f"no results of the fleet to remove; {keeps} kept")
+    for reason, kept in view.kept.items():
+        out.line(f"not removed: {kept:,} result{'' if kept == 1 else 's'}, {reason}")
+    more = (
+        (view.logs, "attempt's files", "attempts' files", f" ({format_size(view.log_bytes)})"),
+        (
+            view.orphans,
+            "archive that nothing names",
+            "archives that nothing names",
+            f" ({format_size(view.orphan_bytes)})",
+        ),
+        (
+            view.trees,
+            "tree of code or data that no job needs",
+            "trees of code and data that no job needs",
+            f" ({format_size(view.tree_bytes)})",
+        ),
+        (view.uploads, "idle upload", "idle uploads", ""),
+    )
+    told = ", ".join(f"{number:,} {one if number == 1 else many}{size}" for number, one, many, size in more if number)
+    if told:
+        out.line(f"also to remove: {told}")

@@ -1,0 +1,116 @@
+"""`stoker recipes`: what can be run, from the index, without importing any of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.grammar import Grammar, Option, Positional
+from stoker.core.errors import Usage
+from stoker.core.frozen import fields_of
+from stoker.core.text import did_you_mean
+from stoker.host.install import pip_install
+from stoker.views.recipe_lines import argument_rows, example_line
+from stoker.views.text_tables import table
+
+if TYPE_CHECKING:
+    from stoker.engine.catalogue import RecipeEntry
+
+
+# Written out, since the module that has them as a type takes longer to import than this command may.
+_CATEGORIES = ("data_prep", "pretrain", "train", "eval", "gate", "export", "pipeline", "user")
+
+RECIPES_GRAMMAR = Grammar(
+    "recipes",
+    about="List what can be run: every recipe of every installed cookbook, in the order in which work goes.",
+    options=(Option("--category", value="NAME", help=f"only those for one kind of work: {', '.join(_CATEGORIES)}"),),
+    examples=("stoker recipes", "stoker recipes --category train", "stoker recipes show tabular/gbt"),
+)
+
+
+def perform_recipes(call: CommandContext, given: dict[str, Any]) -> int:
+    """List the recipes, all or those of one category."""
+    catalogue = call.parts.catalogue
+    wanted = (given["category"] or "").replace(" ", "_").replace("-", "_")
+    if wanted and wanted not in _CATEGORIES:
+        hint = did_you_mean(wanted, _CATEGORIES) or f"there are {', '.join(_CATEGORIES)}"
+        raise Usage(f"there is no category {wanted!r}", hint=hint)
+    entries = catalogue.entries()
+    list_entries(call, [entry for entry in entries if not wanted or entry.category == wanted])
+    for trouble in catalogue.troubles:
+        call.out.note(f"note: {trouble}")
+    return 0
+
+
+def entry_as_json(entry: RecipeEntry) -> dict[str, Any]:
+    """Give a recipe as plain data."""
+    return fields_of(entry)
+
+
+def list_entries(call: CommandContext, entries: list[RecipeEntry]) -> None:
+    """Write recipes, one a line."""
+    out = call.out
+    for entry in entries:
+        out.object(entry_as_json(entry))
+    rows = [[entry.name, entry.category.replace("_", " "), entry.summary] for entry in entries]
+    for line in table(rows, header=("recipe", "for", "summary"), columns=out.columns):
+        out.line(line)
+    if not entries:
+        out.line("no cookbook is installed")
+        out.note(f"hint: {pip_install('stoker[tabular]')} brings one")
+
+
+# `stoker recipes show`: one recipe with its arguments, and a line to start from.
+
+RECIPES_SHOW_GRAMMAR = Grammar(
+    "recipes show",
+    about="Show what a recipe does, what it takes (type, default, limits) and a line that runs it.",
+    positionals=(Positional("RECIPE", help="a recipe's name; its last part will do if no other ends in it"),),
+    examples=("stoker recipes show tabular/gbt", "stoker recipes show tabular/gbt --json"),
+)
+
+
+def perform_recipes_show(call: CommandContext, given: dict[str, Any]) -> int:
+    """Show one recipe."""
+    catalogue, out = call.parts.catalogue, call.out
+    entry = catalogue.find(given["recipe"])
+    example = example_line(entry.name, entry.args, entry.prefill)
+    swaps = [swap.name for swap in catalogue.swaps(entry.name)]
+    out.object({**entry_as_json(entry), "example": example, "swaps": swaps})
+    out.line(f"{out.paint(entry.name, 'bold')}: {entry.summary}")
+    about = [entry.category.replace("_", " "), f"cookbook {entry.cookbook}", f"version {entry.version}"]
+    if entry.inputs:
+        about.append(f"takes {', '.join(entry.inputs)}")
+    out.line(f"{' · '.join(about)} · gives {entry.output}")
+    rows = argument_rows(entry.args)
+    out.line()
+    for line in table(rows, header=("argument", "type", "default", "limits", "help"), columns=out.columns, indent="  "):
+        out.line(line)
+    if not rows:
+        out.line("  it takes no arguments")
+    out.line(f"\nrun it:\n  {example}")
+    if swaps:
+        out.line(f"instead:  {', '.join(swaps)}")
+    return 0
+
+
+# `stoker recipes swaps`: recipes that could stand in for one.
+
+RECIPES_SWAPS_GRAMMAR = Grammar(
+    "recipes swaps",
+    about="List the recipes that take and give the same kinds as one, so that they could stand in for it.",
+    positionals=(Positional("RECIPE", help="a recipe's name; its last part will do if no other ends in it"),),
+    examples=("stoker recipes swaps tabular/gbt",),
+)
+
+
+def perform_recipes_swaps(call: CommandContext, given: dict[str, Any]) -> int:
+    """List what could be swapped in."""
+    catalogue = call.parts.catalogue
+    swaps = catalogue.swaps(given["recipe"])
+    if swaps:
+        list_entries(call, swaps)
+    else:
+        wanted = catalogue.find(given["recipe"])
+        call.out.line(f"nothing else takes and gives what {wanted.name} does ({wanted.output})")
+    return 0

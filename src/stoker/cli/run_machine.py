@@ -1,0 +1,103 @@
+"""One line about the machine that a program is about to run on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+from stoker.cli.app_parts import AppParts
+from stoker.core.device import Capacity, Device, Needs
+from stoker.core.text import format_size
+from stoker.devices.device_fit import shares
+from stoker.devices.memory_admission import Admission, MachineMemory, admit, memory_here
+from stoker.engine.types import RunOptions
+from stoker.host.interpreter import find_python
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.trials import is_sweep
+
+
+def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> str:
+    """Say what there is, how it is bounded, whose Python runs, and how many trials go at once."""
+    needs = order.plan.node(order.plan.final).needs
+    told = [
+        *_devices(parts.devices, needs),
+        ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
+        f"python = {_python(parts, order)}",
+    ]
+    line = f"{platform.node().partition('.')[0]}: {'; '.join(told)}"
+    count = len(order.trials)
+    if not is_sweep(order.trials):
+        return line
+    trials = "1 trial" if count == 1 else f"{count:,} trials"
+    pace = _pace(at_once(needs, parts.capacity, parts.devices, options.max_in_flight))
+    return f"{line}. {trials}, {pace}{_part(parts.devices, needs)}"
+
+
+def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: int) -> int:
+    """Say how many programs with these needs run side by side here, if nobody else uses the devices."""
+    room = [most, capacity.cpu // needs.cpu if needs.cpu else most]
+    if needs.gpu:
+        room.append(sum(_places_on(device, needs) for device in devices) // needs.gpu)
+    if needs.memory_bytes:
+        room.append(capacity.memory_bytes // needs.memory_bytes)
+    return max(1, min(room))
+
+
+def _places_on(device: Device, needs: Needs) -> int:
+    """Return how many programs with these needs have room on a device together: one that can't share has it alone."""
+    return (device.usable_bytes or 0) // needs.vram_bytes if _is_shared(device, needs) else 1
+
+
+def _is_shared(device: Device, needs: Needs) -> bool:
+    return shares(needs.vram_bytes, device.usable_bytes or 0, is_allowed=needs.shares)
+
+
+def _pace(count: int) -> str:
+    return "one at a time" if count == 1 else f"{count} at a time"
+
+
+def _part(devices: Sequence[Device], needs: Needs) -> str:
+    """Return how much of its devices each has, as text."""
+    if not needs.gpu:
+        return ""
+    if any(_is_shared(device, needs) for device in devices):
+        return f", each has {format_size(needs.vram_bytes)} of a card"
+    return ", each has the whole card" if needs.gpu == 1 else f", each has {needs.gpu} whole cards"
+
+
+def _cores(capacity: Capacity) -> str:
+    return f"{capacity.cpu} cores" if capacity.cpu > 1 else "1 core"
+
+
+def _devices(devices: Sequence[Device], needs: Needs) -> list[str]:
+    if not devices:
+        return []
+    if not needs.gpu:
+        return [f"{len(devices)} GPU{'s' if len(devices) > 1 else ''}, not used"]
+    from stoker.views.device_lines import devices_text
+
+    return [devices_text(devices)]
+
+
+def _memory(memory: MachineMemory, needs: Needs, mechanism: str) -> list[str]:
+    if memory.total_bytes is None:
+        return [f"memory unknown ({mechanism})"]
+    admitted = admit(needs.memory_bytes or None, memory, is_work_running=True)
+    cap_bytes = admitted.cap_bytes if isinstance(admitted, Admission) else None
+    # What was declared is where it begins: if the same work was killed there before, it gets more.
+    may_be_more = needs.memory_bytes and cap_bytes != memory.most_bytes
+    cap = "no cap" if cap_bytes is None else f"cap {'from ' if may_be_more else ''}{format_size(cap_bytes)}"
+    return [f"{format_size(memory.total_bytes)} RAM", f"{cap} ({mechanism})"]
+
+
+def _python(parts: AppParts, order: CompiledJob) -> str:
+    settings = parts.settings
+    folder = order.program.folder if order.program else settings.folder
+    wanted = str(order.trials[0].args.get("python", ""))
+    found = find_python(wanted, folder=folder, environment=settings.environment, own_prefix=sys.prefix).path
+    if not found:
+        return "none"
+    near = os.path.relpath(found, folder)
+    return found if near.startswith("..") else f"./{near}"

@@ -1,0 +1,209 @@
+"""The end of a run for people: scores, where the results lie, what to try next; or how to see what failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.config.adapter_entries import BEST
+from stoker.core.errors import StokerError
+from stoker.core.jsontext import loads
+from stoker.engine.plan import Plan
+from stoker.engine.types import NodeEnding, RunResult
+from stoker.jobs.best_link import has_best
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.execution import JobResult
+from stoker.jobs.program import RECIPE
+from stoker.jobs.sweep_end import count_ends
+from stoker.jobs.sweep_standings import rank_trials
+from stoker.jobs.trials import TrialEnd
+from stoker.views.adapter_lines import SharedProcessRunView, end_text, ranking_lines
+from stoker.views.config_lines import not_compared_text
+from stoker.views.stage_lines import number
+from stoker.views.text_tables import near_path, span, table
+
+SUMMARY = "summary.json"
+_FILES_NAMED = 5
+_PLACEHOLDER = re.compile(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
+
+
+def show_outcome(call: CommandContext, order: CompiledJob, job: JobResult) -> None:
+    """Write what became of a run."""
+    out, plan, name = call.out, order.plan, order.spec.name
+    if job.result is not None:
+        out.line(counts_text(job.result))
+        for line in _summary_lines(call, plan, job.result):
+            out.line(line)
+    if job.laid_out is not None:
+        tops = list(dict.fromkeys(f"{path.partition('/')[0]}{'/' * ('/' in path)}" for path in job.laid_out.files))
+        named = ", ".join(tops[:_FILES_NAMED]) + (", …" if len(tops) > _FILES_NAMED else "")
+        what = named or ("no files were written to $STOKER_OUT" if _is_program(plan) else "no files")
+        out.line(f"results: {near_path(job.laid_out.folder, call.parts.settings.folder)}  ({what})")
+        for kept in job.laid_out.kept_edits:
+            out.note(f"note: you had edited it, so it was kept: {kept}")
+    if job.result is not None and job.error is None:
+        steps = _summary(call, plan, job.result).get("next")
+        proposed = [filled_in(str(step), order.spec.args) for step in steps] if isinstance(steps, list) else []
+        for line in ("next:", *(f"  {step}" for step in [*proposed, f"stoker explain {name}"])):
+            out.line(line)
+
+
+def failure_lines(job: JobResult, name: str) -> list[str]:
+    """Say of each stage that failed how to see what it printed."""
+    if job.result is None:
+        return []
+    return [f"log:  stoker logs {name}/{node}" for node, _ in job.result.failures()]
+
+
+def counts_text(result: RunResult) -> str:
+    """Say in one line how much was known and how much ran."""
+    took = span(result.elapsed_s)
+    by_ending = {ending: result.count(ending) for ending in NodeEnding}
+    count = sum(by_ending.values())
+    if by_ending[NodeEnding.HIT] == count:
+        what = "the one stage was known" if count == 1 else f"all {count} stages were known"
+        return f"{what}: nothing ran ({took})"
+    words = {
+        NodeEnding.RAN: "ran",
+        NodeEnding.HIT: "known",
+        NodeEnding.FAILED: "failed",
+        NodeEnding.DIVERGED: "diverged",
+        NodeEnding.CANCELLED: "cancelled",
+        NodeEnding.PRUNED: "left out",
+    }
+    told = ", ".join(f"{by_ending[ending]} {word}" for ending, word in words.items() if by_ending[ending])
+    return f"{count} stage{'' if count == 1 else 's'}: {told} ({took})"
+
+
+def _summary_lines(call: CommandContext, plan: Plan, result: RunResult) -> list[str]:
+    summary = _summary(call, plan, result)
+    lines = []
+    if isinstance(summary.get("headline"), str):
+        lines += ["", summary["headline"]]
+    scores = summary.get("table")
+    if isinstance(scores, dict) and isinstance(scores.get("columns"), list) and isinstance(scores.get("rows"), list):
+        header = [str(column) for column in scores["columns"]]
+        rows = [[str(cell) for cell in row] for row in scores["rows"] if isinstance(row, list)]
+        lines += ["", *table(rows, header=header, columns=call.out.columns, indent="  "), ""]
+    return lines
+
+
+def filled_in(step: str, args: Mapping[str, Any]) -> str:
+    """Put what a run was given where a proposed command names a file or a folder by a placeholder.
+
+    Results are kept by content, so what wrote the proposal does not know where its inputs lie; the run does.
+    """
+
+    def given(found: re.Match[str]) -> str:
+        value = args.get(found[1])
+        return f"{found[1]}={shlex.quote(value)}" if isinstance(value, str) and value else found[0]
+
+    return _PLACEHOLDER.sub(given, step)
+
+
+def _summary(call: CommandContext, plan: Plan, result: RunResult) -> dict[str, Any]:
+    node = result.nodes.get(plan.final)
+    if node is None or not node.products or not node.has_bytes:
+        return {}
+    record = node.products[0].record
+    if not any(entry.path == SUMMARY for entry in record.tree.entries):
+        return {}
+    try:
+        summary = loads(call.parts.store.read_bytes(record, SUMMARY))
+    except (StokerError, OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _is_program(plan: Plan) -> bool:
+    return plan.node(plan.final).stage.name.startswith(f"{RECIPE}/")
+
+
+# The end of a sweep for people: how many went well, the best one, what to try next. Quiet, only where results lie.
+
+_ADAPTER = "adapter_config.json"
+"""What PEFT looks for in a folder."""
+
+
+def show_sweep_outcome(call: CommandContext, order: CompiledJob, job: JobResult, company: SharedProcessRunView) -> None:
+    """Write what became of a sweep."""
+    out, name = call.out, order.spec.name
+    if out.is_quiet:
+        for end in sorted(job.trials, key=lambda end: end.trial.number):
+            if end.out:
+                out.line(end.out)
+        return
+    counts = count_ends(job.trials, len(order.trials))
+    told = [f"{counts['completed']} ok" + (f" ({counts['kept']} kept)" if counts["kept"] else "")]
+    told += [f"{counts[state]} {state}" for state in ("failed", "cancelled") if counts[state]]
+    if counts["not_run"]:
+        told.append(f"{counts['not_run']} not run")
+    is_together = any(node.stage.together for node in order.plan.nodes)
+    best = best_text(job.trials, order.trials[0].args)
+    for line in _ranking(job, order, call.parts.settings.folder) if is_together else ():
+        out.line(line)
+    out.line(f"{', '.join(told)}.{f' {best}' if best else ''}")
+    if is_together:
+        _show_company(call, order, job, company)
+    following = []
+    if counts["completed"] < len(order.trials):
+        following.append(f"stoker run --failed {name}")
+    if counts["completed"]:
+        following.append(f"stoker compare {name}")
+    if following:
+        out.line(f"next: {' · '.join(following)}")
+
+
+def _ranking(job: JobResult, order: CompiledJob, near: str) -> list[str]:
+    ranked = rank_trials(job.trials, order.trials[0].args)
+    return [] if ranked is None else ranking_lines(ranked, near)
+
+
+def _show_company(call: CommandContext, order: CompiledJob, job: JobResult, company: SharedProcessRunView) -> None:
+    """Say how quickly they went together, what they took, and where the best one lies."""
+    total = len(order.trials)
+    ran = [end for end in job.trials if not end.is_kept]
+    if ran and job.result is not None:
+        kept = len(job.trials) - len(ran)
+        text = end_text(ran, total - kept, job.result.elapsed_s, company.speed.mean)
+        is_done = any(end.state == "completed" for end in ran)
+        # What is known is not trained again, unless that is asked for.
+        trained = next((node.stage.name.rpartition("/")[2] for node in order.plan.nodes if node.stage.together), "")
+        again = f"   same {total} one by one: --solo --rerun {trained}"
+        solo = "" if company.is_solo or total < 2 or not is_done else again
+        call.out.line(f"{text}{solo}")
+    out = next((os.path.dirname(end.out) for end in job.trials if end.out), None)
+    if out is None or not has_best(out):
+        return
+    best = near_path(os.path.join(out, BEST), call.parts.settings.folder)
+    is_adapter = os.path.exists(os.path.join(out, BEST, _ADAPTER))
+    call.out.line(where_text(best, {str(trial.args.get("base")) for trial in order.trials} if is_adapter else ()))
+
+
+def where_text(best: str, bases: Collection[str]) -> str:
+    """Say where the best result lies; of an adapter over one of some bases how it is loaded."""
+    from stoker.cookbooks.language.bundled import BASES
+
+    # A bundled base lies in no folder that somebody could load as `base`.
+    is_loaded = any(base not in BASES for base in bases)
+    return f'best: PeftModel.from_pretrained(base, "{best}")' if is_loaded else f"best: {best}"
+
+
+def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
+    """Name the best of some trials, with what it is best by; nothing if there is nothing to compare.
+
+    Of trials that were measured on different things nobody is the best, and it says why.
+    """
+    ranked = rank_trials(ends, args)
+    if ranked is None:
+        return ""
+    best, metric, grounds = ranked.best, ranked.measure.metric, ranked.grounds
+    if len(grounds) > 1:
+        return f"No best of all: {not_compared_text(metric, grounds)}."
+    if best is None:
+        return ""
+    return f"Best {best.end.trial.label} ({metric} {number(best.metrics[metric])})."

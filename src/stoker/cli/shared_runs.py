@@ -1,0 +1,36 @@
+"""What is foreseen of trials that work together, on this machine as it is."""
+
+from __future__ import annotations
+
+from stoker.cli.context import CommandContext
+from stoker.devices.device_fit import shared_bytes
+from stoker.devices.memory_admission import memory_here
+from stoker.engine.preview import ForecastVerdict, PlanPreview
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, foretell_companies
+
+
+def companies_here(call: CommandContext, order: CompiledJob, seen: PlanPreview) -> list[SharedProcessEstimate]:
+    """Foretell the companies of an order's trials that would run; none of one whose stages all work alone."""
+    known = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.HIT}
+    together = [node for node in order.plan.nodes if node.stage.together and node.id not in known]
+    trials = [trial for trial in order.trials if trial.nodes.final not in known]
+    if not together or not trials:
+        return []
+    desk = call.desk()
+    recipe = desk.catalogue.load(order.spec.recipe)
+    room = SharedProcessCapacity(
+        device_bytes=_most_free_bytes(call) if any(node.needs.gpu for node in together) else None,
+        memory_bytes=memory_here().room_bytes,
+    )
+    return foretell_companies(together, trials, lambda trial: desk.shared_by(recipe, trial.args), room)
+
+
+def _most_free_bytes(call: CommandContext) -> int | None:
+    """Give what the emptiest device has for work that shares it."""
+    rooms = [
+        shared_bytes(device.total_bytes, device.memory_type, device.free_bytes)
+        for device in call.parts.devices
+        if device.total_bytes is not None
+    ]
+    return max(rooms, default=None)

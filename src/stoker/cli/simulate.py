@@ -1,0 +1,364 @@
+"""`stoker admin simulate`: the scheduler on invented machines and jobs, or the fleet's own, on a clock of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.coordinator_access import AT
+from stoker.cli.grammar import Grammar, Option, duration, whole
+
+if TYPE_CHECKING:
+    from stoker.protocol.view_messages import ScheduleView
+    from stoker.scheduler.offers import NodeOffer
+    from stoker.scheduler.simulation.simulation_report import SimulationRequest, SimulationResult
+    from stoker.scheduler.simulation.simulator import Disruptions, Simulator
+    from stoker.scheduler.snapshot import Snapshot
+
+
+_MIXES = ("desktop", "datacentre", "edge", "adapters", "everything")
+"""Written out, so that help needs no file; a test compares them with it."""
+_NODES, _JOBS, _SHAPES = 200, 10_000, 200
+_MOST = {"jobs": 10_000_000, "nodes": 100_000, "shapes": 4096, "users": 10_000}
+_MOST_FAILING = 0.9
+_MOST_ARRIVE_S = 365 * 86400.0
+_INVENTED = ("mix", "nodes", "jobs", "shapes", "cluster", "equal", "arrive", "users", "plot")
+"""Options that --live leaves no place for."""
+
+
+def part(text: str) -> float:
+    """Read a part of a whole: `0.05`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= _MOST_FAILING:
+        message = f"{text!r} is not a number from 0 to {_MOST_FAILING:g}"
+        raise ValueError(message)
+    return found
+
+
+GRAMMAR = Grammar(
+    "admin simulate",
+    about=(
+        "Let the scheduler run on machines and jobs that a seed invents, on a clock of its own: how long everything "
+        "takes beside what no rules could beat, how machines are used, how long jobs wait. The same seed gives the "
+        "same decisions. With --live it begins with the coordinator's machines, running and waiting jobs and measured "
+        "durations: when is everything done, and when with other machines? Nothing is started."
+    ),
+    options=(
+        Option("--mix", value="NAME", help=f"which machines and jobs: {', '.join(_MIXES)}; unless told {_MIXES[-1]}"),
+        Option("--nodes", value="N", read=whole(1), help=f"how many machines, {_NODES} unless told"),
+        Option("--jobs", value="N", read=whole(1), help=f"how many jobs wait, {_JOBS:,} unless told"),
+        Option("--shapes", value="N", read=whole(1), help=f"how many different ones there are, {_SHAPES} unless told"),
+        Option("--seed", value="N", read=whole(0), help="another draw of the same mix"),
+        Option("--cluster", value="FILE", help="the machines of a cluster file instead"),
+        Option("--equal", help="all jobs have the same priority"),
+        Option("--arrive", value="SPAN", read=duration, help="jobs come over this time, not all at the beginning"),
+        Option("--users", value="N", read=whole(1), help="jobs are of so many users, in unequal parts (default: 1)"),
+        Option(
+            "--fail", value="P", read=part, help="the part of all attempts that fail, up to 0.9; the job runs again"
+        ),
+        Option(
+            "--leave",
+            value="N",
+            help="so many machines leave midway; with --live NAME[:WHEN], such as desk:2h (default: now)",
+        ),
+        Option("--live", help="begin with the coordinator's machines and jobs"),
+        Option(
+            "--add",
+            value="MACHINES",
+            help="with --live: and with more machines, such as rtx-4090:2, or desk:2 for two more like desk",
+        ),
+        AT,
+        Option("--plot", value="FILE.svg", help="draw how machines were used over time"),
+    ),
+    examples=(
+        "stoker admin simulate",
+        "stoker admin simulate --mix adapters --plot timeline.svg",
+        "stoker admin simulate --cluster lab.yaml --jobs 2000",
+        "stoker admin simulate --nodes 10000 --jobs 1000000 --json",
+        "stoker admin simulate --arrive 8h --users 5 --fail 0.05 --leave 3",
+        "stoker admin simulate --live --add rtx-4090:2",
+    ),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Simulate, show, draw."""
+    if given["live"]:
+        _refuse(given, _INVENTED, "--live simulates the coordinator's machines and jobs")
+        return simulate_live(call, given)
+    _refuse(given, ("add", "at"), "only --live asks a coordinator")
+    from stoker.cli.progress import counted
+    from stoker.scheduler.simulation.simulation_report import simulate
+    from stoker.views.simulation_lines import report_lines
+
+    asked, machines = _asked(call, given)
+    with counted(call, "simulating", asked.jobs) as count:
+        simulated = simulate(asked, call.parts.clock, count.reach)
+    report = simulated.report
+    plot = _draw(call, given["plot"], simulated.report, asked) if given["plot"] else ""
+    call.out.object(
+        {
+            "mix": asked.mix.name,
+            "seed": asked.seed,
+            "decisions_per_s": simulated.decisions_per_s,
+            "seconds": simulated.seconds,
+            **report.to_dict(),
+            **({"plot": plot} if plot else {}),
+        }
+    )
+    call.out.line(
+        f"{machines}, {len(report.uses)} sorts; {report.jobs:,} jobs of {report.shapes} shapes "
+        f"({asked.mix.name}: {asked.mix.about}; seed {asked.seed})"
+    )
+    for line in report_lines(simulated, call.out.columns):
+        call.out.line(line)
+    if plot:
+        call.out.line(f"\ntimeline: {given['plot']}")
+    return 0
+
+
+def _asked(call: CommandContext, given: dict[str, Any]) -> tuple[SimulationRequest, str]:
+    from stoker.core.errors import Usage
+    from stoker.core.text import did_you_mean
+    from stoker.scheduler.simulation.simulation_report import SimulationRequest
+    from stoker.scheduler.simulation.workload import mixes
+
+    name = given["mix"] or _MIXES[-1]
+    mix = mixes().get(name)
+    if mix is None:
+        raise Usage(f"there is no mix {name!r}", hint=did_you_mean(name, _MIXES) or f"there are {', '.join(_MIXES)}")
+    for option, most in _MOST.items():
+        if (given[option] or 0) > most:
+            raise Usage(f"--{option} {given[option]}: {most:,} at most", hint="a part of it behaves like the whole")
+    if given["cluster"] and given["nodes"]:
+        raise Usage("--nodes and --cluster both say which machines there are", hint="leave one of them out")
+    if (given["arrive"] or 0.0) > _MOST_ARRIVE_S:
+        raise Usage("--arrive: a year at most", hint="a part of it behaves like the whole")
+    leave = given["leave"] or "0"
+    if not (leave.isascii() and leave.isdigit()):
+        raise Usage(f"--leave {leave}: not a number of machines", hint="names are for --live")
+    offers = _machines_of(call, given["cluster"]) if given["cluster"] else ()
+    asked = SimulationRequest(
+        mix=mix,
+        seed=mix.seed if given["seed"] is None else given["seed"],
+        nodes=given["nodes"] or _NODES,
+        jobs=given["jobs"] or _JOBS,
+        shapes=given["shapes"] or _SHAPES,
+        is_equal=given["equal"],
+        offers=offers,
+        users=given["users"] or 1,
+        span_s=given["arrive"] or 0.0,
+        fail=given["fail"] or 0.0,
+        leave=int(leave),
+    )
+    count = len(offers) or asked.nodes
+    return asked, f"{count:,} machine{'s' * (count != 1)}" + (f" of {given['cluster']}" if offers else "")
+
+
+def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
+    from stoker.core.errors import Usage
+
+    for name in names:
+        if given[name]:
+            raise Usage(f"--{name}: {why}", hint=f"leave --{name} out")
+
+
+def _machines_of(call: CommandContext, file: str) -> tuple[NodeOffer, ...]:
+    from stoker.config.cluster_file import read_cluster
+    from stoker.scheduler.offers import offer_of
+
+    return tuple(offer_of(node) for node in read_cluster(file, call.path(file)).nodes)
+
+
+def _draw(call: CommandContext, file: str, report: Any, asked: SimulationRequest) -> str:
+    from stoker.host.durable import write_file
+    from stoker.views.simulation_lines import timeline_chart
+    from stoker.views.svg import to_svg
+
+    chart = timeline_chart(report, f"{asked.mix.name}, seed {asked.seed}")
+    path = call.path(file)
+    write_file(path, to_svg(chart).encode())
+    return path
+
+
+# `stoker admin simulate --live`: the coordinator's machines and queue, run forward; as they are, and with changes.
+
+MOST_JOBS = 1_000_000
+MOST_ADDED = 10_000
+_LISTED = 20
+
+
+def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
+    """Ask the coordinator for its schedule, let it run forward, and show when everything is done."""
+    from stoker.cli.coordinator_access import reach
+    from stoker.cli.progress import counted
+    from stoker.scheduler.simulation.simulation_report import simulate_from
+    from stoker.scheduler.snapshot import snapshot_from_dict
+    from stoker.views.simulation_lines import live_lines
+
+    view = reach(call, given["at"]).schedule()
+    snapshot = snapshot_from_dict(view.schedule)
+    added = machines_of(given["add"], snapshot)
+    disruptions = _disruptions(snapshot, given)
+    clock, most = call.parts.clock, MOST_JOBS
+    with counted(call, "simulating", snapshot.ready_count) as count:
+        now = simulate_from(snapshot, clock, most=most, heed=count.reach)
+        changed = None
+        if added or disruptions is not None:
+            changed = simulate_from(
+                snapshot, clock, added=added, disruptions=disruptions, most=most, heed=lambda _done: count.reach(0)
+            )
+    jobs = _starts(now, changed, view, snapshot)
+    call.out.object(
+        {
+            "live": True,
+            "at_s": snapshot.now_s,
+            "blocked": view.blocked,
+            "now": _told(now, snapshot),
+            "changed": None if changed is None else _told(changed, snapshot),
+            "added": [offer.node for offer in added],
+            "jobs": jobs,
+        }
+    )
+    for line in live_lines(
+        (now[1].report, now[0].scheduler.ready.count),
+        None if changed is None else (changed[1].report, changed[0].scheduler.ready.count),
+        jobs[:_LISTED],
+        at_s=snapshot.now_s,
+        blocked=view.blocked,
+        is_guess=_is_guess(now[0], snapshot),
+        columns=call.out.columns,
+    ):
+        call.out.line(line)
+    if len(jobs) > _LISTED:
+        call.out.note(f"note: {len(jobs) - _LISTED:,} more jobs: --json lists the first {len(jobs):,}")
+    return 0
+
+
+def machines_of(text: str | None, snapshot: Snapshot) -> tuple[NodeOffer, ...]:
+    """Return the machines that `--add` names: a kind (`rtx-4090:2`), or one that the fleet has (`desk:2`)."""
+    from stoker.core.errors import Usage
+    from stoker.core.text import did_you_mean
+    from stoker.scheduler.offers import offer_of
+    from stoker.scheduler.simulation.workload import make_node, node_kinds
+
+    kinds = {_plain(name): kind for name, kind in node_kinds().items()}
+    known = {one.offer.node: one.offer for one in snapshot.machines}
+    found: list[NodeOffer] = []
+    for part in filter(None, (text or "").split(",")):
+        word, _, number = part.strip().partition(":")
+        is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MOST_ADDED))
+        if number and not (is_number and 0 < int(number) <= MOST_ADDED):
+            hint = f"write for example rtx-4090:2; {MOST_ADDED:,} at most"
+            raise Usage(f"--add {part[:100]}: {number[:100]!r} is not a number of machines", hint=hint)
+        kind = kinds.get(_plain(word))
+        if word not in known and kind is None:
+            words = [*known, *node_kinds()]
+            hint = did_you_mean(word, words) or f"name one of the fleet, or {', '.join(node_kinds())}"
+            raise Usage(f"--add {part}: there is no kind of machine {word!r}", hint=hint)
+        for at in range(len(found) + 1, len(found) + 1 + int(number or "1")):
+            name = f"added-{word}-{at}"
+            if word in known:
+                found.append(_like(known[word], name))
+            elif kind is not None:
+                found.append(offer_of(make_node(kind, name)))
+        if len(found) > MOST_ADDED:
+            raise Usage(f"--add: {MOST_ADDED:,} machines at most", hint="leave some out")
+    return tuple(found)
+
+
+def _plain(word: str) -> str:
+    return "".join(letter for letter in word.lower() if letter.isalnum())
+
+
+def _like(offer: NodeOffer, name: str) -> NodeOffer:
+    """Return a machine as another one is, open and with nothing measured."""
+    from stoker.core.frozen import changed
+
+    devices = tuple(changed(one, uuid=f"{name}-{one.uuid}", free_bytes=None, closed="") for one in offer.devices)
+    return changed(offer, node=name, devices=devices, closed="")
+
+
+def _disruptions(snapshot: Snapshot, given: dict[str, Any]) -> Disruptions | None:
+    from stoker.core.errors import Usage
+    from stoker.core.text import did_you_mean, parse_duration
+    from stoker.scheduler.simulation.simulator import Disruptions
+
+    if not given["fail"] and not given["leave"]:
+        return None
+    names = [one.offer.node for one in snapshot.machines]
+    leaves_s: dict[str, float] = {}
+    for part in filter(None, (given["leave"] or "").split(",")):
+        name, _, when = part.partition(":")
+        if name not in names:
+            raise Usage(
+                f"--leave {part}: there is no machine {name!r}",
+                hint=did_you_mean(name, names) or "stoker machines lists them",
+            )
+        try:
+            leaves_s[name] = parse_duration(when) if when else 0.0
+        except ValueError as error:
+            raise Usage(f"--leave {part}: {error}") from None
+    return Disruptions(fail=given["fail"] or 0.0, leaves_s=leaves_s, seed=given["seed"] or 0)
+
+
+def _is_guess(run: Simulator, snapshot: Snapshot) -> bool:
+    """Return whether some job that runs, or finds a machine, has no estimate of its duration."""
+    from stoker.scheduler.simulation.simulator import NOWHERE
+
+    batch, log = run.batch, run.log
+    unknown = {one.class_id for one in snapshot.classes if one.expected_s is None}
+    if log.guessed or not unknown:
+        return bool(log.guessed)
+    shapes = {at for at, class_id in enumerate(batch.class_ids) if class_id in unknown}
+    return any(shape in shapes and log.node_of[row] != NOWHERE for row, shape in enumerate(batch.shape_of))
+
+
+def _told(run: tuple[Simulator, SimulationResult], snapshot: Snapshot) -> dict[str, Any]:
+    report, unfinished = run[1].report, run[0].scheduler.ready.count
+    return {
+        "done_s": None if unfinished else snapshot.now_s + report.makespan_s,
+        "unfinished": unfinished,
+        "is_guess": _is_guess(run[0], snapshot),
+        **report.to_dict(),
+    }
+
+
+def _starts(
+    now: tuple[Simulator, SimulationResult],
+    changed: tuple[Simulator, SimulationResult] | None,
+    view: ScheduleView,
+    snapshot: Snapshot,
+) -> list[dict[str, Any]]:
+    """Return where and when the jobs with names start, the first first; None: it fits no machine."""
+    users = {one.class_id: one.user for one in snapshot.classes}
+    batch = now[0].batch
+    rows = [row for row in range(batch.running, len(batch)) if str(batch.numbers[row]) in view.names]
+    found = []
+    for row in rows:
+        told = {
+            "job": view.names[str(batch.numbers[row])],
+            "user": users.get(batch.class_ids[batch.shape_of[row]], ""),
+            **_start(now[0], row, snapshot.now_s),
+        }
+        if changed is not None:
+            told["changed"] = _start(changed[0], row, snapshot.now_s)
+        found.append(told)
+    return sorted(found, key=lambda one: (one["starts_s"] is None, one["starts_s"] or 0.0))
+
+
+def _start(run: Simulator, row: int, now_s: float) -> dict[str, Any]:
+    from stoker.scheduler.simulation.simulator import NOWHERE
+
+    log = run.log
+    if log.node_of[row] == NOWHERE:
+        return {"machine": None, "starts_s": None, "ends_s": None, "is_guess": False}
+    return {
+        "machine": run.offers[log.node_of[row]].node,
+        "starts_s": now_s + log.start_s[row],
+        "ends_s": now_s + log.end_s[row],
+        "is_guess": row in log.guessed,
+    }

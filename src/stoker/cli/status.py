@@ -1,0 +1,125 @@
+"""`stoker status`: what runs and how far it is, here and on the fleet, what ran last, how full the store is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.coordinator_access import AT, find, reach_if_any
+from stoker.cli.fleet_status import look_at_fleet
+from stoker.cli.grammar import Grammar
+from stoker.cli.job_handle import job_story, job_table, newest_jobs
+from stoker.core.text import format_size
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_history import NodeHistory
+from stoker.protocol.discovery import Membership, coordinator_gone, machine_here
+from stoker.views.stage_lines import running_text, waiting_text
+from stoker.views.text_tables import ago
+from stoker.worker.owner_pause import read_pause
+
+_LOOKED_AT = 50
+_LISTED = 5
+_LONGEST_LOOK_S = 0.1
+
+GRAMMAR = Grammar(
+    "status",
+    about=(
+        "Say what runs and how far it is, what ran last, and how full the store is; where there is a coordinator, how "
+        "its fleet stands. Bare `stoker` does the same."
+    ),
+    options=(AT,),
+    examples=("stoker status", "stoker status --at desk", "stoker status --json"),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Show how things stand."""
+    out, parts = call.out, call.parts
+    client = reach_if_any(call, given["at"])
+    fleet = look_at_fleet(client) if client is not None else None
+    worker = _worker_alone(call, given["at"]) if client is None else None
+    now_s = parts.clock.wall_s()
+    # What ran here for the fleet is told with the fleet.
+    jobs = [job for job in newest_jobs(parts.settings.runs, _LOOKED_AT) if fleet is None or not job["fleet"]]
+    running = [job for job in jobs if job["state"] == "running"]
+    recent = [job for job in jobs if job["state"] != "running"][:_LISTED]
+    for job in running:
+        nodes = list(job_story(JobFolder(os.path.join(parts.settings.runs, job["attempt"]))).nodes.values())
+        at_work = [
+            node
+            for node in nodes
+            if (node.ending == "running" and node.instances is None) or (node.ending == "waiting" and node.waits_for)
+        ]
+        job["stages"] = [node.to_json() for node in at_work]
+        _show_running(call, job, nodes, at_work, now_s)
+    size_bytes, is_all = _kept_bytes(call)
+    pause = read_pause(parts.settings.state, now_s=now_s)
+    told = {"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all}
+    told |= {"paused": None if pause is None else pause.why()}
+    told |= {"joined": None if worker is None else {"url": worker.url, "name": worker.name}}
+    out.object({**told, "fleet": fleet.to_dict() if fleet is not None else None})
+    if fleet is not None:
+        for line in fleet.lines(now_s, columns=out.columns):
+            out.line(line)
+    if not running and fleet is None:
+        out.line("nothing runs")
+    if worker is not None:
+        out.line(_joined_text(worker))
+    if pause is not None:
+        line = f"this machine takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that"
+        out.line(line if fleet is None else f"\n{line}")
+    if recent:
+        out.line()
+        for line in job_table(recent, now_s=now_s, columns=out.columns):
+            out.line(line)
+    out.line(f"\nstore: {'' if is_all else 'more than '}{format_size(size_bytes)} in {parts.settings.store}")
+    if not jobs and fleet is None:
+        out.line("nothing has run here yet; `stoker recipes` lists what could")
+    return 0
+
+
+def _worker_alone(call: CommandContext, at: str | None) -> Membership | None:
+    """Give the fleet for which this machine works and of which nobody here may ask anything."""
+    state = call.parts.settings.state
+    if find(call, at) is not None or coordinator_gone(state) is not None:
+        return None
+    return machine_here(state)
+
+
+def _joined_text(worker: Membership) -> str:
+    return (
+        f"joined to {worker.url} as {worker.name}; how that fleet stands is told to its operators: "
+        "`stoker machines invite --operator` there, then here: stoker join --operator CODE@HOST"
+    )
+
+
+def _show_running(
+    call: CommandContext, job: dict[str, Any], nodes: list[NodeHistory], at_work: list[NodeHistory], now_s: float
+) -> None:
+    done = sum(1 for node in nodes if node.ending in ("hit", "ran"))
+    does = "waits" if at_work and all(node.waits_for for node in at_work) else "runs"
+    call.out.line(
+        f"{call.out.paint(job['name'], 'bold')} {does}, started {ago(job['started_s'], now_s)}, {done} stages done"
+    )
+    width = max((len(node.node) for node in at_work), default=0)
+    for node in at_work:
+        text = waiting_text if node.waits_for else running_text
+        call.out.line(f"  {text(node, width, now_s)}")
+
+
+def _kept_bytes(call: CommandContext) -> tuple[int, bool]:
+    """Add up blobs and records, for a moment; says whether that was all of them."""
+    clock = call.parts.clock
+    until_s = clock.monotonic_s() + _LONGEST_LOOK_S
+    total = 0
+    for place in ("blobs", "records"):
+        try:
+            for shard in os.scandir(os.path.join(call.parts.settings.store, place)):
+                for file in os.scandir(shard.path):
+                    total += file.stat(follow_symlinks=False).st_size
+                if clock.monotonic_s() > until_s:
+                    return total, False
+        except FileNotFoundError:
+            continue
+    return total, True

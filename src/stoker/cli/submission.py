@@ -1,0 +1,429 @@
+"""One submission through the coordinator: what it would change, the questions, what it did, and how to follow it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.progress import Amount, watched
+from stoker.cli.submission_lines import (
+    MOST_FORESEEN,
+    MOST_LISTED,
+    SubmitSummary,
+    add_code,
+    add_data,
+    change_lines,
+    counts_text,
+    done_text,
+    order_lines,
+    told,
+)
+from stoker.cli.submit_environments import look_at_environments
+from stoker.core.errors import NotFound, Refused, StokerError, Usage
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps
+from stoker.core.text import format_size
+from stoker.host.durable import translated
+from stoker.host.processes import start
+from stoker.jobs.submitter import who_asks
+from stoker.protocol.job_messages import OnChangedCode, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.view_messages import JobView
+from stoker.views.text_tables import ASCII, UNICODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stoker.jobs.pack.code_tree import PreparedSubmission, Shipment
+    from stoker.protocol.client import FleetClient
+    from stoker.transfer.trees.tree_download import TreeFetchEstimate
+
+
+# Code and data on their way to the coordinator before jobs that need them are submitted: shown, and gone on with.
+
+_GOES_ON = "what was sent is kept; the same command goes on from there"
+_SENT_UNCHECKED_BYTES = 4 << 20
+"""So little is sent at once: to check ten thousand jobs first takes longer, and a prune takes what no job names."""
+
+
+def ship(call: CommandContext, orders: PreparedSubmission, client: FleetClient, check: Callable[[], object]) -> None:
+    """Have every tree with the coordinator that the jobs name. Data stays where all machines are this one.
+
+    `check` is called before the first byte of a large amount flows, to raise what would be refused afterwards.
+    """
+    missing = [
+        one
+        for one in orders.to_send(client.url)
+        if not client.want_tree(one.digest, files=len(one.tree.entries), size_bytes=one.tree.size_bytes).is_here
+    ]
+    if sum(one.tree.size_bytes for one in missing) > _SENT_UNCHECKED_BYTES:
+        check()
+    for shipment in missing:
+        _send(call, shipment, client)
+
+
+def _send(call: CommandContext, shipment: Shipment, client: FleetClient) -> None:
+    from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, send_tree
+
+    tree = shipment.tree
+    source = (
+        FolderFileSource(shipment.root)
+        if shipment.record is None
+        else StoreFileSource(call.parts.store, shipment.record)
+    )
+    amount = _Sent(call, shipment.what)
+    with watched(call, amount, hint=_GOES_ON):
+        try:
+            sent = send_tree(
+                client,
+                tree,
+                source,
+                stop=amount.over,
+                clock=call.parts.clock,
+                heed=amount.heed,
+                on_outlook=amount.look_ahead,
+            )
+        except StokerError:
+            if amount.over.is_set():
+                raise amount.asked from None
+            raise
+    files = "1 file" if sent.sent_files == 1 else f"{sent.sent_files:,} files"
+    call.out.note(f"sent {shipment.what}: {files}, {format_size(sent.sent_bytes)}")
+
+
+class _Sent:
+    """How much of a tree is sent."""
+
+    def __init__(self, call: CommandContext, what: str) -> None:
+        self.over = threading.Event()
+        self._call = call
+        self._what = f"sending {what}"
+        self._turn = threading.Lock()
+        self._amount = self._of(None)
+
+    def look_ahead(self, outlook: TreeFetchEstimate) -> None:
+        self._amount = self._of(outlook.missing_bytes)
+
+    def heed(self, size_bytes: int) -> None:
+        with self._turn:
+            self._amount.add(size_bytes)
+
+    def stop(self, error: StokerError) -> None:
+        """Ask it to end: everything that was sent is kept."""
+        self._amount.stop(error)
+        self.over.set()
+
+    @property
+    def asked(self) -> StokerError:
+        return self._amount.asked
+
+    def lines(self, now_s: float, at_least_s: float) -> list[str]:
+        return self._amount.lines(now_s, at_least_s)
+
+    def _of(self, total_bytes: int | None) -> Amount:
+        call = self._call
+        return Amount(self._what, total_bytes, call.parts.clock.wall_s(), is_unicode=call.out.is_unicode)
+
+
+_MOST_PLACED = 5
+"""Of so many new jobs it is shown where they would go."""
+_KEY_WORDS = 4
+_MOVED = (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED, SubmissionOutcome.REQUEUED)
+
+
+def show_alone(call: CommandContext, orders: PreparedSubmission) -> int:
+    """Show what would be submitted where there is nobody to ask what that would change."""
+    out = call.out
+    summary = SubmitSummary(call)
+    add_code(call, summary, orders, None)
+    summary.show()
+    for order in orders.jobs:
+        out.object({**order.model_dump(mode="json"), "outcome": None, "dry_run": True})
+    for line in order_lines(orders.jobs, columns=out.columns):
+        out.line(line)
+    out.line(f"\n{_jobs(len(orders.jobs))}; no coordinator was asked, nothing was submitted")
+    return 0
+
+
+def submit(call: CommandContext, given: dict[str, Any], orders: PreparedSubmission, client: FleetClient) -> int:
+    """Ask what would change, ask the person, submit, and follow."""
+    out = call.out
+    if not orders.jobs and not orders.hosts:
+        out.line("there is nothing to submit")
+        return 0
+    summary = SubmitSummary(call)
+    add_code(call, summary, orders, client if given["dry_run"] else None)
+    orders = look_at_environments(call, orders, client, summary.add)
+    add_data(call, summary, orders, client)
+    summary.show()
+    sending = _Sending(call, orders, client)
+    changed_code = OnChangedCode.RERUN if given["rerun"] else OnChangedCode.KEEP
+    asks = out.is_terminal and not given["yes"]
+    if given["dry_run"] or asks:
+        preview = sending.send(changed_code, dry_run=True)
+        _show(call, orders, preview, MOST_FORESEEN if given["dry_run"] else MOST_LISTED)
+        if given["dry_run"]:
+            _tell(call, orders, preview)
+            ends = done_text(preview, call.parts.clock.wall_s())
+            out.line(f"\n{counts_text(preview)}{ends}; nothing was submitted")
+            return 0
+        if asks and not (given["rerun"] or given["keep"]):
+            changed_code = _ask_about_kept(call, preview)
+        if not _confirm(call, preview, changed_code):
+            raise Refused("nothing was submitted", hint="-y submits without asking")
+    # Whoever was asked has seen it already.
+    ship(call, orders, client, lambda: asks or sending.send(changed_code, dry_run=True))
+    done = sending.send(changed_code, dry_run=False)
+    _tell(call, orders, done)
+    if not asks:
+        _show(call, orders, done)
+    _warn_about_kept(call, done)
+    has_moved = any(job.outcome in _MOVED for job in done.jobs)
+    out.line(f"{counts_text(done)}{'; submitted to' if has_moved else '; nothing changed at'} {client.url}")
+    _hint_at_ended(call, done)
+    if given["notify"]:
+        notify(call, given["notify"], [job.id for job in done.jobs], client, at=given["at"] or "")
+    _show_places(call, done, client)
+    if given["watch"]:
+        from stoker.cli.watch import watch
+
+        return watch(call, client, done.jobs)
+    if orders.jobs and not out.is_quiet:
+        out.line(_follow(done.jobs[0].shown))
+    return 0
+
+
+class _Sending:
+    """The same jobs, under one key: a repeat after a lost answer changes nothing."""
+
+    def __init__(self, call: CommandContext, orders: PreparedSubmission, client: FleetClient) -> None:
+        parts = call.parts
+        self._key = "".join(f"{parts.entropy():08x}" for _ in range(_KEY_WORDS))
+        self._submitter = who_asks(parts.settings.environment)
+        self._orders = orders
+        self._client = client
+
+    def send(self, changed_code: OnChangedCode, *, dry_run: bool) -> SubmissionResponse:
+        return self._client.submit(
+            self._orders.submission(
+                key="" if dry_run else self._key,
+                submitter=self._submitter,
+                on_changed_code=changed_code,
+                dry_run=dry_run,
+            )
+        )
+
+
+def _show(
+    call: CommandContext, orders: PreparedSubmission, answer: SubmissionResponse, most: int = MOST_LISTED
+) -> None:
+    for line in change_lines(orders.jobs, answer, source=orders.source, columns=call.out.columns, most=most):
+        call.out.line(line)
+
+
+def _tell(call: CommandContext, orders: PreparedSubmission, answer: SubmissionResponse) -> None:
+    if call.out.is_json:
+        for order, outcome in zip(orders.jobs, answer.jobs, strict=True):
+            call.out.object({**told(order, outcome, dry_run=answer.dry_run), "all_done_s": answer.done_s})
+        for name in answer.vanished:
+            call.out.object({"name": name, "outcome": "vanished", "dry_run": answer.dry_run})
+
+
+def _ask_about_kept(call: CommandContext, preview: SubmissionResponse) -> OnChangedCode:
+    kept = [job for job in preview.jobs if job.outcome is SubmissionOutcome.KEPT]
+    if not kept:
+        return OnChangedCode.KEEP
+    them = (
+        f"{kept[0].shown} has completed, and its" if len(kept) == 1 else f"{len(kept):,} jobs have completed, and their"
+    )
+    again = call.out.asks(f"{them} code is another now. Run again?")
+    return OnChangedCode.RERUN if again else OnChangedCode.KEEP
+
+
+def _confirm(call: CommandContext, preview: SubmissionResponse, changed_code: OnChangedCode) -> bool:
+    moving = sum(job.outcome in _MOVED for job in preview.jobs)
+    if changed_code is OnChangedCode.RERUN:
+        moving += sum(job.outcome is SubmissionOutcome.KEPT for job in preview.jobs)
+    return not moving or call.out.asks(f"Submit {_jobs(moving)}?", by_default=True)
+
+
+def _warn_about_kept(call: CommandContext, answer: SubmissionResponse) -> None:
+    """Say loudly whose old result stays although its code is another now."""
+    kept = [job for job in answer.jobs if job.outcome is SubmissionOutcome.KEPT]
+    if kept:
+        signs = UNICODE if call.out.is_unicode else ASCII
+        names = ", ".join(job.shown for job in kept[:5]) + (", …" if len(kept) > 5 else "")
+        call.out.complain(
+            f"{signs.warned} KEPT, not run again: {names}: completed with other code than there is now "
+            f"({_jobs(len(kept))}); --rerun runs them again"
+        )
+
+
+def _hint_at_ended(call: CommandContext, answer: SubmissionResponse) -> None:
+    """Say how to start again what stands there without having completed."""
+    ended = [
+        job
+        for job in answer.jobs
+        if job.outcome is SubmissionOutcome.KNOWN and job.state in (JobState.FAILED, JobState.CANCELLED)
+    ]
+    outdated = [job for job in answer.jobs if job.state == JobState.COMPLETED and job.changes == ("code_tree",)]
+    if outdated:
+        them = f"{outdated[0].shown} stays" if len(outdated) == 1 else f"{_jobs(len(outdated))} stay"
+        call.out.note(f"hint: {them} completed, though other files of the project changed since; --rerun runs again")
+    if ended:
+        name, whose = ended[0].shown, ended[0].submitter
+        how = f"ask {whose} or an operator to requeue it" if whose else f"stoker jobs requeue {name} starts it again"
+        call.out.note(f"hint: {name} stays {ended[0].state}: {how}")
+
+
+def _show_places(call: CommandContext, answer: SubmissionResponse, client: FleetClient) -> None:
+    """Show where the first new jobs stand, by the coordinator's own explanation."""
+    new = [job for job in answer.jobs if job.outcome in (SubmissionOutcome.NEW, SubmissionOutcome.REQUEUED)]
+    if call.out.is_json or call.out.is_quiet or not 0 < len(new) <= _MOST_PLACED:
+        return
+    for job in new:
+        try:
+            verdict = client.explain(job.id).verdict
+        except StokerError:
+            # They are submitted whatever can be said about them.
+            return
+        call.out.line(f"  {job.shown}  {verdict}")
+
+
+def _follow(name: str) -> str:
+    return f"follow: stoker logs -f {name} · stoker jobs · stoker explain {name}"
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
+
+
+# Jobs that a coordinator knows, as names that a manifest's `after` may give: asked for one at a time.
+
+
+class KnownJobs(Collection[str]):
+    """Says whether a job is known; it does not list them, there may be a million."""
+
+    def __init__(self, client: FleetClient) -> None:
+        self._client = client
+        self._known: dict[object, bool] = {}
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._known:
+            self._known[name] = self._is_known(str(name))
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([str(name) for name, is_known in self._known.items() if is_known])
+
+    def __len__(self) -> int:
+        return sum(self._known.values())
+
+    def _is_known(self, name: str) -> bool:
+        if self._client.jobs(name=name, limit=1).jobs:
+            return True
+        try:
+            self._client.job(name)
+        except NotFound:
+            return False
+        return True
+
+
+# `stoker submit --notify URL|CMD`: somebody is told when a submission's jobs end, or a command runs here then.
+
+LOG = "notify.log"
+_PROGRAM = "stoker.app.notify_main"
+
+
+def is_address(target: str) -> bool:
+    """Say whether somebody elsewhere is to be told; else it is a command."""
+    return "://" in target.split(maxsplit=1)[0] if target.split() else False
+
+
+def notify(call: CommandContext, target: str, jobs: Sequence[str], client: FleetClient, *, at: str) -> None:
+    """Arrange for it, once the jobs are submitted."""
+    from stoker.protocol.operator_messages import MOST_HOOKED_JOBS
+
+    if not jobs:
+        return
+    if len(jobs) > MOST_HOOKED_JOBS:
+        call.out.note(f"note: nobody is told: {len(jobs):,} jobs are more than {MOST_HOOKED_JOBS:,}")
+    elif is_address(target):
+        _tell_elsewhere(call, target, jobs, client)
+    else:
+        _run_here(call, target, jobs, at=at)
+
+
+def check_target(target: str) -> None:
+    """Refuse what is neither an address nor a command, before anything is submitted."""
+    if not target.strip():
+        raise Usage("--notify names nobody", hint="--notify https://…, or --notify 'a command'")
+
+
+def _tell_elsewhere(call: CommandContext, url: str, jobs: Sequence[str], client: FleetClient) -> None:
+    from stoker.protocol.operator_messages import WebhookRequest
+
+    try:
+        made = client.make_hook(WebhookRequest(url=url, jobs=tuple(jobs), by=who_asks(call.parts.settings.environment)))
+    except StokerError as error:
+        # The jobs are submitted, whoever can't be told of them.
+        call.out.note(f"note: {url} is told nothing: {error.message}{f' ({error.hint})' if error.hint else ''}")
+        return
+    call.out.note(f"{made.hook.url} is told as they end (hook {made.hook.id}); its messages are signed with")
+    call.out.note(f"  {made.secret}")
+
+
+def _run_here(call: CommandContext, command: str, jobs: Sequence[str], *, at: str) -> None:
+    settings = call.parts.settings
+    path = os.path.join(settings.state, LOG)
+    with translated(path):
+        os.makedirs(settings.state, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        child = start(
+            [sys.executable, "-m", _PROGRAM],
+            cwd=settings.folder,
+            env=settings.environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+    finally:
+        os.close(log)
+    ticket = dumps({"at": at, "jobs": list(jobs), "command": command}).encode() + b"\n"
+    if child.stdin is not None:
+        child.stdin.write(ticket)
+        child.stdin.close()
+    call.out.note(f"when they have ended, this runs here: {command}  (process {child.identity.pid}, log {path})")
+
+
+# What a command is told that runs when a submission has ended: variables, made purely from how its jobs stand.
+
+PREFIX = "STOKER_NOTIFY_"
+_MOST_NAMES = 100
+
+
+def notice_variables(views: Iterable[JobView], *, url: str) -> dict[str, str]:
+    """Give the variables: STATE is the worst that happened, then how many there were of each, and their names."""
+    jobs = list(views)
+    counts = Counter(view.state for view in jobs)
+    state = next((one for one in _WORST_FIRST if counts[one]), JobState.COMPLETED)
+    failed = [view for view in jobs if view.state == JobState.FAILED]
+    told = {
+        "STATE": state.value,
+        "JOBS": str(len(jobs)),
+        **{one.value.upper(): str(counts[one]) for one in _WORST_FIRST},
+        "NAMES": " ".join(view.name for view in jobs[:_MOST_NAMES]),
+        "IDS": " ".join(view.id for view in jobs[:_MOST_NAMES]),
+        "WHY": failed[0].why if failed else "",
+        "URL": url,
+    }
+    return {f"{PREFIX}{name}": value for name, value in told.items()}
+
+
+_WORST_FIRST = (JobState.FAILED, JobState.CANCELLED, JobState.COMPLETED)

@@ -1,0 +1,93 @@
+"""Before jobs are submitted: how their Python environments stand on each machine, and where they can't be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.cli.context import CommandContext
+from stoker.core.errors import StokerError
+from stoker.core.frozen import changed
+from stoker.core.machine import is_platform
+from stoker.core.text import outside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stoker.jobs.pack.code_tree import PreparedSubmission
+    from stoker.protocol.client import FleetClient
+    from stoker.protocol.job_messages import EnvironmentChoice
+    from stoker.protocol.lease_messages import MachineInventory
+
+_MOST_NAMED = 8
+_DEFAULT = "default"
+_AWAY = ("silent", "gone", "left")
+
+
+def read_env(words: Sequence[str]) -> dict[str, str]:
+    """Read `--env FILE` and `--env PLATFORM=FILE`, as a manifest's table. Raises `ValueError`."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        platform, file = (name, file) if equals and (is_platform(name) or name == _DEFAULT) else (_DEFAULT, word)
+        platform = "" if platform == _DEFAULT else platform
+        if platform in found:
+            message = f"--env {word}: {found[platform]} was named before it"
+            raise ValueError(message)
+        found[platform] = file
+    return found
+
+
+def look_at_environments(
+    call: CommandContext, orders: PreparedSubmission, client: FleetClient, say: Callable[[str], None]
+) -> PreparedSubmission:
+    """Tell how the jobs' environments stand on the fleet; give the orders with what their locks say can't be."""
+    ways = {id(order.environment): (order.environment, order.folder) for order in orders.jobs if order.environment}
+    if not ways:
+        return orders
+    from stoker.jobs.pack.environment_choices import refused_by
+    from stoker.protocol.environment_messages import environment_digest, outlooks
+
+    machines = machines_there(client)
+    told: dict[str, tuple[EnvironmentChoice, ...]] = {}
+    made: dict[int, tuple[EnvironmentChoice, ...]] = {}
+    for place, (choices, folder) in ways.items():
+        digest = environment_digest(choices)
+        if digest not in told:
+            told[digest] = refused_by(choices, folder, machines.values())
+            found = outlooks(told[digest], machines)
+            _show(call, choices, [one.text for one in found], {one.machine: one.to_dict() for one in found}, say)
+        made[place] = told[digest]
+    if all(made[place] is choices or made[place] == choices for place, (choices, _) in ways.items()):
+        return orders
+    jobs = tuple(
+        order.model_copy(update={"environment": made[id(order.environment)]}) if order.environment else order
+        for order in orders.jobs
+    )
+    return changed(orders, jobs=jobs)
+
+
+def machines_there(client: FleetClient) -> dict[str, MachineInventory]:
+    """Give the machines that may be counted on, and what each has; none where that may not be asked."""
+    from stoker.protocol.lease_messages import MachineInventory
+
+    try:
+        views = client.machines()
+    except StokerError:
+        # Whoever may submit may not be allowed to look.
+        return {}
+    return {one.name: MachineInventory.model_validate(one.environments) for one in views if one.state not in _AWAY}
+
+
+def _show(
+    call: CommandContext,
+    choices: Sequence[EnvironmentChoice],
+    texts: list[str],
+    machines: dict[str, dict[str, object]],
+    say: Callable[[str], None],
+) -> None:
+    files = " or ".join(dict.fromkeys(one.path or f"python {one.python}" for one in choices))
+    if call.out.is_json:
+        call.out.object({"environment": files, "machines": machines})
+        return
+    shown = ", ".join(texts[:_MOST_NAMED]) + (f" and {len(texts) - _MOST_NAMED} more" if texts[_MOST_NAMED:] else "")
+    say(f"env {outside(files)}: {outside(shown) or 'no machine is there'}")

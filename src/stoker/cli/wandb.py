@@ -1,0 +1,40 @@
+"""`stoker run --wandb`: what wandb is told of each trial of an order."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import stoker
+from stoker.cli.context import CommandContext
+from stoker.engine.metrics.wandb import WandbRun
+from stoker.host.interpreter import find_python
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.execution import folders_of
+from stoker.jobs.execution_events import TrialTracker
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.trials import Trial
+
+_SCRIPT = os.path.join(os.path.dirname(stoker.__file__), "trainer", "stoker_wandb.py")
+
+
+def tracking_of(call: CommandContext, order: CompiledJob, project: str) -> TrialTracker:
+    """Give what passes an order's metrics on to a project at wandb."""
+    settings, spec = call.parts.settings, order.spec
+    wanted = str(order.trials[0].args.get("python", "")) if order.program is not None and order.trials else ""
+    python = find_python(wanted, folder=settings.folder, environment=settings.environment, own_prefix=sys.prefix)
+
+    def run_of(trial: Trial) -> WandbRun:
+        return WandbRun(
+            python=python.path,
+            folder=settings.folder,
+            env=settings.environment,
+            project=project,
+            name=f"{spec.name}/{trial.label}" if trial.label else spec.name,
+            group=spec.name,
+            mode=settings.environment.get("WANDB_MODE", "offline"),
+            config=dict(trial.point),
+        )
+
+    folder = JobFolder(os.path.join(settings.runs, spec.attempt))
+    return TrialTracker(order.trials, folders_of(folder, call.parts.tools), run_of=run_of, script=_SCRIPT)

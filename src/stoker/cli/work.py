@@ -1,0 +1,237 @@
+"""`stoker work`: this machine takes jobs of a coordinator, until it is told to end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, time, timedelta
+from typing import Any
+
+from stoker.cli.context import CommandContext
+from stoker.cli.grammar import Grammar, Option, duration, whole
+from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
+from stoker.core.errors import BadInput, Forbidden, NoCoordinator, Usage
+from stoker.core.events import Event, event_line
+from stoker.core.leases import MOST_LEFT_S
+from stoker.host.durable import read_regular, translated
+from stoker.protocol.discovery import CoordinatorEndpoint, MembershipKind, find_coordinator, no_coordinator_known
+from stoker.views.retention_lines import keeping_line
+from stoker.worker.worker_options import WorkOptions, read_accepted, read_declared
+
+_LARGEST_LIST_BYTES = 1 << 20
+_COMES_UP_S = 10.0
+"""How long a coordinator that was started at the same time may take before it can be found."""
+_LOOK_EVERY_S = 0.1
+_CLOCK = re.compile(r"\d(\d)?:\d{2}(?::\d{2})?", re.ASCII)
+
+
+def _some_time(text: str) -> float:
+    seconds = duration(text)
+    if not 0 < seconds <= MOST_LEFT_S:
+        message = f"{text!r} is not a time from now on, of at most {MOST_LEFT_S / 86400:,.0f} days"
+        raise ValueError(message)
+    return seconds
+
+
+GRAMMAR = Grammar(
+    "work",
+    about=(
+        "Let this machine work for a coordinator: it says what it has, asks for jobs, runs each in a process of its "
+        "own, and reports. Ctrl-C or TERM gives everything back first, checkpoints kept; a second one ends it now. "
+        "A worker that was killed finds its jobs again when it is started under the same name."
+    ),
+    options=(
+        Option(
+            "--join",
+            value="URL",
+            help="the coordinator; unless told STOKER_COORDINATOR, this home's own, or the one that was joined",
+        ),
+        Option("--name", value="NAME", help="what this worker is called; the machine's name unless told"),
+        Option("--slots", value="N", read=whole(1), help="jobs at once; one for each GPU, at least one, unless told"),
+        Option(
+            "--declare",
+            value="k=v",
+            help="offer no more than this: cores=2,ram=4G,gpus=0; the smaller of this and what is found counts",
+            is_many=True,
+        ),
+        Option(
+            "--grace",
+            value="TIME",
+            read=duration,
+            help="how long a job may take to save what it has when it is stopped; 10s unless told",
+        ),
+        Option(
+            "--run-as",
+            value="USERS",
+            help="run programs of jobs as other users, one for each slot: anna,bert or 60000-60003; needs root",
+        ),
+        Option(
+            "--accept-code",
+            value="TREE",
+            help="run only programs that lie in this tree (`code` of stoker submit --json); several with commas, or "
+            "@FILE with one on each line; may be given again",
+            is_many=True,
+        ),
+        Option("--keep-workspace", help="leave the folders in which programs ran; they are removed unless told"),
+        Option("--once", help="take one job, then end"),
+        Option("--until-idle", help="end when nothing is left for this machine"),
+        Option(
+            "--until",
+            value="TIME",
+            help="leave at this time, local unless it names a zone: 18:00, 2026-11-17T08:00. Jobs that are expected to "
+            "take longer are not started here; what still runs then is given back, checkpoint kept",
+        ),
+        Option("--for", value="TIME", read=_some_time, help="the same, by how long: 90m, 3h"),
+        INSTALL,
+        UNINSTALL,
+        YES,
+    ),
+    examples=(
+        "stoker work --join http://127.0.0.1:7717",
+        "stoker work --name small --slots 2 --declare cores=2,ram=4G,gpus=0",
+        "stoker work --until-idle --json",
+        "stoker work --until 18:00",
+        "stoker work --for 3h",
+        "stoker work --slots 2 --run-as 60000-60001",
+        "stoker work --accept-code @trees.txt",
+        "stoker work --install",
+    ),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Work."""
+    out = call.out
+    declared = read_declared(given["declare"])
+    refuse_both(given)
+    if given["install"] or given["uninstall"]:
+        from stoker.cli.service_commands import install_work, uninstall_work
+
+        return install_work(call, given) if given["install"] else uninstall_work(call, given)
+    for_s = _time_left_s(given, call.parts.clock.wall_s())
+    found = _find(call, given["join"] or "", given["name"] or "")
+    out.goes_on_unread = out.is_watched = True
+    count = 0
+
+    def tell(kind: str, fields: dict[str, Any]) -> None:
+        nonlocal count
+        count += 1
+        if out.is_json:
+            out.json_line(event_line(Event(kind, fields), ts=call.parts.clock.wall_s(), seq=count, source="worker"))
+        elif not out.is_quiet:
+            now = call.parts.clock.now().astimezone()
+            out.line(f"{now:%H:%M:%S} {keeping_line(kind, fields)}")
+
+    options = WorkOptions(
+        url=found.url,
+        identity=found.identity,
+        name=found.name or given["name"] or "",
+        slots=given["slots"],
+        declared=declared,
+        is_once=given["once"],
+        until_idle=given["until_idle"],
+        for_s=for_s,
+        stop_grace_s=given["grace"],
+        run_as=given["run_as"] or "",
+        accepts=read_accepted(given["accept_code"], lambda path: _lines_of(call, path)),
+        keeps_workspaces=given["keep_workspace"],
+    )
+    return call.parts.work(options, tell)
+
+
+def _time_left_s(given: dict[str, Any], now_s: float) -> float | None:
+    """Return how long the worker works by `--for` or `--until`; None: neither is given."""
+    if given["until"] and given["for"]:
+        raise Usage("--until and --for both say when the worker ends", hint="give one of them")
+    if not given["until"]:
+        for_s: float | None = given["for"]
+        return for_s
+    try:
+        return seconds_until(given["until"], now_s)
+    except ValueError as error:
+        raise Usage(f"--until: {error}", hint="a time of the day such as 18:00, or a date and a time") from None
+
+
+def seconds_until(text: str, now_s: float) -> float:
+    """Return how long it is until a local clock time, today or tomorrow, or until a time in ISO format.
+
+    Raises `ValueError` for a text that is neither, and for a time in the past or too far away.
+    """
+    now = datetime.fromtimestamp(now_s)  # noqa: DTZ006 - local, as people read a clock
+    clock = _CLOCK.fullmatch(text)
+    try:
+        if clock:
+            until = datetime.combine(now.date(), time.fromisoformat(text if clock[1] else f"0{text}"))
+            until += timedelta(days=until <= now)
+        else:
+            until = datetime.fromisoformat(text)
+        left_s = until.timestamp() - now_s
+    except (ValueError, OverflowError, OSError):
+        message = f"{text!r} is not a time; write for example 18:00 or 2026-11-17T08:00"
+        raise ValueError(message) from None
+    if not 0 < left_s <= MOST_LEFT_S:
+        message = f"{text!r} is {'in the past' if left_s <= 0 else 'too far away'}"
+        raise ValueError(message)
+    return left_s
+
+
+def _lines_of(call: CommandContext, path: str) -> list[str]:
+    whole = call.path(path)
+    with translated(whole):
+        return read_regular(whole, _LARGEST_LIST_BYTES).decode(errors="replace").splitlines()
+
+
+def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
+    """Say for whom to work, and as whom: a machine that joined works under its certificate's name alone."""
+    settings = call.parts.settings
+
+    def find() -> CoordinatorEndpoint:
+        found = find_coordinator(
+            join, environment=settings.environment, state=settings.state, side=MembershipKind.WORKER
+        )
+        if found is None:
+            raise no_coordinator_known(settings.state)
+        return found
+
+    found = _wait_for_one(call, find)
+    has_ended = _has_ended(call, found)
+    if has_ended and not found.is_here:
+        hint = f"`stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
+        raise Forbidden(f"the certificate of {found.name} has ended: it was away for too long", hint=hint)
+    is_stranger = found.identity is None or not found.identity.certificate_file
+    if has_ended or (found.is_here and found.is_secure and is_stranger):
+        from stoker.cli.join import join_here
+
+        joined = join_here(call, found.url, name or found.name)
+        call.out.note(f"joined {joined.url} as {joined.name}")
+        found = find()
+    if found.name and name and name != found.name:
+        hint = f"leave --name out, or join under it: stoker machines invite --name {name}, then stoker join … --again"
+        raise BadInput(f"this machine has joined {found.url} as {found.name}, not as {name}", hint=hint)
+    return found
+
+
+def _wait_for_one(call: CommandContext, find: Callable[[], CoordinatorEndpoint]) -> CoordinatorEndpoint:
+    """Return the coordinator once one is known here; one that was started at the same time takes a moment."""
+    clock = call.parts.clock
+    until_s = clock.monotonic_s() + _COMES_UP_S
+    has_said = False
+    while True:
+        try:
+            return find()
+        except NoCoordinator:
+            if clock.monotonic_s() >= until_s:
+                raise
+        if not has_said:
+            call.out.note(f"no coordinator serves this home yet: waiting up to {_COMES_UP_S:.0f} s for `stoker serve`")
+            has_said = True
+        clock.sleep(_LOOK_EVERY_S)
+
+
+def _has_ended(call: CommandContext, found: CoordinatorEndpoint) -> bool:
+    """Whether this machine's certificate no longer holds: a coordinator could only cut the connection."""
+    if found.identity is None or not found.identity.certificate_file:
+        return False
+    from stoker.worker.renewal import read_term
+
+    return read_term(found.identity.certificate_file).ends_s <= call.parts.clock.wall_s()

@@ -1,0 +1,207 @@
+"""What a configuration file says, every value and key with its place: the same for YAML and TOML.
+
+A tree is never changed after it is read, and parts of it may be shared (an anchor and its aliases). Bounds keep a
+small file from becoming a large tree; what goes past them is a fault, never a crash.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from stoker.core.errors import Fault
+from stoker.core.frozen import frozen
+
+# Where a value came from: a layer and a place in it that a person can find again.
+#
+# These are made for every leaf of every layer, so they are named tuples, which are made three times faster than frozen
+# objects.
+
+
+class ConfigLayer(StrEnum):
+    """The layers of a configuration; a later one wins."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    OVERRIDE = "override"
+    SWEEP = "sweep"
+
+
+class ValueOrigin(NamedTuple):
+    """A place in a layer. Lines and columns count from 1; 0 means that there is none."""
+
+    layer: ConfigLayer
+    where: str
+    """A file's path as it was typed, a variable's name, `argument 3`, or whose default it is."""
+    line: int = 0
+    column: int = 0
+    text: str = ""
+    """What stands there, in one line: of a file the line itself, of a command the whole argument."""
+
+    def __str__(self) -> str:
+        if self.line:
+            return f"{self.where}:{self.line}:{self.column}"
+        if self.text and self.layer in (ConfigLayer.OVERRIDE, ConfigLayer.SWEEP):
+            return f"{self.where} ({self.text})"
+        return self.where
+
+
+class LayerValue(NamedTuple):
+    """What one layer said about a leaf."""
+
+    origin: ValueOrigin
+    value: Any
+    """As it was read there; `NOTHING` where the layer deletes the leaf."""
+
+
+# A line of somebody's text with carets under the part that is meant.
+#
+# Shown beneath a fault. Control characters become visible, tabs become one space, and a long line is cut around the
+# caret, so that what is printed is always one line over one line.
+
+_WIDEST = 100
+_BEFORE = 60
+
+
+def caret_lines(line: str, column: int, width: int = 1) -> str:
+    """Give the line and, under `width` characters from `column` (counted from 1), carets."""
+    start = min(max(column, 1), len(line) + 1) - 1
+    end = min(start + max(width, 1), max(len(line), start + 1))
+    first = max(0, start - _BEFORE) if len(line) > _WIDEST else 0
+    last = min(len(line), first + _WIDEST)
+    before = ("…" if first else "") + "".join(map(_visible, line[first:start]))
+    marked = "".join(map(_visible, line[start : min(end, last)]))
+    after = "".join(map(_visible, line[min(end, last) : last])) + ("…" if last < len(line) else "")
+    return f"{before}{marked}{after}\n{' ' * _columns(before)}{'^' * max(_columns(marked), 1)}"
+
+
+def fault_at(
+    origin: ValueOrigin, message: str, *, hint: str = "", key: str = "", column: int = 0, width: int = 1
+) -> Fault:
+    """Make the fault of a place, with the line that stands there and carets under it where the place has one.
+
+    `column` is for a part of the line other than the one where the place begins.
+    """
+    where = origin.where if not origin.line else str(origin)
+    shown = caret_lines(origin.text, column or origin.column, width) if origin.text else ""
+    return Fault(f"{where}: {key}" if key else where, message, hint, shown)
+
+
+def _visible(character: str) -> str:
+    if character == "\t":
+        return " "
+    return character if character.isprintable() else "�"
+
+
+def _columns(text: str) -> int:
+    """Count terminal columns: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata  # noqa: PLC0415 - only a fault in text that is not ASCII should cost it
+
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
+    )
+
+
+DEEPEST: Final = 50
+"""Levels of maps and lists; a fingerprint takes no more than a few beyond it."""
+MOST_VALUES: Final = 200_000
+"""Values in one file, each alias counted with all that it stands for."""
+LARGEST_BYTES: Final = 8 * 1024 * 1024
+MOST_FAULTS: Final = 1000
+"""After so many the rest of a file is not read: it is something else than it was taken for."""
+
+_FILE = ConfigLayer.FILE
+
+
+class LocatedValue(NamedTuple):
+    """One value: a scalar, `dict[str, Located]` or `list[Located]`, with its place and that of its key.
+
+    There is one for every value of every file, and a named tuple is made three times faster than a frozen object.
+    """
+
+    value: Any
+    line: int
+    column: int
+    key_line: int
+    key_column: int
+
+    @property
+    def is_map(self) -> bool:
+        return type(self.value) is dict
+
+    def plain(self) -> Any:
+        """Give the value without places."""
+        value = self.value
+        if type(value) is dict:
+            return {key: item.plain() for key, item in value.items()}
+        if type(value) is list:
+            return [item.plain() for item in value]
+        return value
+
+    def under(self, key_line: int, key_column: int) -> LocatedValue:
+        """Give the same value under another key."""
+        return LocatedValue(self.value, self.line, self.column, key_line, key_column)
+
+
+class StopReading(Exception):
+    """The rest of a file can't be read."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+def note(faults: list[Fault], fault: Fault) -> None:
+    """Add a fault to those of a file; `StopReading` when there are more than anybody will read."""
+    if len(faults) >= MOST_FAULTS:
+        message = f"there are more than {MOST_FAULTS} faults; the rest is not read"
+        raise StopReading(Fault(fault.where, message, shown=fault.shown))
+    faults.append(fault)
+
+
+@frozen
+class SourceFile:
+    """A file that was read: what to call it, where it lies, and its lines for people to see."""
+
+    name: str
+    """Its path as it was typed."""
+    path: str
+    """Its absolute path."""
+    text: str
+    lines: tuple[str, ...]
+    most_values: int = MOST_VALUES
+
+    def at(self, line: int, column: int) -> ValueOrigin:
+        """Give the place of a line and a column, both from 1."""
+        shown = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        return ValueOrigin(_FILE, self.name, line, column, shown)
+
+    def at_index(self, index: int) -> ValueOrigin:
+        """Give the place of a character of the text."""
+        line = self.text.count("\n", 0, index) + 1
+        return self.at(line, index - (self.text.rfind("\n", 0, index) + 1) + 1)
+
+    def key_of(self, node: LocatedValue) -> ValueOrigin:
+        return self.at(node.key_line, node.key_column)
+
+    def value_of(self, node: LocatedValue) -> ValueOrigin:
+        return self.at(node.line, node.column)
+
+    def too_deep(self, line: int, column: int) -> StopReading:
+        return StopReading(fault_at(self.at(line, column), f"is nested deeper than {DEEPEST} levels"))
+
+    def too_many(self, line: int, column: int) -> StopReading:
+        message = f"there are more than {self.most_values} values, aliases included"
+        return StopReading(fault_at(self.at(line, column), message))
+
+
+@frozen
+class FileLayer:
+    """One file in its turn: what it says, and under which dotted path that is put."""
+
+    source: SourceFile
+    tree: LocatedValue
+    package: str

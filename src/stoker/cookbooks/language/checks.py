@@ -1,0 +1,165 @@
+"""What is wrong with what a user typed, all of it, before anything runs; and what it means if nothing is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from stoker.authoring import ArgsFaults, Fault
+from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, MERGE
+from stoker.cookbooks.language.base_search import find_base, lacking
+from stoker.cookbooks.language.bases import Outline, TrainableBase
+from stoker.cookbooks.language.bundled import BASES, DATA
+from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, read_config
+from stoker.core.errors import Damaged, MissingRepoFiles, StokerError
+from stoker.core.text import did_you_mean
+from stoker.devices.estimate.model_shapes import ModelShape
+from stoker.devices.estimate.training_setup import ALL_LINEAR, ATTENTION, MLP, names_of, targeted
+from stoker.engine.machine_context import surroundings
+
+_GROUPS = (ALL_LINEAR, ATTENTION, MLP)
+_MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
+
+
+class LanguageArgsChecker:
+    """Collects the faults of one recipe's arguments."""
+
+    def __init__(self, recipe: str) -> None:
+        self._recipe = recipe
+        self._faults: list[Fault] = []
+        self._lacking: dict[Fault, MissingRepoFiles] = {}
+        """Those of the faults that fetching may mend, each with what would."""
+        self._damaged = 0
+        """How many of the faults are that bytes are not what their file promises."""
+        self._judges = "base" not in surroundings().stand_ins
+        """Whether the base is the one that is meant, so that other arguments have to fit it."""
+
+    def note(self, name: str, message: str, hint: str = "") -> None:
+        """Write down one fault of an argument."""
+        self._faults.append(Fault(f"{self._recipe}.{name}", message, hint))
+
+    def refuse(self) -> None:
+        """Raise `ArgsFaults` with everything that was noted, if anything was; `Damaged` if one file's bytes are all."""
+        faults = tuple(self._faults)
+        if not faults:
+            return
+        if len(faults) > len(self._lacking) > 0 and surroundings().fetches():
+            faults = tuple(one for one in faults if one not in self._lacking)
+        if len(faults) == self._damaged == 1:
+            only = faults[0]
+            raise Damaged(f"{only.where}: {only.message}", hint=only.hint, where=only.where, why=only.message)
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {self._recipe}"
+        lacks = tuple(self._lacking.values()) if len(self._lacking) == len(self._faults) else ()
+        raise ArgsFaults(message, faults=faults, hint=f"stoker recipes show {self._recipe}", lacks=lacks)
+
+    def base(self, text: str) -> TrainableBase | None:
+        """Look for a base; what is wrong with it is noted."""
+        if not text.strip():
+            self.note("base", "is empty", f"a folder, org/name of the hub, or {', '.join(BASES)}")
+            return None
+        try:
+            return find_base(text, use="merged" if self._recipe == MERGE else "trained")
+        except Damaged as error:
+            self._note_damage("base", error)
+        except StokerError as error:
+            self.note("base", error.message, error.hint)
+            lack = lacking(text, "base")
+            if lack is not None:
+                self._lacking[self._faults[-1]] = lack
+        return None
+
+    def _note_damage(self, name: str, error: Damaged) -> None:
+        self._damaged += 1
+        self.note(name, error.message, error.hint)
+
+    def data(self, text: str) -> Path | None:
+        """Tell bundled data from a file, and both from a mistake."""
+        if text in DATA:
+            return None
+        if not text.strip():
+            self.note("data", "is empty", f"a JSONL file, or one that is bundled: {', '.join(DATA)}")
+            return None
+        path = Path(os.path.expanduser(text))
+        if path.is_dir():
+            self.note("data", f"{text} is a folder", "give one file of examples")
+        elif not path.is_file():
+            bundled = f"bundled data is {', '.join(DATA)}"
+            is_path = path.suffix or path.parent != Path()
+            message = f"there is no file {text}" if is_path else f"{text!r} is neither a file nor bundled data"
+            self.note("data", message, bundled if is_path else did_you_mean(text, DATA) or bundled)
+        elif path.stat().st_size == 0:
+            self.note("data", f"{text} is empty", 'one JSON object per line, such as {"text": "…"}')
+        return path
+
+    def length(self, wanted: int | None, base: TrainableBase | Outline) -> int:
+        """Give the longest row that is meant; one that the base can't read is noted."""
+        if wanted is None:
+            return min(DEFAULT_TOKENS, base.positions)
+        if wanted > base.positions and self._judges:
+            message = f"{wanted:,} tokens, but {base.name} reads {base.positions:,} at most"
+            self.note("max_seq_len", message, f"max_seq_len={base.positions}, or leave it out")
+        return wanted
+
+    def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
+        """Give the names of the matrices that are meant, in a block's order; what matches nothing is noted."""
+        real = names_of(shape)
+        if not self._judges:
+            return tuple(real)
+        known = [*_GROUPS, *real]
+        if not wanted:
+            self.note("targets", "names nothing to train", f"one of {', '.join(known)}")
+        for one in wanted:
+            if one not in known:
+                hint = did_you_mean(one, known) or f"its matrices are {', '.join(real)}; or {', '.join(_GROUPS)}"
+                self.note("targets", f"no matrix of this {shape.family} model is called {one!r}", hint)
+        meant = targeted(shape, wanted)
+        smallest = min(meant, key=lambda one: min(one.inputs, one.outputs), default=None)
+        if smallest is not None and rank > min(smallest.inputs, smallest.outputs):
+            most = min(smallest.inputs, smallest.outputs)
+            size = f"{smallest.outputs:,} × {smallest.inputs:,}"
+            self.note("rank", f"{rank:,} is larger than {smallest.name}, which is {size}", f"rank={most} at most")
+        return tuple(dict.fromkeys(one.name for one in meant))
+
+    def adapter(self, text: str, base: TrainableBase | None) -> Path:
+        """Look an adapter's folder through; what is wrong with it, or does not fit the base, is noted."""
+        folder = Path(os.path.expanduser(text))
+        if not text.strip() or not folder.is_dir():
+            hint = "a folder with adapter_config.json and adapter_model.safetensors, such as stoker-out/lora"
+            self.note("adapter", f"there is no folder {text}" if text.strip() else "is empty", hint)
+            return folder
+        try:
+            rank = read_config(folder)["r"]
+            header = adapter_header(folder)
+            modules = modules_of(folder, header.tensors)
+        except Damaged as error:
+            self._note_damage("adapter", error)
+            return folder
+        except StokerError as error:
+            within = folder / "best"
+            hint = f"adapter={text.rstrip('/')}/best is one" if (within / CONFIG).is_file() else error.hint
+            self.note("adapter", error.message, hint)
+            return folder
+        if base is not None and self._judges:
+            self._fit(modules, {name: one.shape for name, one in header.tensors.items()}, rank, base)
+        return folder
+
+    def _fit(
+        self, modules: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], rank: int, base: TrainableBase
+    ) -> None:
+        """Note the first matrix that an adapter stands beside and the base has not, or has in another size."""
+        sizes = {one.name: (one.inputs, one.outputs) for one in base.shape.linears}
+        for module in modules:
+            match = _MODULE.fullmatch(module)
+            size = sizes.get(match["name"]) if match and int(match["layer"]) < base.shape.layers else None
+            if size is None:
+                self.note("adapter", f"it stands beside {module}, which {base.name} has not", "give the base it is of")
+                return
+            inputs, outputs = size
+            found = [shapes[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB"]
+            if found != [(rank, inputs), (outputs, rank)]:
+                told = " and ".join("×".join(map(str, one)) for one in found)
+                message = f"beside {module} it has {told}; {base.name} wants {rank}×{inputs} and {outputs}×{rank}"
+                self.note("adapter", message, "give the base that it was trained on")
+                return

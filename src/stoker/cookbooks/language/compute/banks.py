@@ -1,0 +1,260 @@
+"""Where each adapter's numbers lie in flat tensors with a row per slot, and views of them by layer and group.
+
+One row holds all of an adapter, so that norms, updates and copies are single operations over all slots. Adapters of a
+smaller rank, or without some matrix, have zeros there; products with zeros keep their gradients zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from stoker.cookbooks.language.compute.frozen_base import DecoderShape, module_name
+
+# An adapter apart from any bank: its settings, weights and the optimiser's moments, by the name of each matrix.
+
+Pairs = dict[str, tuple[Tensor, Tensor]]
+"""By the name of a matrix (`model.layers.0.self_attn.q_proj`): A `[rank, inputs]` and B `[outputs, rank]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """What an adapter is."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    dropout: float = 0.0
+    seed: int = 0
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optim:
+    """How one adapter is updated: AdamW, its gradient shortened to `clip` if it is longer."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = math.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class AdapterState:
+    """One adapter, in 32 bits on the CPU."""
+
+    spec: AdapterSpec
+    weights: Pairs
+    first: Pairs = field(default_factory=dict)
+    """Running means of the gradient; empty before the first update."""
+    second: Pairs = field(default_factory=dict)
+    """Of its square."""
+    steps: int = 0
+
+
+def fresh_adapter(shape: DecoderShape, spec: AdapterSpec) -> AdapterState:
+    """Give an adapter that changes nothing yet: A drawn from its own seed as PEFT draws it, B zero."""
+    draws = torch.Generator().manual_seed(spec.seed)
+    weights: Pairs = {}
+    for layer in range(shape.layers):
+        for target in spec.targets:
+            inputs, outputs = shape.linear(target)
+            # kaiming_uniform_ with a = √5 is uniform within 1 / √inputs.
+            bound = 1 / math.sqrt(inputs)
+            a = torch.empty(spec.rank, inputs).uniform_(-bound, bound, generator=draws)
+            weights[module_name(layer, target)] = (a, torch.zeros(outputs, spec.rank))
+    return AdapterState(spec=spec, weights=weights)
+
+
+# A frozen matrix with a bank of adapters beside it: one product for all rows, and small ones member by member.
+#
+# The small product is written first and the large one added onto it, which costs nothing: a large product waits for its
+# arithmetic, not for memory. Matrices that share their input share the product with their A's, which lie side by side.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bank:
+    """The adapters of one group of matrices: views into one flat tensor, or into that of its gradients."""
+
+    a: Tensor
+    """`[n, targets · rank, inputs]`."""
+    b: tuple[Tensor, ...]
+    """Of each target `[n, outputs, rank]`."""
+    columns: tuple[tuple[int, int], ...]
+    """Where each target's outputs lie among those of the group."""
+
+    def narrow(self, number: int) -> slice:
+        """Say where a target's part of x Aᵀ lies."""
+        rank = self.b[0].shape[2]
+        return slice(number * rank, (number + 1) * rank)
+
+
+def narrowed(x: Tensor, bank: Bank) -> Tensor:
+    """Give x Aᵀ of `[n, rows, inputs]`."""
+    return torch.bmm(x, bank.a.mT)
+
+
+def widened(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    bank: Bank | None,
+    narrow: Tensor | None,
+    begin: int = 0,
+) -> Tensor:
+    """Give x Wᵀ with what adapters add. The weight's outputs begin at a column of the group's."""
+    n, rows, inputs = x.shape
+    outputs = len(weight)
+    y = _added(x, weight, bank, narrow, begin)
+    if bias is not None:
+        y += bias
+    y.view(n * rows, outputs).addmm_(x.reshape(n * rows, inputs), weight.T)
+    return y
+
+
+def _added(x: Tensor, weight: Tensor, bank: Bank | None, narrow: Tensor | None, begin: int) -> Tensor:
+    """Give what is there before the large product: what adapters add."""
+    outputs, parts = len(weight), []
+    if bank is not None and narrow is not None:
+        parts = [
+            (first - begin, last - begin, narrow[..., bank.narrow(number)], bank.b[number])
+            for number, (first, last) in enumerate(bank.columns)
+            if begin <= first < begin + outputs
+        ]
+    covered = sum(last - first for first, last, _, _ in parts)
+    y = (torch.empty if covered == outputs else torch.zeros)(*x.shape[:2], outputs, dtype=x.dtype, device=x.device)
+    for first, last, low, b in parts:
+        torch.bmm(low, b.mT, out=y[..., first:last])
+    return y
+
+
+def narrowed_back(dys: list[tuple[Tensor, int]], narrow: Tensor, bank: Bank, gradients: Bank) -> Tensor:
+    """Write the gradients of B; give dy B. Each dy comes with the column of the group at which it begins."""
+    back = torch.empty_like(narrow)
+    for number, (b, (first, last)) in enumerate(zip(bank.b, bank.columns, strict=True)):
+        dy, begin = next((dy, begin) for dy, begin in dys if begin <= first < begin + dy.shape[-1])
+        part, mine = bank.narrow(number), dy[..., first - begin : last - begin]
+        torch.bmm(mine, b, out=back[..., part])
+        torch.bmm(mine.mT, narrow[..., part], out=gradients.b[number])
+    return back
+
+
+def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
+    """Add dy W to dx, in place; without one, begin it."""
+    n, rows, outputs = dy.shape
+    flat = dy.reshape(n * rows, outputs)
+    if dx is None:
+        return torch.mm(flat, weight).view(n, rows, -1)
+    dx.view(n * rows, -1).addmm_(flat, weight)
+    return dx
+
+
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""The matrices that share an input, in the order in which the base lays them side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    layer: int
+    name: str
+    targets: tuple[str, ...]
+    inputs: int
+    columns: tuple[tuple[int, int], ...]
+    a_at: int
+    b_at: tuple[int, ...]
+
+
+class BankLayout:
+    """The order of all A's and all B's in their rows."""
+
+    def __init__(self, shape: DecoderShape, targets: tuple[str, ...], rank: int) -> None:
+        self.shape = shape
+        self.targets = targets
+        self.rank = rank
+        self.groups: list[_Group] = []
+        self.a_size = self.b_size = 0
+        for layer in range(shape.layers):
+            for name, members in MEMBERS.items():
+                self._place(layer, name, members)
+
+    def banks(self, a: Tensor, b: Tensor) -> list[dict[str, Bank]]:
+        """Give views of flat tensors `[n, a_size]` and `[n, b_size]`, layer by layer."""
+        layers: list[dict[str, Bank]] = [{} for _ in range(self.shape.layers)]
+        n, rank = len(a), self.rank
+        for group in self.groups:
+            height = len(group.targets) * rank
+            sizes = [end - begin for begin, end in group.columns]
+            layers[group.layer][group.name] = Bank(
+                a=a[:, group.a_at : group.a_at + height * group.inputs].view(n, height, group.inputs),
+                b=tuple(
+                    b[:, at : at + size * rank].view(n, size, rank) for at, size in zip(group.b_at, sizes, strict=True)
+                ),
+                columns=group.columns,
+            )
+        return layers
+
+    def write(self, pairs: Pairs, a_row: Tensor, b_row: Tensor) -> None:
+        """Lay one adapter's numbers into a row of each; what it lacks becomes zero."""
+        a_row.zero_()
+        b_row.zero_()
+        for name, a, b in self._pairs(a_row, b_row):
+            given = pairs.get(name)
+            if given is not None:
+                rank = len(given[0])
+                a[:rank].copy_(given[0])
+                b[:, :rank].copy_(given[1])
+
+    def read(self, names: Pairs, a_row: Tensor, b_row: Tensor, rank: int) -> Pairs:
+        """Give copies, on the CPU, of the matrices of the given names, cut to a rank."""
+        return {
+            name: (a[:rank].float().cpu().clone(), b[:, :rank].float().cpu().clone().contiguous())
+            for name, a, b in self._pairs(a_row, b_row)
+            if name in names
+        }
+
+    def _pairs(self, a_row: Tensor, b_row: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        layers = self.banks(a_row[None], b_row[None])
+        for group in self.groups:
+            bank = layers[group.layer][group.name]
+            for number, target in enumerate(group.targets):
+                yield module_name(group.layer, target), bank.a[0, bank.narrow(number)], bank.b[number][0]
+
+    def _place(self, layer: int, name: str, members: tuple[str, ...]) -> None:
+        present = tuple(target for target in members if target in self.targets)
+        if not present:
+            return
+        columns, b_at, begin = [], [], 0
+        for target in members:
+            end = begin + self.shape.linear(target)[1]
+            if target in present:
+                columns.append((begin, end))
+                b_at.append(self.b_size)
+                self.b_size += (end - begin) * self.rank
+            begin = end
+        inputs = self.shape.linear(members[0])[0]
+        self.groups.append(
+            _Group(
+                layer=layer,
+                name=name,
+                targets=present,
+                inputs=inputs,
+                columns=tuple(columns),
+                a_at=self.a_size,
+                b_at=tuple(b_at),
+            )
+        )
+        self.a_size += len(present) * self.rank * inputs

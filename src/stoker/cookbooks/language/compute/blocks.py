@@ -1,0 +1,282 @@
+"""One block, forward and backward, by hand.
+
+Kept from forward to backward: what came in, rotated queries, keys and values with what attention gave, what the second
+half got, and gate and up. Norms and the gate are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from stoker.cookbooks.language.compute.banks import MEMBERS, Bank, narrowed, narrowed_back, onto, widened
+from stoker.cookbooks.language.compute.base_weights import LayerWeights
+from stoker.cookbooks.language.compute.frozen_base import DecoderShape
+from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, attend, attend_backward
+from stoker.devices.estimate.shared_base import CHUNK_BYTES
+
+# Dropout whose every choice follows from who, when and where: it does not depend on who else is trained.
+#
+# A choice is a hash of the member's seed, its update, the pass within it, the matrix, the token's row and place in it,
+# and the feature; how far rows are filled up for others' sake does not matter.
+
+_WORD = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B1
+_ROW_BITS = 20
+"""More places than a row has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDropout:
+    """What is dropped in one pass."""
+
+    shares: Tensor
+    """Of each member, `[n]`."""
+    keys: Tensor
+    """Of each member: its seed, update and pass, mixed, `[n]`."""
+    length: int
+    """Tokens of a row, filled up."""
+
+    def applied(self, x: Tensor, place: int) -> Tensor:
+        """Give `[n, rows, features]` with some features hidden and the others scaled up; applied twice, the same."""
+        _, tokens, features = x.shape
+        number = torch.arange(tokens, device=x.device, dtype=torch.int64)
+        token = (number // self.length << _ROW_BITS) + number % self.length
+        word = _mix(_mix(token + self.keys[:, None]) + place * _GOLDEN)
+        feature = torch.arange(features, device=x.device, dtype=torch.int64) * _GOLDEN
+        keep = 1.0 - self.shares.view(-1, 1, 1)
+        is_kept = _mix(word[:, :, None] + feature) < (keep * (1 << 32)).to(torch.int64)
+        return torch.where(is_kept, x / keep.to(x.dtype), torch.zeros_like(x))
+
+
+def keys_of(seeds: Tensor, updates: Tensor, passes: Tensor) -> Tensor:
+    """Mix what tells one pass of a member from all others."""
+    return _mix(_mix(_mix(seeds) + updates) + passes)
+
+
+def _mix(word: Tensor) -> Tensor:
+    """Scramble 32 bits."""
+    word = word & _WORD
+    word = ((word ^ (word >> 16)) * 0x85EBCA6B) & _WORD
+    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & _WORD
+    return word ^ (word >> 16)
+
+
+Banks = Mapping[str, Bank]
+"""The adapters of one layer: `qkv`, `o`, `gate_up`, `down`; those that nobody trains are missing."""
+_GROUPS = tuple(MEMBERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassContext:
+    """What all blocks have in common in one pass over a batch."""
+
+    shape: DecoderShape
+    looking: AttentionMask
+    cos: Tensor
+    sin: Tensor
+    """`[rows, T, 1, head_dim / 2]`."""
+    kernels: PointwiseKernels
+    keeps: bool
+    """A backward pass follows."""
+    dropping: PassDropout | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedActivations:
+    """What a block's backward pass needs."""
+
+    x: Tensor
+    raw: Tensor | None
+    """Queries, keys and values before their norms, where heads have norms."""
+    attention: Any
+    seen: Tensor
+    middle: Tensor
+    gate: Tensor
+    up: Tensor
+    narrow: dict[str, Tensor]
+
+
+def forward_block(
+    x: Tensor, more: Tensor | None, layer: LayerWeights, banks: Banks, number: int, now: PassContext
+) -> tuple[Tensor, Tensor, SavedActivations | None]:
+    """Give what a block makes of `[n, rows, hidden]`, and what its backward pass needs.
+
+    What it is given and what it gives is a sum of two that nobody has added up yet: the next norm does so as it reads.
+    """
+    model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
+    narrow: dict[str, Tensor] = {}
+
+    def seen_by(group: str, given: Tensor) -> tuple[Bank | None, Tensor | None]:
+        bank = banks.get(group)
+        if bank is not None:
+            narrow[group] = narrowed(_seen(given, number, group, now), bank)
+        return bank, narrow.get(group)
+
+    if more is None:
+        normed = kernels.norm(x, layer.norm1, eps)
+    else:
+        x, normed = kernels.norm_sum(x, more, layer.norm1, eps)
+    qkv = widened(normed, layer.qkv, layer.qkv_bias, *seen_by("qkv", normed))
+    rows, length = now.looking.positions.shape
+    raw = qkv.view(rows, length, -1, model.head_dim)
+    heads, kv_heads = model.heads, model.kv_heads
+    turned = kernels.rotate_heads(_normed_heads(raw, layer, heads, kv_heads, now), heads + kv_heads, now.cos, now.sin)
+    seen, tape = attend(turned, heads, kv_heads, now.looking, now.shape.windows[number], keeps=now.keeps)
+    seen = seen.view(*x.shape[:2], -1)
+    mixed = widened(seen, layer.o, layer.o_bias, *seen_by("o", seen))
+    middle, normed = kernels.norm_sum(x, mixed, layer.norm2, eps)
+    adapted, inner = seen_by("gate_up", normed), model.inner
+    gate_bias, up_bias = (None, None) if layer.gate_up_bias is None else layer.gate_up_bias.chunk(2)
+    gate = widened(normed, layer.gate_up[:inner], gate_bias, *adapted)
+    up = widened(normed, layer.gate_up[inner:], up_bias, *adapted, begin=inner)
+    gated = kernels.gate(gate, up)
+    out = widened(gated, layer.down, layer.down_bias, *seen_by("down", gated))
+    if not now.keeps:
+        return middle, out, None
+    kept_raw = raw if layer.q_norm is not None else None
+    kept = SavedActivations(
+        x=x, raw=kept_raw, attention=tape, seen=seen, middle=middle, gate=gate, up=up, narrow=narrow
+    )
+    return middle, out, kept
+
+
+def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are made of
+    dx: Tensor,
+    layer: LayerWeights,
+    banks: Banks,
+    gradients: Banks,
+    number: int,
+    now: PassContext,
+    kept: SavedActivations,
+) -> Tensor:
+    """Write the gradients of a block's adapters; give that of what came in."""
+    model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
+
+    def narrow_back(group: str, *dys: tuple[Tensor, int]) -> tuple[Tensor | None, Tensor | None]:
+        """Give dy B, and what it adds to the gradient of what the group was given."""
+        bank = banks.get(group)
+        if bank is None:
+            return None, None
+        back = narrowed_back(list(dys), kept.narrow[group], bank, gradients[group])
+        added = torch.bmm(back, bank.a)
+        return back, added if now.dropping is None else now.dropping.applied(added, _place(number, group))
+
+    def finish(group: str, back: Tensor | None, given: Tensor) -> None:
+        """Write the gradient of A."""
+        if back is not None:
+            torch.bmm(back.mT, _seen(given, number, group, now), out=gradients[group].a)
+
+    back, added = narrow_back("down", (dx, 0))
+    dgate, dup, gated = kernels.gate_backward(kept.gate, kept.up, onto(added, dx, layer.down))
+    finish("down", back, gated)
+    del gated
+
+    inner = model.inner
+    back, added = narrow_back("gate_up", (dgate, 0), (dup, inner))
+    dnormed = onto(onto(added, dgate, layer.gate_up[:inner]), dup, layer.gate_up[inner:])
+    del dgate, dup
+    dmiddle, normed = kernels.norm_backward(kept.middle, layer.norm2, eps, dnormed, dx)
+    finish("gate_up", back, normed)
+
+    back, added = narrow_back("o", (dmiddle, 0))
+    finish("o", back, kept.seen)
+    dq, dk, dv = attend_backward(kept.attention, onto(added, dmiddle, layer.o))
+    dturned = _turned_back(dq, dk, dv, now)
+    dqkv = _normed_heads_backward(dturned, kept, layer, model.heads, model.kv_heads, now).view(*dx.shape[:2], -1)
+
+    back, added = narrow_back("qkv", (dqkv, 0))
+    dx, normed = kernels.norm_backward(kept.x, layer.norm1, eps, onto(added, dqkv, layer.qkv), dmiddle)
+    finish("qkv", back, normed)
+    return dx
+
+
+def _turned_back(dq: Tensor, dk: Tensor, dv: Tensor, now: PassContext) -> Tensor:
+    """Undo the rotation of queries and keys on gradients, and lay all three side by side."""
+    heads, kv_heads = dq.shape[2], dk.shape[2]
+    into = torch.empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=dq.dtype, device=dq.device)
+    back = -now.sin
+    now.kernels.rotate_into(dq, now.cos, back, into[:, :, :heads])
+    now.kernels.rotate_into(dk, now.cos, back, into[:, :, heads : heads + kv_heads])
+    into[:, :, heads + kv_heads :] = dv
+    return into
+
+
+def _seen(given: Tensor, number: int, group: str, now: PassContext) -> Tensor:
+    """Give what adapters see of what a group is given."""
+    return given if now.dropping is None else now.dropping.applied(given, _place(number, group))
+
+
+def _place(number: int, group: str) -> int:
+    return number * len(_GROUPS) + _GROUPS.index(group)
+
+
+def _normed_heads(raw: Tensor, layer: LayerWeights, heads: int, kv_heads: int, now: PassContext) -> Tensor:
+    if layer.q_norm is None or layer.k_norm is None:
+        return raw
+    q, k, v = raw.split([heads, kv_heads, kv_heads], dim=2)
+    norm, eps = now.kernels.norm, now.shape.eps
+    return torch.cat([norm(q, layer.q_norm, eps), norm(k, layer.k_norm, eps), v], dim=2)
+
+
+def _normed_heads_backward(
+    d: Tensor, kept: SavedActivations, layer: LayerWeights, heads: int, kv_heads: int, now: PassContext
+) -> Tensor:
+    if kept.raw is None or layer.q_norm is None or layer.k_norm is None:
+        return d
+    dq, dk, dv = d.split([heads, kv_heads, kv_heads], dim=2)
+    q, k, _ = kept.raw.split([heads, kv_heads, kv_heads], dim=2)
+    back, eps = now.kernels.norm_backward, now.shape.eps
+    zero_q, zero_k = torch.zeros_like(q), torch.zeros_like(k)
+    dq, _ = back(q, layer.q_norm, eps, dq, zero_q)
+    dk, _ = back(k, layer.k_norm, eps, dk, zero_k)
+    return torch.cat([dq, dk, dv], dim=2)
+
+
+# The loss over a vocabulary, a chunk of tokens at a time: all logits are never there at once.
+
+IGNORED = -100
+"""The label of a token that teaches nothing."""
+
+
+def chunk_tokens(vocabulary: int, tokens: int) -> int:
+    """Say how many tokens' logits are there at a time."""
+    return max(1, min(tokens, CHUNK_BYTES // (4 * vocabulary)))
+
+
+def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    """Give each token's loss, `[tokens]`; zero where there is no label."""
+    size = chunk_tokens(head.shape[0], len(labels))
+    return torch.cat(
+        [
+            _losses(linear(part, head), wanted)
+            for part, wanted in zip(hidden.split(size), labels.split(size), strict=True)
+        ]
+    )
+
+
+def losses_and_gradient(
+    hidden: Tensor, head: Tensor, labels: Tensor, shares: Tensor, kernels: PointwiseKernels
+) -> tuple[Tensor, Tensor]:
+    """Give each token's loss, and the gradient of Σ share · loss with respect to the hidden rows."""
+    size = chunk_tokens(head.shape[0], len(labels))
+    gradient = torch.empty_like(hidden)
+    losses = []
+    for begin in range(0, len(labels), size):
+        part = slice(begin, begin + size)
+        loss, dlogits = kernels.loss_and_gradient(linear(hidden[part], head), labels[part], shares[part])
+        losses.append(loss)
+        torch.mm(dlogits, head, out=gradient[part])
+    return torch.cat(losses), gradient
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    wide = logits.float()
+    is_wanted = labels != IGNORED
+    chosen = wide.gather(-1, labels.clamp(min=0)[:, None]).squeeze(-1)
+    return torch.where(is_wanted, wide.logsumexp(-1) - chosen, 0.0)

@@ -1,0 +1,162 @@
+"""What a config.json says that a forward pass has to know, beyond sizes: eps, rotation, windows."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
+from stoker.devices.estimate.model_shapes import ModelShape, read_shape
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose forward pass is known here."""
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+"""As files of weights have them; a head may be the embedding."""
+_HOMES: Mapping[str, str] = {
+    "q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
+    "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp",
+}  # fmt: skip
+"""In which part of a block each matrix lies."""
+_THETA = 10_000.0
+_MOST = 10**9
+_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_OTHER_BASE = f"take another base: a usual one of {', '.join(FAMILIES)}"
+_MENDED = "mend the file, or fetch or copy it again"
+
+
+@frozen
+class Rotation:
+    """How queries and keys are turned by their position."""
+
+    theta: float = _THETA
+    kind: str = "default"
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 0
+    """Positions that the base was first trained on."""
+    fast: float = 32.0
+    slow: float = 1.0
+    attention: float = 1.0
+    """What the rotation multiplies queries and keys by."""
+    truncates: bool = True
+
+
+@frozen
+class DecoderShape:
+    """A decoder that can be trained here."""
+
+    model: ModelShape
+    eps: float
+    rotation: Rotation
+    positions: int
+    """The longest sequence that it allows."""
+    windows: tuple[int, ...]
+    """How far back each layer looks; 0: to the beginning."""
+
+    @property
+    def hidden(self) -> int:
+        return self.model.hidden
+
+    @property
+    def layers(self) -> int:
+        return self.model.layers
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.vocabulary
+
+    def linear(self, target: str) -> tuple[int, int]:
+        """Give inputs and outputs of one of a block's matrices."""
+        return next((one.inputs, one.outputs) for one in self.model.linears if one.name == target)
+
+
+def module_name(layer: int, target: str) -> str:
+    """Give the full name of a matrix, as files of weights and PEFT have it."""
+    return f"model.layers.{layer}.{_HOMES[target]}.{target}"
+
+
+def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> DecoderShape:
+    """Read a config.json. Raises `BadInput` for what can't be trained here, with the reason."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise BadInput(
+            f"{where}: {family or 'no model_type'} is no architecture that can be trained here",
+            hint=f"known: {', '.join(FAMILIES)}",
+        )
+    model = read_shape(config, where=where)
+    if model.activation not in {"silu", "swish"}:
+        raise BadInput(f"{where}: hidden_act is {model.activation}, and only silu is known here", hint=_OTHER_BASE)
+    positions = _whole(config, "max_position_embeddings", 2048, where)
+    return DecoderShape(
+        model=model,
+        eps=_number(config, "rms_norm_eps", 1e-6, where),
+        rotation=_rotation(config, positions, where),
+        positions=positions,
+        windows=_windows(config, str(family), model.layers, where),
+    )
+
+
+def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation:
+    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(said, Mapping):
+        raise BadInput(f"{where}: rope_parameters is {said!r}, not a table", hint=_MENDED)
+    kind = said.get("rope_type") or said.get("type") or "default"
+    if kind not in _ROTATIONS:
+        raise BadInput(f"{where}: rope_type {kind!r} is not known here", hint=f"known: {', '.join(_ROTATIONS)}")
+    factor = _number(said, "factor", 1.0, where)
+    attention = 1.0
+    if kind == "yarn":
+        if said.get("mscale") or said.get("mscale_all_dim"):
+            raise BadInput(f"{where}: rope_type yarn with mscale is not known here", hint=_OTHER_BASE)
+        default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        attention = _number(said, "attention_factor", default, where)
+    theta = said.get("rope_theta") or config.get("rope_theta") or _THETA
+    return Rotation(
+        theta=_number({"rope_theta": theta}, "rope_theta", _THETA, where),
+        kind=str(kind),
+        factor=factor,
+        low=_number(said, "low_freq_factor", 1.0, where),
+        high=_number(said, "high_freq_factor", 4.0, where),
+        original=_whole(said, "original_max_position_embeddings", positions, where),
+        fast=_number(said, "beta_fast", 32.0, where),
+        slow=_number(said, "beta_slow", 1.0, where),
+        attention=attention,
+        truncates=said.get("truncate", True) is True,
+    )
+
+
+def _windows(config: Mapping[str, Any], family: str, layers: int, where: str) -> tuple[int, ...]:
+    """Give how far back each layer looks. Only Mistral's windows are on unless something says so."""
+    usual = 4096 if family == "mistral" and "sliding_window" not in config else 0
+    width = _whole(config, "sliding_window", usual, where, least=0) if config.get("sliding_window") else usual
+    if family == "llama" or (family.startswith("qwen") and not config.get("use_sliding_window")):
+        width = 0
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) == layers:
+        return tuple(width if kind == "sliding_attention" else 0 for kind in kinds)
+    first = _whole(config, "max_window_layers", 0, where, least=0) if family.startswith("qwen") else 0
+    return tuple(width if layer >= first else 0 for layer in range(layers))
+
+
+def _number(table: Mapping[str, Any], name: str, default: float, where: str) -> float:
+    value = table.get(name)
+    if value is None:
+        return default
+    # A whole number of JSON may be larger than any of floating point.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise BadInput(f"{where}: {name} is {value!r}, not a number above 0", hint=_MENDED)
+    return float(value)
+
+
+def _whole(table: Mapping[str, Any], name: str, default: int, where: str, *, least: int = 1) -> int:
+    value = table.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise BadInput(f"{where}: {name} is {value!r}, not a whole number from {least} to {_MOST:,}", hint=_MENDED)
+    return value

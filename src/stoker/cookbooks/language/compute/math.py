@@ -1,0 +1,305 @@
+"""What is done element by element: norms, rotations, the gate; forward and backward, each a pure function.
+
+On a GPU each is compiled into one kernel where the compiler is there; elsewhere they run as they are written.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from stoker.cookbooks.language.compute.frozen_base import Rotation
+
+# Attention within sequences: causal, inside one segment of a packed row, within a window; forward and backward.
+#
+# torch's own kernels do the work. Their little graph is kept from forward to backward; nothing else here needs
+# autograd.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMask:
+    """Who may look at whom in a batch of rows."""
+
+    positions: Tensor
+    """Of each token in its own sequence, `[rows, T]`."""
+    borders: Tensor | None = None
+    """Where sequences begin in all rows laid end to end, then the end of all, repeated; for packed rows on a GPU."""
+    segments: Tensor | None = None
+    """Which sequence each token belongs to, `[rows, T]`; for packed rows elsewhere."""
+    longest: int = 0
+    """No sequence is longer; said of packed rows on a GPU."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that lies on a device, by name."""
+        named = {"positions": self.positions, "borders": self.borders, "segments": self.segments}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def mask(self, window: int, length: int) -> Tensor | None:
+        """Give which keys each query sees; nothing if that is all before it."""
+        if self.segments is None and not (0 < window < length):
+            return None
+        place = torch.arange(length, device=self.positions.device)
+        sees = place[None, :, None] >= place[None, None, :]
+        if 0 < window < length:
+            sees = sees & (place[None, :, None] - place[None, None, :] < window)
+        if self.segments is not None:
+            sees = sees & (self.segments[:, :, None] == self.segments[:, None, :])
+        return sees[:, None]
+
+
+def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> bool:
+    """Say whether there is a kernel for several sequences in one row, without a mask as large as the row's square."""
+    return device != "cpu" and dtype != torch.float32 and not any(windows) and _ragged() is not None
+
+
+def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bool) -> AttentionMask:
+    """Say who looks at whom, on the CPU. `is_ragged`: with the kernel of `takes_ragged`."""
+    place = torch.arange(length).expand(rows, length)
+    if segments is None:
+        return AttentionMask(positions=place)
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    positions = place - torch.where(begins, place, 0).cummax(dim=1).values
+    if not is_ragged:
+        return AttentionMask(positions=positions, segments=segments)
+    starts = begins.reshape(-1).nonzero().flatten()
+    # Their number goes up by doubling, so that batches with a few more or less can use the same recorded graph.
+    borders = torch.full((max(16, 1 << len(starts).bit_length()),), rows * length)
+    borders[: len(starts)] = starts
+    longest = min(length, 1 << int(positions.max()).bit_length())
+    return AttentionMask(positions=positions, borders=borders.to(torch.int32), longest=longest)
+
+
+def attend(
+    qkv: Tensor, heads: int, kv_heads: int, looking: AttentionMask, window: int, *, keeps: bool
+) -> tuple[Tensor, Any]:
+    """Give `[rows, T, heads · head_dim]` and what `attend_backward` needs, of `[rows, T, heads + 2 · kv, head_dim]`."""
+    rows, length, _, head_dim = qkv.shape
+    q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
+    with torch.set_grad_enabled(keeps):
+        if looking.borders is not None and not window and (ragged := _ragged()) is not None:
+            kernel, shares_keys = ragged
+            queries, keys, values = (part.reshape(rows * length, -1, head_dim) for part in (q, k, v))
+            groups = {"enable_gqa": True} if shares_keys else {}
+            if not shares_keys:
+                keys, values = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (keys, values))
+            borders, longest = looking.borders, looking.longest
+            seen = kernel(queries, keys, values, borders, borders, longest, longest, window_size=(-1, 0), **groups)
+            seen = seen.view(rows, length, heads, head_dim)
+        else:
+            mask = looking.mask(window, length)
+            queries, keys, values = (part.transpose(1, 2) for part in (q, k, v))
+            seen = scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
+            ).transpose(1, 2)
+    return seen.detach().reshape(rows, length, heads * head_dim), (seen, q, k, v)
+
+
+def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the gradients of queries, keys and values, each `[rows, T, heads, head_dim]`."""
+    seen, q, k, v = tape
+    dq, dk, dv = torch.autograd.grad(seen, (q, k, v), gradient.view(seen.shape))
+    return dq, dk, dv
+
+
+@cache
+def _ragged() -> tuple[Callable[..., Tensor], bool] | None:
+    """Give the kernel for several sequences in one row, without a mask, and whether its heads may share keys."""
+    try:
+        # On CUDA alone, and imported there: it brings torch's compiler, as much again as torch itself.
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    takes = signature(varlen_attn).parameters
+    # From torch 2.11 its window says what is causal.
+    return (varlen_attn, "enable_gqa" in takes) if "window_size" in takes else None
+
+
+_MOST_KINDS = 64
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise rows by their root mean square, in 32 bits, then scale."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def norm_sum(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Give the sum of two, and what `norm` makes of it."""
+    both = x + more
+    return both, norm(both, weight, eps)
+
+
+def norm_backward(x: Tensor, weight: Tensor, eps: float, gradient: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the gradient of a norm's input, with the one that comes `beside` it added; and what `norm` had given."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    unit = wide * scale
+    upstream = (gradient * weight).float()
+    inner = scale * (upstream - unit * (upstream * unit).mean(-1, keepdim=True))
+    return beside + inner.to(x.dtype), weight * unit.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn heads by their positions: x is `[…, head_dim]`, tables are `[…, 1, head_dim / 2]`."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def rotate_heads(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first `heads` heads of `[…, heads + v, head_dim]`; the rest stays."""
+    return torch.cat([rotate(qkv[..., :heads, :], cos, sin), qkv[..., heads:, :]], dim=-2)
+
+
+def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, into: Tensor) -> None:
+    """Turn heads, and write them where they are wanted."""
+    into.copy_(rotate(x, cos, sin))
+
+
+def gate(opened: Tensor, up: Tensor) -> Tensor:
+    """Give silu(gate) · up."""
+    return torch.nn.functional.silu(opened) * up
+
+
+def gate_backward(opened: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the gradients of gate and up, and what `gate` had given."""
+    wide, straight, given = opened.float(), up.float(), gradient.float()
+    sigma = torch.sigmoid(wide)
+    silu = wide * sigma
+    d_open = given * straight * sigma * (1 + wide * (1 - sigma))
+    return d_open.to(up.dtype), (given * silu).to(up.dtype), silu.to(up.dtype) * up
+
+
+def loss_and_gradient(logits: Tensor, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Give each row's cross entropy (zero where the label is negative) and the gradient of Σ share · loss."""
+    wide = logits.float()
+    is_wanted = labels >= 0
+    total = wide.logsumexp(-1, keepdim=True)
+    words = torch.arange(wide.shape[-1], device=wide.device)
+    is_label = words[None, :] == labels[:, None]
+    chosen = torch.where(is_label, wide, 0.0).sum(-1)
+    loss = torch.where(is_wanted, total.squeeze(-1) - chosen, 0.0)
+    share = torch.where(is_wanted, shares, 0.0)[:, None]
+    gradient = torch.where(is_wanted[:, None], ((wide - total).exp() - is_label.float()) * share, 0.0)
+    return loss, gradient.to(logits.dtype)
+
+
+def move(  # noqa: PLR0913, PLR0917 - a kernel takes tensors
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    used: Tensor,
+    gradient: Tensor,
+    scale: Tensor,
+    is_moved: Tensor,
+    rate: Tensor,
+    shortened: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    eps: Tensor,
+    decay: Tensor,
+    count: Tensor,
+) -> None:
+    """Move rows against their gradient, in place; rows that are not to be moved stay, whatever their gradient is.
+
+    The gradient is multiplied by `scale`, and so is what products are made with.
+    """
+    g = gradient.float() * (scale * shortened)
+    mean = first + (g - first) * (1 - beta1)
+    square = second * beta2 + g * g * (1 - beta2)
+    spread = square.sqrt() / (1 - beta2**count).sqrt() + eps
+    there = weights * (1 - rate * decay) - rate / (1 - beta1**count) * (mean / spread)
+    there = torch.where(is_moved, there, weights)
+    first.copy_(torch.where(is_moved, mean, first))
+    second.copy_(torch.where(is_moved, square, second))
+    weights.copy_(there)
+    used.copy_((there * scale).to(used.dtype))
+
+
+class PointwiseKernels:
+    """These functions, compiled or plain."""
+
+    def __init__(self, *, compiles: bool) -> None:
+        if compiles:
+            _allow_many_shapes()
+
+        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+            # Not `fullgraph`: past the limit of shapes that would be an error, where this runs as it is written.
+            return torch.compile(function) if compiles else function
+
+        self.norm = made(norm)
+        self.norm_sum = made(norm_sum)
+        self.norm_backward = made(norm_backward)
+        self.rotate_heads = made(rotate_heads)
+        self.rotate_into = made(rotate_into)
+        self.gate = made(gate)
+        self.gate_backward = made(gate_backward)
+        self.loss_and_gradient = made(loss_and_gradient)
+        self.move = made(move)
+
+
+def _allow_many_shapes() -> None:
+    """Let torch keep kernels for as many kinds of input as a long-lived company meets: it gives up after eight."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_KINDS)
+
+
+def can_compile() -> bool:
+    """Say whether torch can make kernels here: it needs its own compiler's parts, and one for C."""
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
+# Rotary positions: the angles of each frequency, as the families compute them.
+
+
+def tables(rotation: Rotation, head_dim: int, length: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give cosines and sines, `[length, head_dim / 2]`, in 32 bits."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), _frequencies(rotation, head_dim))
+    return (angles.cos() * rotation.attention).to(device), (angles.sin() * rotation.attention).to(device)
+
+
+def _frequencies(rotation: Rotation, head_dim: int) -> torch.Tensor:
+    plain = 1.0 / rotation.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rotation.kind == "linear":
+        return plain / rotation.factor
+    if rotation.kind == "llama3":
+        return _llama3(plain, rotation)
+    if rotation.kind == "yarn":
+        return _yarn(plain, rotation, head_dim)
+    return plain
+
+
+def _llama3(plain: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Slow waves are stretched, fast ones stay, those between are mixed."""
+    length = 2 * math.pi / plain
+    longest, shortest = rotation.original / rotation.low, rotation.original / rotation.high
+    share = (rotation.original / length - rotation.low) / (rotation.high - rotation.low)
+    mixed = (1 - share) * plain / rotation.factor + share * plain
+    stretched = torch.where(length > longest, plain / rotation.factor, plain)
+    is_between = (length >= shortest) & (length <= longest)
+    return torch.where(is_between, mixed, stretched)
+
+
+def _yarn(plain: torch.Tensor, rotation: Rotation, head_dim: int) -> torch.Tensor:
+    def turn(count: float) -> float:
+        span = rotation.original / (count * 2 * math.pi)
+        return head_dim * math.log(span) / (2 * math.log(rotation.theta))
+
+    low, high = turn(rotation.fast), turn(rotation.slow)
+    if rotation.truncates:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return plain / rotation.factor * ramp + plain * (1 - ramp)

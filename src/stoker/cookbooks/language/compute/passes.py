@@ -1,0 +1,326 @@
+"""One pass: through the base and back, gradients gathered, adapters updated. Only tensors go in and come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from stoker.cookbooks.language.compute.banks import AdapterSpec, BankLayout, Optim
+from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.compute.blocks import (
+    IGNORED,
+    Banks,
+    PassContext,
+    PassDropout,
+    SavedActivations,
+    backward_block,
+    forward_block,
+    keys_of,
+    losses_and_gradient,
+    token_losses,
+)
+from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassInput:
+    """A pass's input, on its device."""
+
+    slots: tuple[int, ...]
+    """Whose rows they are."""
+    index: Tensor | None
+    """The same; nothing: all slots, in order."""
+    tokens: Tensor
+    labels: Tensor
+    looking: AttentionMask
+    shares: Tensor
+    """What each member's token losses are multiplied by, `[n]`."""
+    update: Tensor
+    rates: Tensor
+    updates_any: bool
+    """Somebody is updated."""
+    gathers: bool
+    """Somebody has gradients of earlier passes, or keeps those of this one for later."""
+    drops: bool
+    """Somebody has dropout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSlotState:
+    """All that changes: a row for each slot."""
+
+    a: Tensor
+    b: Tensor
+    a_first: Tensor
+    b_first: Tensor
+    a_second: Tensor
+    b_second: Tensor
+    a_used: Tensor
+    b_used: Tensor
+    """What products are made with: in the base's width, B scaled."""
+    a_gathered: Tensor
+    b_gathered: Tensor
+    """Gradients since the last update."""
+    scales: Tensor
+    dropouts: Tensor
+    seeds: Tensor
+    updates: Tensor
+    passes: Tensor
+    """Since the last update."""
+    settings: Tensor
+    """`[slots, 5]`: betas, eps, weight decay, clip."""
+
+    @classmethod
+    def empty(cls, layout: BankLayout, count: int, base: BaseWeights) -> AdapterSlotState:
+        """Make room for so many adapters, all zero."""
+        device = base.device
+
+        def zeros(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(count, size, dtype=dtype, device=device)
+
+        a, b = layout.a_size, layout.b_size
+        numbers = {
+            name: torch.zeros(count, device=device, dtype=torch.int64) for name in ("seeds", "updates", "passes")
+        }
+        return cls(
+            a=zeros(a), b=zeros(b), a_first=zeros(a), b_first=zeros(b), a_second=zeros(a), b_second=zeros(b),
+            a_used=zeros(a, base.dtype), b_used=zeros(b, base.dtype), a_gathered=zeros(a), b_gathered=zeros(b),
+            scales=zeros(1), dropouts=torch.zeros(count, device=device), settings=zeros(5), **numbers,
+        )  # fmt: skip
+
+    def settle(self, slot: int, spec: AdapterSpec, optim: Optim, updates: int) -> None:
+        """Note what is said of the adapter in a slot, and make its numbers ready for use."""
+        self.scales[slot] = spec.scale
+        self.dropouts[slot] = spec.dropout
+        self.seeds[slot] = spec.seed
+        self.updates[slot] = updates
+        settings = (*optim.betas, optim.eps, optim.weight_decay, optim.clip)
+        self.settings[slot] = torch.tensor(settings, device=self.settings.device)
+        self.forget((slot,))
+        self.a_used[slot] = self.a[slot].to(self.a_used.dtype)
+        self.b_used[slot] = (self.b[slot] * self.scales[slot]).to(self.b_used.dtype)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Drop what was gathered since the last update."""
+        for slot in slots:
+            for gathered in (self.a_gathered, self.b_gathered, self.passes):
+                gathered[slot] = 0
+
+
+class PassRunner:
+    """Passes over one base."""
+
+    def __init__(
+        self, base: BaseWeights, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+    ) -> None:
+        self._base = base
+        self._layout = layout
+        self.state = state
+        self._kernels = kernels
+        self._tables: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))]
+        self._all = layout.banks(state.a_used, state.b_used)
+
+    def prepare(self, length: int) -> None:
+        """Make the tables for sequences of a length. None is let go: a recorded graph reads the ones that it saw."""
+        if len(self._tables[-1][0]) < length:
+            head_dim, rotation = self._base.shape.model.head_dim, self._base.shape.rotation
+            self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
+
+    def step(self, given: PassInput) -> Tensor:
+        """Gather gradients, update, and give `[3, n]`: losses, norms, whether both are finite."""
+        state, index = self.state, given.index
+        banks = self._banks(index)
+        hidden, normed, kept, now = self._forward(given, banks, index, keeps=True)
+        base, n = self._base, given.tokens.shape[0]
+        flat, normed = (one.view(-1, base.shape.hidden) for one in (hidden, normed))
+        shares = given.shares[:, None].expand(n, hidden.shape[1]).reshape(-1)
+        losses, dnormed = losses_and_gradient(normed, base.head, given.labels.reshape(-1), shares, self._kernels)
+        dx, _ = self._kernels.norm_backward(flat, base.norm, base.shape.eps, dnormed, torch.zeros_like(flat))
+        del normed, dnormed
+        a = torch.empty(n, self._layout.a_size, dtype=base.dtype, device=base.device)
+        b = torch.empty(n, self._layout.b_size, dtype=base.dtype, device=base.device)
+        self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b), now, kept)
+        loss = losses.view(n, -1).sum(1) * given.shares
+        if given.gathers:
+            a = _rows(state.a_gathered, index) + a
+            b = _rows(state.b_gathered, index) + b
+        lengths = torch.linalg.vector_norm(a, dim=1, dtype=torch.float32, keepdim=True)
+        scaled = torch.linalg.vector_norm(b, dim=1, dtype=torch.float32, keepdim=True) * _rows(state.scales, index)
+        norms = (lengths.square() + scaled.square()).sqrt().squeeze(1)
+        is_finite = loss.isfinite() & norms.isfinite()
+        if given.updates_any:
+            self._update(given, index, a, b, norms, is_finite)
+        if given.gathers:
+            keeps = ~given.update[:, None]
+            _put(state.a_gathered, index, torch.where(keeps, a, 0.0))
+            _put(state.b_gathered, index, torch.where(keeps, b, 0.0))
+            _put(state.passes, index, torch.where(given.update, 0, _rows(state.passes, index) + 1))
+        return torch.stack([loss, norms, is_finite.float()])
+
+    def losses(self, given: PassInput) -> Tensor:
+        """Give `[2, n]`: each member's sum of token losses, and how many tokens there were."""
+        hidden, base = self._seen(given), self._base
+        losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, given.labels.reshape(-1))
+        n = len(hidden)
+        return torch.stack([losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)])
+
+    def logits(self, given: PassInput) -> Tensor:
+        """Give the logits behind the last token of each row, of the one member."""
+        rows, length = given.tokens.shape[1:]
+        hidden = self._seen(given).view(rows, length, -1)[:, -1]
+        return torch.nn.functional.linear(hidden, self._base.head)
+
+    def _seen(self, given: PassInput) -> Tensor:
+        """Give the last hidden rows, normed; no gradients, no dropout."""
+        index = given.index
+        _, normed, _, _ = self._forward(given, self._banks(index), index, keeps=False)
+        return normed
+
+    def _forward(
+        self, given: PassInput, banks: Sequence[Banks], index: Tensor | None, *, keeps: bool
+    ) -> tuple[Tensor, Tensor, list[SavedActivations], PassContext]:
+        """Give the last hidden rows, the same normed, and what the way back needs."""
+        base, state = self._base, self.state
+        n, rows, length = given.tokens.shape
+        self.prepare(length)
+        cos, sin = self._tables[-1]
+        dropping = None
+        if keeps and given.drops:
+            members = (state.seeds, state.updates, state.passes)
+            keys = keys_of(*(_rows(one, index) for one in members))
+            dropping = PassDropout(shares=_rows(state.dropouts, index), keys=keys, length=length)
+        now = PassContext(
+            shape=base.shape,
+            looking=given.looking,
+            cos=cos[given.looking.positions][:, :, None],
+            sin=sin[given.looking.positions][:, :, None],
+            kernels=self._kernels,
+            keeps=keeps,
+            dropping=dropping,
+        )
+        x = embedding(given.tokens.reshape(n, rows * length), base.embedding)
+        more = None
+        kept: list[SavedActivations] = []
+        for number, layer in enumerate(base.layers):
+            x, more, one = forward_block(x, more, layer, banks[number], number, now)
+            if one is not None:
+                kept.append(one)
+        x, normed = self._kernels.norm_sum(x, more, base.norm, base.shape.eps)
+        return x, normed, kept, now
+
+    def _backward(
+        self,
+        dx: Tensor,
+        banks: Sequence[Banks],
+        gradients: Sequence[Banks],
+        now: PassContext,
+        kept: list[SavedActivations],
+    ) -> None:
+        for number in reversed(range(len(self._base.layers))):
+            # Let go of what a block kept as soon as its gradients are written.
+            dx = backward_block(
+                dx, self._base.layers[number], banks[number], gradients[number], number, now, kept.pop()
+            )
+
+    def _update(
+        self, given: PassInput, index: Tensor | None, a: Tensor, b: Tensor, norms: Tensor, is_finite: Tensor
+    ) -> None:
+        state = self.state
+        is_moved = given.update & is_finite
+        beta1, beta2, eps, decay, clip = _rows(state.settings, index).split(1, dim=1)
+        count = _rows(state.updates, index) + 1
+        shortened = (clip / (norms[:, None] + 1e-6)).clamp(max=1.0)
+        scales = _rows(state.scales, index)
+        for whole, gradient, scale in (
+            ((state.a, state.a_first, state.a_second, state.a_used), a, torch.ones_like(scales)),
+            ((state.b, state.b_first, state.b_second, state.b_used), b, scales),
+        ):
+            parts = [_rows(one, index) for one in whole]
+            self._kernels.move(
+                *parts, gradient, scale, is_moved[:, None], given.rates[:, None], shortened,
+                beta1, beta2, eps, decay, count[:, None].float(),
+            )  # fmt: skip
+            for one, part in zip(whole, parts, strict=True):
+                _put(one, index, part)
+        _put(state.updates, index, torch.where(is_moved, count, count - 1))
+
+    def _banks(self, index: Tensor | None) -> Sequence[Banks]:
+        if index is None:
+            return self._all
+        return self._layout.banks(self.state.a_used[index], self.state.b_used[index])
+
+
+def _rows(of: Tensor, index: Tensor | None) -> Tensor:
+    return of if index is None else of[index]
+
+
+def _put(into: Tensor, index: Tensor | None, rows: Tensor) -> None:
+    if index is None:
+        if rows is not into:
+            into.copy_(rows)
+    else:
+        into[index] = rows
+
+
+# What goes into a step and what comes out of it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSlotRows:
+    """What some slots are shown in one pass: as many rows of one length for each. Arrays of numpy or torch."""
+
+    slots: tuple[int, ...]
+    tokens: Any
+    """`[n, rows, T]`."""
+    labels: Any
+    """`[n, rows, T]`: the token after each; `IGNORED` where none is to be learned."""
+    denominators: Sequence[float]
+    """Of each: what its sum of losses is divided by, the learned tokens of the whole update."""
+    segments: Any = None
+    """`[n, rows, T]`: which of a packed row's sequences a token belongs to; nothing: each row is one."""
+
+
+class PassResult:
+    """What became of a pass. On a GPU it is fetched when first read: until then the next rows can be prepared."""
+
+    def __init__(self, told: Tensor) -> None:
+        """Of `[3, n]`: losses, norms, and whether both are finite."""
+        self._told = told
+
+    @cached_property
+    def _rows(self) -> list[list[float]]:
+        rows: list[list[float]] = self._told.tolist()
+        return rows
+
+    @property
+    def losses(self) -> list[float]:
+        """Of each: the sum of its tokens' losses over its denominator."""
+        return self._rows[0]
+
+    @property
+    def norms(self) -> list[float]:
+        """Of each: the length of its gradient before it was shortened, as accumulated so far."""
+        return self._rows[1]
+
+    @property
+    def finite(self) -> list[bool]:
+        """Of each: whether its loss and gradient are numbers. If not, and it was to be updated, it was left alone."""
+        return [value == 1.0 for value in self._rows[2]]
+
+
+# Is it memory that is lacking?
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell a lack of memory, on a device or in the machine, from all else."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

@@ -1,0 +1,181 @@
+"""Adapters on disk as PEFT lays them out: `adapter_config.json` and `adapter_model.safetensors`, by PEFT's names.
+
+What is written here loads with `PeftModel.from_pretrained`; what PEFT wrote is read here, as far as it is plain LoRA on
+the matrices of a block. The same adapter gives the same bytes. Importing this costs no library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.cookbooks.language.safetensors import Header, read_foreign_json, read_header, shown, unreadable_weights
+from stoker.core import jsontext
+from stoker.core.errors import BadInput, Damaged
+
+if TYPE_CHECKING:
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Pairs
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+
+_AGAIN = "copy it again, or train it again"
+_PICKLED = "adapter_model.bin"
+_LARGEST_RANK = 2**31
+_LARGEST_ALPHA = 1e30
+_WIDTHS = frozenset({"F64", "F32", "F16", "BF16"})
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "modules_to_save": "whole matrices beside the adapter",
+    "trainable_token_indices": "trained tokens",
+    "target_parameters": "adapters on bare parameters",
+    "layer_replication": "replicated layers",
+    "alora_invocation_tokens": "activated LoRA",
+    "lora_bias": "biases of its own",
+}
+"""What changes an adapter's meaning, and is not known here."""
+
+
+def adapter_files(folder: Path) -> tuple[Path, ...]:
+    """Give the files that make an adapter what it is."""
+    return (folder / CONFIG, folder / WEIGHTS)
+
+
+def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name: str) -> None:
+    """Write an adapter into a folder."""
+    from safetensors.torch import save
+
+    tensors = {}
+    for module, (a, b) in weights.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a.detach().float().cpu().contiguous()
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b.detach().float().cpu().contiguous()
+    (folder / WEIGHTS).write_bytes(save(dict(sorted(tensors.items())), metadata={"format": "pt"}))
+    text = jsontext.dumps(_config(spec, base_name), indent=2, sort_keys=True)
+    (folder / CONFIG).write_text(f"{text}\n", encoding="utf-8", newline="")
+
+
+def read_adapter(folder: Path) -> AdapterState:
+    """Read an adapter that this module or PEFT wrote. Raises `BadInput` for what is not plain LoRA, `Damaged`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState
+
+    config = read_config(folder)
+    # Again, if it was looked at before: it may have been exchanged since.
+    adapter_header(folder)
+    try:
+        tensors = load((folder / WEIGHTS).read_bytes())
+    except (SafetensorError, OSError) as error:
+        raise unreadable_weights(str(folder), error) from error
+    modules = modules_of(folder, tensors)
+    spec = AdapterSpec(
+        rank=config["r"],
+        alpha=float(config["lora_alpha"]),
+        targets=tuple(dict.fromkeys(name.rpartition(".")[2] for name in modules)),
+        dropout=float(config.get("lora_dropout") or 0.0),
+        rslora=bool(config.get("use_rslora")),
+    )
+    prefix = "base_model.model."
+    weights = {
+        module: (
+            tensors[f"{prefix}{module}.lora_A.weight"].float(),
+            tensors[f"{prefix}{module}.lora_B.weight"].float(),
+        )
+        for module in modules
+    }
+    return AdapterState(spec=spec, weights=weights)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read `adapter_config.json`. Raises `BadInput` for what is not plain LoRA."""
+    path = folder / CONFIG
+    try:
+        config = read_foreign_json(path)
+    except OSError:
+        raise BadInput(f"{folder} has no {CONFIG}", hint="an adapter is a folder as PEFT writes it") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is no JSON: {error}", hint=_AGAIN) from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        said = config.get("peft_type") if isinstance(config, dict) else None
+        raise BadInput(f"{path}: peft_type is {shown(repr(said))}; only LORA is known here", hint="merge it with PEFT")
+    odd = [what for key, what in _REFUSED.items() if config.get(key)]
+    odd += [f"{key}={shown(repr(config[key]))}" for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
+    if config.get("bias", "none") != "none":
+        odd.append("trained biases")
+    if odd:
+        raise BadInput(f"{path}: {', '.join(odd)}: not known here", hint="merge it with PEFT: merge_and_unload()")
+    rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
+    if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK or not _is_number(alpha):
+        message = f"{path}: r={shown(repr(rank))}, lora_alpha={shown(repr(alpha))}: not a rank and a number"
+        raise BadInput(message, hint=_AGAIN)
+    if not _is_number(dropout) or not 0 <= dropout < 1:
+        raise BadInput(f"{path}: lora_dropout={shown(repr(dropout))}: not from 0 to 1", hint=_AGAIN)
+    return config
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # An integer may be larger than any float.
+    return abs(value) <= _LARGEST_ALPHA
+
+
+def adapter_header(folder: Path) -> Header:
+    """Read which tensors an adapter has, and nothing more of them. Raises `BadInput`, `Damaged` for what is torn."""
+    path = folder / WEIGHTS
+    try:
+        header = read_header(path)
+    except OSError:
+        hint = "an adapter is a folder as PEFT writes it"
+        if (folder / _PICKLED).exists():
+            hint = f"{_PICKLED} may run anything when it is read, and is not; PEFT saves it anew with safetensors"
+        raise BadInput(f"{folder} has no {WEIGHTS}", hint=hint) from None
+    except ValueError as error:
+        raise Damaged(f"{path} is damaged: {error}", hint=_AGAIN) from None
+    odd = sorted({one.dtype for one in header.tensors.values()} - _WIDTHS)
+    if odd:
+        message = f"{path} holds {shown(repr(odd[0]))}, and an adapter is made of {', '.join(sorted(_WIDTHS))}"
+        raise BadInput(message, hint="merge it with PEFT")
+    return header
+
+
+def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the matrices that an adapter's tensors stand beside. Raises `BadInput` for names that are no LoRA."""
+    sides: dict[str, set[str]] = {}
+    odd = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            odd.append(name)
+        else:
+            sides.setdefault(match["module"], set()).add(match["side"])
+    odd += [module for module, found in sides.items() if found != {"A", "B"}]
+    if odd or not sides:
+        what = f"{shown(odd[0])} is no pair of lora_A and lora_B" if odd else "it holds nothing"
+        raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
+    return tuple(sides)
+
+
+def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
+    """Give what PEFT has to know; everything else is its default, in every version."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "inference_mode": True,
+        "r": spec.rank,
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
+        "lora_dropout": spec.dropout,
+        "target_modules": sorted(spec.targets),
+        "use_rslora": spec.rslora,
+        "use_dora": False,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+    }

@@ -1,0 +1,236 @@
+"""The model card: what was trained on what, how good it is, what it is not good for, and how to use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stoker.cookbooks.language.bundled import BASES
+from stoker.cookbooks.language.schemas import (
+    CompletionSample,
+    LanguageTrainingRecord,
+    best_eval,
+    perplexity,
+    significant,
+)
+
+# Curves and samples as files, and the summary that a terminal shows.
+
+
+def curve_csv(training: LanguageTrainingRecord) -> str:
+    """One line for each point of the curve, and whether its weights were kept."""
+    columns = ["step", "epoch", "loss", "eval_loss", "perplexity", "lr", "is_kept"]
+    curve = training["curve"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for one in curve["points"]:
+        beyond = perplexity(one["eval_loss"])
+        values = (one["loss"], one["eval_loss"], None if beyond is None else significant(beyond))
+        kept = str(one["step"] == curve["kept"]).lower()
+        writer.writerow(
+            [one["step"], one["epoch"], *("" if value is None else value for value in values), one["lr"], kept]
+        )
+    return text.getvalue()
+
+
+def samples_text(samples: Sequence[CompletionSample]) -> str:
+    """Give samples as Markdown, each prompt above its completion."""
+    parts = [
+        f"## {number}\n\n{fenced(one['prompt'])}\n\n{fenced(one['completion'])}"
+        for number, one in enumerate(samples, 1)
+    ]
+    return "# Samples\n\nEach prompt above what was made of it.\n\n" + "\n\n".join(parts) + "\n"
+
+
+def headline(training: LanguageTrainingRecord) -> str:
+    """Say in one sentence what came out."""
+    after, before = perplexity(best_eval(training)), perplexity(training["curve"]["before"])
+    judged = "not evaluated" if after is None else f"perplexity {number(after)} on {_held_out(training)}"
+    beside = "" if before is None or after is None else f" (the base alone: {number(before)})"
+    return f"{title(training)}: {judged}{beside}"
+
+
+def title(training: LanguageTrainingRecord) -> str:
+    """Say what was trained."""
+    settings, base = training["settings"], training["base"]["name"]
+    if training["method"] == "full":
+        return f"{base}, every weight trained"
+    return f"adapter of rank {settings.get('rank')} on {base}"
+
+
+def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
+    """Give what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    curve = training["curve"]
+    kept = best_eval(training)
+    last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
+    rows = [
+        ["held out, the base alone", _loss(curve["before"]), _loss(perplexity(curve["before"]))],
+        [f"held out, after {updates(curve['kept'])} (kept)", _loss(kept), _loss(perplexity(kept))],
+    ]
+    if last is not None:
+        rows.append([f"training, after {updates(last['step'])}", _loss(last["loss"]), _loss(perplexity(last["loss"]))])
+    return {
+        "headline": headline(training),
+        "table": {"columns": ["part", "loss", "perplexity"], "rows": rows},
+        "next": _next(training),
+    }
+
+
+def updates(count: int) -> str:
+    """Say how many updates."""
+    return f"{count} update{'' if count == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    """Give a number as people read it."""
+    return f"{value:.4g}"
+
+
+def fenced(text: str) -> str:
+    """Give a text that is shown as it is, whatever it holds."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _held_out(training: LanguageTrainingRecord) -> str:
+    count = training["data"].get("held_out")
+    return f"{count:,} held-out example{'' if count == 1 else 's'}" if isinstance(count, int) else "the held-out part"
+
+
+def base_word(training: LanguageTrainingRecord) -> str:
+    """Give what to type for the base. Of a folder only its own name is known: the same base may lie anywhere."""
+    name: str = training["base"]["name"]
+    return name if "/" in name or name in BASES else f"PATH/{name}"
+
+
+def _next(training: LanguageTrainingRecord) -> list[str]:
+    settings, base = training["settings"], base_word(training)
+    if training["method"] == "full":
+        return [f"stoker run language/lora base={base} data=FILE.jsonl"]
+    rank, lr = settings.get("rank", 16), settings.get("lr", 2e-4)
+    again = f"stoker run language/lora rank={rank},{2 * rank} lr={lr:g},{2 * lr:g}"
+    return [f"{again} base={base} data=FILE.jsonl"]
+
+
+_SHOWN_SAMPLES = 5
+
+
+def model_card(training: LanguageTrainingRecord, samples: Sequence[CompletionSample] = ()) -> str:
+    """Write the card as Markdown."""
+    sections = [
+        f"# Model card: {_safe(title(training))}",
+        f"{_safe(headline(training))}.",
+        f"## Data\n\n{_bullets(_data(training))}",
+        f"## Training\n\n{_bullets(_training(training))}",
+        f"## Losses\n\n{_table(summary(training)['table'])}",
+    ]
+    if samples:
+        shown = [f"{fenced(one['prompt'])}\n\n{fenced(one['completion'])}" for one in samples[:_SHOWN_SAMPLES]]
+        sections.append("## Samples\n\nEach prompt above what was made of it.\n\n" + "\n\n".join(shown))
+    sections += [f"## Limits\n\n{_bullets(_LIMITS)}", f"## Use\n\n{_use(training)}"]
+    return "\n\n".join(sections) + "\n"
+
+
+_LIMITS = (
+    "The held-out part comes from the same file as the rest: it says nothing about other texts.",
+    "What the base gets wrong, and what it should not say, an adapter does not mend by itself.",
+)
+
+
+def _data(training: LanguageTrainingRecord) -> list[str]:
+    facts = training["data"]
+
+    def count(name: str) -> str:
+        return _said(facts.get(name, "?"))
+
+    learned = "prompts too" if facts.get("train_on") == "all" else "of prompts and conversations the answers alone"
+    examples = "example" if facts.get("examples") == 1 else "examples"
+    lines = [
+        f"{count('examples')} {examples}, {count('held_out')} of them held out for the evaluation",
+        f"{count('tokens')} tokens, {count('trained_tokens')} of them learned ({learned})",
+    ]
+    forms = facts.get("forms")
+    if isinstance(forms, dict) and forms:
+        lines.append(
+            "lines: " + ", ".join(f"{_said(number)} {_FORMS.get(form, form)}" for form, number in forms.items())
+        )
+    if facts.get("template"):
+        lines.append(f"conversations written by {_TEMPLATES.get(facts['template'], facts['template'])}")
+    notes = facts.get("notes")
+    return [*lines, *(notes if isinstance(notes, list) else [])]
+
+
+_FORMS = {"text": "plain texts", "completion": "prompts with completions", "messages": "conversations"}
+_TEMPLATES = {"tokenizer": "the tokenizer's own chat template", "chatml": "ChatML: the tokenizer has no template"}
+
+
+def _training(training: LanguageTrainingRecord) -> list[str]:
+    base, curve = training["base"], training["curve"]
+    lines = [
+        f"base: {base['name']} ({base['family']}, {base['parameters']:,} weights)",
+        f"trained: {training['weights']:,} weights, on {training['device']} in {training['dtype']}",
+        ", ".join(f"{name} {_said(value)}" for name, value in training["settings"].items() if value is not None),
+        f"{updates(curve['points'][-1]['step'] if curve['points'] else 0)}; kept: after {curve['kept']}",
+    ]
+    return [
+        *lines,
+        *training["notes"],
+        *(f"{name} {version}" for name, version in sorted(training["versions"].items())),
+    ]
+
+
+def _use(training: LanguageTrainingRecord) -> str:
+    name = base_word(training)
+    if training["method"] == "full":
+        return (
+            "```python\n"
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+            'model = AutoModelForCausalLM.from_pretrained("train_full")\n'
+            'tokenizer = AutoTokenizer.from_pretrained("train_full")\n'
+            "```\n\n"
+            "The model lies in the folder `train_full` beside this card."
+        )
+    merge = f"`stoker run language/merge base={_safe(name)} adapter=FOLDER`"
+    if name in BASES:
+        return f"Its base comes with Stoker and lies in no hub: {merge} makes a model of both that transformers loads."
+    return (
+        "```python\n"
+        "from peft import PeftModel\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"base = AutoModelForCausalLM.from_pretrained({name!r})\n"
+        'model = PeftModel.from_pretrained(base, ".")\n'
+        "```\n\n"
+        f"Or put it into its base: {merge}."
+    )
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_safe(line)}" for line in lines)
+
+
+def _table(table: dict[str, Any]) -> str:
+    lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
+    return "\n".join(f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+
+
+def _safe(text: str) -> str:
+    """Keep what a user's file calls things from being read as Markdown or HTML."""
+    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))

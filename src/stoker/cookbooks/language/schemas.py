@@ -1,0 +1,202 @@
+"""What the stages of this cookbook write down: plain JSON with named fields, one schema for writers and readers.
+
+    training.json    beside an adapter or a model: what it was trained on, how, and how that went
+    metadata.json    beside a checkpoint that a user asked for: one line of a leaderboard
+
+Neither holds a time: the same work gives the same bytes. How fast it was is told as metrics. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypedDict
+
+from stoker.cookbooks.language.safetensors import read_foreign
+from stoker.core import jsontext
+from stoker.core.errors import BadInput
+from stoker.host.durable import write_file
+
+TRAINING: Final = "training.json"
+METADATA: Final = "metadata.json"
+BEST: Final = "best"
+
+Method = Literal["lora", "full"]
+_HINT = "a training writes it: train again, or take another folder"
+
+
+class BaseFacts(TypedDict):
+    """The base that was trained on top of."""
+
+    name: str
+    """`org/name`, or what its folder is called."""
+    family: str
+    parameters: int
+
+
+class LanguageCurvePoint(TypedDict):
+    """One moment of a training."""
+
+    step: int
+    """Updates done."""
+    epoch: float
+    """Epochs done, with a fraction."""
+    loss: float | None
+    """Mean over the trained tokens since the last point."""
+    eval_loss: float | None
+    """Mean over the trained tokens of the held-out part."""
+    lr: float
+    """Of the last update."""
+
+
+class LanguageCurve(TypedDict):
+    """How the losses went."""
+
+    points: list[LanguageCurvePoint]
+    kept: int
+    """The step whose weights were kept: that of the lowest `eval_loss`, or the last one."""
+    before: float | None
+    """`eval_loss` of the base alone."""
+
+
+class LanguageTrainingRecord(TypedDict):
+    """All that is known of a training: the whole of `training.json`."""
+
+    method: Method
+    base: BaseFacts
+    data: dict[str, Any]
+    """What the tokenising stage found: examples, cut, skipped, held out …"""
+    settings: dict[str, Any]
+    """The arguments that decide what is learned."""
+    weights: int
+    """How many numbers were learned."""
+    curve: LanguageCurve
+    device: str
+    """`cpu` or `cuda`."""
+    dtype: str
+    notes: list[str]
+    """One sentence each, for people."""
+    versions: dict[str, str]
+
+
+class Metadata(TypedDict):
+    """What `metadata.json` beside a checkpoint says; what others (system B) called it, with the same meaning."""
+
+    mode: str
+    """`lora`, or `full`."""
+    adapter_index: int
+    epoch: int
+    """From 1."""
+    train_loss: float | None
+    val_loss: float | None
+    avg_loss: float | None
+    """Mean training loss over the whole training so far."""
+    rank: int
+    alpha: float
+    global_step: int
+    label: str
+
+
+class CompletionSample(TypedDict):
+    """One completion."""
+
+    prompt: str
+    completion: str
+
+
+def best_eval(training: LanguageTrainingRecord) -> float | None:
+    """Give the evaluation loss of what was kept."""
+    curve = training["curve"]
+    kept = [
+        one["eval_loss"] for one in curve["points"] if one["step"] == curve["kept"] and one["eval_loss"] is not None
+    ]
+    return kept[-1] if kept else None
+
+
+def perplexity(loss: float | None) -> float | None:
+    """Give the perplexity of a mean loss per token; None where there is none, infinite where it is beyond numbers."""
+    if loss is None:
+        return None
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def significant(value: float) -> float:
+    """Round to six significant digits: what lies beyond is noise of the machine."""
+    return float(f"{value:.6g}") if math.isfinite(value) else value
+
+
+def write_training(training: LanguageTrainingRecord, folder: Path) -> None:
+    """Write `training.json` into a folder."""
+    text = jsontext.dumps(training, indent=2, sort_keys=True)
+    (folder / TRAINING).write_text(f"{text}\n", encoding="utf-8", newline="")
+
+
+def read_training(folder: Path) -> LanguageTrainingRecord:
+    """Read `training.json` of a folder. Raises `BadInput` if there is none, or it is not one."""
+    found: LanguageTrainingRecord = _read(folder / TRAINING, LanguageTrainingRecord.__required_keys__)  # type: ignore[assignment]  # checked by keys
+    return found
+
+
+def write_metadata(metadata: Metadata, folder: Path) -> None:
+    """Write `metadata.json` into a folder, whole or not at all."""
+    text = jsontext.dumps(metadata, indent=2, sort_keys=True)
+    write_file(str(folder / METADATA), f"{text}\n".encode())
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read `metadata.json` of a checkpoint. Raises `BadInput` if there is none, or it is not one.
+
+    What system B wrote is read as it is: `label` and `avg_loss` may be missing, `adapter_index` too.
+    """
+    path = folder / METADATA
+    raw = _read(path, frozenset({"epoch"}))
+    made = {"mode": "lora", "adapter_index": 0, "train_loss": None, "val_loss": None, "avg_loss": None, "rank": 0}
+    made |= {"alpha": 0.0, "global_step": 0, "label": ""}
+    made |= {name: value for name, value in raw.items() if name in Metadata.__required_keys__}
+    wrong = [name for name, value in made.items() if not _is_fine(name, value)]
+    if wrong:
+        are = "is" if len(wrong) == 1 else "are"
+        raise BadInput(f"{path}: {', '.join(wrong)} {are} not what a checkpoint says", hint=_HINT)
+    found: Metadata = made  # type: ignore[assignment]  # checked field by field
+    return found
+
+
+def best_folder(root: Path) -> Path:
+    """Say where the best below `root` lies, or would: while it is replaced, the one before it is aside."""
+    best, old = root / BEST, root / f"{BEST}.old"
+    return old if old.is_dir() and not best.is_dir() else best
+
+
+_TEXTS = frozenset({"mode", "label"})
+_LOSSES = frozenset({"train_loss", "val_loss", "avg_loss"})
+_SIGNED = _LOSSES | {"alpha"}
+_LARGEST = 10**15
+
+
+def _is_fine(name: str, value: Any) -> bool:
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if value is None:
+        return name in _LOSSES
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    if name in _LOSSES and isinstance(value, float):
+        return True
+    # Of integers there are some that are no floats.
+    return abs(value) <= _LARGEST and (value >= 0 or name in _SIGNED)
+
+
+def _read(path: Path, keys: frozenset[str]) -> Mapping[str, Any]:
+    try:
+        raw = jsontext.loads(read_foreign(path))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} can't be read: {error}", hint=_HINT) from None
+    missing = sorted(keys - raw.keys()) if isinstance(raw, dict) else sorted(keys)
+    if missing:
+        raise BadInput(f"{path} has no {', '.join(missing)}", hint=_HINT)
+    found: Mapping[str, Any] = raw
+    return found

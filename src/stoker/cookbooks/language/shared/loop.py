@@ -1,0 +1,433 @@
+"""The company's loop: seat who comes, train whose turn it is, evaluate, report, keep, and part with whoever is done.
+
+    arrivals ──▶ seated ──▶ [ whose turn ──▶ one update each ──▶ evaluations ──▶ reports, checkpoints, ends ] ──▶ …
+
+Whatever goes wrong with one member ends that member alone. A request to end this process is heard between steps, when
+everybody's state is whole, and everybody's state is kept before it takes effect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.authoring import Company, Seat
+from stoker.cookbooks.language.arguments import LoraArgs, device_of
+from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs, fresh_adapter
+from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
+from stoker.cookbooks.language.compute.math import takes_ragged
+from stoker.cookbooks.language.shared.device_memory import (
+    BEGINS,
+    AllocatorLimit,
+    CurrentDeviceAllocator,
+    ResizableSlots,
+    first_step_text,
+    kernels_so_far,
+    undisturbed,
+)
+from stoker.cookbooks.language.shared.outputs import (
+    LOOK_S,
+    OwnFolders,
+    folders_due,
+    keep,
+    recall,
+    write_folder,
+    write_result,
+)
+from stoker.cookbooks.language.shared.pass_schedule import COUNTED_S, is_checkpoint_due, is_report_due, whose_turn
+from stoker.cookbooks.language.shared.step import MultiAdapterStepper, Tally
+from stoker.cookbooks.language.shared.tenant import (
+    AdapterMember,
+    MemberDivergence,
+    after_evaluation,
+    after_update,
+    is_evaluation_due,
+    judge,
+    should_stop,
+)
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.errors import Cancelled, StageDiverged
+
+_WAIT_S = 1.0
+"""For somebody to come, where nobody is seated."""
+_NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
+"""Metrics that are of the company as much as of a member; its log tells what it learned."""
+
+
+def run_company(company: Company, clock: Clock | None = None) -> None:
+    """Train everybody who takes a seat, until the company is over."""
+    _Running(company, clock or SystemClock()).run()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """When something was last told or kept of a member, and what has gathered since."""
+
+    reported_s: float
+    kept_s: float
+    kept_update: int
+    counted_s: float
+    """Since when its tokens are counted."""
+    keeping_s: float = 0.0
+    """What its last checkpoint took."""
+    tokens: int = 0
+
+
+class _Running:
+    def __init__(self, company: Company, clock: Clock) -> None:
+        self._company = company
+        self._clock = clock
+        self._places: ResizableSlots | None = None
+        self._members: dict[int, AdapterMember] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._folders = OwnFolders(clock)
+        self._waiting: list[Seat] = []
+        """For a folder that somebody else has."""
+        self._device, told = device_of(company.devices)
+        self._notes = [told] if told else []
+        self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
+        self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
+        self._step = 0
+
+    def run(self) -> None:
+        company = self._company
+        try:
+            while not company.is_over:
+                self._admit(self._arrivals(0.0 if self._members or self._waiting else _WAIT_S))
+                if self._members:
+                    with undisturbed():
+                        self._one_step()
+                elif self._waiting:
+                    self._clock.sleep(LOOK_S)
+        except Cancelled:
+            for member in list(self._members.values()):
+                self._keep(member)
+            raise
+        finally:
+            # The base's memory goes now, not when the collector comes by.
+            self._places = None
+            self._folders.close()
+
+    # Coming
+
+    def _arrivals(self, wait_s: float) -> list[Seat]:
+        seats = self._company.arrivals(wait_s)
+        # Before anything of theirs is held, and after others have left.
+        self._cap.follow(self._company.ceiling_bytes)
+        return seats
+
+    def _admit(self, seats: list[Seat]) -> None:
+        if seats and self._places is None:
+            # Whoever has come meanwhile is seated at the same time.
+            self._try_to_open(seats[0].args)
+            seats = [*seats, *self._arrivals(0.0)]
+        if seats or self._waiting:
+            # A request to end is for everybody, and not one member's fault.
+            with undisturbed():
+                self._take_in(seats)
+
+    def _try_to_open(self, args: LoraArgs) -> None:
+        try:
+            self._opened(args)
+        except Cancelled:
+            raise
+        except Exception:  # noqa: BLE001 - what is wrong with the base is told to each who wants it
+            return
+
+    def _take_in(self, seats: list[Seat]) -> None:
+        if seats:
+            # One who comes again after its run was killed finds its folder free.
+            self._check_all()
+        newcomers: dict[int, tuple[AdapterState, Optim]] = {}
+        begun: dict[int, AdapterMember] = {}
+        waiting, self._waiting = self._waiting, []
+        for seat in (*waiting, *seats):
+            try:
+                places = self._opened(seat.args)
+                if not self._has_folder(seat):
+                    self._waiting.append(seat)
+                    continue
+                member, adapter = self._begun(seat, places.base)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it is its own business
+                self._turn_away(seat, error)
+                continue
+            begun[seat.number] = member
+            newcomers[seat.number] = (adapter, member.optim)
+        if newcomers:
+            self._seat(newcomers, begun)
+
+    def _seat(self, newcomers: dict[int, tuple[AdapterState, Optim]], begun: dict[int, AdapterMember]) -> None:
+        """Seat newcomers all at once; where there is no memory for all, one by one, and who does not fit ends."""
+        if self._places is None:
+            return
+        try:
+            self._places.seat(newcomers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, those who were here go on
+            for slot, newcomer in newcomers.items():
+                self._places.clear(slot)
+                if len(newcomers) > 1:
+                    self._seat({slot: newcomer}, begun)
+                else:
+                    self._turn_away(begun[slot].seat, error)
+            return
+        now_s = self._clock.monotonic_s()
+        for slot in newcomers:
+            self._stepping.take_place(slot)
+            self._members[slot] = begun[slot]
+            self._watches[slot] = _Watch(
+                reported_s=now_s, counted_s=now_s, kept_s=now_s, kept_update=begun[slot].update
+            )
+
+    def _turn_away(self, seat: Seat, error: Exception) -> None:
+        self._folders.give_back(seat.number)
+        seat.failed(error)
+
+    def _opened(self, args: LoraArgs) -> ResizableSlots:
+        if self._places is None:
+            if args.threads is not None:
+                torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
+            base = load_base(Path(args.base), device=self._device, dtype=args.dtype)
+            self._places = ResizableSlots(base)
+        return self._places
+
+    def _has_folder(self, seat: Seat) -> bool:
+        seat.job.check()
+        return self._folders.take(seat.number, seat.args.checkpoints, seat.args.label or seat.job.node)
+
+    def _begun(self, seat: Seat, base: BaseWeights) -> tuple[AdapterMember, AdapterState]:
+        for note in self._notes:
+            seat.job.log(note)
+        member = AdapterMember(seat, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
+        adapter = fresh_adapter(base.shape, member.spec)
+        kept = recall(seat.job.scratch, member.config)
+        for why in kept.told:
+            seat.job.log(f"checkpoint: {why}")
+        if kept.state is not None:
+            member.go_on(kept.state)
+            adapter.weights = kept.state["model"]
+            opt = kept.state["opt"]
+            adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
+            seat.job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
+        return member, adapter
+
+    # Training
+
+    def _one_step(self) -> None:
+        self._check_all()
+        entered_s = self._clock.monotonic_s()
+        is_first = self._step == 0 and self._device != "cpu"
+        if is_first:
+            self._tell_all(BEGINS)
+        self._evaluate([m for m in self._members.values() if m.update == 0 and m.before is None and m.held_out])
+        turn = whose_turn(self._step, [member.standing for member in self._members.values()])
+        self._step += 1
+        chosen = {slot: self._members[slot] for slot in turn}
+        if not chosen or self._places is None or self._places.slots is None:
+            return
+        begun_s = self._clock.monotonic_s()
+        stepped = self._stepping.train(self._places.slots, chosen)
+        if self._device != "cpu":
+            # The device is at work; reading what it found would wait for it.
+            for slot in stepped.done:
+                chosen[slot].prepare()
+        finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
+        if is_first:
+            self._tell_all(first_step_text(self._clock.monotonic_s() - entered_s, kernels_so_far()))
+        for slot, error in stepped.failed.items():
+            self._part(chosen[slot], error)
+        self._share_cost(stepped.done, self._clock.monotonic_s() - begun_s)
+        went_on = [chosen[slot] for slot, told in finished.items() if self._note_update(chosen[slot], *told)]
+        due = [
+            member
+            for member in went_on
+            if member.held_out
+            and is_evaluation_due(
+                member.update, updates=member.updates, per_epoch=member.per_epoch, every=member.args.eval_every
+            )
+        ]
+        improved = self._evaluate(due)
+        for member in went_on:
+            if member.slot in self._members:
+                self._of(member, self._settle, member, member in due, improved.get(member.slot))
+
+    def _share_cost(self, done: dict[int, Tally], spent_s: float) -> None:
+        everything = sum(tally.padded_tokens for tally in done.values())
+        for slot, tally in done.items():
+            self._members[slot].cost_s += spent_s * tally.padded_tokens / max(1, everything)
+
+    def _note_update(self, member: AdapterMember, loss: float, is_finite: bool) -> bool:  # noqa: FBT001 - as a step tells it
+        """Take in what an update gave; says whether the member goes on."""
+        verdict = after_update(member.left_out, loss=loss, is_finite=is_finite)
+        if isinstance(verdict, MemberDivergence):
+            self._part(member, _diverged(verdict, member.update + 1))
+            return False
+        if verdict.left_out:
+            member.notes.append(f"Update {member.update + 1} was left out: its gradient was not finite.")
+            member.seat.job.log(member.notes[-1])
+        update, lr = member.look_ahead(), member.rate
+        member.left_out = verdict.left_out
+        member.updated()
+        member.curve.note_update(member.update, loss=loss, tokens=update.supervised, lr=lr)
+        self._watches[member.slot].tokens += update.tokens
+        return True
+
+    def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
+        """Evaluate members; give the weights of those that are better than ever."""
+        chosen = {member.slot: member for member in members}
+        if not chosen or self._places is None or self._places.slots is None:
+            return {}
+        evaluated = self._stepping.evaluate(self._places.slots, chosen)
+        for slot, error in evaluated.failed.items():
+            self._part(chosen[slot], error)
+        improved: dict[int, Pairs] = {}
+        for slot, loss in evaluated.losses.items():
+            member = chosen[slot]
+            verdict = after_evaluation(loss)
+            if verdict is not None:
+                self._part(member, _diverged(verdict, member.update))
+            elif member.update == 0:
+                member.before = loss
+            else:
+                member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate)
+                member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch)
+                if member.judged.best_update == member.update:
+                    member.best = improved[slot] = self._places.adapter(slot).weights
+        return improved
+
+    def _settle(self, member: AdapterMember, was_evaluated: bool, improved: Pairs | None) -> None:  # noqa: FBT001 - two facts of a step
+        """Report, keep, and end what is to be ended after an update."""
+        stops = member.update < member.updates and was_evaluated and should_stop(member.judged, member.args.patience)
+        ends = stops or member.update >= member.updates
+        self._report(member, was_evaluated=was_evaluated, ends=ends)
+        folders = folders_due(member, is_improved=improved is not None)
+        if folders or ends:
+            weights = improved or self._now(member)
+            for name in folders:
+                write_folder(member, name, weights)
+        if stops:
+            member.notes.append(
+                f"Stopped after update {member.update} of {member.updates}: "
+                f"{member.judged.worse_in_a_row} evaluations in a row were no better."
+            )
+            member.seat.job.log(member.notes[-1])
+        if ends:
+            self._finish(member)
+            return
+        watch = self._watches[member.slot]
+        since_s = self._clock.monotonic_s() - watch.kept_s
+        if is_checkpoint_due(
+            member.update - watch.kept_update,
+            every=member.args.checkpoint_every,
+            since_s=since_s,
+            cost_s=watch.keeping_s,
+        ):
+            self._keep(member)
+
+    def _report(self, member: AdapterMember, *, was_evaluated: bool, ends: bool) -> None:
+        watch, now_s = self._watches[member.slot], self._clock.monotonic_s()
+        is_special = was_evaluated or ends or member.update == 1
+        if not is_report_due(now_s - watch.reported_s, is_special=is_special):
+            return
+        metrics = {"loss": member.curve.last_loss or 0.0, "lr": member.last_rate}
+        counted_s = now_s - watch.counted_s
+        if counted_s > 0:
+            metrics["tokens_per_s"] = watch.tokens / counted_s
+        judged = member.kept_loss if ends else member.judged.last
+        if was_evaluated and judged is not None:
+            metrics["eval_loss"] = judged
+        if ends:
+            metrics["cost_s"] = member.cost_s
+            if self._device != "cpu":
+                metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
+        if is_special:
+            member.seat.job.log(_progress_text(member, metrics))
+        watch.reported_s = now_s
+        if counted_s >= COUNTED_S or member.update == 1:
+            # The first update has whatever is compiled or loaded on its account.
+            watch.counted_s, watch.tokens = now_s, 0
+        member.seat.job.step(member.update, of=member.updates, **metrics)
+
+    # Keeping and parting
+
+    def _keep(self, member: AdapterMember) -> None:
+        """Write a checkpoint. One that can't be written is told, and costs nothing but what it would have saved."""
+        if self._places is None or member.seat.is_gone or member.update == 0:
+            return
+        watch, begun_s = self._watches[member.slot], self._clock.monotonic_s()
+        adapter = self._places.adapter(member.slot)
+        opt = {"first": adapter.first, "second": adapter.second, "steps": adapter.steps}
+        try:
+            keep(member.seat.job.scratch, {**member.state(), "model": adapter.weights, "opt": opt})
+        except (OSError, RuntimeError) as error:
+            member.seat.job.log(f"no checkpoint could be kept: {error}")
+        watch.kept_s = self._clock.monotonic_s()
+        watch.kept_update, watch.keeping_s = member.update, watch.kept_s - begun_s
+
+    def _now(self, member: AdapterMember) -> Pairs:
+        if self._places is None:
+            raise IndexError("nobody is seated")
+        return self._places.adapter(member.slot).weights
+
+    def _finish(self, member: AdapterMember) -> None:
+        if self._places is None:
+            return
+        is_best = member.args.keep == "best" and member.best is not None
+        weights = member.best if is_best and member.best is not None else self._now(member)
+        made = write_result(member, weights, self._places.base)
+        self._leave(member)
+        # What others may be given as soon as it is said to be over.
+        self._places.leave_out(member.slot)
+        member.seat.finished(made)
+
+    def _check_all(self) -> None:
+        """Part with whoever is cancelled, or whose run is gone."""
+        for member in list(self._members.values()):
+            self._of(member, member.seat.job.check)
+
+    def _of(self, member: AdapterMember, do: Callable[..., None], *given: Any) -> None:
+        """Do something of one member's; what it raises ends that member alone."""
+        try:
+            do(*given)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._part(member, error)
+
+    def _part(self, member: AdapterMember, error: Exception) -> None:
+        if isinstance(error, Cancelled):
+            with suppress(Exception):
+                self._keep(member)
+        self._stepping.keep_place(member.slot)
+        self._leave(member)
+        member.seat.failed(error)
+
+    def _leave(self, member: AdapterMember) -> None:
+        self._members.pop(member.slot, None)
+        self._watches.pop(member.slot, None)
+        self._folders.give_back(member.slot)
+        if self._places is not None:
+            self._places.clear(member.slot)
+
+    def _tell_all(self, text: str) -> None:
+        for member in self._members.values():
+            member.seat.job.tell(text)
+
+
+def _progress_text(member: AdapterMember, metrics: dict[str, float]) -> str:
+    told = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
+    return f"update {member.update} of {member.updates}: {told}"
+
+
+def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:
+    # Before the first update nothing was learned yet: a lower rate would change nothing.
+    hint = "lower the learning rate" if update else "nothing was learned yet: the weights of the base are damaged"
+    return StageDiverged(f"{verdict.why} at step {update}", hint=hint, metric=verdict.metric, step=update)
+
+
+def _closes_up(base: BaseWeights) -> bool:
+    """Say whether rows may be laid end to end: only where a kernel knows where sequences begin."""
+    return takes_ragged(base.device, base.dtype, base.shape.windows)

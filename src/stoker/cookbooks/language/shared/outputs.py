@@ -1,0 +1,353 @@
+"""The folders that members' users asked for: each is one training's alone while it goes on, whichever run it is of.
+
+Two that share one would each replace, and remove, what the other is just writing; so would one whose folder is a
+checkpoint of the other's.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.cookbooks.language.compute.banks import Pairs
+from stoker.cookbooks.language.compute.base_weights import BaseWeights
+from stoker.cookbooks.language.kinds import Adapter
+from stoker.cookbooks.language.peft import write_adapter
+from stoker.cookbooks.language.schemas import (
+    BEST,
+    BaseFacts,
+    LanguageCurve,
+    LanguageTrainingRecord,
+    Metadata,
+    best_folder,
+    read_metadata,
+    significant,
+    write_metadata,
+    write_training,
+)
+from stoker.cookbooks.language.shared.tenant import AdapterMember
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, digest_value, is_digest
+from stoker.core.errors import BadInput, LocalFile, LockHeld, StokerError
+from stoker.engine.checkpoints import choose_checkpoint
+from stoker.host.durable import remove_tree, translated
+from stoker.host.locks import DEFAULT_WAIT_S, FileLock, is_locked, read_owner
+from stoker.trainer.stoker_trainer import keep_checkpoint
+
+# Folders that a user asked for, which outlive the run: `epoch-N` after every epoch, `best` at the best evaluation.
+#
+# Each is an adapter that PEFT loads with `metadata.json` beside it, and appears whole or not at all. `best` takes the
+# place of the one before it; a crash in that moment leaves `best.old`, which `read_best` knows.
+
+_HINT = "move it away, or name another folder for the checkpoints"
+
+
+_NAMED = re.compile(r"best|epoch-[1-9][0-9]*")
+_PARTS = re.compile(r"metadata\.json|(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+"""Files of a checkpoint that another may lack: weights in more or fewer files, what a removal had not come to."""
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Say whether a folder of that name is one that trainings write, and replace."""
+    return _NAMED.fullmatch(name) is not None
+
+
+def refuse_strangers(root: Path) -> None:
+    """Raise `LocalFile` if something below `root` is called as a checkpoint is, and is none: it would be in the way."""
+    with translated(str(root)):
+        for there in sorted(root.iterdir()):
+            if is_checkpoint_name(there.name):
+                _refuse_stranger(there)
+
+
+def write_checkpoint(root: Path, name: str, metadata: Metadata, write_adapter: Callable[[Path], None]) -> Path:
+    """Make a folder of that name below `root`, in place of one that is there; `write_adapter` fills an empty one.
+
+    Raises `LocalFile` if what is there is no checkpoint, or holds what is not of one, and stays.
+    """
+    target, new, old = root / name, root / f".{name}.new", root / f"{name}.old"
+    with translated(str(target)):
+        _refuse_stranger(target)
+        root.mkdir(parents=True, exist_ok=True)
+        remove_tree(new)
+        try:
+            new.mkdir()
+            write_adapter(new)
+            write_metadata(metadata, new)
+            for there in (target, old):
+                _refuse_more(there, new)
+        except BaseException:
+            # Most often the disk is full, and half of it would be in the way of whatever makes room.
+            with suppress(StokerError):
+                remove_tree(new)
+            raise
+        if target.exists():
+            remove_tree(old)
+            os.rename(target, old)
+        os.rename(new, target)
+        remove_tree(old)
+    return target
+
+
+def _refuse_stranger(there: Path) -> None:
+    if os.path.lexists(there) and not _is_checkpoint(there):
+        raise LocalFile(f"in the way, and no checkpoint: {there}", hint=_HINT, path=str(there))
+
+
+def _refuse_more(there: Path, new: Path) -> None:
+    """Refuse to replace a folder with anything in it that a checkpoint as the new one has not."""
+    if not os.path.lexists(there):
+        return
+    more = sorted(set(os.listdir(there)) - set(os.listdir(new))) if there.is_dir() else [there.name]
+    strange = [name for name in more if not _PARTS.fullmatch(name)]
+    if strange:
+        where = str(there / strange[0])
+        raise LocalFile(f"in the way, and not of a checkpoint: {where}", hint=_HINT, path=where)
+
+
+def _is_checkpoint(there: Path) -> bool:
+    try:
+        read_metadata(there)
+    except BadInput:
+        return False
+    return True
+
+
+def read_best(root: Path) -> Metadata:
+    """Read what is known of the best below `root`. Raises `BadInput` if there is none."""
+    return read_metadata(best_folder(root))
+
+
+def epoch_folder(epoch: int) -> str:
+    """Give the name of an epoch's folder, counted from 1."""
+    return f"epoch-{epoch}"
+
+
+# What a member leaves behind: its adapter with `training.json`, and the folders that its user asked for.
+
+
+def write_result(member: AdapterMember, weights: Pairs, base: BaseWeights) -> Adapter:
+    """Write what was learned into the member's staging folder, and give the handle of it."""
+    job, args = member.seat.job, member.args
+    name = _base_name(member)
+    write_adapter(job.out, member.spec, weights, base_name=name)
+    is_best = args.keep == "best" and member.best is not None
+    training = LanguageTrainingRecord(
+        method="lora",
+        base=BaseFacts(name=name, family=base.shape.model.family, parameters=base.shape.model.parameters),
+        data=dict(member.examples.facts),
+        settings=member.settings,
+        weights=_count(weights),
+        curve=LanguageCurve(
+            points=member.curve.points,
+            kept=member.judged.best_update if is_best else member.update,
+            before=None if member.before is None else significant(member.before),
+        ),
+        device=base.device.partition(":")[0],
+        dtype=str(base.dtype).rpartition(".")[2],
+        notes=list(member.notes),
+        versions={library: version(library) for library in ("numpy", "safetensors", "torch")},
+    )
+    write_training(training, job.out)
+    return job.made(Adapter)
+
+
+def write_folder(member: AdapterMember, name: str, weights: Pairs) -> None:
+    """Write one of the folders that outlive the run, if the user asked for them."""
+    if member.args.checkpoints is None:
+        return
+    base = _base_name(member)
+    write_checkpoint(
+        Path(member.args.checkpoints).expanduser(),
+        name,
+        metadata_of(member),
+        lambda folder: write_adapter(folder, member.spec, weights, base_name=base),
+    )
+
+
+def folders_due(member: AdapterMember, *, is_improved: bool) -> tuple[str, ...]:
+    """Name the folders to write after an update: of an epoch that ended, and of what is the best so far."""
+    if member.args.checkpoints is None:
+        return ()
+    epoch = (epoch_folder(member.epoch),) if member.is_at_epoch_end else ()
+    # With nothing held out there is no evaluation: the newest counts as the best.
+    is_best = is_improved or (member.is_at_epoch_end and not member.held_out)
+    return (*epoch, BEST) if is_best else epoch
+
+
+def metadata_of(member: AdapterMember) -> Metadata:
+    """Say what a folder of this moment holds."""
+    args, curve = member.args, member.curve
+    return Metadata(
+        mode="lora",
+        adapter_index=args.adapter_index,
+        epoch=member.epoch,
+        train_loss=_rounded(curve.last_loss),
+        val_loss=_rounded(member.judged.last),
+        avg_loss=_rounded(curve.mean_loss),
+        rank=args.rank,
+        alpha=args.alpha,
+        global_step=member.update,
+        label=args.label or member.seat.job.node,
+    )
+
+
+def _base_name(member: AdapterMember) -> str:
+    return member.args.base_name or Path(member.args.base).resolve().name
+
+
+def _rounded(loss: float | None) -> float | None:
+    return None if loss is None else significant(loss)
+
+
+def _count(weights: Any) -> int:
+    return sum(matrix.numel() for pair in weights.values() for matrix in pair)
+
+
+LOOK_S = 0.1
+"""From one look at a folder that somebody has to the next."""
+_NAME = ".lock"
+_NO_LOCKS = frozenset({"ENOLCK", "ENOSYS", "EOPNOTSUPP", "ENOTSUP"})
+"""What a file system says that has no locks: nobody can hold one there."""
+
+
+class OwnFolders:
+    """Who has which folder, by slot."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._locks: dict[int, FileLock] = {}
+        self._asked_s: dict[int, float] = {}
+
+    def take(self, slot: int, folder: str | None, who: str) -> bool:
+        """Make a member's folder, if it wants one, and take it; `False`: somebody has it, so ask again.
+
+        Whoever had it may be just leaving. Raises `LockHeld` with who has it when that takes too long, and what is
+        wrong with a folder that can't be made: found out now, not after the first epoch.
+        """
+        if folder is None or slot in self._locks:
+            return True
+        root = Path(folder).expanduser()
+        with translated(root):
+            root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / _NAME, f"trains {who}", wait_s=0.0, clock=self._clock, removes_file=True)
+        try:
+            _refuse_nested(root)
+            lock.acquire()
+        except LockHeld as held:
+            asked_s = self._asked_s.setdefault(slot, self._clock.monotonic_s())
+            if self._clock.monotonic_s() - asked_s < DEFAULT_WAIT_S:
+                return False
+            raise _taken(root, held) from None
+        except LocalFile as error:
+            if error.data.get("errno") not in _NO_LOCKS:
+                raise
+        self._locks[slot] = lock
+        refuse_strangers(root)
+        return True
+
+    def give_back(self, slot: int) -> None:
+        """Let others have a member's folder."""
+        self._asked_s.pop(slot, None)
+        lock = self._locks.pop(slot, None)
+        if lock is not None:
+            lock.release()
+
+    def close(self) -> None:
+        """Let others have all of them."""
+        for slot in list(self._locks):
+            self.give_back(slot)
+
+
+@contextmanager
+def own_folder(folder: str | None, who: str, clock: Clock) -> Iterator[None]:
+    """Have a folder for as long as the block takes. Raises as `OwnFolders.take` does."""
+    folders = OwnFolders(clock)
+    try:
+        while not folders.take(0, folder, who):
+            clock.sleep(LOOK_S)
+        yield
+    finally:
+        folders.close()
+
+
+def _refuse_nested(root: Path) -> None:
+    """Raise `LockHeld` if a checkpoint around the folder, or one in it, is of a training that goes on."""
+    whole = root.resolve()
+    around = [place.parent for place in (whole, *whole.parents) if is_checkpoint_name(place.name)]
+    within = [place for place in whole.iterdir() if is_checkpoint_name(place.name)]
+    for other in (*around, *within):
+        if is_locked(other / _NAME):
+            owner = read_owner(other / _NAME)
+            known: dict[str, Any] = (
+                {} if owner is None else {"owner": {"pid": owner.identity.pid}, "purpose": owner.purpose}
+            )
+            raise LockHeld(f"{other} is another training's", path=str(other), **known)
+
+
+def _taken(root: Path, held: LockHeld) -> LockHeld:
+    owner, purpose = held.data.get("owner"), held.data.get("purpose")
+    who = f"process {owner['pid']}, which {purpose}" if isinstance(owner, dict) else "a process that did not sign it"
+    message = f"the folder for checkpoints is another training's: {root} (of {who})"
+    hint = "name another folder (checkpoints=FOLDER, `checkpoint` in a file of adapters), or wait for that training"
+    return LockHeld(message, hint=hint, **held.data)
+
+
+# A member's checkpoint in its scratch folder: all that it needs to go on as if it had never been interrupted.
+#
+# One file with the keys model, opt, config, step, rng, sched and best; numbers and names alone, nothing that could run.
+# It is kept, with the one before it, by the rule that programs' checkpoints are kept by, so a fleet brings it along to
+# the next machine. Another configuration's, other data's or a damaged one is refused, and told.
+
+CONTRACT = 1
+_KEEPING_NAME = "adapter.pt"
+_KEYS = ("model", "opt", "config", "step", "rng", "sched", "best")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberResumeState:
+    """What was found in a scratch folder: a state to go on from, if one may be used, and what to tell."""
+
+    state: dict[str, Any] | None
+    told: tuple[str, ...]
+
+
+def keep(scratch: Path, state: dict[str, Any]) -> None:
+    """Write a state durably; the one before it stays beside it. Raises `OSError`."""
+    file = scratch / f".{state['step']}-{_KEEPING_NAME}"
+    try:
+        torch.save({name: state[name] for name in _KEYS}, file)
+        keep_checkpoint(str(file), state["step"], str(scratch), resume_key(scratch, state["config"]))
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def recall(scratch: Path, config: dict[str, Any]) -> MemberResumeState:
+    """Find the newest state that was kept for this very configuration."""
+    choice = choose_checkpoint(str(scratch), resume_key(scratch, config))
+    told = list(choice.refused)
+    if choice.checkpoint is None:
+        return MemberResumeState(state=None, told=tuple(told))
+    name = os.path.basename(choice.checkpoint.path)
+    try:
+        raw = torch.load(choice.checkpoint.path, map_location="cpu", weights_only=True)
+        state = {key: raw[key] for key in _KEYS}
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        return MemberResumeState(state=None, told=(*told, f"{name} can't be used ({type(error).__name__})"))
+    if state["config"] != config:
+        return MemberResumeState(state=None, told=(*told, f"{name} was made from another configuration or other data"))
+    return MemberResumeState(state=state, told=tuple(told))
+
+
+def resume_key(scratch: Path, config: dict[str, Any]) -> Digest:
+    """Bind checkpoints to what they are made from: of a stage's scratch folder its name, which is the stage's key."""
+    return Digest(scratch.name) if is_digest(scratch.name) else digest_value("resume", [CONTRACT, config])

@@ -1,0 +1,455 @@
+"""One member of a company: its settings, data, counters and curve; everything about it but its numbers in the banks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.authoring import Seat
+from stoker.cookbooks.language.arguments import LoraArgs, Schedule
+from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, Pairs
+from stoker.cookbooks.language.data.batches import IGNORED, Cursor, MemberRows, Position, evaluation_rows
+from stoker.cookbooks.language.data.examples import ExampleSet
+from stoker.cookbooks.language.schemas import LanguageCurvePoint, significant
+from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, MemberPassShape, bucket
+from stoker.core.errors import BadInput
+from stoker.core.frozen import changed, fields_of, frozen
+
+# Rows of several lengths laid end to end: the same sequences, none of which sees another, in one row without padding.
+#
+# Rows that are padded to the longest of them waste what the others lack, and have as many shapes as there are lengths.
+# The sum of several lengths varies little: few shapes, and each of them can be recorded.
+
+_WORTH = 0.85
+"""Of the longest: on an H200 a row of several sequences takes a fourteenth longer than as many rows of one, and what
+it is padded with costs as much again."""
+
+
+def is_worth_closing_up(lengths: npt.NDArray[np.int64]) -> bool:
+    """Say whether examples of such lengths are quicker end to end than in rows of their own."""
+    return len(lengths) > 0 and float(lengths.mean()) < _WORTH * float(lengths.max())
+
+
+def closed_up(rows: MemberRows) -> MemberRows:
+    """Give all rows as one. What comes after a row's last label teaches nothing, and is left out."""
+    is_label = rows.labels != IGNORED
+    lengths = is_label.shape[1] - np.argmax(is_label[:, ::-1], axis=1)
+    taught = np.flatnonzero(is_label.any(axis=1))
+    if not len(taught):
+        return rows
+    tokens = [rows.tokens[row, : lengths[row]] for row in taught]
+    labels = [rows.labels[row, : lengths[row]] for row in taught]
+    segments = np.repeat(np.arange(len(taught), dtype=np.int32), lengths[taught])
+    return changed(
+        rows, tokens=np.concatenate(tokens)[None], labels=np.concatenate(labels)[None], segments=segments[None]
+    )
+
+
+# How a member's losses went, as it is kept and written down: bounded, however long it trains.
+
+MOST_POINTS = 1000
+"""Of training losses; evaluations come on top."""
+
+
+class CurveRecorder:
+    """Takes in what happened update by update, and gives points: each the mean since the one before it."""
+
+    def __init__(self, *, updates: int, per_epoch: int) -> None:
+        self._every = -(-updates // MOST_POINTS)
+        self._per_epoch = per_epoch
+        self._points: list[LanguageCurvePoint] = []
+        self._losses = 0.0
+        self._tokens = 0
+        self._all_losses = 0.0
+        self._all_tokens = 0
+        self.last_loss: float | None = None
+
+    @property
+    def points(self) -> list[LanguageCurvePoint]:
+        return list(self._points)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Over every trained token so far."""
+        return self._all_losses / self._all_tokens if self._all_tokens else None
+
+    def note_update(self, update: int, *, loss: float, tokens: int, lr: float) -> None:
+        """Take in an update's mean loss over so many trained tokens."""
+        self.last_loss = loss
+        self._losses += loss * tokens
+        self._tokens += tokens
+        self._all_losses += loss * tokens
+        self._all_tokens += tokens
+        if update % self._every == 0:
+            self._close(update, lr, None)
+
+    def note_evaluation(self, update: int, *, loss: float, lr: float) -> None:
+        """Take in an evaluation after an update."""
+        if self._points and self._points[-1]["step"] == update and not self._tokens:
+            self._points[-1]["eval_loss"] = significant(loss)
+        else:
+            self._close(update, lr, significant(loss))
+
+    def state(self) -> dict[str, Any]:
+        """Give all of it, plain, to go on from."""
+        sums = [self._losses, self._tokens, self._all_losses, self._all_tokens]
+        return {"points": [dict(point) for point in self._points], "sums": sums, "last_loss": self.last_loss}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._points = list(state["points"])
+        self._losses, self._tokens, self._all_losses, self._all_tokens = state["sums"]
+        self.last_loss = state["last_loss"]
+
+    def _close(self, update: int, lr: float, eval_loss: float | None) -> None:
+        mean = significant(self._losses / self._tokens) if self._tokens else None
+        epoch = significant(update / self._per_epoch)
+        self._points.append(
+            LanguageCurvePoint(step=update, epoch=epoch, loss=mean, eval_loss=eval_loss, lr=significant(lr))
+        )
+        self._losses, self._tokens = 0.0, 0
+
+
+# When a member is evaluated, which of its evaluations is the best, and when it has stopped getting better.
+
+
+@frozen
+class MemberEvaluations:
+    """What a member's evaluations have said so far."""
+
+    last: float | None = None
+    best: float | None = None
+    best_update: int = 0
+    best_epoch: int = 0
+    worse_in_a_row: int = 0
+    """Evaluations since the best one."""
+
+
+def is_evaluation_due(update: int, *, updates: int, per_epoch: int, every: int | None) -> bool:
+    """Say whether a member is evaluated after this update (counted from 1): each so many, or each epoch; at the end."""
+    return update >= updates or update % (every or per_epoch) == 0
+
+
+def judge(before: MemberEvaluations, loss: float, *, update: int, epoch: int) -> MemberEvaluations:
+    """Take an evaluation in. Equal is no improvement: the earlier one stays the best."""
+    if before.best is None or loss < before.best:
+        return MemberEvaluations(last=loss, best=loss, best_update=update, best_epoch=epoch)
+    return MemberEvaluations(
+        last=loss,
+        best=before.best,
+        best_update=before.best_update,
+        best_epoch=before.best_epoch,
+        worse_in_a_row=before.worse_in_a_row + 1,
+    )
+
+
+def should_stop(judged: MemberEvaluations, patience: int | None) -> bool:
+    """Say whether so many evaluations in a row have brought nothing better; without patience, never."""
+    return patience is not None and judged.worse_in_a_row >= patience
+
+
+# Learning rates over a training: by the formulas of transformers' `get_scheduler`, which people's settings mean.
+
+
+def rate_at(update: int, *, peak: float, schedule: Schedule, warmup: int, updates: int) -> float:
+    """Give the learning rate of an update (counted from 0): up to `peak` over `warmup` updates, then by the schedule.
+
+    The first update of a warm-up has the rate 0, as it has there.
+    """
+    return peak * _share(update, schedule, warmup, updates)
+
+
+def _share(update: int, schedule: Schedule, warmup: int, updates: int) -> float:
+    if update < warmup:
+        return update / max(1, warmup)
+    if schedule == "constant":
+        return 1.0
+    if schedule == "linear":
+        return max(0.0, (updates - update) / max(1, updates - warmup))
+    done = (update - warmup) / max(1, updates - warmup)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))
+
+
+def warmup_of(updates: int, percent: float) -> int:
+    """Give over how many updates the rate rises."""
+    return math.ceil(updates * percent / 100)
+
+
+_NOT_LEARNED = frozenset(
+    {
+        "base",
+        "base_files",
+        "checkpoint_every",
+        "checkpoints",
+        "base_name",
+        "label",
+        "threads",
+        "turns",
+        "most",
+        "adapter_index",
+    }
+)
+"""Arguments that change nothing about what is learned, or are known by content elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """All that one update of a member is made from."""
+
+    batches: tuple[MemberRows, ...]
+    """One for each pass."""
+    close: tuple[MemberRows, ...]
+    """The same, rows laid end to end where that is quicker."""
+    supervised: int
+    """Tokens that are learned, over all of them."""
+    tokens: int
+    """All tokens that are no padding."""
+    after: Position
+    """Where its data go on after it."""
+
+
+class AdapterMember:
+    """Someone who is trained."""
+
+    def __init__(self, seat: Seat, *, vocabulary: int, closes_up: bool = False) -> None:
+        """Read its data. Raises `BadInput` for data that this base can't be shown.
+
+        `closes_up`: its rows may be laid end to end.
+        """
+        args: LoraArgs = seat.args
+        self.seat = seat
+        self.slot = seat.number
+        self.args = args
+        self.examples: ExampleSet = seat.inputs["examples"].load()
+        _check(self.examples, vocabulary)
+        self._cursor = self._cursor_at(Position())
+        self.per_epoch = -(-self._cursor.batches_per_epoch // args.accumulate)
+        self.updates = args.steps or args.epochs * self.per_epoch
+        self._warmup = warmup_of(self.updates, args.warmup_percent)
+        self._lengths = self.examples.lengths[self.examples.kept]
+        self.is_close = closes_up and not args.packing and args.batch > 1 and is_worth_closing_up(self._lengths)
+        """Whether its rows are laid end to end, as long as there is memory for that."""
+        self.held_out = tuple(
+            evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=args.packing)
+        )
+        self.held_out_close = self._laid(self.held_out)
+        self.update = 0
+        """How many updates it has behind it."""
+        self.curve = CurveRecorder(updates=self.updates, per_epoch=self.per_epoch)
+        self.judged = MemberEvaluations()
+        self.before: float | None = None
+        """Its evaluation before the first update: that of the base."""
+        self.left_out = 0
+        self.best: Pairs | None = None
+        self.notes: list[str] = []
+        self.cost_s = 0.0
+        self._position = self._cursor.position
+        self._ahead: list[Update] = []
+
+    @property
+    def spec(self) -> AdapterSpec:
+        args = self.args
+        return AdapterSpec(
+            rank=args.rank,
+            alpha=args.alpha,
+            targets=args.targets,
+            dropout=args.dropout,
+            seed=args.seed,
+            rslora=args.rslora,
+        )
+
+    @property
+    def optim(self) -> Optim:
+        clip = math.inf if self.args.clip is None else self.args.clip
+        return Optim(weight_decay=self.args.weight_decay, clip=clip)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that decide what is learned, plain."""
+        named = {one.name: getattr(self.args, one.name) for one in fields(self.args) if one.name not in _NOT_LEARNED}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a checkpoint is bound to: settings and data."""
+        return {**self.settings, "examples": str(self.seat.inputs["examples"].digest)}
+
+    @property
+    def standing(self) -> AdapterProgress:
+        return AdapterProgress(slot=self.slot, turns=self.args.turns, updates=self.update, eval_loss=self.judged.last)
+
+    @property
+    def kept_loss(self) -> float | None:
+        """The evaluation of the weights that are kept if it ends now: what it is ranked by."""
+        return self.judged.best if self.args.keep == "best" else self.judged.last
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that its last update belongs to, from 1."""
+        return max(1, -(-self.update // self.per_epoch))
+
+    @property
+    def is_at_epoch_end(self) -> bool:
+        return self.update > 0 and (self.update % self.per_epoch == 0 or self.update >= self.updates)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of its next update."""
+        return self._rate_of(self.update)
+
+    @property
+    def last_rate(self) -> float:
+        """The learning rate of its last update."""
+        return self._rate_of(max(0, self.update - 1))
+
+    def look_ahead(self) -> Update:
+        """Give what its next update is made from; asked twice, the same."""
+        self._read_on(1)
+        return self._ahead[0]
+
+    def prepare(self) -> None:
+        """Have what the update after the next is made from ready."""
+        if self.update + 1 < self.updates:
+            self._read_on(2)
+
+    def updated(self) -> None:
+        """Take note that the update is done."""
+        self._position = self.look_ahead().after
+        self._ahead.pop(0)
+        self.update += 1
+
+    def shape_of(self, batch: MemberRows, *, is_coarse: bool) -> MemberPassShape:
+        """Say what it brings to a pass. Coarse: with shapes that are few."""
+        rows, length = batch.tokens.shape
+        if not is_coarse:
+            return MemberPassShape(
+                slot=self.slot, rows=rows, length=bucket(length, self.args.max_seq_len, is_coarse=False)
+            )
+        args, is_laid = self.args, batch.segments is not None and not self.args.packing
+        if is_laid:
+            usual = math.ceil(args.batch * float(self._lengths.mean()))
+            largest = int(np.sort(self._lengths)[-args.batch :].sum())
+        else:
+            usual = largest = args.max_seq_len if args.packing else int(self._lengths.max())
+        most = args.max_seq_len * (args.batch if is_laid else 1)
+        padded, usual, largest = (bucket(one, most, is_coarse=True) for one in (length, usual, largest))
+        # A whole batch's rows always, also at the end of an epoch.
+        rows = 1 if is_laid else args.batch
+        return MemberPassShape(slot=self.slot, rows=rows, length=padded, usual=usual, largest=largest, is_laid=is_laid)
+
+    def state(self) -> dict[str, Any]:
+        """Give where it stands, plain: the part of a checkpoint that is not in the banks."""
+        return {
+            "step": self.update,
+            "rng": {"seed": self.args.seed, "epoch": self._position.epoch, "batch": self._position.batch},
+            "sched": {
+                "judged": fields_of(self.judged),
+                "curve": self.curve.state(),
+                "before": self.before,
+                "left_out": self.left_out,
+                "cost_s": self.cost_s,
+                "notes": list(self.notes),
+            },
+            "best": self.best,
+            "config": self.config,
+        }
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        said = state["sched"]
+        self.update = state["step"]
+        self.judged = MemberEvaluations(**said["judged"])
+        self.curve.go_on(said["curve"])
+        self.before, self.left_out, self.cost_s = said["before"], said["left_out"], said["cost_s"]
+        self.notes = list(said["notes"])
+        self.best = state["best"]
+        self._position = Position(epoch=state["rng"]["epoch"], batch=state["rng"]["batch"])
+        self._cursor = self._cursor_at(self._position)
+
+    def _read_on(self, count: int) -> None:
+        while len(self._ahead) < count:
+            first = (self.update + len(self._ahead)) % self.per_epoch * self.args.accumulate
+            passes = min(self.args.accumulate, self._cursor.batches_per_epoch - first)
+            batches = tuple(self._cursor.next() for _ in range(passes))
+            self._ahead.append(
+                Update(
+                    batches=batches,
+                    close=self._laid(batches),
+                    supervised=sum(batch.supervised for batch in batches),
+                    tokens=sum(batch.tokens_used for batch in batches),
+                    after=self._cursor.position,
+                )
+            )
+
+    def _laid(self, batches: tuple[MemberRows, ...]) -> tuple[MemberRows, ...]:
+        return tuple(closed_up(rows) for rows in batches) if self.is_close else batches
+
+    def _rate_of(self, update: int) -> float:
+        args = self.args
+        return rate_at(update, peak=args.lr, schedule=args.schedule, warmup=self._warmup, updates=self.updates)
+
+    def _cursor_at(self, position: Position) -> Cursor:
+        args = self.args
+        return Cursor(
+            self.examples,
+            row_tokens=args.max_seq_len,
+            batch=args.batch,
+            seed=args.seed,
+            is_packed=args.packing,
+            at=position,
+        )
+
+
+def _check(examples: ExampleSet, vocabulary: int) -> None:
+    """Refuse tokens that the base has no row for: on a GPU they would end the process, and everybody in it."""
+    largest = int(examples.tokens.max(initial=0))
+    if largest >= vocabulary:
+        raise BadInput(
+            f"the data hold token {largest}, and the base knows {vocabulary}",
+            hint="was it tokenised with the tokenizer of another base?",
+        )
+
+
+# When a member whose numbers are no longer finite is given up.
+#
+# A loss that is not finite ends it at once: the same weights would give the same loss again. A gradient that is not
+# finite under a finite loss may be a single overflow, so that update is left out and the next batch is tried; the third
+# such update in a row ends it. Weights and moments stay as they were before each of them, and nobody else notices.
+
+PATIENCE = 3
+"""Updates in a row whose gradient may be other than finite."""
+
+
+@frozen
+class SkippedUpdates:
+    """It goes on, with so many updates in a row left out."""
+
+    left_out: int
+
+
+@frozen
+class MemberDivergence:
+    """It is over: which metric was what, in words."""
+
+    metric: str
+    why: str
+
+
+def after_update(left_out: int, *, loss: float, is_finite: bool) -> SkippedUpdates | MemberDivergence:
+    """Decide after an update, knowing how many in a row were left out before it."""
+    if not math.isfinite(loss):
+        return MemberDivergence(metric="loss", why=f"loss is {loss}")
+    if is_finite:
+        return SkippedUpdates(left_out=0)
+    if left_out + 1 < PATIENCE:
+        return SkippedUpdates(left_out=left_out + 1)
+    return MemberDivergence(metric="gradient", why=f"the gradient was not finite {PATIENCE} updates in a row")
+
+
+def after_evaluation(loss: float) -> MemberDivergence | None:
+    """Decide after an evaluation."""
+    return None if math.isfinite(loss) else MemberDivergence(metric="eval_loss", why=f"eval_loss is {loss}")

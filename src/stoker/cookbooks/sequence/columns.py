@@ -1,0 +1,210 @@
+"""A table into channels over time: which column orders the rows, which are seen, which one is predicted.
+
+Promises: nothing here looks at relations between rows or fits anything; every column or value that is left out is named
+in a note; classes come in one fixed order. A quantity that is predicted is a channel too (its past is known when its
+future is asked for); a class never is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pandas.api import types
+
+from stoker.authoring import StageInputError
+from stoker.cookbooks.sequence.arrays import UNKNOWN_CLASS, SeriesArrays
+from stoker.cookbooks.sequence.schemas import Problem, SeriesFacts
+from stoker.core.text import nearest
+
+_FEW_VALUES = 20
+_MOST_LISTED = 12
+_EXACT = 2**53
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesColumnChoice:
+    """What the user says about the columns."""
+
+    target: str | None
+    time: str | None
+    problem: Literal["auto", "classification", "regression"]
+    drop: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesOrigin:
+    """Where a table came from."""
+
+    name: str | None
+    format: Literal["generated", "csv", "parquet"]
+    sha256: str | None
+    target: str | None
+    notes: tuple[str, ...] = ()
+
+
+def settle(table: pd.DataFrame, origin: SeriesOrigin, choice: SeriesColumnChoice) -> SeriesArrays:
+    """Order the rows, choose what is predicted and take every numeric column as a channel."""
+    frame = table.rename(columns=str)
+    notes = list(origin.notes)
+    for name in choice.drop:
+        _refuse_unknown(name, list(frame.columns))
+    frame = frame.drop(columns=list(choice.drop))
+    if choice.time is not None:
+        _refuse_unknown(choice.time, list(frame.columns))
+    frame, time = _ordered(frame, choice.time, notes)
+    target = _choose_target(frame, choice.target if choice.target is not None else origin.target)
+    problem = _choose_problem(frame[target], choice.problem)
+    names = [name for name in frame.columns if problem == "regression" or name != target]
+    channels = {name: column for name in names if (column := _channel(frame[name], notes, target)) is not None}
+    if not channels:
+        raise StageInputError("no numeric column is left to look at", hint="; ".join(notes))
+    answers: npt.NDArray[Any]
+    classes: list[Any]
+    if problem == "regression":
+        answers, classes = channels[target], []
+    else:
+        answers, classes = _codes(frame[target], notes)
+    facts = SeriesFacts(
+        name=origin.name,
+        format=origin.format,
+        sha256=origin.sha256,
+        rows=len(frame),
+        channels=list(channels),
+        target=target,
+        problem=problem,
+        classes=classes,
+        time=time,
+        notes=notes,
+    )
+    return SeriesArrays(signals=np.stack(list(channels.values()), axis=1), answers=answers, facts=facts)
+
+
+def _ordered(frame: pd.DataFrame, wanted: str | None, notes: list[str]) -> tuple[pd.DataFrame, str | None]:
+    """Put rows in the order of time, and take the column that says it out."""
+    time = wanted
+    if time is None:
+        time = next((str(name) for name in frame.columns if _is_moment(frame[name])), None)
+        if time is None:
+            notes.append("No column says the time: rows are taken in the order of the file.")
+            return frame, None
+        notes.append(f"Column {time!r} holds dates and orders the rows.")
+    moments = _moments(frame[time], time)
+    missing = int(moments.isna().sum())
+    if missing:
+        raise StageInputError(
+            f"column {time!r} orders the rows, and {missing} of {len(frame)} rows have no value in it",
+            hint="fill them, or remove those rows",
+        )
+    if not moments.is_monotonic_increasing:
+        notes.append(f"Rows were put in the order of {time!r}.")
+    if moments.duplicated().any():
+        notes.append(f"Some rows have the same {time!r}: they keep their order in the file.")
+    order = np.argsort(moments.to_numpy(), kind="stable")
+    return frame.drop(columns=time).iloc[order].reset_index(drop=True), time
+
+
+def _is_moment(column: pd.Series[Any]) -> bool:
+    if types.is_datetime64_any_dtype(column.dtype):
+        return True
+    if types.infer_dtype(column, skipna=True) != "string":
+        return False
+    return bool(column.notna().any()) and all(_ISO_DATE.fullmatch(value) for value in column.dropna())
+
+
+def _moments(column: pd.Series[Any], name: str) -> pd.Series[Any]:
+    if types.is_numeric_dtype(column.dtype):
+        return column
+    try:
+        return pd.to_datetime(column, utc=True, format="ISO8601")
+    except (ValueError, TypeError) as error:
+        raise StageInputError(
+            f"column {name!r} holds {column.dropna().iloc[0]!r} and the like, not times",
+            hint="numbers, or dates such as 2024-02-29 or 2024-02-29T13:00",
+        ) from error
+
+
+def _choose_target(frame: pd.DataFrame, wanted: str | None) -> str:
+    names = list(frame.columns)
+    if wanted is not None:
+        _refuse_unknown(wanted, names)
+        return wanted
+    if len(names) == 1:
+        return names[0]
+    raise StageInputError(
+        f"which column is to be predicted? The series has {_listed(names)}", hint=f"say it with target={names[-1]}"
+    )
+
+
+def _choose_problem(column: pd.Series[Any], wanted: Literal["auto", "classification", "regression"]) -> Problem:
+    is_quantity = types.is_numeric_dtype(column.dtype) and not types.is_bool_dtype(column.dtype)
+    if wanted == "regression" and not is_quantity:
+        raise StageInputError(
+            f"column {column.name!r} holds {next(iter(column.dropna()), None)!r} and the like, not numbers",
+            hint="problem=classification, or another target",
+        )
+    if wanted != "auto":
+        return wanted
+    known = column.dropna()
+    is_few = bool((known == known.round()).all()) and known.nunique() <= _FEW_VALUES if is_quantity else True
+    return "classification" if is_few else "regression"
+
+
+def _channel(column: pd.Series[Any], notes: list[str], target: str) -> npt.NDArray[np.float64] | None:
+    name = str(column.name)
+    content = types.infer_dtype(column, skipna=True)
+    if content not in {"integer", "floating", "mixed-integer-float", "decimal", "boolean"}:
+        notes.append(f"Column {name!r} holds no numbers and was left out.")
+        return None
+    values = pd.to_numeric(column.astype(object), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    infinite = int(np.isinf(values).sum())
+    if infinite:
+        notes.append(f"Column {name!r} has {infinite} infinite values, treated as missing.")
+        values = np.where(np.isinf(values), np.nan, values)
+    known = values[np.isfinite(values)]
+    if len(known) == 0 or (known == known[0]).all():
+        if name == target:
+            raise StageInputError(f"column {name!r} has the same value in every row: nothing to predict")
+        notes.append(f"Column {name!r} never changes and was left out.")
+        return None
+    return values
+
+
+def _codes(column: pd.Series[Any], notes: list[str]) -> tuple[npt.NDArray[np.int64], list[Any]]:
+    present = column.notna().to_numpy()
+    known = column[present]
+    is_whole = types.is_numeric_dtype(known.dtype) and bool(((known == known.round()) & (known.abs() <= _EXACT)).all())
+    plain = known.to_numpy(dtype=np.int64) if is_whole else np.array([str(value) for value in known])
+    classes, codes = np.unique(plain, return_inverse=True)
+    if len(classes) < 2:
+        raise StageInputError(f"column {column.name!r} has {len(classes)} classes: nothing to tell apart")
+    if len(classes) > max(2, len(known) // 4):
+        raise StageInputError(
+            f"column {column.name!r} has {len(classes)} different values in {len(known)} rows: these are not classes",
+            hint="problem=regression if they are numbers, else another target",
+        )
+    if not present.all():
+        notes.append(f"{int((~present).sum())} rows have no class: windows that end there are left out.")
+    answers = np.full(len(column), UNKNOWN_CLASS, dtype=np.int64)
+    answers[present] = codes
+    return answers, classes.tolist()
+
+
+def _refuse_unknown(name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        candidate = nearest(name, names)
+        raise StageInputError(
+            f"there is no column {name!r}; the series has {_listed(names)}",
+            hint=f"did you mean {candidate!r}?" if candidate else "",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_LISTED])
+    return f"{shown} and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else shown

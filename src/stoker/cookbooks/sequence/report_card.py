@@ -1,0 +1,182 @@
+"""The model card: what was trained on what, how good it is, what it is not good for, and how to use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from stoker.cookbooks.sequence.schemas import SequenceEvaluation
+
+# Scores and curves as files that other programs read, and the summary that a terminal shows.
+
+METRIC_NAMES: Final = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "log_loss": "log loss",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
+    "skill": "skill",
+}
+
+
+def scores_csv(book: SequenceEvaluation) -> str:
+    """One line per metric: the model's score and the baseline's."""
+    rows = [[metric, book["test"][metric], book["baseline"][metric]] for metric in book["metrics"]]
+    steps = [[f"rmse_step_{ahead}", value, ""] for ahead, value in enumerate(book["by_step"], start=1)]
+    return _csv(["metric", "test", "baseline"], [*rows, *steps])
+
+
+def curve_csv(book: SequenceEvaluation) -> str:
+    """One line per epoch of each training: the losses, and whether its weights were kept."""
+    rows = [
+        [curve["name"], epoch, seen, unseen, str(epoch == curve["kept"]).lower()]
+        for curve in book["model"]["curves"]
+        for epoch, (seen, unseen) in enumerate(zip(curve["train"], curve["validation"], strict=True), start=1)
+    ]
+    return _csv(["training", "epoch", "train_loss", "validation_loss", "is_kept"], rows)
+
+
+def headline(book: SequenceEvaluation) -> str:
+    """Say in one sentence what came out."""
+    metric = book["rank_by"]
+    score, simple = number(book["test"][metric]), number(book["baseline"][metric])
+    windows = book["model"]["data"]["counts"]["test"]
+    return (
+        f"{book['model']['family']} on {data_name(book)}: {METRIC_NAMES[metric]} {score} on {windows} held-out windows "
+        f"(baseline {simple})"
+    )
+
+
+def summary(book: SequenceEvaluation) -> dict[str, Any]:
+    """Give what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"])]
+    rows = [
+        [name, *(number(scores[metric]) for metric in book["metrics"])]
+        for name, scores in ((book["model"]["family"], book["test"]), ("baseline", book["baseline"]))
+    ]
+    return {"headline": headline(book), "table": {"columns": columns, "rows": rows}, "next": _next(book)}
+
+
+def data_name(book: SequenceEvaluation) -> str:
+    """Name the series."""
+    series = book["model"]["data"]["series"]
+    return series["name"] or f"a {series['format'].upper()} file"
+
+
+def number(value: float) -> str:
+    """Give a number as people read it."""
+    return f"{value:.4g}"
+
+
+def _next(book: SequenceEvaluation) -> list[str]:
+    facts, series = book["model"], book["model"]["data"]["series"]
+    target = shlex.quote(series["target"])
+    data = f"data={series['name']}" if series["name"] else f"data=FILE target={target}"
+    other = "gru" if facts["family"] != "gru" else "cnn"
+    steps = [f"stoker run sequence/{other} {data}"]
+    steps.append(f"stoker run sequence/{facts['family']} {data} window={2 * facts['data']['window']}")
+    if series["name"] is not None:
+        steps.append(f"stoker run sequence/{facts['family']} data=YOUR.csv target=COLUMN")
+    return steps
+
+
+def _csv(columns: list[str], rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def model_card(book: SequenceEvaluation) -> str:
+    """Write the card as Markdown."""
+    series = book["model"]["data"]["series"]
+    sections = (
+        f"# Model card: {_safe(series['target'])} from {_safe(data_name(book))}",
+        f"{_safe(headline(book))}.",
+        f"## Data\n\n{_bullets(_data(book))}",
+        f"## Model\n\n{_bullets(_model(book))}",
+        f"## Scores on held-out windows\n\n{_scores(book)}",
+        f"## Limits\n\n{_bullets(_limits(book))}",
+        f"## Use\n\n{_use(book)}",
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _data(book: SequenceEvaluation) -> list[str]:
+    facts = book["model"]["data"]
+    series = facts["series"]
+    lines = [f"{data_name(book)}: {series['rows']} rows, channels {', '.join(series['channels'])}"]
+    if series["sha256"]:
+        lines.append(f"SHA-256 of the file: {series['sha256']}")
+    if series["classes"]:
+        asked = f"the class of the last row of a window: {', '.join(map(str, series['classes']))}"
+    else:
+        asked = f"the next {facts['horizon']} values of {series['target']}"
+    lines.append(f"asked: {asked}, from {facts['window']} rows, every {facts['stride']}")
+    counts, borders = facts["counts"], facts["borders"]
+    lines.append(
+        f"divided in time: rows up to {borders[1]} to train on ({counts['train']} windows), up to {borders[2]} to stop "
+        f"by ({counts['validation']}), up to {borders[3]} held out ({counts['test']}); no window lies in two parts"
+    )
+    lines.append("scaled by mean and spread of the training rows alone")
+    return [*lines, *facts["notes"]]
+
+
+def _model(book: SequenceEvaluation) -> list[str]:
+    facts = book["model"]
+    settings = ", ".join(f"{name} {value}" for name, value in {**facts["shape"], **facts["params"]}.items())
+    lines = [f"{facts['family']}, {facts['weights']} weights: {settings}"]
+    lines += [f"{curve['name']}: {len(curve['train'])} epochs, kept {curve['kept']}" for curve in facts["curves"]]
+    return [*lines, *facts["notes"], *(f"{name} {version}" for name, version in sorted(facts["versions"].items()))]
+
+
+def _scores(book: SequenceEvaluation) -> str:
+    rows = [
+        [METRIC_NAMES[metric], number(book["test"][metric]), number(book["baseline"][metric])]
+        for metric in book["metrics"]
+    ]
+    return f"The baseline answers {book['baseline_is']}.\n\n{_table(['metric', 'model', 'baseline'], rows)}"
+
+
+def _limits(book: SequenceEvaluation) -> list[str]:
+    return [
+        "Scores are those of one stretch of time after the training; they say nothing about another one.",
+        "Windows overlap and follow each other: they are not independent, so there are no intervals.",
+    ]
+
+
+def _use(book: SequenceEvaluation) -> str:
+    series = book["model"]["data"]["series"]
+    gives = "the probability of each class" if series["classes"] else "the next values"
+    return (
+        "```python\n"
+        "from pathlib import Path\n"
+        "from stoker.cookbooks.sequence.restore import read_model\n"
+        'model = read_model(Path("."))\n'
+        "print(model.answer(windows))\n"
+        "```\n\n"
+        f"`windows` is an array (windows, {book['model']['data']['window']} rows, oldest first, "
+        f"{len(series['channels'])} channels: {_safe(', '.join(series['channels']))}) in the units of the data; the "
+        f"answer is {gives}. `model.pt` holds weights alone."
+    )
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_safe(line)}" for line in lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+
+
+def _safe(text: str) -> str:
+    """Keep what a user's file calls things from being read as Markdown or HTML."""
+    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,486 @@
+"""The training itself, alone or as one of several ranks.
+
+    batch of the whole ──▶ this rank's share ──▶ gradient ──▶ added up over ranks ÷ examples of the batch ──▶ step
+
+Promises: every rank begins with the same weights, shuffles alike and takes the same step, so all end with the same
+weights; a batch that can't be divided evenly, down to ranks that get nothing of it, counts each example once; what is
+decided (keep, stop, fail) is decided from sums over all ranks, so all decide alike. From one seed, a training on a CPU
+with one thread gives the same bits every time, however often it was interrupted. Against one rank, N ranks add up in
+another order: with float32 on a CPU the losses agree to 1e-5 of their value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final, Protocol
+
+import torch
+from torch import distributed, nn
+
+from stoker.cookbooks.sequence.arrays import WindowArrays
+from stoker.cookbooks.sequence.schemas import PartName, SequenceCurve
+
+# AdamW over one flat gradient.
+#
+# The same rule as `torch.optim.AdamW`, written for a gradient that is one tensor anyway (ranks exchange it so). Torch's
+# own takes its compiler in with the first step, which costs a process four seconds of processor time: as much as a
+# whole training of a small network.
+
+_KEEP_MEAN = 0.9
+_KEEP_SQUARE = 0.999
+_LEAST = 1e-8
+
+
+class Stepper:
+    """Moves weights against their gradient, each at a pace that its own past decides."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, learning_rate: float, weight_decay: float) -> None:
+        self._parameters = parameters
+        self._learning_rate = learning_rate
+        self._weight_decay = weight_decay
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._steps = 0
+        self._mean = torch.zeros(sum(self._sizes), device=parameters[0].device)
+        self._square = torch.zeros_like(self._mean)
+
+    def step(self, gradient: torch.Tensor) -> None:
+        """Take one step. The gradient lies as the parameters do, one behind the other."""
+        self._steps += 1
+        self._mean.lerp_(gradient, 1 - _KEEP_MEAN)
+        self._square.mul_(_KEEP_SQUARE).addcmul_(gradient, gradient, value=1 - _KEEP_SQUARE)
+        # Both began at zero, which early steps have to make up for.
+        pace = self._learning_rate / (1 - _KEEP_MEAN**self._steps)
+        spread = self._square.sqrt().div_((1 - _KEEP_SQUARE**self._steps) ** 0.5).add_(_LEAST)
+        moves = torch.split(self._mean / spread, self._sizes)
+        with torch.no_grad():
+            for parameter, move in zip(self._parameters, moves, strict=True):
+                parameter.mul_(1 - self._learning_rate * self._weight_decay).sub_(move.view_as(parameter), alpha=pace)
+
+    def state(self) -> dict[str, Any]:
+        """Give what it needs to go on."""
+        return {"steps": self._steps, "mean": self._mean.clone(), "square": self._square.clone()}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._steps, self._mean, self._square = state["steps"], state["mean"].clone(), state["square"].clone()
+
+
+# The ranks that train together, as the training sees them: who it is, how many there are, adding up, waiting.
+#
+# One training function works alone and as one of N: alone, adding up over ranks changes nothing.
+
+
+class World(Protocol):
+    """The ranks of one training."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """Put the sum over all ranks in place of this rank's values. Every rank has to call it."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+
+class SoloWorld:
+    """A world of one."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        return
+
+    def barrier(self) -> None:
+        return
+
+
+class ProcessGroupWorld:
+    """The process group that torch.distributed was initialised with."""
+
+    def __init__(self) -> None:
+        self.rank: int = distributed.get_rank()
+        self.size: int = distributed.get_world_size()
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        distributed.all_reduce(values)
+
+    def barrier(self) -> None:
+        distributed.barrier()
+
+
+SOLO: Final = SoloWorld()
+_SAME = 1e-9
+
+
+def world_here() -> World:
+    """Give the ranks that this process was brought up with; itself alone if there are no others."""
+    return ProcessGroupWorld() if distributed.is_available() and distributed.is_initialized() else SOLO
+
+
+def agree(world: World, what: str, value: float, device: Any = "cpu") -> None:
+    """Raise `RuntimeError` on every rank unless all of them have the same number here, to nine digits."""
+    # A place for each rank: ranks that differ can't hide in a sum.
+    told = torch.zeros(world.size, dtype=torch.float64, device=device)
+    told[world.rank] = value
+    world.all_reduce(told)
+    if float(told.max() - told.min()) > _SAME * float(told.abs().max()):
+        raise RuntimeError(f"the ranks have different {what}; rank {world.rank} has {value:.12g}")
+
+
+Watch = Callable[[int, int, Mapping[str, float]], None]
+"""Called on every rank with (epochs done, epochs planned, metrics); may raise to stop the training."""
+
+_SCORING_BATCH = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceTrainingSettings:
+    """How to train."""
+
+    epochs: int
+    learning_rate: float
+    weight_decay: float
+    batch: int
+    """Examples per step, over all ranks together."""
+    patience: int
+    clip: float
+    """The longest gradient; a longer one is shortened to it."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch:
+    """One batch of the whole world, and which of it is this rank's."""
+
+    examples: torch.Tensor
+    rank: int
+    size: int
+    seed: int
+    """For whatever is drawn at random about this batch: drawn for all of it, then shared out."""
+
+    def mine(self, values: torch.Tensor) -> torch.Tensor:
+        """Give this rank's share of something that has a row for each example."""
+        return values[self.rank :: self.size]
+
+
+class LearningTask(Protocol):
+    """Examples to learn from."""
+
+    def __len__(self) -> int: ...
+
+    def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
+        """Give the sum of the losses of this rank's share; never called for an empty one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningData:
+    """What to learn from, and what to judge by when to stop."""
+
+    train: LearningTask
+    validation: LearningTask
+
+
+@dataclass(slots=True, kw_only=True)
+class SequenceTrainingProgress:
+    """How far a training is, and everything that it needs to go on from there."""
+
+    epoch: int = 0
+    train: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    kept: int = 0
+    best: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    stepper: dict[str, Any] = field(default_factory=dict)
+
+    def is_over(self, settings: SequenceTrainingSettings) -> bool:
+        return self.epoch >= settings.epochs or self.epoch - self.kept > settings.patience
+
+
+class ProgressStore(Protocol):
+    """Where a training that may be interrupted keeps how far it is."""
+
+    def recall(self) -> SequenceTrainingProgress | None: ...
+
+    def keep(self, progress: SequenceTrainingProgress) -> None: ...
+
+
+class NullProgressStore:
+    """Keeps nothing."""
+
+    def recall(self) -> SequenceTrainingProgress | None:
+        return None
+
+    def keep(self, progress: SequenceTrainingProgress) -> None:
+        return
+
+
+def unwatched(done: int, of: int, metrics: Mapping[str, float]) -> None:
+    """Watch nothing."""
+
+
+def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest may be left out
+    model: nn.Module,
+    data: LearningData,
+    settings: SequenceTrainingSettings,
+    world: World = SOLO,
+    *,
+    watch: Watch = unwatched,
+    keeper: ProgressStore | None = None,
+    name: str = "training",
+) -> SequenceCurve:
+    """Train until the validation loss has not fallen for `patience` epochs; the model is left as it was at its best.
+
+    Only rank 0 keeps its progress; every rank may recall it. All ranks return together.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    stepper = Stepper(parameters, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay)
+    keeper = keeper or NullProgressStore()
+    progress = keeper.recall() or SequenceTrainingProgress()
+    if progress.epoch:
+        model.load_state_dict(progress.weights)
+        stepper.go_on(progress.stepper)
+    _check_alike(world, parameters, data, progress)
+    while not progress.is_over(settings):
+        epoch = progress.epoch + 1
+        seen = _learn(model, parameters, stepper, data.train, settings, world, epoch)
+        unseen = score(model, data.validation, settings.seed, world)
+        watch(epoch, settings.epochs, {"loss": unseen, "train_loss": seen})
+        if not math.isfinite(unseen):
+            raise ArithmeticError(f"the loss is {unseen} in epoch {epoch}")
+        _note(progress, model, seen, unseen)
+        if world.rank == 0:
+            progress.weights, progress.stepper = _copied(model), stepper.state()
+            keeper.keep(progress)
+    model.load_state_dict(progress.best)
+    world.barrier()
+    return SequenceCurve(
+        name=name,
+        train=[significant(value) for value in progress.train],
+        validation=[significant(value) for value in progress.validation],
+        kept=progress.kept,
+    )
+
+
+def score(model: nn.Module, lessons: LearningTask, seed: int, world: World = SOLO) -> float:
+    """Give the mean loss over all examples, each rank looking at its share."""
+    model.eval()
+    total, count = 0.0, 0
+    with torch.no_grad():
+        order = torch.arange(len(lessons))
+        for number, examples in enumerate(torch.split(order, _SCORING_BATCH)):
+            batch = RankBatch(examples=examples, rank=world.rank, size=world.size, seed=_seed(seed, 0, number))
+            share = len(batch.mine(examples))
+            total += float(lessons.loss_sum(model, batch)) if share else 0.0
+            count += share
+    sums = torch.tensor([total, count], dtype=torch.float64, device=_device(model))
+    world.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
+def significant(value: float) -> float:
+    """Round to six significant digits: what lies beyond is noise of the machine, and would change bytes for nothing."""
+    return float(f"{value:.6g}")
+
+
+def _learn(  # noqa: PLR0913, PLR0917 - the whole of what an epoch is made of
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    stepper: Stepper,
+    lessons: LearningTask,
+    settings: SequenceTrainingSettings,
+    world: World,
+    epoch: int,
+) -> float:
+    """Go over every example once; give their mean loss on the way."""
+    model.train()
+    total = 0.0
+    for batch in _batches(lessons, settings, world, epoch):
+        model.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=_device(model))
+        if len(batch.mine(batch.examples)):
+            loss = lessons.loss_sum(model, batch)
+            loss.backward()
+        # One tensor, one exchange: gradients and, behind them, the loss.
+        flat = torch.cat([*(_gradient(parameter) for parameter in parameters), loss.detach().reshape(1)])
+        world.all_reduce(flat)
+        total += float(flat[-1])
+        gradient = flat[:-1].div_(len(batch.examples))
+        length = float(gradient.norm())
+        if length > settings.clip:
+            gradient.mul_(settings.clip / length)
+        stepper.step(gradient)
+    return total / len(lessons)
+
+
+def _batches(
+    lessons: LearningTask, settings: SequenceTrainingSettings, world: World, epoch: int
+) -> Iterator[RankBatch]:
+    shuffle = torch.Generator().manual_seed(_seed(settings.seed, epoch, -1))
+    order = torch.randperm(len(lessons), generator=shuffle)
+    for number, examples in enumerate(torch.split(order, settings.batch)):
+        yield RankBatch(examples=examples, rank=world.rank, size=world.size, seed=_seed(settings.seed, epoch, number))
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad
+    return (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
+
+
+def _note(progress: SequenceTrainingProgress, model: nn.Module, seen: float, unseen: float) -> None:
+    progress.epoch += 1
+    progress.train.append(seen)
+    progress.validation.append(unseen)
+    if unseen <= min(progress.validation[:-1], default=unseen):
+        progress.kept, progress.best = progress.epoch, _copied(model)
+
+
+def _check_alike(
+    world: World, parameters: list[nn.Parameter], data: LearningData, progress: SequenceTrainingProgress
+) -> None:
+    if world.size == 1:
+        return
+    device = parameters[0].device
+    weight = float(sum(parameter.detach().double().abs().sum() for parameter in parameters))
+    agree(world, "numbers of epochs behind them", progress.epoch, device)
+    agree(world, "numbers of examples", len(data.train), device)
+    agree(world, "weights to begin with", weight, device)
+
+
+def _copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: values.detach().clone() for name, values in model.state_dict().items()}
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _seed(seed: int, epoch: int, number: int) -> int:
+    """Mix a seed with what it is for, so that no two draws of a training are alike."""
+    digest = sha256(f"{seed}/{epoch}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+# Windows as something to learn from: with answers, or without, by hiding a part of each.
+#
+# Windows overlap, so the series lies in memory once and batches are gathered from it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartWindows:
+    """The windows of one part, on one device."""
+
+    signals: torch.Tensor
+    answers: torch.Tensor
+    starts: torch.Tensor
+    window: int
+    horizon: int
+    """0 for classification."""
+    target: int
+    """The channel that is predicted (regression)."""
+
+    @classmethod
+    def of(cls, windows: WindowArrays, name: PartName, device: Any = "cpu") -> PartWindows:
+        facts = windows.facts
+        series = facts["series"]
+        is_quantity = series["problem"] == "regression"
+        return cls(
+            signals=torch.from_numpy(windows.signals).to(device),
+            answers=torch.from_numpy(windows.answers).to(device),
+            starts=torch.from_numpy(windows.starts[name]).to(device),
+            window=facts["window"],
+            horizon=facts["horizon"],
+            target=series["channels"].index(series["target"]) if is_quantity else 0,
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def inputs(self, examples: torch.Tensor) -> torch.Tensor:
+        """Give windows: examples by rows by channels."""
+        rows = torch.arange(self.window, device=self.starts.device)
+        return self.signals[self._starts(examples)[:, None] + rows]
+
+    def last_values(self, examples: torch.Tensor) -> torch.Tensor:
+        """Give the newest known value of what is predicted, as a column."""
+        return self.signals[self._starts(examples) + self.window - 1, self.target][:, None]
+
+    def truth(self, examples: torch.Tensor) -> torch.Tensor:
+        """Give what is asked: the next values (examples by steps), or the class of each window's last row."""
+        ends = self._starts(examples) + self.window
+        if not self.horizon:
+            return self.answers[ends - 1]
+        return self.answers[ends[:, None] + torch.arange(self.horizon, device=ends.device)]
+
+    def _starts(self, examples: torch.Tensor) -> torch.Tensor:
+        return self.starts[examples.to(self.starts.device)]
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedTask:
+    """Windows with their answers. Of a quantity, a network says how far it moves from the last known value."""
+
+    part: PartWindows
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
+        """Squared error, mean over the steps ahead, or cross entropy; summed over windows."""
+        mine = batch.mine(batch.examples)
+        outputs, truth = model(self.part.inputs(mine)), self.part.truth(mine)
+        if not self.part.horizon:
+            return nn.functional.cross_entropy(outputs, truth, reduction="sum")
+        error: torch.Tensor = outputs + self.part.last_values(mine) - truth
+        return error.square().mean(dim=1).sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedTask:
+    """Windows without answers: spans of rows are hidden, and what they held is to be told from the rest."""
+
+    part: PartWindows
+    percent: int
+    span: int
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
+        """Squared error over what was hidden of each window, summed over windows."""
+        inputs = self.part.inputs(batch.mine(batch.examples))
+        hidden = batch.mine(self.hidden(len(batch.examples), batch.seed)).to(inputs.device)
+        restored: torch.Tensor = model(inputs, hidden)
+        error = (restored - inputs).square().mean(dim=2)
+        return ((error * hidden).sum(dim=1) / hidden.sum(dim=1)).sum()
+
+    def hidden(self, windows: int, seed: int) -> torch.Tensor:
+        """Choose for each window which rows to hide: whole spans, as many of them as make up the share."""
+        spans = -(-self.part.window // self.span)
+        count = min(spans, max(1, round(spans * self.percent / 100)))
+        draw = torch.rand(windows, spans, generator=torch.Generator().manual_seed(seed))
+        chosen = torch.zeros(windows, spans, dtype=torch.bool).scatter_(1, draw.argsort(dim=1)[:, :count], value=True)
+        return chosen.repeat_interleave(self.span, dim=1)[:, : self.part.window]
+
+
+def with_answers(windows: WindowArrays, device: Any = "cpu") -> LearningData:
+    """Give the training and the validation part of windows, with their answers."""
+    return LearningData(
+        train=SupervisedTask(PartWindows.of(windows, "train", device)),
+        validation=SupervisedTask(PartWindows.of(windows, "validation", device)),
+    )
+
+
+def without_answers(windows: WindowArrays, *, percent: int, span: int, device: Any = "cpu") -> LearningData:
+    """Give the same parts with spans to hide instead of answers."""
+    return LearningData(
+        train=MaskedTask(part=PartWindows.of(windows, "train", device), percent=percent, span=span),
+        validation=MaskedTask(part=PartWindows.of(windows, "validation", device), percent=percent, span=span),
+    )

@@ -1,0 +1,388 @@
+"""The model card: what was trained on what, how good it is, what it is not good for, and how to use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from stoker.cookbooks.tabular.plot_labels import (
+    METRIC_NAMES,
+    MODEL_NAMES,
+    SHORT_METRIC_NAMES,
+    cross_validated,
+    data_name,
+    number,
+    params_text,
+    ranked,
+    verdicts,
+    with_interval,
+)
+from stoker.cookbooks.tabular.schemas import ModelScores, TableFacts, TabularEvaluation
+
+# Scores as files that other programs read, and the summary that a terminal shows.
+
+_SHOWN = {"classification": ("accuracy", "macro_f1", "roc_auc", "log_loss"), "regression": ("mae", "rmse")}
+
+
+def scores_csv(book: TabularEvaluation) -> str:
+    """One line per model and metric: test score with its interval, cross-validated mean and spread."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["model", "metric", "test", "low", "high", "cv_mean", "cv_std", "is_best"])
+    for model in ranked(book):
+        validated = model["cross_validation"]
+        for metric in book["metrics"]:
+            score = model["test"][metric]
+            folds = [validated["mean"][metric], validated["std"][metric]] if validated is not None else ["", ""]
+            is_best = str(model["name"] == book["best"]).lower()
+            writer.writerow([model["name"], metric, score["value"], score["low"], score["high"], *folds, is_best])
+    return text.getvalue()
+
+
+def headline(book: TabularEvaluation) -> str:
+    """Say in one sentence what came out."""
+    best = next(model for model in book["models"] if model["name"] == book["best"])
+    metric = book["rank_by"]
+    contenders = len(book["models"]) - 1
+    validated = best["cross_validation"]
+    held_out = f"{with_interval(best['test'][metric])} on {book['split']['test_rows']} held-out rows"
+    if validated is None:
+        scores = f"{METRIC_NAMES[metric]} {held_out}"
+    else:
+        folds = f"{cross_validated(best, metric)} over {validated['folds']} folds"
+        scores = f"{METRIC_NAMES[metric]} {folds}, {held_out}"
+    if contenders <= 1:
+        return f"{best['name']} on {data_name(book['facts'])}: {scores}"
+    # "Ranks first", not "is best": the order may lie within the intervals, which the verdicts of the report say.
+    by = "cross-validation" if book["ranked_on"] == "cross-validation" else "held-out rows"
+    return f"{best['name']} ranks first of {contenders} models on {data_name(book['facts'])} by {by}: {scores}"
+
+
+def summary(book: TabularEvaluation) -> dict[str, Any]:
+    """Give what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    metric = book["rank_by"]
+    others = [name for name in _SHOWN[book["facts"]["problem"]] if name != metric]
+    columns = [
+        "model",
+        f"{METRIC_NAMES[metric]} [95 %]",
+        *(SHORT_METRIC_NAMES[name] for name in others),
+        "cross-validated",
+    ]
+    rows = [
+        [
+            model["name"],
+            with_interval(model["test"][metric]),
+            *(number(model["test"][name]["value"]) for name in others),
+            cross_validated(model, metric),
+        ]
+        for model in ranked(book)
+    ]
+    return {"headline": headline(book), "table": {"columns": columns, "rows": rows}, "next": _next(book)}
+
+
+def _next(book: TabularEvaluation) -> list[str]:
+    facts = book["facts"]
+    name = facts["origin"]["name"]
+    data = f"data={name}" if name else f"data=FILE target={shlex.quote(facts['target'])}"
+    trained = [model["name"] for model in book["models"][:-1]]
+    steps = [f"stoker run tabular/compare {data}"] if len(trained) == 1 else []
+    if book["best"] == "gbt":
+        steps.append(f"stoker run tabular/gbt {data} lr=0.05 model.trees=400")
+    elif book["best"] == "mlp":
+        steps.append(f"stoker run tabular/mlp {data} 'hidden=[128,64]'")
+    elif book["best"] == "knn":
+        steps.append(f"stoker run tabular/knn {data} weights=distance")
+    else:
+        steps.append(f"stoker run tabular/knn_semi {data} labelled_percent=50")
+    if facts["problem"] == "classification" and "knn_semi" not in trained and len(trained) > 1:
+        steps.append(f"stoker run tabular/knn_semi {data} labelled_percent=10")
+    if name is not None:
+        steps.append("stoker run tabular/compare data=YOUR.csv target=COLUMN")
+    return steps
+
+
+_MOST_LISTED = 40
+
+
+def model_card(book: TabularEvaluation) -> str:
+    """Write the card as Markdown."""
+    sections = (
+        f"# Model card: {_safe(book['facts']['target'])} from {_safe(data_name(book['facts']))}",
+        f"{_safe(headline(book))}.",
+        _section("Data", _data(book)),
+        _section("Models", _models(book)),
+        _section("Scores on held-out rows", _scores(book)),
+        _section(f"How {book['best']} does per class", _per_class(book)),
+        _section(f"What {book['best']} looks at", _importance(book)),
+        _section("Limits", _bullets(limits(book))),
+        _section("Use", _use(book)),
+        _section("Versions", _bullets(f"{name} {version}" for name, version in sorted(book["versions"].items()))),
+    )
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def limits(book: TabularEvaluation) -> list[str]:
+    """Say what these scores do not show."""
+    rows = book["split"]["test_rows"]
+    said = [
+        "Scores hold for rows like these; they say nothing about data of another origin, time or mix of values.",
+        f"The test part has {rows} rows: differences within the intervals are not differences.",
+    ]
+    if book["ranked_on"] == "cross-validation":
+        said.append(
+            "The best model was chosen by cross-validation on the training rows. Settings such as the number of trees "
+            "were chosen on those rows too, so cross-validated scores are slightly too good; test scores are not."
+        )
+    else:
+        said.append(
+            "Cross-validation was not possible, so the best model was chosen on the test rows: its score is too good."
+        )
+    said.append("Rows are assumed to be independent. Groups or time order in them would make every score too good.")
+    return [*said, *book["facts"]["notes"]]
+
+
+def data_lines(facts: TableFacts) -> list[str]:
+    """Say what the data is."""
+    origin = facts["origin"]
+    lines = [f"{data_name(facts)}{', bundled with scikit-learn' if origin['name'] else ''}"]
+    if origin["sha256"]:
+        lines.append(f"SHA-256 of the file: {origin['sha256']}")
+    lines.append(
+        f"{facts['rows']} rows; {len(facts['numeric'])} numeric and {len(facts['categorical'])} categorical columns"
+    )
+    if facts["classes"]:
+        lines.append(f"target: {facts['target']}, classes {_enumerated(facts['classes'])}")
+    else:
+        lines.append(f"target: {facts['target']}, a quantity")
+    return lines
+
+
+def _data(book: TabularEvaluation) -> str:
+    split = book["split"]
+    how = "each class in proportion" if book["facts"]["classes"] else "at random"
+    division = (
+        f"{split['train_rows']} rows to train on and {split['test_rows']} held out ({split['test_percent']} %, {how}, "
+        f"seed {split['seed']})"
+    )
+    return _bullets([*data_lines(book["facts"]), division])
+
+
+def _models(book: TabularEvaluation) -> str:
+    lines = []
+    for model in ranked(book):
+        settings = f": {params_text(model['params'])}" if model["params"] else ""
+        lines.append(f"{model['name']}, {MODEL_NAMES[model['name']]}{settings}")
+        lines.extend(f"  {note}" for note in model["notes"])
+    return _bullets(lines)
+
+
+def _scores(book: TabularEvaluation) -> str:
+    metric = book["rank_by"]
+    columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"]), f"{METRIC_NAMES[metric]}, cross-validated"]
+    rows = [
+        [
+            model["name"],
+            *(with_interval(model["test"][name]) for name in book["metrics"]),
+            cross_validated(model, metric),
+        ]
+        for model in ranked(book)
+    ]
+    return (
+        f"Brackets hold 95 % intervals from {book['bootstraps']} resamples of the test rows; ± is the spread over "
+        f"folds.\n\n{_table(columns, rows)}\n\n{_bullets(verdicts(book))}"
+    )
+
+
+def _per_class(book: TabularEvaluation) -> str:
+    best = _best(book)
+    rows = [
+        [
+            scores["name"],
+            number(scores["precision"]),
+            number(scores["recall"]),
+            number(scores["f1"]),
+            str(scores["rows"]),
+        ]
+        for scores in best["per_class"]
+    ]
+    return _table(["class", "precision", "recall", "F1", "test rows"], rows) if rows else ""
+
+
+def _importance(book: TabularEvaluation) -> str:
+    rows = [[row["feature"], f"{number(row['mean'])} ± {number(row['std'])}"] for row in book["importance"]]
+    return (
+        f"Loss of {METRIC_NAMES[book['rank_by']]} on held-out rows when one column is shuffled. Columns that say the "
+        f"same share their importance.\n\n{_table(['column', 'loss'], rows)}"
+        if rows
+        else ""
+    )
+
+
+def _use(book: TabularEvaluation) -> str:
+    columns = [*book["facts"]["numeric"], *book["facts"]["categorical"]]
+    return (
+        "```python\n"
+        "import joblib, pandas as pd\n"
+        'model = joblib.load("best-model.joblib")\n'
+        'print(model.predict(pd.read_csv("new-rows.csv")))\n'
+        "```\n\n"
+        f"It needs scikit-learn {book['versions']['scikit-learn']} and not Stoker. The rows need these columns: "
+        f"{_safe(_enumerated(columns))}. The file is a pickle: loading one runs what is in it, so load only files that "
+        "you trust."
+    )
+
+
+def _best(book: TabularEvaluation) -> ModelScores:
+    return next(model for model in book["models"] if model["name"] == book["best"])
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"{'  ' if line.startswith('  ') else ''}- {_safe(line.strip())}" for line in lines)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+
+
+def _enumerated(names: Sequence[object]) -> str:
+    shown = ", ".join(str(name) for name in names[:_MOST_LISTED])
+    return f"{shown} and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else shown
+
+
+def _safe(text: str) -> str:
+    """Keep what a user's file calls things from being read as Markdown or HTML."""
+    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))
+
+
+# The report as one page that needs nothing beside it: no script, no network, images inside.
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #ddd; --soft: #666; --mark: #eef6fc; }
+@media (prefers-color-scheme: dark) { :root { --line: #444; --soft: #aaa; --mark: #1d2f3d; } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .3rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+.lead { font-size: 1.05rem; margin-top: 0; } .soft { color: var(--soft); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; } tr.best { background: var(--mark); }
+th, td { border-bottom: 1px solid var(--line); padding: .35rem .7rem; text-align: left; white-space: nowrap; }
+td { font-variant-numeric: tabular-nums; } td.text { white-space: normal; }
+.plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); }
+figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: 0; padding: .6rem; }
+figure { text-align: center; } figure.full { grid-column: 1 / -1; } img { height: auto; max-width: 100%; }
+figcaption { color: #555; font-size: .9rem; }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A plot as the page shows it."""
+
+    name: str
+    caption: str
+    svg: bytes
+
+
+def html_page(book: TabularEvaluation, pictures: Sequence[Picture]) -> str:
+    """Write the page."""
+    title = f"{book['facts']['target']}: {book['best']}"
+    split = book["split"]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(book["versions"].items()))
+    data = [
+        *data_lines(book["facts"]),
+        f"{split['train_rows']} rows to train on, {split['test_rows']} held out (seed {split['seed']})",
+    ]
+    parts = (
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>Predicting {escape(book['facts']['target'])}</h1>",
+        f'<p class="lead">{escape(headline(book))}.</p>',
+        "<h2>Scores on held-out rows</h2>",
+        _scores_page(book),
+        _list(verdicts(book)),
+        "<h2>Plots</h2>",
+        f'<div class="plots">{"".join(_figure(picture) for picture in pictures)}</div>',
+        _per_class_page(book),
+        "<h2>Models</h2>",
+        _models_page(book),
+        "<h2>Data</h2>",
+        _list(data),
+        "<h2>Limits</h2>",
+        _list(limits(book)),
+        f'<p class="soft">{escape(versions)}</p>',
+        "</body></html>\n",
+    )
+    return "\n".join(part for part in parts if part)
+
+
+def _scores_page(book: TabularEvaluation) -> str:
+    metric = book["rank_by"]
+    columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"]), f"{METRIC_NAMES[metric]}, cross-validated"]
+    rows = []
+    for model in ranked(book):
+        cells = [model["name"], *(with_interval(model["test"][name]) for name in book["metrics"])]
+        rows.append(([*cells, cross_validated(model, metric)], model["name"] == book["best"]))
+    note = (
+        f'<p class="soft">Brackets hold 95 % intervals from {book["bootstraps"]} resamples of the test rows; ± is the '
+        "spread over folds of the training rows.</p>"
+    )
+    return _table_page(columns, rows) + note
+
+
+def _per_class_page(book: TabularEvaluation) -> str:
+    best = next(model for model in book["models"] if model["name"] == book["best"])
+    if not best["per_class"]:
+        return ""
+    rows = []
+    for scores in best["per_class"]:
+        shares = [number(scores["precision"]), number(scores["recall"]), number(scores["f1"])]
+        rows.append(([scores["name"], *shares, str(scores["rows"])], False))
+    title = f"<h2>How {escape(book['best'])} does per class</h2>"
+    return title + _table_page(["class", "precision", "recall", "F1", "test rows"], rows)
+
+
+def _models_page(book: TabularEvaluation) -> str:
+    rows = []
+    for model in ranked(book):
+        about = " ".join([f"{MODEL_NAMES[model['name']]}.", *model["notes"]])
+        rows.append(([model["name"], about, params_text(model["params"])], model["name"] == book["best"]))
+    return _table_page(["model", "what it is", "settings"], rows, text_columns=(1, 2))
+
+
+def _table_page(
+    columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Any]], text_columns: Sequence[int] = ()
+) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    lines = []
+    for cells, is_best in rows:
+        inside = "".join(
+            f'<td class="text">{escape(cell)}</td>' if place in text_columns else f"<td>{escape(cell)}</td>"
+            for place, cell in enumerate(cells)
+        )
+        lines.append(f'<tr class="best">{inside}</tr>' if is_best else f"<tr>{inside}</tr>")
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _figure(picture: Picture) -> str:
+    source = b64encode(picture.svg).decode()
+    wide = ' class="full"' if picture.name in ("scores", "predicted") else ""
+    return (
+        f'<figure{wide}><img src="data:image/svg+xml;base64,{source}" alt="{escape(picture.caption)}">'
+        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    )
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""

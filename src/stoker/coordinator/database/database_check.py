@@ -1,0 +1,414 @@
+"""Check a queue's database, also while it is served: the file itself, every value, counters, each job's whole history.
+
+Everything is read at one moment, some jobs at a time. All faults are given, each with the rows that show it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Double, Integer, String, Table, func, select, text
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from stoker.coordinator.database.backup import TABLES, Progress, no_progress
+from stoker.coordinator.database.database import Database, marked, read_text_as, snapshot
+from stoker.coordinator.database.history import HasObject, JobHistory, Violation, check_job
+from stoker.coordinator.database.history import Row as HistoryRow
+from stoker.coordinator.database.tables import (
+    AFTER,
+    ATTEMPTS,
+    BUNDLES,
+    CLASSES,
+    COUNTERS,
+    EVENTS,
+    EVENTS_FROM_S,
+    JOBS,
+    LEASES,
+    META,
+)
+from stoker.core.digests import digest_value
+from stoker.core.frozen import frozen
+from stoker.core.job import JobState
+from stoker.core.jsontext import loads
+from stoker.core.leases import Budgets
+from stoker.protocol.client_identity import identity_fault
+from stoker.protocol.job_messages import JobSpec
+
+# Is every value what its column holds? A database keeps bytes damaged inside a value as readily as any others.
+#
+# Each row is held against what can be known of it: text is text, JSON can be read, digests are digests, states are
+# states, and what a digest was made from still gives that digest. Rows are read as they lie on disk, some at a time.
+
+_TOGETHER = 1000
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_STATES = frozenset(state.value for state in JobState)
+_JSON = frozenset(
+    {
+        "jobs.spec", "jobs.error", "jobs.metrics", "jobs.checkpoint", "classes.wanted", "leases.devices",
+        "leases.progress", "attempts.devices", "attempts.facts", "events.fields", "machines.outdated",
+        "machines.capability", "machines.declared", "machines.closed_devices", "machines.report", "policies.policy",
+        "claims.granted", "submissions.answer", "hooks.kinds", "hooks.jobs",
+    }
+)  # fmt: skip
+"""What holds JSON, or nothing."""
+_ALWAYS_JSON = frozenset({"jobs.spec", "classes.wanted", "policies.policy", "claims.granted", "submissions.answer"})
+_DIGESTS = frozenset(
+    {
+        "jobs.code", "jobs.tree", "jobs.archive_sha256", "attempts.tree", "bundles.tree", "bundles.archive_sha256",
+        "contents.tree", "contents.listing", "tokens.sha256",
+    }
+)  # fmt: skip
+"""What holds a digest, or nothing."""
+_WORDS: Mapping[str, frozenset[str]] = {
+    "jobs.state": _STATES,
+    "events.from_state": _STATES | {""},
+    "events.to_state": _STATES | {""},
+    "attempts.ending": frozenset({"", "completed", "failed", "cancelled", "released", "declined", "expired"}),
+    "machines.closed": frozenset({"", "drained", "cordoned", "paused"}),
+}
+Row = dict[str, Any]
+
+
+def check_values(connection: Connection) -> Iterator[Violation]:
+    """Give every value of every table that can't be what was written there."""
+    for table in TABLES:
+        checks = [(column.name, _check_of(table, column)) for column in table.columns]
+        for row in _raw(connection, table):
+            faults = [f"{name} {fault}" for name, check in checks if (fault := check(row[name]))]
+            if not faults and (whole := _WHOLE.get(table.name)) is not None and (fault := whole(row)):
+                faults.append(fault)
+            for fault in faults:
+                job = row.get("id") if table is JOBS else ""
+                yield Violation(
+                    rule="integrity",
+                    job=job.decode(errors="replace") if isinstance(job, bytes) else str(job),
+                    message=f"{table.name}, row {_called(table, row)}: {fault}",
+                )
+
+
+def _raw(connection: Connection, table: Table) -> Iterator[Row]:
+    """Give rows as they lie there: of SQLite, text as its bytes."""
+    statement = str(select(table).compile(dialect=connection.dialect))
+    names = table.columns.keys()
+    pages = connection.exec_driver_sql(statement, execution_options={"yield_per": _TOGETHER}).partitions()
+    while True:
+        # Whoever gets the rows may read text meanwhile.
+        with read_text_as(connection, bytes):
+            page = next(pages, None)
+        if page is None:
+            return
+        for row in page:
+            yield dict(zip(names, row, strict=True))
+
+
+def _check_of(table: Table, column: Column[Any]) -> Callable[[Any], str]:
+    """Give what says what is wrong with a value of a column; nothing if nothing is."""
+    inner = _INNER.get(type(column.type), _text_check)(f"{table.name}.{column.name}", column)
+
+    def check(value: Any) -> str:
+        if value is None:
+            return "" if column.nullable else "is missing"
+        return inner(value)
+
+    return check
+
+
+def _boolean_check(_place: str, _column: Column[Any]) -> Callable[[Any], str]:
+    return lambda value: "" if value in (0, 1) and not isinstance(value, float) else "is neither true nor false"
+
+
+def _integer_check(_place: str, _column: Column[Any]) -> Callable[[Any], str]:
+    return lambda value: "" if type(value) is int else "is no whole number"
+
+
+def _double_check(_place: str, _column: Column[Any]) -> Callable[[Any], str]:
+    return lambda value: "" if type(value) in (int, float) and math.isfinite(value) else "is no number"
+
+
+def _text_check(place: str, column: Column[Any]) -> Callable[[Any], str]:
+    most = column.type.length if isinstance(column.type, String) else None
+    words, is_digest, is_json = _WORDS.get(place), place in _DIGESTS, place in _JSON
+
+    def check(value: Any) -> str:
+        try:
+            text = value if isinstance(value, str) else bytes.decode(value)
+        except (UnicodeDecodeError, TypeError):
+            return "is no text"
+        if "\0" in text or (most is not None and len(text) > most):
+            return "is no text that was ever written"
+        if words is not None and text not in words:
+            return f"is {text[:40]!r}"
+        if is_digest and text and _DIGEST.fullmatch(text) is None:
+            return "is no digest"
+        return _json_fault(place, text) if is_json else ""
+
+    return check
+
+
+def _json_fault(place: str, text: str) -> str:
+    if not text:
+        return "is empty" if place in _ALWAYS_JSON else ""
+    try:
+        loads(text)
+    except (ValueError, RecursionError):
+        return "is no JSON"
+    return ""
+
+
+def _job_fault(row: Row) -> str:
+    """Hold a job's id against what it was made from."""
+    try:
+        order = JobSpec.model_validate({**loads(row["spec"]), "id": _plain(row["id"])})
+    except (TypeError, ValueError):
+        return "spec is no order of a job"
+    if fault := identity_fault(order.id, order):
+        return f"spec: {fault}"
+    stored = tuple(_plain(row[name]) for name in ("recipe", "mode"))
+    return "" if (order.recipe, order.mode) == stored else "its spec is another job's"
+
+
+def _class_fault(row: Row) -> str:
+    """Hold a class's key against what it was made from."""
+    try:
+        made = digest_value("requirement class", loads(row["wanted"]))
+    except (TypeError, ValueError):
+        return "wanted is no class of jobs"
+    return "" if made == _plain(row["key"]) else "its key is not that of what it wants"
+
+
+def _called(table: Table, row: Row) -> str:
+    return ", ".join(_plain(row[column.name])[:40] for column in table.primary_key.columns)
+
+
+def _plain(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+_INNER: Mapping[type, Callable[[str, Column[Any]], Callable[[Any], str]]] = {
+    Boolean: _boolean_check,
+    Double: _double_check,
+    Integer: _integer_check,
+    BigInteger: _integer_check,
+}
+_WHOLE: Mapping[str, Callable[[Row], str]] = {JOBS.name: _job_fault, CLASSES.name: _class_fault}
+"""What is looked at once every value of a row is right by itself."""
+
+
+_SHOWN = 10
+_READY = text("state = 'pending' AND is_ready")
+
+
+def check_database(
+    database: Database,
+    *,
+    budgets: Budgets | None = None,
+    has_object: HasObject | None = None,
+    progress: Progress = no_progress,
+) -> Iterator[Violation]:
+    """Give every fault as it is found. Without `has_object` nobody looks for the bytes of results."""
+    with snapshot(database) as connection:
+        yield from check_rows(connection, budgets=budgets, has_object=has_object, progress=progress)
+
+
+def check_rows(
+    connection: Connection,
+    *,
+    budgets: Budgets | None = None,
+    has_object: HasObject | None = None,
+    progress: Progress = no_progress,
+    behind: int = 0,
+    is_quick: bool = False,
+) -> Iterator[Violation]:
+    """Give every fault of what a connection sees; of jobs behind a number, where one is given.
+
+    If `is_quick`, what reads the whole file or the whole journal is left out.
+    """
+    try:
+        with read_text_as(connection, marked):
+            if not is_quick:
+                yield from _of_the_file(connection)
+                yield from check_values(connection)
+                yield from _without_job(connection)
+            yield from _of_meta(connection)
+            yield from _of_counters(connection)
+            for history in histories(connection, progress=progress, behind=behind):
+                yield from _of_job(history, budgets, has_object)
+    except OperationalError:
+        # It can't be reached, is busy, or the disk fails: that says nothing about what is written there.
+        raise
+    except DatabaseError as error:
+        yield Violation(rule="integrity", job="", message=f"it can't be read any further: {error.orig}")
+
+
+def histories(connection: Connection, *, progress: Progress = no_progress, behind: int = 0) -> Iterator[JobHistory]:
+    """Give the whole history of every job behind a number, in their order."""
+    total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
+    told_from_s = float(connection.scalar(select(META.c.value).where(META.c.key == EVENTS_FROM_S)) or 0.0)
+    done, last = 0, behind
+    while True:
+        jobs = _rows(connection.execute(select(JOBS).where(JOBS.c.seq > last).order_by(JOBS.c.seq).limit(_TOGETHER)))
+        if not jobs:
+            return
+        first, last = jobs[0]["seq"], jobs[-1]["seq"]
+        parts = {
+            table: _by_job(connection, table, order, first, last)
+            for table, order in ((ATTEMPTS, "attempt"), (LEASES, "seq"), (EVENTS, "id"), (BUNDLES, "attempt"))
+        }
+        before = _states_before(connection, first, last)
+        for job in jobs:
+            seq = job["seq"]
+            yield JobHistory(
+                job=job,
+                attempts=parts[ATTEMPTS].get(seq, ()),
+                leases=parts[LEASES].get(seq, ()),
+                events=parts[EVENTS].get(seq, ()),
+                bundles=parts[BUNDLES].get(seq, ()),
+                before=before.get(seq, ()),
+                told_from_s=told_from_s,
+            )
+        done += len(jobs)
+        progress(done, total)
+
+
+def _of_job(history: JobHistory, budgets: Budgets | None, has_object: HasObject | None) -> Iterator[Violation]:
+    try:
+        yield from check_job(history, budgets=budgets, has_object=has_object)
+    except (ValueError, TypeError, KeyError) as error:
+        # Only what is damaged can't be understood: the others are looked at nevertheless.
+        said = f"its rows can't be understood: {error}"
+        yield Violation(rule="integrity", job=str(history.job["id"]), message=said)
+
+
+def _of_the_file(connection: Connection) -> Iterator[Violation]:
+    if connection.dialect.name == "sqlite":
+        for (said,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_SHOWN})"):
+            if said != "ok":
+                yield Violation(rule="integrity", job="", message=str(said))
+        for row in connection.exec_driver_sql("PRAGMA foreign_key_check").mappings():
+            said = f"row {row['rowid']} of {row['table']} points at a row of {row['parent']} that is not there"
+            yield Violation(rule="integrity", job="", message=said)
+        return
+    for (name,) in connection.exec_driver_sql("SELECT conname FROM pg_constraint WHERE NOT convalidated"):
+        yield Violation(rule="integrity", job="", message=f"the constraint {name} was never checked")
+    broken = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid OR NOT indisready"
+    for (name,) in connection.exec_driver_sql(broken):
+        yield Violation(rule="integrity", job="", message=f"the index {name} is not valid")
+
+
+def _of_meta(connection: Connection) -> Iterator[Violation]:
+    said = {row.key: row.value for row in connection.execute(select(META))}
+    generation = int(said.get("generation", 0)) if said.get("generation", "0").isdecimal() else -1
+    for table in (EVENTS, LEASES, ATTEMPTS):
+        highest = connection.scalar(select(func.max(table.c.generation)))
+        if highest is not None and highest > generation:
+            message = f"{table.name} know generation {highest}, the database is at {generation}"
+            yield Violation(rule="epochs_grow", job="", message=message, rows=(said,))
+
+
+def _of_counters(connection: Connection) -> Iterator[Violation]:
+    kept = {row.key: row.value for row in connection.execute(select(COUNTERS))}
+    true: dict[str, int] = defaultdict(int)
+    for state, count in connection.execute(select(JOBS.c.state, func.count()).group_by(JOBS.c.state)):
+        true[f"state:{state}"] = count
+    ready = select(JOBS.c.class_id, func.count()).where(_READY).group_by(JOBS.c.class_id)
+    for class_id, count in connection.execute(ready):
+        true[f"class:{class_id}"] = count
+    for key in sorted(true.keys() | {key for key in kept if key.startswith(("state:", "class:"))}):
+        if kept.get(key, 0) != true[key]:
+            message = f"the counter {key} says {kept.get(key, 0)}, there are {true[key]}"
+            yield Violation(rule="counters", job="", message=message)
+
+
+def _without_job(connection: Connection) -> Iterator[Violation]:
+    """Find events of jobs that are not there: the journal has no foreign key, so that it is never in the way."""
+    asked = (
+        select(EVENTS)
+        .outerjoin(JOBS, JOBS.c.seq == EVENTS.c.seq)
+        .where(EVENTS.c.seq.is_not(None), JOBS.c.seq.is_(None))
+        .limit(_SHOWN)
+    )
+    for event in _rows(connection.execute(asked)):
+        message = f"event {event['id']} tells of a job that is not there"
+        yield Violation(rule="events_replay", job="", message=message, rows=(event,))
+
+
+def _by_job(
+    connection: Connection, table: Table, order: str, first: int, last: int
+) -> dict[int, tuple[HistoryRow, ...]]:
+    asked = select(table).where(table.c.seq.between(first, last)).order_by(table.c.seq, table.c[order])
+    found: dict[int, list[HistoryRow]] = defaultdict(list)
+    for row in _rows(connection.execute(asked)):
+        found[row["seq"]].append(row)
+    return {seq: tuple(rows) for seq, rows in found.items()}
+
+
+def _states_before(connection: Connection, first: int, last: int) -> dict[int, tuple[str, ...]]:
+    asked = (
+        select(AFTER.c.seq, JOBS.c.state)
+        .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
+        .where(AFTER.c.seq.between(first, last))
+    )
+    found: dict[int, tuple[str, ...]] = defaultdict(tuple)
+    for seq, state in connection.execute(asked):
+        found[seq] += (state,)
+    return found
+
+
+def _rows(result: Any) -> list[dict[str, Any]]:
+    return [dict(row) for row in result.mappings()]
+
+
+# The history checker's verdict on the newest part of a queue, while it is served: bounded in jobs, on one snapshot.
+
+RULES = (
+    "one_lease",
+    "epochs_grow",
+    "no_stale_write",
+    "terminal_is_final",
+    "waits_with_reason",
+    "within_budgets",
+    "bundle_has_bytes",
+    "events_replay",
+    "one_event_per_move",
+    "time_goes_on",
+    "counters",
+)
+"""The checker's own (`history`), and that counters say what rows do."""
+_JUDGING_SHOWN = 50
+
+
+@frozen
+class DatabaseCheckResult:
+    """What was found."""
+
+    jobs: int
+    is_whole: bool
+    """All jobs were looked at."""
+    broken: dict[str, int]
+    """Rule → how often."""
+    violations: tuple[Violation, ...]
+    """The first."""
+
+
+def judge(database: Database, *, most: int, budgets: Budgets, has_object: HasObject | None) -> DatabaseCheckResult:
+    """Check the newest jobs, and what is about no single one."""
+    with snapshot(database) as connection:
+        total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
+        behind = 0
+        if total > most:
+            newest = select(JOBS.c.seq).order_by(JOBS.c.seq.desc()).offset(most).limit(1)
+            behind = int(connection.scalar(newest) or 0)
+        broken: Counter[str] = Counter(dict.fromkeys(RULES, 0))
+        shown: list[Violation] = []
+        # What a whole file needs, `admin db check` does: here nobody waits for it.
+        for violation in check_rows(connection, budgets=budgets, has_object=has_object, behind=behind, is_quick=True):
+            broken[violation.rule] += 1
+            if len(shown) < _JUDGING_SHOWN:
+                shown.append(violation)
+    return DatabaseCheckResult(
+        jobs=min(total, most), is_whole=total <= most, broken=dict(broken), violations=tuple(shown)
+    )

@@ -1,0 +1,67 @@
+"""Bring a database's tables to this program's version, step by step, or refuse.
+
+The steps are Alembic's, in `migrations/versions/`, and travel with the program. Alembic itself is imported only when
+there is something to do.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sqlalchemy import Connection, inspect, text
+
+from stoker.coordinator.database.tables import METADATA
+from stoker.core.errors import DatabaseTrouble, VersionSkew
+
+HEAD = "0003"
+"""The newest step. A test holds it and the folder together."""
+_VERSIONS = ("0001", "0002", "0003")
+_FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
+
+
+def version_of(connection: Connection) -> str:
+    """Say which step a database stands at; empty if nothing is there yet."""
+    if not inspect(connection).has_table("alembic_version"):
+        return ""
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar() or ""
+
+
+def migrate(connection: Connection, *, shown: str) -> str:
+    """Bring a database to `HEAD` in one transaction, and say where it stood before.
+
+    Raises `VersionSkew` for one that a newer program made, `DatabaseTrouble` for one that holds somebody else's tables.
+    """
+    was = version_of(connection)
+    if was == HEAD:
+        connection.rollback()
+        return was
+    if was and was not in _VERSIONS:
+        raise VersionSkew(
+            f"{shown} was made by a newer Stoker (its tables are at {was}, this program knows {HEAD})",
+            hint="use that program, or restore a backup from before",
+            found=was,
+            known=HEAD,
+        )
+    if not was:
+        _refuse_strangers(connection, shown)
+    connection.rollback()
+    _upgrade(connection)
+    return was
+
+
+def _refuse_strangers(connection: Connection, shown: str) -> None:
+    ours = sorted(set(inspect(connection).get_table_names()) & set(METADATA.tables))
+    if ours:
+        raise DatabaseTrouble(
+            f"{shown} holds tables of something else: {', '.join(ours)}", hint="name an empty database", tables=ours
+        )
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415 - costs a fifth of a second, and is rarely needed
+    from alembic.config import Config  # noqa: PLC0415
+
+    config = Config()
+    config.set_main_option("script_location", _FOLDER.replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)

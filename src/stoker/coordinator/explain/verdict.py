@@ -1,0 +1,394 @@
+"""Why a job is where it is, when it may start, and what would change that.
+
+Every machine and device with its score or its reason, what holds it and until when; the place in line; where and when a
+forecast of the scheduler lets the job start, and why not now where there is room. Pure: it asks the rule that places
+(`scheduler.explain`) and reads the forecast, of a job in the queue as of one that is not there yet; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker.coordinator.explain.case import (
+    EnvironmentViews,
+    Fleet,
+    JobExplainContext,
+    MachineDecline,
+    Prerequisite,
+    company_of,
+    data_row,
+    first_builds,
+    first_copies,
+)
+from stoker.core.frozen import changed, fields_of
+from stoker.core.job import JobState
+from stoker.core.machine import SchedulableJob, environment_word
+from stoker.core.retry import LASTING_DECLINE_S
+from stoker.core.text import format_duration
+from stoker.protocol.environment_messages import MachineEnvironmentStatus
+from stoker.protocol.view_messages import ExpectedView, HeldBackView, JobExplanation, ShareOfUser
+from stoker.scheduler.changes import Change, why_never
+from stoker.scheduler.decisions import HoldReason
+from stoker.scheduler.explain import Explanation, NodeGroups, NodeVerdict, explain
+from stoker.scheduler.fit import choose
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.shapes import PlacementShape, shape_of
+from stoker.scheduler.simulation.forecast import ExpectedStart, JobForecast, MachineHold
+
+_MOST_CHANGES = 4
+_MOST_MACHINES = 3
+"""So many machines are named in one line; of more it is said how many."""
+_BY_TIME = (HoldReason.FASTER, HoldReason.PREFERRED)
+_HELD: Mapping[str, str] = {
+    HoldReason.FASTER: "the job ends earlier on a faster machine",
+    HoldReason.PREFERRED: "the job ends no later on a machine that it prefers",
+    HoldReason.BETTER_FREE: "a better machine is free",
+    HoldReason.SCARCE: "it is left to jobs that need it",
+    HoldReason.KEPT: "it is reserved for another job",
+    HoldReason.LIMIT: "the submitter has as many jobs or devices as allowed",
+    HoldReason.ENDS: "it goes away before the job would end",
+    HoldReason.DECLINED: "it declined the job",
+    HoldReason.ORDER: "another job goes first there",
+}
+_ENDED: Mapping[str, str] = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
+
+
+def explain_job(case: JobExplainContext, fleet: Fleet, *, now_s: float) -> JobExplanation:
+    """Explain one job."""
+    return Explainer(fleet, now_s=now_s).explain(case)
+
+
+class Explainer:
+    """Explains many jobs on one fleet: machines in equal states, and jobs that are placed alike, are looked at once."""
+
+    def __init__(self, fleet: Fleet, *, now_s: float) -> None:
+        self._fleet = fleet
+        self._now_s = now_s
+        self._groups = NodeGroups()
+        self._told: dict[PlacementShape, Explanation] = {}
+        self._possible: dict[PlacementShape, bool] = {}
+        self._away = {offer.node: offer for offer in (*fleet.offers, *fleet.away)}
+        self._listed = {word for offer in fleet.offers for word in (*offer.allow_jobs, *offer.deny_jobs)}
+        self._environments = EnvironmentViews(fleet)
+
+    def explain(self, case: JobExplainContext, *, tells_machines: bool = True) -> JobExplanation:
+        """Explain one of them; on a large fleet the machines' rows are most of it, and may be left out."""
+        fleet, now_s, told = self._fleet, self._now_s, self._place(case)
+        views = self._environments.of(case)
+        data = {name: data_row(case.inputs, name, held) for name, held in fleet.holdings.items()} if case.inputs else {}
+        machine = _machine_of(case.forecast)
+        first = first_builds(views.get(machine)) + first_copies(data.get(machine, {}))
+        is_waiting = case.job.state == JobState.PENDING
+        returning = self._returning(case.wanted) if is_waiting and told.best is None else {}
+        never = "" if returning or not is_waiting else self._never(case.wanted, told)
+        ahead = case.ahead if is_waiting and not told.never else None
+        company = company_of(case, fleet, told, machine)
+        return JobExplanation(
+            job=case.job,
+            verdict=_verdict(case, told, fleet, now_s, never, (first if is_waiting else "") + company.words()),
+            together=company.jobs,
+            never=never,
+            after={before.name: before.state for before in case.after} if is_waiting else {},
+            place_in_line=None if ahead is None else ahead + 1,
+            ahead=ahead,
+            starts_s=_start_s(case, told, now_s),
+            based_on=case.based_on,
+            machines=tuple([_row(one, fleet, views.get(one.node), data.get(one.node)) for one in told.nodes])
+            if tells_machines
+            else (),
+            changes=tuple(_changes(case, told, fleet, now_s, returning)) if is_waiting else (),
+            declines=tuple(decline.to_dict() for decline in case.declines),
+            expected=_expected_view(case.forecast, now_s) if is_waiting else None,
+            held_back=tuple([_held_back_view(one, case, now_s) for one in _held_back(case)]) if is_waiting else (),
+            share=None if case.share is None else ShareOfUser(**fields_of(case.share)),
+            chosen="" if is_waiting else case.chosen,
+        )
+
+    def offers(self, case: JobExplainContext) -> Sequence[NodeOffer]:
+        """Return all machines, with those that can't have the job's environment denying it."""
+        return self._environments.offers(case)
+
+    def may_ever(self, wanted: SchedulableJob) -> bool:
+        """Say whether any machine that is known, here or away, could take such a job at its best."""
+        shape = shape_of(wanted, listed=self._listed)
+        known = self._possible.get(shape)
+        if known is None:
+            alike = self._groups.of(self._fleet.offers, shape.allowed_hosts, shape.preferred_hosts)
+            known = any(self._takes(shape, group.first) for group in alike) or bool(self._returning(wanted))
+            self._possible[shape] = known
+        return known
+
+    def _takes(self, shape: PlacementShape, offer: NodeOffer) -> bool:
+        return choose(shape, self._groups.at_best(offer)) is not None
+
+    def _returning(self, wanted: SchedulableJob) -> dict[str, str]:
+        """Give the machines that are away and could take it, were they back; of one nobody knows about, it may be."""
+        shape = shape_of(wanted, listed=self._listed)
+        unheard = {offer.node: "not heard of since the coordinator started" for offer in self._fleet.away}
+        return {
+            name: why
+            for name, why in {**unheard, **self._fleet.absent}.items()
+            if name not in self._away or self._takes(shape, self._away[name])
+        }
+
+    def _never(self, wanted: SchedulableJob, told: Explanation) -> str:
+        """Say why no machine could take it; where none is here, by what those have that are away."""
+        if self._fleet.offers or not self._fleet.away:
+            return told.never
+        return why_never(shape_of(wanted, listed=self._listed), [*self._away.values()])
+
+    def _place(self, case: JobExplainContext) -> Explanation:
+        offers = self._environments.offers(case)
+        listed = self._listed
+        if offers is not self._fleet.offers:
+            listed = {*listed, environment_word(case.wanted.environment)}
+        shape = shape_of(case.wanted, listed=listed)
+        told = self._told.get(shape)
+        if told is None:
+            told = self._told[shape] = explain(case.wanted, offers, groups=self._groups)
+        return told
+
+
+def _row(
+    verdict: NodeVerdict, fleet: Fleet, environment: MachineEnvironmentStatus | None, data: dict[str, Any] | None
+) -> dict[str, Any]:
+    row: dict[str, Any] = verdict.to_dict()
+    if data:
+        row["data"] = data
+    if environment is not None:
+        row["environment"] = environment.to_dict()
+    holders = fleet.holders.get(verdict.node, ())
+    if holders:
+        held = [holder.to_dict() for holder in holders]
+        row["held"] = held
+        for device in row["devices"]:
+            device["held"] = [one for one, of in zip(held, holders, strict=True) if device["uuid"] in of.devices]
+    if verdict.node in fleet.closed_until_s:
+        row["closed_until_s"] = fleet.closed_until_s[verdict.node]
+    return row
+
+
+def _start_s(case: JobExplainContext, told: Explanation, now_s: float) -> float | None:
+    """Return when it is expected to start; None if a job before it has no estimate, or that is too far away."""
+    start = _start(case)
+    if case.job.state != JobState.PENDING or told.never or case.job.is_cancelling or start is None:
+        return None
+    if start.machine in _lately(case, now_s):
+        return None
+    return now_s + start.start_s if start.is_start_known else None
+
+
+def _start(case: JobExplainContext) -> ExpectedStart | None:
+    return None if case.forecast is None else case.forecast.start
+
+
+def _machine_of(forecast: JobForecast | None) -> str:
+    return "" if forecast is None or forecast.start is None else forecast.start.machine
+
+
+def _held_back(case: JobExplainContext) -> tuple[MachineHold, ...]:
+    return () if case.forecast is None else case.forecast.held_back
+
+
+def _expected_view(forecast: JobForecast | None, now_s: float) -> ExpectedView | None:
+    if forecast is None:
+        return None
+    start, not_before_s = forecast.start, forecast.not_before_s
+    if start is None:
+        return None if not_before_s is None else ExpectedView(not_before_s=now_s + not_before_s)
+    return ExpectedView(
+        machine=start.machine,
+        devices=start.devices,
+        starts_s=now_s + start.start_s if start.is_start_known else None,
+        ends_s=now_s + start.end_s if start.is_end_known else None,
+        why=start.why,
+    )
+
+
+def _held_back_view(held: MachineHold, case: JobExplainContext, now_s: float) -> HeldBackView:
+    return HeldBackView(
+        machine=held.machine,
+        reason=held.reason,
+        text=_why_held(held, case),
+        ends_s=None if held.end_s is None else now_s + held.end_s,
+    )
+
+
+def _why_held(held: MachineHold, case: JobExplainContext) -> str:
+    if held.first is not None:
+        return f"{case.names.get(held.first) or 'another job'} goes first there"
+    return _HELD.get(held.reason, held.reason)
+
+
+def _verdict(case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
+    job = case.job
+    if job.state == JobState.PENDING:
+        return _waiting(case, told, fleet, now_s, never, more)
+    if job.is_cancelling:
+        return f"is being cancelled; {job.machine} has not confirmed that it stopped"
+    if job.state == JobState.RUNNING:
+        return f"runs on {job.machine}{_for(case.ends_s, now_s)}{more}"
+    if job.state == JobState.CLAIMED:
+        return f"was given to {job.machine}, which {job.says or 'has not started it yet'}"
+    on = f" on {job.machine}" if job.machine else ""
+    return f"{job.state}{on}{f': {job.why}' if job.why else ''}"
+
+
+def _waiting(case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
+    if case.after:
+        return f"waits for {_listed([f'{one.name} ({one.state})' for one in case.after])}"
+    if case.not_before_s > now_s:
+        why = f": {case.message}" if case.message else ""
+        return f"tries again in {format_duration(case.not_before_s - now_s)}{_spent(case)}{why}"
+    if never and (fleet.offers or fleet.away):
+        return f"never on this fleet: {never}"
+    if told.never and fleet.offers:
+        return f"waits for a machine that is away: of those here, {told.never}"
+    line = "waits" if case.ahead is None else f"waits, {_ordinal(case.ahead + 1)} in line"
+    if not fleet.offers:
+        absent = [f"{name} is {why}" for name, why in fleet.absent.items()]
+        return f"{line}: no machine takes work{f' ({_listed(absent)})' if absent else ''}"
+    return f"{line}{_place(case, told, fleet, now_s, more)}"
+
+
+def _place(case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, more: str) -> str:
+    """Return where it starts next and when; or why not, and which jobs have the machines that it waits for."""
+    start, declined = _start(case), _lately(case, now_s)
+    if start is None or start.machine in declined:
+        if declined and told.best is not None:
+            return ". " + _listed([_declined_text(one, now_s) for one in declined.values()], "; ")
+        not_before_s = None if case.forecast is None else case.forecast.not_before_s
+        after = "" if not_before_s is None else f": starts in more than {format_duration(not_before_s)}"
+        return after or _room_text(case) or _taken(told, fleet, now_s)
+    if start.start_s <= 0:
+        return f": starts when {start.machine} next asks for work{more}"
+    held = [one for one in _held_back(case) if one.reason != HoldReason.ORDER]
+    if held:
+        return _compared(case, start, held[0]) + more
+    return f": expected on {start.machine}{_in(start)}{more}{_taken(told, fleet, now_s)}"
+
+
+def _room_text(case: JobExplainContext) -> str:
+    """Return why it does not start where there is room; empty: there is none, or only the order is in the way."""
+    held = next((one for one in _held_back(case) if one.reason != HoldReason.ORDER), None)
+    return "" if held is None else f": {held.machine} has room, but {_why_held(held, case)}"
+
+
+def _in(start: ExpectedStart) -> str:
+    return f" in about {format_duration(start.start_s)}" if start.is_start_known else ""
+
+
+def _compared(case: JobExplainContext, start: ExpectedStart, held: MachineHold) -> str:
+    """Return why it waits for a machine though another one has room."""
+    if held.reason in _BY_TIME and start.is_end_known and held.end_s is not None:
+        there, here = format_duration(start.end_s), format_duration(held.end_s)
+        return f", for {start.machine}: done there in about {there}, on {held.machine}, which has room, in {here}"
+    return f": expected on {start.machine}{_in(start)}; {held.machine} has room, but {_why_held(held, case)}"
+
+
+def _taken(told: Explanation, fleet: Fleet, now_s: float) -> str:
+    """Return which jobs have the machines that it waits for."""
+    found = []
+    for node in told.waits_for:
+        holders = fleet.holders.get(node, ())
+        if holders:
+            until = [holder.ends_s for holder in holders if holder.ends_s is not None]
+            end_s = max(until) if len(until) == len(holders) else None
+            found.append(f"{node}: taken by {_listed([holder.job for holder in holders])}{_for(end_s, now_s)}")
+    return f". {_listed(found, '; ')}" if found else ""
+
+
+def _lately(case: JobExplainContext, now_s: float) -> dict[str, MachineDecline]:
+    """Return the newest decline of each machine that declined it a while ago: it is not counted on."""
+    found = {one.machine: one for one in reversed(case.declines)}
+    return {name: one for name, one in found.items() if one.at_s is None or now_s - one.at_s < LASTING_DECLINE_S}
+
+
+def _declined_text(one: MachineDecline, now_s: float) -> str:
+    ago = "" if one.at_s is None else f" {format_duration(max(0.0, now_s - one.at_s))} ago"
+    why = one.message.removeprefix(f"{one.machine}: ") or one.reason
+    return f"{one.machine} declined it{ago}: {why}"
+
+
+def _changes(
+    case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, returning: Mapping[str, str]
+) -> Iterator[str]:
+    """Give what would let it start, the nearest first."""
+    if case.after or case.not_before_s > now_s:
+        yield from (_of_prerequisite(before, now_s) for before in case.after)
+        return
+    start = _start(case)
+    # Where it is held back for another machine a higher priority changes nothing.
+    held = _held_back(case)
+    is_passed = not held or any(one.reason == HoldReason.ORDER for one in held)
+    if told.best is not None and case.ahead and is_passed and (start is None or start.start_s > 0):
+        ahead = "the job" if case.ahead == 1 else f"the {case.ahead:,} jobs"
+        yield f"starts now if its priority is above that of {ahead} ahead (stoker jobs priority {case.job.name})"
+    if told.best is None:
+        yield from _of_placement(told)
+        yield from _of_closed(case, fleet, now_s)
+        for machine, why in list(returning.items())[:_MOST_MACHINES]:
+            yield f"starts perhaps if {machine} comes back ({why})"
+    if not fleet.offers and not fleet.absent:
+        yield "starts once a machine joins (stoker work --join URL)"
+
+
+def _of_placement(told: Explanation) -> Iterator[str]:
+    first = [told.nearest] if told.nearest is not None else []
+    now: list[Change] = [*first, *[one for one in told.changes if one not in first]][:_MOST_CHANGES]
+    yield from (f"starts now if {change.text}" for change in now)
+    if told.never:
+        said = {(change.what, change.relative) for change in now}
+        ever = [change for change in told.ever if (change.what, change.relative) not in said]
+        yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
+
+
+def _of_closed(case: JobExplainContext, fleet: Fleet, now_s: float) -> Iterator[str]:
+    """Name machines and devices that are closed and would take it now."""
+    shape = shape_of(case.wanted)
+    closed = [offer for offer in fleet.offers if offer.closed or any(device.closed for device in offer.devices)]
+    able = [offer for offer in closed if choose(shape, _opened(offer)) is not None]
+    for offer in able[:_MOST_MACHINES]:
+        yield f"starts now if {_closed(offer)}{_for(fleet.closed_until_s.get(offer.node), now_s)} is opened"
+    if len(able) > _MOST_MACHINES:
+        yield f"starts now if one of {len(able) - _MOST_MACHINES} more closed machines is opened"
+
+
+def _opened(offer: NodeOffer) -> NodeOffer:
+    return changed(offer, closed="", devices=tuple(changed(device, closed="") for device in offer.devices))
+
+
+def _closed(offer: NodeOffer) -> str:
+    if offer.closed:
+        return f"machine {offer.node}, which is {offer.closed}"
+    devices = [f"{device.uuid} of {offer.node} ({device.closed})" for device in offer.devices if device.closed]
+    return _listed(devices)
+
+
+def _of_prerequisite(before: Prerequisite, now_s: float) -> str:
+    ended = _ENDED.get(before.state)
+    if ended is not None:
+        return f"starts once {before.name}, which {ended}, is requeued and completes"
+    return f"starts once {before.name} has completed ({before.state}{_for(before.ends_s, now_s)})"
+
+
+def _spent(case: JobExplainContext) -> str:
+    told = [f"{cause} {count} of {most}" for cause, (count, most) in case.spent.items() if count]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _listed(texts: Sequence[str], between: str = ", ") -> str:
+    shown = between.join(texts[:_MOST_MACHINES])
+    more = len(texts) - _MOST_MACHINES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
+
+
+def _for(until_s: float | None, now_s: float) -> str:
+    return "" if until_s is None or until_s <= now_s else f" for about {format_duration(until_s - now_s)}"

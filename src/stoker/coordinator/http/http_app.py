@@ -1,0 +1,473 @@
+"""The door that every request comes through: who may ask, how much may be said, and where it is answered.
+
+Workers' own words are answered right here; everything else goes on to the documented app. Whatever goes wrong is told
+in one form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+from stoker.coordinator.auth.invites import Enrolment
+from stoker.coordinator.http.access import PEER, PRINCIPAL, STILL, UNKNOWN, Access, Rules, owner_of
+from stoker.coordinator.http.app_state import CoordinatorInfo, FleetFigures, ServiceContext, TokenUses, Views
+from stoker.coordinator.http.file_routes import ExecRoutes, FileRoutes, RetentionRoutes
+from stoker.coordinator.http.fleet_routes import FleetRoutes, HealthRoutes, MachineRoutes, WebhookRoutes
+from stoker.coordinator.http.http_messages import (
+    ARCHIVE_BYTES,
+    CSR_BYTES,
+    ENCODED_SLASH,
+    JOIN_BYTES,
+    REFUSALS,
+    SPEECH_BYTES,
+    WORD_BYTES,
+    App,
+    ErrorBody,
+    Gone,
+    HttpError,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    announced_bytes,
+    faults,
+    json_bytes,
+    known,
+    raw,
+    read_body,
+    say,
+    say_error,
+    too_large,
+)
+from stoker.coordinator.http.job_routes import CodeGate, JobRoutes
+from stoker.coordinator.http.member_routes import EnrolmentRoutes, TokenRoutes
+from stoker.coordinator.http.overview import Explanations, MachineHealth
+from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
+from stoker.coordinator.http.submission_body import (
+    SPOOL_BYTES,
+    WORDS_BYTES,
+    WORDS_EACH_BYTES,
+    BodyMemoryBudget,
+    ServiceRequestBody,
+    no_room,
+)
+from stoker.coordinator.http.system_a import SystemARoutes
+from stoker.coordinator.http.tree_routes import ContentRoutes, TreeLocator
+from stoker.coordinator.http.worker_routes import SPOKEN, WorkerRoutes, WorkerRouteSpec
+from stoker.coordinator.notify import Notifier
+from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.storage.storage import CoordinatorStorage
+from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
+from stoker.core.clock import Clock
+from stoker.core.errors import BadInput, NotFound, StokerError, TooLarge, Usage
+from stoker.core.frozen import frozen
+from stoker.protocol.codec import build_messages
+from stoker.protocol.job_messages import MOST_SUBMISSION_BYTES, Submission
+from stoker.protocol.lease_messages import Hello, Renewal
+from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACK_BYTES
+from stoker.protocol.view_messages import MOST_FILE_BYTES
+
+# The app behind the door: every route that people use, all of them in one OpenAPI document, errors in our form.
+
+_LEFT = 499
+_REF = "#/components/schemas/{model}"
+
+
+def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
+    """Make the app of these routes."""
+    app = FastAPI(
+        title="Stoker's coordinator",
+        version=version,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=REFUSALS,
+        generate_unique_id_function=lambda route: f"{route.tags[0]}_{route.name}".replace(" ", "_"),
+    )
+    for router in routers:
+        app.include_router(router)
+    for kind in (StokerError, Refusal, Exception):
+        app.add_exception_handler(kind, _refused)
+    app.add_exception_handler(Gone, _gone)
+    app.add_exception_handler(RequestValidationError, _faulty)
+    app.add_exception_handler(HTTPException, _by_status)
+    document: dict[str, Any] = {}
+
+    def openapi() -> dict[str, Any]:
+        if not document:
+            document.update(_document(app))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as the framework documents it
+    return app
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    return _told(known(error))
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """Answer nobody: whoever asked left in the middle, and it is no bug of ours."""
+    return Response(None, _LEFT)
+
+
+async def _faulty(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - it was registered for nothing else
+    found = error.errors()
+    if any(one["type"] == "json_invalid" for one in found):
+        return _told(known(BadInput("the request is not JSON")))
+    kind = request.headers.get("content-type", "")
+    if "json" not in kind and any(tuple(one["loc"]) == ("body",) for one in found):
+        said = f"the request is {kind}" if kind else "the request does not say what it is"
+        return _told(known(BadInput(said, hint="send JSON, with Content-Type: application/json")))
+    return _told(known(faults([(".".join(map(str, one["loc"])), one["msg"]) for one in found])))
+
+
+async def _by_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - it was registered for nothing else
+    status = error.status_code
+    if status == 404:
+        told = known(NotFound(f"there is nothing at {request.url.path}", hint="GET /v1/openapi.json lists the routes"))
+    elif status == 405:
+        told = known(Refusal(Usage(f"{request.url.path} does not take {request.method}"), 405))
+    elif status == 413:
+        told = known(TooLarge(str(error.detail)))
+    elif status == 503:
+        told = known(no_room())
+    else:
+        told = known(Refusal(BadInput(str(error.detail)), status))
+    more = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
+    return _told(HttpError(error=told.error, status=told.status, headers=(*told.headers, *more)))
+
+
+def _told(told: HttpError) -> Response:
+    answer = raw(json_bytes(told.error.to_dict()), "application/json", told.status)
+    for name, value in told.headers:
+        answer.headers[name.decode()] = value.decode()
+    return answer
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """Write the document: the framework's routes, and those that are answered in front of it."""
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    spoken_models = [kind for spoken in SPOKEN for kind in (spoken.asks, spoken.answers)]
+    models: dict[type[BaseModel], None] = dict.fromkeys((*spoken_models, Submission, ErrorBody))
+    _, shared = models_json_schema([(kind, "validation") for kind in models], ref_template=_REF)
+    components = made.setdefault("components", {}).setdefault("schemas", {})
+    for name, schema in shared["$defs"].items():
+        components.setdefault(name, schema)
+    for spoken in SPOKEN:
+        made["paths"].setdefault(spoken.path, {})["post"] = _operation(spoken)
+    return made
+
+
+def _operation(spoken: WorkerRouteSpec) -> dict[str, Any]:
+    parameters = []
+    if "{job}" in spoken.path:
+        schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+        parameters = [{"name": "job", "in": "path", "required": True, "schema": schema, "description": "A job's id"}]
+    word = spoken.path.rpartition("/")[2]
+    return {
+        "tags": ["workers"],
+        "summary": spoken.summary,
+        "operationId": f"worker_{word}",
+        "parameters": parameters,
+        "requestBody": {"required": True, "content": _json(spoken.asks.__name__)},
+        "responses": {
+            "200": {"description": "Done, and durable", "content": _json(spoken.answers.__name__)},
+            "default": {"description": "Refused, and why", "content": _json(ErrorBody.__name__)},
+        },
+    }
+
+
+def _json(model: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(model=model)}}}
+
+
+STRANGERS_AT_ONCE = 4
+"""Requests to join, of all that wait: each takes a millisecond of the event loop."""
+
+
+class ServiceApp:
+    """The app that the server runs, and the door for what its connections answer by themselves."""
+
+    def __init__(self, access: Access, workers: WorkerRoutes, documented: App) -> None:
+        self._access = access
+        self._documented = documented
+        self._bodies = BodyMemoryBudget()
+        self._strangers = asyncio.Semaphore(STRANGERS_AT_ONCE)
+        self.words = BodyMemoryBudget(WORDS_BYTES, WORDS_EACH_BYTES)
+        self.find = workers.find
+        self.judge_worker = access.judge_worker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        route = self.find(scope["path"])
+        if route is None:
+            await self._pass_on(scope, receive, send, headers)
+            return
+        try:
+            who = self._access.judge_worker(headers, scope.get(PEER, UNKNOWN))
+            if scope["method"] != "POST":
+                raise Refusal(Usage(f"this route takes POST, not {scope['method']}"), 405, (b"allow", b"POST"))
+            answering = _Answering(receive)
+            room_bytes = announced_bytes(headers, SPEECH_BYTES)
+            body = ServiceRequestBody(
+                receive, self.words, owner_of(who), limit_bytes=SPEECH_BYTES, room_bytes=room_bytes
+            )
+            try:
+                route(await read_body(body.receive, headers, SPEECH_BYTES), answering, who)
+            finally:
+                body.release()
+            await say(send, await answering.answer)
+        except Gone:
+            return
+        except HTTPException as error:
+            await say_error(send, too_large(SPEECH_BYTES) if error.status_code == 413 else no_room())
+        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+            await say_error(send, error)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
+        is_begun = is_done = False
+        body: ServiceRequestBody | None = None
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_begun, is_done
+            is_begun = True
+            if body is not None:
+                body.release()
+            is_done = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            # By the path that routes are found by: what is judged and what is asked must be the same.
+            path = scope["path"] = path_of(scope["raw_path"])
+            self._judge(scope, headers)
+            limit_bytes = most_bytes(scope["method"], path)
+            size_bytes = announced_bytes(headers, limit_bytes)
+            if path in _OF_STRANGERS:
+                await self._answer_stranger(scope, await read_body(receive, headers, limit_bytes), note)
+                return
+            if size_bytes:
+                room_bytes = min(size_bytes, SPOOL_BYTES) if is_spooled(scope["method"], path) else size_bytes
+                owner = owner_of(scope[PRINCIPAL])
+                body = ServiceRequestBody(
+                    receive,
+                    self._bodies,
+                    owner,
+                    limit_bytes=limit_bytes,
+                    room_bytes=room_bytes,
+                    is_json=path in _NAMING_MANY,
+                )
+            await self._documented(scope, receive if body is None else body.receive, note)
+        except Gone:
+            return
+        except Exception as error:
+            if is_begun and not is_done:
+                # The answer can only break off; the server closes the connection.
+                raise
+            if not is_begun:
+                await say_error(send, error)
+        finally:
+            if body is not None:
+                body.release()
+
+    async def _answer_stranger(self, scope: Scope, data: bytes, send: Send) -> None:
+        """Answer a request that needs no credentials: a few at a time, so that a flood of them delays no other.
+
+        The body has come and the answer has not begun to leave while others wait: slow clients keep none waiting.
+        """
+        told: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def keep(message: MutableMapping[str, Any]) -> None:
+            told.append(message)
+
+        async with self._strangers:
+            await self._documented(scope, receive, keep)
+            # It may not have waited for anything: the next one has its turn after others.
+            await asyncio.sleep(0)
+        for message in told:
+            await send(message)
+
+    def _judge(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        peer, access = scope.get(PEER, UNKNOWN), self._access
+        method, path = scope["method"], scope["path"]
+
+        def may_still() -> bool:
+            try:
+                access.judge(method, path, headers, peer)
+            except (StokerError, Refusal):
+                return False
+            return True
+
+        scope[PRINCIPAL] = access.judge(method, path, headers, peer)
+        scope[STILL] = may_still
+
+
+_OF_STRANGERS = frozenset({"/v1/join/begin", "/v1/join/finish"})
+_NAMING_MANY = frozenset(
+    {"/v1/jobs/cancel", "/v1/jobs/requeue", "/v1/jobs/priority", "/v1/contents/missing", "/v1/contents/fetch"}
+)
+
+_LIMITS = {
+    "/v1/jobs": MOST_SUBMISSION_BYTES,
+    "/v1/contents": PACK_BYTES,
+    "/v1/join/begin": JOIN_BYTES,
+    "/v1/join/finish": CSR_BYTES,
+    **dict.fromkeys(_NAMING_MANY, SPEECH_BYTES),
+}
+
+
+class _Answering:
+    """An answer that an app waits for."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def say(self, body: bytes) -> None:
+        if not self.answer.done():
+            self.answer.set_result(body)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    async def gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.fail(Gone())
+
+
+def most_bytes(method: str, path: str) -> int:
+    """Return how long the body of a documented route may be."""
+    if path in _LIMITS:
+        return _LIMITS[path]
+    if path.startswith("/v1/model/"):
+        # Taken as it comes, by whoever answers.
+        return ARCHIVE_BYTES
+    if path.startswith("/v1/trees/") and method == "PUT":
+        return MOST_LISTING_BYTES
+    return MOST_FILE_BYTES if method in ("PUT", "PATCH") else WORD_BYTES
+
+
+def is_spooled(method: str, path: str) -> bool:
+    """Say whether a body goes to disk as it comes, so that little of it is ever in memory."""
+    return path == "/v1/jobs" or path.startswith("/v1/model/") or (method == "PUT" and path.startswith("/v1/trees/"))
+
+
+def path_of(raw_path: bytes) -> str:
+    """Give a path as routes are found by it: what was written as %2F parts nothing."""
+    text = raw_path.decode("latin-1")
+    if "%" not in text:
+        return text
+    return "/".join(unquote(part).replace("/", ENCODED_SLASH) for part in text.split("/"))
+
+
+# The coordinator over HTTP, joined: an app for a server to run, and what happens when it reads again or ends.
+#
+# Made inside the event loop that serves it.
+
+
+@frozen
+class CoordinatorParts:
+    """What a coordinator is made of before it is served."""
+
+    queue: Queue
+    keeping: CoordinatorStorage
+    files: CoordinatorFiles
+    about: CoordinatorInfo
+    clock: Clock
+    enrolment: Enrolment | None = None
+    """Nothing: it listens on loopback alone, and nobody joins."""
+    code_gate: CodeGate | None = None
+    """Nothing: it takes any code."""
+    notifier: Notifier | None = None
+    """Nothing: nobody is told of events elsewhere."""
+
+
+class CoordinatorService:
+    """One coordinator, served."""
+
+    def __init__(self, parts: CoordinatorParts, rules: Rules, *, say: Callable[[str], None]) -> None:
+        build_messages()
+        self._parts = parts
+        self._say = say
+        explanations = Explanations(parts.queue, parts.clock, parts.about.times, parts.queue.budgets)
+        machines = MachineHealth(
+            machines=explanations.machines, queue=parts.queue, clock=parts.clock, version=parts.about.version
+        )
+        self._office = office = ServiceContext(
+            queue=parts.queue,
+            keeping=parts.keeping,
+            views=Views(
+                machines=machines.of,
+                explain=explanations.explain,
+                forecast=explanations.forecast,
+                schedule=explanations.schedule,
+            ),
+            about=parts.about,
+            clock=parts.clock,
+            reload=parts.files.read_again,
+        )
+        contents = CoordinatorTrees(parts.keeping, QueueTrees(parts.queue, parts.queue.reader.database))
+        sources = TreeLocator(parts.clock)
+        routers = (
+            JobRoutes(office, parts.code_gate).router,
+            FileRoutes(office, contents).router,
+            MachineRoutes(office, on_forgotten=sources.forget).router,
+            FleetRoutes(office, FleetFigures(office)).router,
+            RetentionRoutes(office, contents).router,
+            ContentRoutes(office, contents, sources).router,
+            SystemARoutes(office, rules.token or secrets.token_bytes(32)).router,
+            EnrolmentRoutes(office, parts.enrolment).router,
+            TokenRoutes(office).router,
+            ExecRoutes(office).router,
+            WebhookRoutes(office, parts.notifier).router,
+            HealthRoutes(office).router,
+        )
+
+        def hear(said: Hello | Renewal) -> None:
+            sources.hear(said)
+            office.execs.hear(said)
+
+        workers = WorkerRoutes(
+            office.counter, office.waiting, office.followers.ended, on_heard=hear, told=office.execs.told
+        )
+        access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=TokenUses(office).note)
+        self.app = ServiceApp(access, workers, documented_app(routers, version=parts.about.version))
+
+    def close(self) -> None:
+        """Let everybody go who waits."""
+        self._office.close()
+
+    def end(self) -> None:
+        """Let go of the threads."""
+        self._office.end()
+
+    async def reload(self) -> None:
+        """Read the files again, and say what came of it."""
+        try:
+            done = await self._office.reload(dry_run=False)
+        except StokerError as error:
+            lines = trouble_of(error)
+        else:
+            lines = lines_of(done)
+        for line in lines:
+            self._say(f"reload: {line}")

@@ -1,0 +1,549 @@
+"""One client's connection: every byte of a request is bounded, and a client that is too slow is disconnected.
+
+What a request has beside its body (request line, header fields, chunk sizes and extensions, trailers, empty lines) is
+counted as it arrives; trailers are dropped. Requests that do not wait for the answer before them are queued up to a
+limit; what follows the last of them is not read, and the connection ends after its answer. A client that sends
+nothing, sends its head or its body too slowly, or does not read its answer is disconnected by a check that runs every
+second, so that a quick one pays nothing for it. What requests mean is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from stoker.coordinator.auth.invites import source_of
+from stoker.coordinator.http.access import PEER, UNKNOWN, Peer, is_loopback
+from stoker.coordinator.http.http_messages import LOG, WORD_BYTES, json_bytes
+from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRouter
+from stoker.core.errors import BadInput, StokerError, TooLarge
+from stoker.core.frozen import frozen
+from stoker.host.sockets import user_at
+from stoker.host.tls.contexts import read_peer
+from stoker.protocol.codec import TOKEN_HEADER, VERSION_HEADER
+
+# What is read goes through one buffer that all connections share, instead of one that is made for every read.
+#
+# The event loop fills it and hands it on within one call, so no other connection uses it meanwhile. With TLS that saves
+# a third of what reading and answering costs. How much of it is filled is said by the protocol that gets the bytes.
+
+READ_BYTES = 32 * 1024
+"""Read at once: also the most that one connection has parsed before others have their turn."""
+BULK_BYTES = 256 * 1024
+"""The same in the middle of a large body, of which nothing has to be parsed."""
+
+_SHARED = memoryview(bytearray(BULK_BYTES))
+
+
+class SizedReadProtocol(asyncio.Protocol):
+    """A protocol that says how much may be read for it at once, at most `BULK_BYTES`."""
+
+    read_bytes = READ_BYTES
+
+
+_GONE = SizedReadProtocol()
+"""In the place of a protocol whose connection is lost: what TLS keeps of it is then freed at once, not at some later
+collection of cycles, before which a stranger who connects again and again would have filled the memory."""
+
+
+def _nothing() -> None: ...
+
+
+class ReadBufferProtocol(asyncio.BufferedProtocol):
+    """Stands before a protocol that takes bytes."""
+
+    __slots__ = ("_inner", "_on_lost")
+
+    def __init__(self, inner: SizedReadProtocol, *, on_lost: Callable[[], None] = _nothing) -> None:
+        self._inner = inner
+        self._on_lost = on_lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._inner.connection_made(transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _SHARED[: self._inner.read_bytes]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._inner.data_received(bytes(_SHARED[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        inner, self._inner = self._inner, _GONE
+        self._on_lost()
+        self._on_lost = _nothing
+        inner.connection_lost(exc)
+
+
+# Who may connect: no more at once from one address than it can have a use for, so that nobody takes all the room.
+#
+# Connections are counted from their first packet, before anybody has spoken TLS. Those of this machine are not: whoever
+# runs programs here has easier ways.
+
+_AT_ONCE = 16
+"""Taken in one turn of the event loop, which answers others in between. uvloop by itself takes one: then whoever
+connects waits behind all that is asked meanwhile.
+"""
+_PAUSE_S = 0.5
+_LINGER_NONE = struct.pack("ii", 1, 0)
+
+
+@frozen
+class ConnectionLimits:
+    """How many there may be."""
+
+    each: int = 1024
+    """Connections of one address: a few for each worker, and there may be many behind one router."""
+    strangers_each: int = 256
+    """Of those, how many have not spoken TLS yet."""
+    strangers: int = 4096
+    """That have not, of all addresses together."""
+
+
+class ConnectionAcceptor:
+    """Takes connections at a socket, speaks TLS with them if it has a context for it, and hands them over.
+
+    Made inside the event loop.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        connect: Callable[[], SizedReadProtocol],
+        context: ssl.SSLContext | None,
+        *,
+        handshake_s: float,
+        backlog: int,
+        crowd: ConnectionLimits,
+    ) -> None:
+        self._listening = listening
+        self._connect = connect
+        self._context = context
+        self._handshake_s = handshake_s
+        self._crowd = crowd
+        self._loop = asyncio.get_running_loop()
+        self._all: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        listening.setblocking(False)
+        listening.listen(backlog)
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """Take no more, and let those go who have not spoken yet."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.remove_reader(self._listening)
+            for one in self._greeting:
+                one.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until those are gone."""
+        if self._greeting:
+            await asyncio.wait(self._greeting)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                taken, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                # Out of descriptors: who waits is taken when some are free again.
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_PAUSE_S, self._go_on)
+                return
+            source = "" if is_loopback(str(address[0]).removeprefix("::ffff:")) else source_of(str(address[0]))
+            if self._is_full(source):
+                with suppress(OSError):
+                    taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+                taken.close()
+                continue
+            taken.setblocking(False)
+            self._all[source] += 1
+            self._strangers[source] += 1
+            greeting = self._loop.create_task(self._greet(taken, source))
+            self._greeting.add(greeting)
+            greeting.add_done_callback(self._greeting.discard)
+
+    def _go_on(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _is_full(self, source: str) -> bool:
+        crowd = self._crowd
+        if not source:
+            return False
+        is_own_full = self._all[source] >= crowd.each or self._strangers[source] >= crowd.strangers_each
+        return is_own_full or self._strangers.total() - self._strangers[""] >= crowd.strangers
+
+    async def _greet(self, taken: socket.socket, source: str) -> None:
+        has_left = False
+
+        def leave() -> None:
+            nonlocal has_left
+            if not has_left:
+                has_left = True
+                _take_one(self._all, source)
+
+        tls: dict[str, Any] = {}
+        if self._context is not None:
+            tls = {
+                "ssl": self._context,
+                "ssl_handshake_timeout": self._handshake_s,
+                "ssl_shutdown_timeout": 5.0,
+            }
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: ReadBufferProtocol(self._connect(), on_lost=leave), taken, **tls
+            )
+        except (OSError, asyncio.CancelledError):
+            # It never spoke TLS as it should: nobody has to be told.
+            leave()
+            taken.close()
+        finally:
+            _take_one(self._strangers, source)
+
+
+def _take_one(counts: Counter[str], source: str) -> None:
+    counts[source] -= 1
+    if counts[source] <= 0:
+        del counts[source]
+
+
+@frozen
+class ClientLimits:
+    """How long a client may take, and how much it may send."""
+
+    head_s: float = 15.0
+    """For a request's head, from its first byte or from the connection's beginning."""
+    silence_s: float = 30.0
+    """Without a byte of a body that was announced, or without reading any of an answer."""
+    body_s: float = 900.0
+    """For a whole body."""
+    rate_window_s: float = 10.0
+    """How long a body may take before its rate counts, and over what time the rate is taken."""
+    rate_bytes: int = 4 * 1024
+    """Of a body, in each second of such a window."""
+    idle_s: float = 150.0
+    """Between requests: more than a heartbeat, so that workers keep their connection."""
+    head_bytes: int = 64 * 1024
+    """Of all that a request has beside its body; chunks may add a quarter of the size of the body."""
+    head_fields: int = 100
+    """Header fields of a request, trailers included."""
+    pieces: int = 512
+    """Of a body, whatever their size; further ones have 32 bytes on average."""
+    pipelined: int = 16
+    """Requests that wait for the answer to the one before them."""
+    dropped_bytes: int = 64 * 1024 * 1024
+    """Of a body that was refused already: a client that is disconnected in the middle of it may miss why."""
+    linger_s: float = 1.0
+    """For a client to read why it was refused; it is not heard meanwhile."""
+    connections: int = 20_000
+    crowd: ConnectionLimits = ConnectionLimits()
+    """Of one address, where others than this machine may connect."""
+    look_s: float = 1.0
+    """Between two looks at all connections."""
+
+
+PATIENCE = ClientLimits()
+_ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"authorization", b"origin"}) | frozenset(
+    name.lower().encode() for name in (TOKEN_HEADER, VERSION_HEADER)
+)
+"""Header fields that say who asks, or where a request ends: what is judged and what is used must be the same."""
+
+_FIELDS_TOO_LARGE = b"431 Request Header Fields Too Large"
+
+
+class _NotRead(Exception):
+    """Ends the parsing of what has come: the rest of it is not read."""
+
+
+class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
+    """One connection. `look` is called now and then."""
+
+    patience = PATIENCE
+    door: WorkerRouter
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.timeout_keep_alive = self.patience.idle_s  # type: ignore[assignment]  # a timer takes fractions, too
+        self._is_in_head = True
+        self._is_whole = False
+        """All of the newest request has come."""
+        self._is_ignoring = False
+        """What else comes is not read: the connection ends with the answers that are under way."""
+        self._framing_bytes = 0
+        """Of the newest request, all that is not its body."""
+        self._body_bytes = 0
+        self._announced_bytes = 0
+        """Of the newest request's body, as its head says; 0 if it comes in chunks."""
+        self._read_body_bytes = 0
+        """Of bodies, in what was read last."""
+        self._pieces = 0
+        self._dropped_bytes = 0
+        self._trailers = 0
+        self._began_s = self._heard_s = self._window_s = self.loop.time()
+        self._window_bytes = 0
+        """How much of the body had come when the window of its rate began."""
+        self._blocked_s: float | None = None
+        self._exchange: WorkerExchange | None = None
+        self._peer = UNKNOWN
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Read once: what it says can't change while the connection stands; whether it still counts is asked each time.
+        shown = read_peer(transport.get_extra_info("peercert"))
+        address = str(self.client[0]) if self.client else ""
+        self._peer = Peer(address=address, certificate=shown, is_own_user=_is_own_user(transport))
+        if len(self.connections) > self.patience.connections:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_ignoring:
+            return
+        self._heard_s = self.loop.time()
+        if self._is_whole and self.cycle.response_complete:
+            # Whatever these bytes are, time runs for the head of the next request.
+            self._is_in_head, self._is_whole, self._began_s = True, False, self._heard_s
+        self._read_body_bytes = 0
+        super().data_received(data)
+        # A request that began in the middle of them is charged for all of them but bodies.
+        self._framing_bytes += len(data) - self._read_body_bytes
+        if self._framing_bytes > self.patience.head_bytes + self._body_bytes // 4:
+            what = "the head of the request is too large" if self._is_in_head else "the request is mostly not its body"
+            self._refuse(_FIELDS_TOO_LARGE, TooLarge(what))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope[PEER] = self._peer
+        self._is_in_head, self._is_whole = True, False
+        self._framing_bytes = self._body_bytes = self._pieces = self._dropped_bytes = self._trailers = 0
+        self._announced_bytes = 0
+        self._began_s = self._heard_s
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) + self._trailers >= self.patience.head_fields:
+            what = f"the request has more than {self.patience.head_fields} header fields"
+            self._refuse(_FIELDS_TOO_LARGE, TooLarge(what))
+            raise _NotRead
+        if self._is_in_head:
+            super().on_header(name, value)
+        else:
+            # A trailer is dropped: nothing may be added to a head that was judged.
+            self._trailers += 1
+
+    def on_headers_complete(self) -> None:
+        names = [name for name, _ in self.headers]
+        if len(set(names)) < len(names) and any(names.count(name) > 1 for name in _ONCE):
+            self._refuse(b"400 Bad Request", BadInput("a header field of the request stands there twice"))
+            raise _NotRead
+        if len(self.pipeline) >= self.patience.pipelined:
+            self._ignore_rest()
+            raise _NotRead
+        self._window_s, self._window_bytes = self._heard_s, 0
+        if b"content-length" in names:
+            self._announced_bytes = int(self.headers[names.index(b"content-length")][1])
+        if not self._begin_exchange():
+            # Raises for a URL without a path: nothing answers this request yet.
+            super().on_headers_complete()
+        self._is_in_head = False
+
+    def on_body(self, body: bytes) -> None:
+        self._read_body_bytes += len(body)
+        self._body_bytes += len(body)
+        self._pieces += 1
+        if self._pieces > self.patience.pieces + self._body_bytes // 32:
+            self._refuse(b"400 Bad Request", BadInput("the body comes in too many pieces", hint="send larger chunks"))
+            raise _NotRead
+        cycle: Any = self.cycle
+        if cycle.response_complete:
+            self._drop(len(body))
+        elif isinstance(cycle, WorkerExchange):
+            cycle.take(body)
+        else:
+            super().on_body(body)
+        # What comes next is nothing but body, and there is room for it: of one without, no more than `WORD_BYTES` are
+        # read, and then nothing until it is waited for. What follows the body is not read with it.
+        left_bytes = self._announced_bytes - self._body_bytes
+        is_bulk = left_bytes > READ_BYTES and self._body_bytes > WORD_BYTES and not self.pipeline
+        self.read_bytes = min(left_bytes, BULK_BYTES) if is_bulk else READ_BYTES
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+        cycle: Any = self.cycle
+        if isinstance(cycle, WorkerExchange):
+            cycle.act()
+        else:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._exchange = None
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if self._is_ignoring and is_last:
+            self._end_soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._exchange is not None:
+            self._exchange.leave()
+        super().connection_lost(exc)
+        # Also after an error, as an end without TLS's goodbye is one: the timer would hold all of this for a minute.
+        self._unset_keepalive_if_required()
+
+    def pause_writing(self) -> None:
+        self._blocked_s = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._blocked_s = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        if not self._is_ignoring:
+            self._refuse(b"400 Bad Request", BadInput(f"that is not HTTP: {msg}"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # What follows is of a protocol that is not spoken here.
+        self._ignore_rest()
+
+    def look(self, now_s: float) -> None:
+        """End the connection if its client has taken too long, and say why while it may still be listening."""
+        if not self._is_too_slow(now_s) or self.transport.is_closing():
+            return
+        if self._blocked_s is None and (self._is_in_head or not self.cycle.response_started):
+            self._refuse(b"408 Request Timeout", BadInput("the request came too slowly", hint="send it again"))
+        else:
+            self.transport.abort()
+
+    def _is_too_slow(self, now_s: float) -> bool:
+        patience = self.patience
+        if self._blocked_s is not None and now_s - self._blocked_s > patience.silence_s:
+            return True
+        if self._is_in_head and not self._is_ignoring:
+            return now_s - self._began_s > patience.head_s
+        if self._is_whole or self._is_ignoring:
+            return False
+        if self.flow.read_paused:
+            # The client waits for the coordinator.
+            self._window_s, self._window_bytes = now_s, self._body_bytes
+            return False
+        is_late = now_s - self._heard_s > patience.silence_s or now_s - self._began_s > patience.body_s
+        return is_late or self._is_below_rate(now_s)
+
+    def _is_below_rate(self, now_s: float) -> bool:
+        """Say whether less of a body came in the last window than has to; of one that is over, begin the next."""
+        window_s = now_s - self._window_s
+        if window_s < self.patience.rate_window_s:
+            return False
+        came_bytes = self._body_bytes - self._window_bytes
+        self._window_s, self._window_bytes = now_s, self._body_bytes
+        return came_bytes < self.patience.rate_bytes * window_s
+
+    def _drop(self, size_bytes: int) -> None:
+        """Count what nobody reads, and end the connection if it is too much."""
+        self._dropped_bytes += size_bytes
+        if self._dropped_bytes > self.patience.dropped_bytes and not self.transport.is_closing():
+            self.transport.abort()
+
+    def _ignore_rest(self) -> None:
+        """Read nothing more: the connection ends once what is under way has been answered."""
+        self._is_ignoring = True
+        self._stop_reading()
+        if self.cycle.response_complete:
+            self._end_soon()
+
+    def _end_soon(self) -> None:
+        """End the connection once its client had time to read the last answer.
+
+        To close it at once would read on where TLS is spoken, and may take the answer back where it is not.
+        """
+        self._stop_reading()
+        self.loop.call_later(self.patience.linger_s, self.transport.abort)
+
+    def _stop_reading(self) -> None:
+        if self.transport.is_reading():
+            self.transport.pause_reading()
+        # Nothing that is under way resumes it.
+        self.flow.read_paused = False
+
+    def _begin_exchange(self) -> bool:
+        """Answer a worker's request here, unless the one before it is still under way."""
+        before: Any = self.cycle
+        route = self.door.find(self.url.decode("latin-1"))
+        if route is None or self.parser.get_method() != b"POST" or (before and not before.response_complete):
+            return False
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        exchange = WorkerExchange(route, self.transport, keep_alive=keep_alive, on_done=self.on_response_complete)
+        # Where the server looks for what is under way.
+        self.cycle = self._exchange = exchange  # type: ignore[assignment]
+        exchange.begin(self.door, dict(self.headers), self._peer)
+        if self.expect_100_continue and not exchange.response_complete:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def _refuse(self, status: bytes, error: StokerError) -> None:
+        """Answer with an error, read nothing more, and end; an answer that is under way is not mixed up with it."""
+        if self._is_ignoring or self.transport.is_closing():
+            return
+        cycle: Any = self.cycle
+        if self._is_in_head and cycle is not None and not cycle.response_complete:
+            self._ignore_rest()
+            return
+        self._is_ignoring = True
+        if not self._is_in_head:
+            if self.pipeline or cycle.response_started:
+                self.transport.abort()
+                return
+            # What answers this request need not go on.
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = json_bytes(error.to_dict())
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self._end_soon()
+
+
+def _is_own_user(transport: asyncio.Transport) -> bool:
+    """Return True if a process of our own user, or root's, is at the other end of a Unix socket."""
+    link = transport.get_extra_info("socket")
+    if link is None or link.family != socket.AF_UNIX:
+        return False
+    try:
+        return user_at(link) in (os.geteuid(), 0)
+    except OSError:
+        return False
+
+
+async def watch(connections: Iterable[object], every_s: float) -> None:
+    """Look at all connections, again and again."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(every_s)
+        now_s = loop.time()
+        for connection in list(connections):
+            if isinstance(connection, ServerConnection):
+                try:
+                    connection.look(now_s)
+                except Exception:  # noqa: BLE001 - the other connections are still looked at
+                    LOG.exception("a connection could not be checked")

@@ -1,0 +1,329 @@
+"""How requests come in: bodies within a limit, known to be too large before they are read where they say so.
+
+How slow a client may be is watched by its connection (`connection`), not here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from fastapi import Path, Response
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from stoker.coordinator.queue.commands import QueueCommandResult
+from stoker.core import jsontext
+from stoker.core.errors import (
+    BadInput,
+    CodeNotAccepted,
+    CommitMissing,
+    Damaged,
+    Fault,
+    Forbidden,
+    InternalError,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    RateLimited,
+    Refused,
+    StokerError,
+    TooLarge,
+    Unavailable,
+    VersionSkew,
+    WorkFailed,
+)
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import loads
+from stoker.core.text import format_size
+from stoker.protocol.codec import VERSION, VERSION_HEADER, to_json, values_in
+from stoker.protocol.view_messages import DoneView
+
+# Which HTTP status an error is told with. The error itself is the body, as `StokerError.to_dict()` gives it.
+
+# The first that fits counts, so leaves stand before their branches.
+_STATUSES: tuple[tuple[type[StokerError], int], ...] = (
+    (Forbidden, 403),
+    (NotFound, 404),
+    (VersionSkew, 412),
+    (CommitMissing, 400),
+    (CodeNotAccepted, 412),
+    (TooLarge, 413),
+    (InvalidInput, 422),
+    (RateLimited, 429),
+    (NoSpace, 507),
+    (BadInput, 400),
+    (Refused, 409),
+    (Damaged, 422),
+    (Unavailable, 503),
+    (WorkFailed, 409),
+    (InternalError, 500),
+)
+
+
+@frozen
+class HttpError:
+    """An error on its way out: with which status, and with which headers beside the usual ones."""
+
+    error: StokerError
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def told(error: StokerError, status: int = 0) -> HttpError:
+    """Say how an error is told; whoever knows better gives the status."""
+    status = status or next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if status in {429, 503}:
+        wait_s = error.data.get("retry_after_s")
+        headers = ((b"retry-after", b"%d" % wait_s if isinstance(wait_s, int) else b"1"),)
+    if status == 401:
+        headers = ((b"www-authenticate", b"X-Operator-Token"),)
+    return HttpError(error=error, status=status, headers=headers)
+
+
+# How answers leave the coordinator: JSON with its length, every error in one form, nothing that a cache may keep.
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header: TypeAlias = tuple[bytes, bytes]
+
+LOG = logging.getLogger("stoker.serve")
+
+ALWAYS: tuple[Header, ...] = (
+    (VERSION_HEADER.lower().encode(), str(VERSION).encode()),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
+_JSON: tuple[Header, ...] = ((b"content-type", b"application/json"), *ALWAYS)
+
+
+async def say(send: Send, body: bytes, *, status: int = 200, headers: tuple[Header, ...] = ()) -> None:
+    """Send a whole answer of JSON."""
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*_JSON, *headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def say_error(send: Send, error: BaseException) -> None:
+    """Send an error as the answer. What nobody foresaw is a bug: its trace is logged, and not told."""
+    answer = known(error)
+    await say(send, json_bytes(answer.error.to_dict()), status=answer.status, headers=answer.headers)
+
+
+def known(error: BaseException) -> HttpError:
+    """Give an exception as what is told of it."""
+    if isinstance(error, Refusal):
+        return error.told
+    if isinstance(error, StokerError):
+        return told(error)
+    LOG.error("a request met a bug", exc_info=error)
+    hint = "the coordinator's log has the trace; please send it to us"
+    return told(InternalError(f"a bug in the coordinator: {type(error).__name__}", hint=hint))
+
+
+class Refusal(Exception):
+    """An error whose status is not the one of its class: a method that a route does not take, a missing token."""
+
+    def __init__(self, error: StokerError, status: int, *headers: Header) -> None:
+        super().__init__(str(error))
+        plain = told(error, status)
+        self.told = HttpError(error=error, status=plain.status, headers=(*plain.headers, *headers))
+
+
+def json_bytes(value: object) -> bytes:
+    """Give a plain value as JSON."""
+    return jsontext.dumps(value).encode()
+
+
+JOIN_BYTES = 2 * 1024
+"""Of the first question of whoever joins, which a stranger may ask; the second has a certificate's request."""
+CSR_BYTES = 20 * 1024
+WORD_BYTES = 64 * 1024
+"""Of a question that names things: cancel, drain, begin an upload."""
+SPEECH_BYTES = 4 * 1024 * 1024
+"""Of a worker's word: a capability, a heartbeat with many leases, a failure with its error."""
+ARCHIVE_BYTES = 1 << 40
+"""Of a result that comes in one piece, as system A's workers send it; what is kept has its own limit."""
+MOST_FAULTS = 100
+BYTES_PER_VALUE = 6
+"""Of JSON, on average and at least, beyond as many values as `WORD_BYTES` can have."""
+_STRETCH_BYTES = 1 << 20
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Gone(Exception):
+    """The client went away in the middle of its request."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Give a request's headers by name; of one that is repeated the last."""
+    return dict(scope["headers"])
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
+    """Read a body whole. `TooLarge` before the first byte if it says that it is larger, else at the first too many."""
+    parts = [piece async for piece in body_pieces(receive, headers, limit_bytes)]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def body_pieces(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they come. Raise `TooLarge` as `read_body` does, `Gone` if the client leaves."""
+    judge_length(headers, limit_bytes)
+    size_bytes, is_more = 0, True
+    while is_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        piece: bytes = message.get("body", b"")
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            raise too_large(limit_bytes)
+        yield piece
+        is_more = message.get("more_body", False)
+
+
+def judge_length(headers: dict[bytes, bytes], limit_bytes: int) -> int | None:
+    """Give how long a body says it is; `TooLarge` if that is too much."""
+    said = headers.get(b"content-length")
+    if said is None:
+        return None
+    length = int(said) if said.isdigit() and len(said) < 20 else limit_bytes + 1
+    if length > limit_bytes:
+        raise too_large(limit_bytes)
+    return length
+
+
+def announced_bytes(headers: dict[bytes, bytes], limit_bytes: int) -> int:
+    """Return how long a body is, or may be if it comes in chunks. Raise `TooLarge` if it says too much."""
+    length = judge_length(headers, limit_bytes)
+    if length is None:
+        return limit_bytes if b"transfer-encoding" in headers else 0
+    return length
+
+
+def too_large(limit_bytes: int) -> TooLarge:
+    """Give the refusal of a body."""
+    size = format_size(limit_bytes)
+    return TooLarge(f"the request is larger than {size}", hint="send less at once", limit_bytes=limit_bytes)
+
+
+def judge_values(values: int, size_bytes: int = 0) -> None:
+    """Raise `TooLarge` for JSON of more values than `WORD_BYTES` can have and the given size adds to them.
+
+    Once it is read, each value takes a hundred bytes.
+    """
+    if values > WORD_BYTES + size_bytes // BYTES_PER_VALUE:
+        raise TooLarge("the request has too many values", hint="send less at once")
+
+
+def read_message(kind: type[M], body: bytes) -> M:
+    """Read a message. Raise `InvalidInput` with what is wrong with it, `TooLarge` if it has too many values."""
+    values = 0
+    # Stretch by stretch: a thread that counts lets others run in between.
+    for start in range(0, len(body), _STRETCH_BYTES):
+        values += values_in(body, start, start + _STRETCH_BYTES)
+        judge_values(values, len(body))
+    try:
+        if b'"$' in body:
+            # A tagged number: the longer way, as `protocol.codec` goes it.
+            return kind.model_validate(loads(body))
+        return kind.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        raise faults_of(error) from None
+    except ValueError as error:
+        raise BadInput(f"the request is not JSON: {error}") from None
+
+
+def faults_of(error: ValidationError, place: str = "") -> InvalidInput | BadInput:
+    """Return what a message is refused for, place by place; `place` is where in the request the message stands."""
+    if error.error_count() > 10 * MOST_FAULTS:
+        # All of them would be made, or none.
+        return InvalidInput(
+            f"the request can't be taken: {error.error_count()} faults", faults=(), count=error.error_count()
+        )
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    if found and found[0]["type"] == "json_invalid":
+        return BadInput(f"the request is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}")
+    return faults([(".".join(map(str, (*([place] if place else ()), *one["loc"]))), one["msg"]) for one in found])
+
+
+def faults(found: list[tuple[str, str]]) -> InvalidInput:
+    """Give one refusal for all faults, each with its place."""
+    listed = tuple(Fault(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
+    first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
+    return InvalidInput(f"the request can't be taken: {first}", faults=listed, count=len(found))
+
+
+# What documented routes have in common: references in paths, messages as answers, and what the document says.
+
+ENCODED_SLASH = "\ue000"
+"""What stands in a path for a slash that was written as %2F: it belongs to a name (`resnet/3`) and parts nothing."""
+
+HEADERS = {name.decode(): value.decode() for name, value in ALWAYS}
+"""Of every answer."""
+
+
+def _with_slashes(text: str) -> str:
+    return text.replace(ENCODED_SLASH, "/")
+
+
+Ref = Annotated[
+    str,
+    Path(description="A job: its name, `name%2F3`, the beginning of its id, or `last`", min_length=1, max_length=300),
+    AfterValidator(_with_slashes),
+]
+FilePath = Annotated[
+    str, Path(description="A file of an attempt's folder, such as `logs/train.log`"), AfterValidator(_with_slashes)
+]
+MachineName = Annotated[
+    str, Path(description="A machine's name", min_length=1, max_length=200), AfterValidator(_with_slashes)
+]
+
+
+class ErrorBody(BaseModel):
+    """What every refusal looks like."""
+
+    error: str = Field(description="A code for programs, such as `not_found`")
+    exit_code: int = Field(description="What the command line leaves with")
+    message: str
+    hint: str = ""
+    data: dict[str, Any] = {}
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "Refused, and why"}}
+
+
+def answer(message: BaseModel) -> Response:
+    """Give a message as an answer."""
+    return raw(to_json(message), "application/json")
+
+
+def raw(body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Give bytes as an answer."""
+    return Response(body, status, {**HEADERS, **(headers or {})}, media_type=kind)
+
+
+def done(what: QueueCommandResult) -> Response:
+    """Give what a command did as an answer."""
+    return answer(DoneView(changed=what.changed, notes=what.notes, data=what.data))
+
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Say in the document that a route reads such a message by itself."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+BYTES_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+BYTES_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}

@@ -1,0 +1,542 @@
+"""Why a job is where it is, and how machines are: rows and what the scheduler knows, together for pure functions.
+
+Where and when waiting jobs start is found by letting a copy of the scheduler run forward (`Forecast`), in the thread
+that asks, never in the writer's. A copy serves for a while if it took long to make.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from stoker.coordinator.explain.case import (
+    Fleet,
+    JobExplainContext,
+    LeaseHolder,
+    MachineDecline,
+    Prerequisite,
+    case_of_order,
+    pinned_case,
+    pinned_fleet,
+)
+from stoker.coordinator.explain.durations import progress_end_s
+from stoker.coordinator.explain.verdict import Explainer
+from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
+from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
+from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.read_details import JobExplainRow
+from stoker.coordinator.queue.read_fleet import MachineRow
+from stoker.core.clock import Clock
+from stoker.core.errors import InternalError
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.job import JobState
+from stoker.core.leases import Budgets, FleetTimes, is_skewed
+from stoker.core.text import format_duration
+from stoker.protocol.job_messages import Submission, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.lease_messages import MachineInventory
+from stoker.protocol.view_messages import JobDetails, JobExplanation, MachineView, ScheduleView, SymptomView
+from stoker.scheduler.offers import DeviceOffer, NodeOffer
+from stoker.scheduler.simulation.forecast import JobForecast, SnapshotForecast
+from stoker.scheduler.snapshot import ClassRecord, LeaseRecord, ReadyRecord, Snapshot, used_classes
+
+# Machines as people see them: what each has, what it holds, and what state that amounts to.
+#
+# Pure. Silence goes first, then what people decided, then what the machine does.
+
+GONE_S = 24 * 3600.0
+"""Who was silent for so long is called gone."""
+
+
+class MachineState(StrEnum):
+    """How a machine is, in a word."""
+
+    READY = "ready"
+    BUSY = "busy"
+    """It holds as many jobs as it takes at once."""
+    DRAINED = "drained"
+    CORDONED = "cordoned"
+    PAUSED = "paused"
+    """Its owner needs it, or it says itself that it can take nothing."""
+    LEFT = "left"
+    """Its worker ended in order; nobody works there."""
+    SILENT = "silent"
+    """Nothing was heard of it for longer than a lease and the grace."""
+    GONE = "gone"
+
+
+@frozen
+class LeaseSummary:
+    """One live lease on a machine."""
+
+    job: str
+    """Its name."""
+    devices: tuple[str, ...] = ()
+
+
+@frozen
+class RosterMachine:
+    """What the coordinator knows of a machine."""
+
+    name: str
+    incarnation: str = ""
+    version: str = ""
+    last_seen_s: float
+    left_s: float | None = None
+    """When its worker said goodbye; nothing: it has not since its hello."""
+    ends_s: float | None = None
+    """When it goes away, as its worker announced."""
+    closed: str = ""
+    """Empty, drained, cordoned or paused."""
+    why: str = ""
+    until_s: float | None = None
+    closed_devices: Mapping[str, str] = fresh(factory=dict)
+    slots: int | None = None
+    """As its worker asked; nothing: one per device."""
+    leases: tuple[LeaseSummary, ...] = ()
+    capability: Mapping[str, Any] = fresh(factory=dict)
+    drift: tuple[str, ...] = ()
+    offer: NodeOffer | None = None
+    """As matching sees it, or would if it were back; nothing: its capability is not known."""
+    holdings: MachineInventory | None = None
+
+
+def machine_view(facts: RosterMachine, *, now_s: float, silent_s: float) -> MachineView:
+    """Give a machine; one that says nothing for longer than `silent_s` is silent."""
+    found = [device for device in facts.capability.get("devices", ()) if isinstance(device, dict)]
+    slots = facts.offer.slots if facts.offer is not None else facts.slots or max(1, len(found))
+    state = state_of(facts, slots, now_s=now_s, silent_s=silent_s)
+    is_closed = state in _CLOSED
+    offered = {} if facts.offer is None else {device.uuid: device for device in facts.offer.devices}
+    return MachineView(
+        name=facts.name,
+        state=str(state),
+        why=(facts.why or ("" if facts.offer is None else facts.offer.closed)) if is_closed else "",
+        until_s=facts.until_s if is_closed else None,
+        ends_s=facts.ends_s if facts.left_s is None else None,
+        incarnation=facts.incarnation,
+        version=facts.version,
+        last_seen_s=facts.last_seen_s,
+        slots=slots,
+        held=len(facts.leases),
+        jobs=tuple(lease.job for lease in facts.leases),
+        cores=None if facts.offer is None else facts.offer.cores,
+        ram_bytes=None if facts.offer is None else facts.offer.ram_bytes,
+        devices=tuple(_device(device, facts, offered.get(str(device.get("uuid", "")))) for device in found),
+        capability=dict(facts.capability),
+        drift=facts.drift,
+        environments=_environments(facts.holdings),
+        trees=0 if facts.holdings is None else len(facts.holdings.trees),
+    )
+
+
+def _environments(holdings: MachineInventory | None) -> dict[str, Any]:
+    return {} if holdings is None else holdings.model_dump(mode="json", exclude={"trees"})
+
+
+def state_of(facts: RosterMachine, slots: int, *, now_s: float, silent_s: float) -> MachineState:
+    """Say how a machine is."""
+    if facts.left_s is not None:
+        return MachineState.LEFT
+    quiet_s = now_s - facts.last_seen_s
+    if quiet_s > max(silent_s, GONE_S):
+        return MachineState.GONE
+    if quiet_s > silent_s:
+        return MachineState.SILENT
+    if facts.closed:
+        return MachineState(facts.closed)
+    if facts.offer is not None and facts.offer.closed:
+        return MachineState.PAUSED
+    return MachineState.BUSY if len(facts.leases) >= slots else MachineState.READY
+
+
+_CLOSED = frozenset({MachineState.DRAINED, MachineState.CORDONED, MachineState.PAUSED})
+
+
+def _device(found: dict[str, Any], facts: RosterMachine, offered: DeviceOffer | None) -> dict[str, Any]:
+    uuid = str(found.get("uuid", ""))
+    told = {
+        **found,
+        "jobs": [lease.job for lease in facts.leases if uuid in lease.devices],
+        "closed": facts.closed_devices.get(uuid, "") or ("" if offered is None else offered.closed),
+    }
+    if offered is not None:
+        told |= {"free_bytes": offered.free_bytes, "promised_bytes": offered.promised_bytes}
+    return told
+
+
+_MOST_FORECASTS = 50
+_MOST_NAMES = 1000
+_KEPT_S, _KEPT_TIMES = 1.0, (2.0, 10.0)
+"""A copy of the scheduler serves for a second, but for no less and no more than so many times as long as it took to
+make: on a large fleet forecasts do not fill the whole time, and on a small one they are not out of date.
+"""
+
+
+@frozen
+class _Seen:
+    """The fleet and the scheduler at one moment."""
+
+    fleet: Fleet
+    looked: MachineInspection
+    forecast: SnapshotForecast
+    leases: Mapping[int, LeaseRecord]
+    """By the number of their job."""
+    classes: Mapping[int, ClassRecord]
+    ends: _Ends
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.forecast.snapshot
+
+
+class Explanations:
+    """Asks the queue. Not thread-safe but for `machines`: one thread asks for the others."""
+
+    def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, budgets: Budgets) -> None:
+        self._queue = queue
+        self._clock = clock
+        self._times = times
+        self._budgets = budgets
+        self._last: _Seen | None = None
+        self._last_until_s = 0.0
+
+    def explain(self, ref: str) -> JobExplanation:
+        """Explain a job of the queue."""
+        reader, now_s = self._queue.reader, self._clock.wall_s()
+        first = reader.story(ref).job
+        seen = self._see(now_s, reader.case(first.id), first.state)
+        # Read behind the look: a job that was granted in between does not wait for the machine that it has.
+        row, story = reader.case(first.id), reader.story(first.id)
+        explainer = Explainer(seen.fleet, now_s=now_s)
+        return explainer.explain(self._case(row, story, seen, explainer, now_s))
+
+    def forecast(self, submission: Submission, submitted: SubmissionResponse) -> SubmissionResponse:
+        """Return a dry run with what would become of its first jobs, and when all are done."""
+        coming = [
+            at
+            for at, one in enumerate(submitted.jobs)
+            if one.outcome in (SubmissionOutcome.NEW, SubmissionOutcome.REQUEUED)
+        ]
+        wanted, now_s = coming[:_MOST_FORECASTS], self._clock.wall_s()
+        seen = self._see(now_s)
+        fleet = pinned_fleet(seen.fleet, seen.looked.accepts, (submission.jobs[at] for at in wanted))
+        explainer = Explainer(fleet, now_s=now_s)
+        newcomers = HypotheticalJobs(seen.snapshot, explainer, submission.submitter, seen.looked.stated_s)
+        for at in coming:
+            order = submission.jobs[at]
+            newcomers.add(at, pinned_case(case_of_order(order, now_s=now_s), seen.looked.accepts, order), order)
+        expected = SnapshotForecast(newcomers.snapshot())
+        jobs = list(submitted.jobs)
+        ahead = {
+            priority: _in_the_way(_before_new(seen.snapshot, priority), seen, explainer)
+            for priority in {one.priority for one in submission.jobs}
+        }
+        for at in wanted:
+            order = submission.jobs[at]
+            found = None if order.after else expected.of(newcomers.numbers[at])
+            case = changed(
+                newcomers.cases[at],
+                ahead=ahead[order.priority],
+                after=tuple(Prerequisite(name=name, state=str(JobState.PENDING)) for name in order.after),
+                forecast=found,
+                names=self._names(found),
+            )
+            told = explainer.explain(case, tells_machines=False)
+            outlook = told.expected
+            jobs[at] = jobs[at].model_copy(
+                update={
+                    "forecast": told.verdict,
+                    "machine": outlook.machine if outlook is not None else "",
+                    "starts_s": told.starts_s,
+                    "ends_s": outlook.ends_s if outlook is not None else None,
+                }
+            )
+            if told.never:
+                continue
+            # An earlier job goes before the others.
+            ahead |= {priority: count + 1 for priority, count in ahead.items() if priority <= order.priority}
+        ends_s = expected.ends_s(list(newcomers.numbers.values())) if coming else None
+        is_whole = not any(submission.jobs[at].after for at in coming)
+        done_s = now_s + ends_s if ends_s is not None and is_whole else None
+        return submitted.model_copy(update={"jobs": tuple(jobs), "done_s": done_s})
+
+    def schedule(self) -> ScheduleView:
+        """Return the state of the scheduler, with the names of the first jobs that wait."""
+        snapshot = self._snapshot(self._look(schedule=True))
+        first = sorted((-level.priority, number) for level in snapshot.ready for number in level.numbers())[
+            :_MOST_NAMES
+        ]
+        names = self._queue.reader.names([number for _, number in first])
+        pending = self._queue.reader.counts()[str(JobState.PENDING)]
+        return ScheduleView(
+            schedule=changed(snapshot, classes=used_classes(snapshot)).to_dict(),
+            names={str(number): name for number, name in names.items()},
+            blocked=max(0, pending - snapshot.ready_count),
+        )
+
+    def machines(self, name: str = "") -> tuple[MachineView, ...]:
+        """Return every machine, or the one of a name; nothing if it is unknown. Thread-safe."""
+        rows, now_s, silent_s = self._queue.reader.machines(name), self._clock.wall_s(), self._silent_s()
+        looked = self._look()
+        offers = {offer.node: offer for offer in (*looked.away, *looked.offers)}
+        return tuple(
+            machine_view(
+                RosterMachine(
+                    name=row.name,
+                    incarnation=row.incarnation,
+                    version=row.version,
+                    last_seen_s=row.last_seen_s,
+                    left_s=row.left_s,
+                    ends_s=row.ends_s,
+                    closed=row.closed,
+                    why=row.why,
+                    until_s=row.until_s,
+                    closed_devices=row.closed_devices,
+                    slots=row.slots,
+                    leases=tuple(LeaseSummary(job=held.name, devices=held.devices) for held in row.held),
+                    capability=row.capability,
+                    drift=looked.drift.get(row.name, ()),
+                    offer=offers.get(row.name),
+                    holdings=looked.holdings.get(row.name),
+                ),
+                now_s=now_s,
+                silent_s=silent_s,
+            )
+            for row in rows
+        )
+
+    def _look(self, *, schedule: bool = False) -> MachineInspection:
+        looked = self._queue.ask(InspectMachines(schedule=schedule))
+        if not isinstance(looked, MachineInspection):
+            message = f"the queue answers a look with {type(looked).__name__}"
+            raise InternalError(message)
+        return looked
+
+    def _silent_s(self) -> float:
+        return self._queue.pace().lease_s + self._times.grace_s
+
+    def _see(self, now_s: float, row: JobExplainRow | None = None, state: str = "") -> _Seen:
+        """Look at the whole fleet and the scheduler; what was seen a moment ago serves if the job was there so."""
+        last, began_s = self._last, self._clock.monotonic_s()
+        if last is not None and began_s < self._last_until_s and row is not None and _is_so(last, row, state):
+            return last
+        looked, machines = self._look(schedule=True), self._queue.reader.machines()
+        snapshot = self._snapshot(looked)
+        classes = {one.class_id: one for one in snapshot.classes}
+        leases = {one.job: one for one in snapshot.leases}
+        ends = _Ends(snapshot, machines)
+        fleet = _fleet(looked, machines, ends, now_s=now_s, silent_s=self._silent_s())
+        seen = _Seen(
+            fleet=fleet, looked=looked, forecast=SnapshotForecast(snapshot), leases=leases, classes=classes, ends=ends
+        )
+        ended_s = self._clock.monotonic_s()
+        least_s, most_s = ((ended_s - began_s) * times for times in _KEPT_TIMES)
+        self._last, self._last_until_s = seen, ended_s + min(most_s, max(least_s, _KEPT_S))
+        return seen
+
+    def _snapshot(self, looked: MachineInspection) -> Snapshot:
+        """Return the scheduler's state with the numbers of the first ready jobs."""
+        if looked.schedule is None:
+            message = "the queue answers a look at its schedule without one"
+            raise InternalError(message)
+        return numbered(looked.schedule, self._queue.reader.ready_numbers(quota(looked.schedule)))
+
+    def _names(self, forecast: JobForecast | None) -> dict[int, str]:
+        """Return the names of jobs that go before one."""
+        firsts = {one.first for one in forecast.held_back if one.first is not None} if forecast is not None else ()
+        return self._queue.reader.names(list(firsts)[:_MOST_NAMES]) if firsts else {}
+
+    def _case(
+        self, row: JobExplainRow, story: JobDetails, seen: _Seen, explainer: Explainer, now_s: float
+    ) -> JobExplainContext:
+        job = story.job
+        is_in_line = job.state == JobState.PENDING and not row.after
+        counts, most = story.counts, {"user": row.attempts, "lost": self._budgets.lost}
+        ends = seen.ends
+        after = tuple(Prerequisite(name=one.name, state=one.state, ends_s=ends.of(one.seq)) for one in row.after)
+        found = _expected(row, job.priority, after, seen, now_s) if job.state == JobState.PENDING else None
+        known = seen.classes.get(row.class_id)
+        return JobExplainContext(
+            job=job,
+            wanted=changed(seen.looked.wanted[row.class_id], name=job.name, model=job.recipe, priority=job.priority),
+            environment=row.environment,
+            inputs=row.inputs,
+            after=after,
+            not_before_s=row.not_before_s,
+            message=row.message,
+            ahead=(
+                _in_the_way(self._queue.reader.waiting_before(row.seq).by_class, seen, explainer)
+                if is_in_line
+                else None
+            ),
+            declines=tuple(
+                MachineDecline(
+                    machine=one.machine, reason=one.cause or "declined", message=one.message, at_s=one.ended_s
+                )
+                for one in reversed(story.attempts)
+                if one.ending == "declined"
+            ),
+            spent={cause: (counts.get(cause, 0), limit) for cause, limit in most.items()},
+            ends_s=ends.of(row.seq),
+            based_on=ends.based_on(row.seq) or (known.based_on if known is not None else ""),
+            forecast=found,
+            names=self._names(found),
+            share=seen.forecast.shares.get(known.user) if known is not None else None,
+            chosen=chosen_text(_granted(story.events)),
+        )
+
+
+class _Ends:
+    """When live leases are expected to end, and from what that is known."""
+
+    def __init__(self, snapshot: Snapshot, machines: Sequence[MachineRow]) -> None:
+        self._now_s = snapshot.now_s
+        self._leases = {one.job: one for one in snapshot.leases}
+        self._classes = {one.class_id: one for one in snapshot.classes}
+        self._held = {held.seq: held for machine in machines for held in machine.held}
+
+    def of(self, job: int) -> float | None:
+        """Return when the lease of a job ends; None: it has none, or no estimate, or is overdue."""
+        progress_s, lease = self._by_progress(job), self._leases.get(job)
+        if progress_s is not None or lease is None:
+            return progress_s
+        return self._now_s + lease.until_s if lease.is_estimated and lease.until_s > 0 else None
+
+    def based_on(self, job: int) -> str:
+        """Return what the estimate is from; empty: there is none."""
+        if self._by_progress(job) is not None:
+            progress = self._held[job].progress
+            return f"its own progress, {progress['step']} of {progress['of']}"
+        lease = self._leases.get(job)
+        known = None if lease is None else self._classes.get(lease.class_id)
+        return "" if known is None else known.based_on
+
+    def _by_progress(self, job: int) -> float | None:
+        held = self._held.get(job)
+        if held is None or held.started_s is None:
+            return None
+        return progress_end_s(held.started_s, held.progress.get("step"), held.progress.get("of"), self._now_s)
+
+
+def _expected(
+    row: JobExplainRow, priority: int, after: Sequence[Prerequisite], seen: _Seen, now_s: float
+) -> JobForecast | None:
+    """Return what is expected of a pending job; None if nobody knows when it is ready."""
+    if not after and row.not_before_s <= now_s:
+        return seen.forecast.of(row.seq)
+    ends_s = [before.ends_s for before in after]
+    if any(end_s is None for end_s in ends_s):
+        return None
+    ready_s = max([row.not_before_s, *[end_s for end_s in ends_s if end_s is not None]])
+    coming = ReadyRecord(
+        class_id=row.class_id, priority=priority, runs=((row.seq, 1),), come_s=max(0.0, ready_s - seen.snapshot.now_s)
+    )
+    later = changed(seen.snapshot, ready=(*seen.snapshot.ready, coming))
+    return SnapshotForecast(later).of(row.seq, tells=False)
+
+
+def _is_so(seen: _Seen, row: JobExplainRow, state: str) -> bool:
+    """Return whether a job was in this state when that was seen."""
+    if state in (JobState.CLAIMED, JobState.RUNNING):
+        return row.seq in seen.leases
+    if state == JobState.PENDING and not row.after:
+        return seen.forecast.is_numbered(row.seq)
+    return row.class_id in seen.looked.wanted
+
+
+def _before_new(snapshot: Snapshot, priority: int) -> dict[int, int]:
+    """Count by class the ready jobs that go before a new one of a priority."""
+    counts: dict[int, int] = {}
+    for level in snapshot.ready:
+        if level.priority >= priority:
+            counts[level.class_id] = counts.get(level.class_id, 0) + level.count
+    return counts
+
+
+def _granted(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the last event that granted a job to a machine."""
+    found = [event for event in events if event.get("kind") == FleetKinds.JOB_GRANTED]
+    return found[-1] if found else {}
+
+
+def _fleet(
+    looked: MachineInspection, machines: Sequence[MachineRow], ends: _Ends, *, now_s: float, silent_s: float
+) -> Fleet:
+    return Fleet(
+        offers=looked.offers,
+        holders={
+            machine.name: [
+                LeaseHolder(
+                    job=held.name,
+                    wanted=looked.wanted[held.class_id],
+                    devices=held.devices,
+                    is_shared=held.is_shared,
+                    ends_s=ends.of(held.seq),
+                    based_on=ends.based_on(held.seq),
+                )
+                for held in machine.held
+                if held.class_id in looked.wanted
+            ]
+            for machine in machines
+            if machine.held
+        },
+        absent={machine.name: why for machine in machines if (why := _why_away(machine, now_s, silent_s))},
+        away=looked.away,
+        closed_until_s={
+            machine.name: machine.until_s for machine in machines if machine.closed and machine.until_s is not None
+        },
+        holdings=looked.holdings,
+    )
+
+
+def _why_away(machine: MachineRow, now_s: float, silent_s: float) -> str:
+    if machine.left_s is not None:
+        return f"away, its worker left {format_duration(max(0.0, now_s - machine.left_s))} ago"
+    quiet_s = now_s - machine.last_seen_s
+    return f"silent for {format_duration(quiet_s)}" if quiet_s > silent_s else ""
+
+
+def _in_the_way(before: Mapping[int, int], seen: _Seen, explainer: Explainer) -> int:
+    """Count jobs that stand before another, by class, that some machine could ever take: the others delay nothing."""
+    wanted = seen.looked.wanted
+    return sum(
+        count for class_id, count in before.items() if class_id not in wanted or explainer.may_ever(wanted[class_id])
+    )
+
+
+# Machines as people see them, with how they are: symptoms, their workers' reports, skew, their certificates' ends.
+
+
+@frozen
+class MachineHealth:
+    """Adds it. Reads the database, so it blocks."""
+
+    machines: Callable[[str], tuple[MachineView, ...]]
+    queue: Queue
+    clock: Clock
+    version: str
+
+    def of(self, name: str = "") -> tuple[MachineView, ...]:
+        """Give every machine, or the one of a name."""
+        reader, now_s = self.queue.reader, self.clock.wall_s()
+        symptoms: dict[str, list[SymptomView]] = defaultdict(list)
+        for one in reader.symptoms(name):
+            symptoms[one.machine].append(one)
+        reports = {row.name: row.report for row in reader.machines(name)} if name else {}
+        standing = self.queue.standing()
+        return tuple(
+            view.model_copy(
+                update={
+                    "symptoms": tuple(symptoms.get(view.name, ())),
+                    "report": reports.get(view.name, {}),
+                    "is_skewed": is_skewed(view.version, self.version),
+                    "certificate_until_s": max(
+                        (one.expires_s for one in standing.certificates_of(view.name, now_s)), default=None
+                    ),
+                }
+            )
+            for view in self.machines(name)
+        )

@@ -1,0 +1,155 @@
+"""The files that a coordinator was given, read again: which machines and jobs are others now, and then so.
+
+A fault in either file leaves everything as it was and is told with its line and key. What changed is said before and
+after alike: a dry run gives the same answer and changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from stoker.coordinator.queue.commands import Answer, Command, Declare, QueueCommandResult, Submit
+from stoker.core.errors import StokerError
+from stoker.core.frozen import fields_of
+from stoker.core.machine import Cluster, Node, UserPolicy
+from stoker.core.text import point_name
+from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.view_messages import NOTHING_GIVEN, DoneView
+
+ReadCluster = Callable[[], Cluster]
+ReadManifest = Callable[[], Submission]
+_LISTED = 100
+_SHORT = 12
+
+
+class ReloadQueue(Protocol):
+    """The queue, as far as it is needed here."""
+
+    def ask(self, command: Command) -> Answer:
+        """Give the answer, or raise the refusal."""
+
+
+class CoordinatorFiles:
+    """The cluster file and the manifest of one coordinator; either may be missing. One thread at a time."""
+
+    def __init__(
+        self,
+        queue: ReloadQueue,
+        *,
+        cluster: ReadCluster | None = None,
+        manifest: ReadManifest | None = None,
+        source: str = "",
+    ) -> None:
+        self._queue = queue
+        self._read_cluster = cluster
+        self._read_manifest = manifest
+        self._source = source
+        self._cluster: Cluster | None = None
+        self._turn = threading.Lock()
+
+    def read_again(self, dry_run: bool = False, by: str = "") -> DoneView:  # noqa: FBT001, FBT002 - handed on as a plain callable
+        """Read both, then let both hold; `by` asked for it. Raises what is wrong with either, with nothing changed."""
+        with self._turn:
+            cluster = self._read_cluster() if self._read_cluster is not None else None
+            submission = self._read_manifest() if self._read_manifest is not None else None
+            notes = list(cluster_changes(self._cluster, cluster))
+            told: list[str] = [note.split(":")[0] for note in notes]
+            data: dict[str, object] = {"files": (cluster is not None) + (submission is not None)}
+            if cluster is not None:
+                data["cluster"] = len(notes)
+            if submission is not None:
+                # Before the cluster: what the queue refuses of it must leave that as it was, too.
+                submitted = self._submit(
+                    submission.model_copy(update={"dry_run": dry_run, "submitter": by or submission.submitter})
+                )
+                names, lines = manifest_changes(submitted)
+                told += names
+                notes += lines
+                data |= {"jobs": submitted.counts, "vanished": len(submitted.vanished)}
+            if cluster is not None and not dry_run:
+                done = self._queue.ask(Declare(cluster=cluster, source=self._source, by=by))
+                notes += done.notes if isinstance(done, QueueCommandResult) else ()
+                self._cluster = cluster
+            return DoneView(changed=tuple(told), notes=tuple(notes), data={**data, "dry_run": dry_run})
+
+    def _submit(self, submission: Submission) -> SubmissionResponse:
+        answer = self._queue.ask(Submit(asked=submission))
+        if not isinstance(answer, SubmissionResponse):
+            message = f"the queue answered a submission with {type(answer).__name__}"
+            raise TypeError(message)
+        return answer
+
+
+def cluster_changes(before: Cluster | None, after: Cluster | None) -> tuple[str, ...]:
+    """Return what is another in a cluster file, a line per machine and per user."""
+    if after is None:
+        return ()
+    before = before or Cluster(nodes=())
+    old, new = ({node.name: node for node in cluster.nodes} for cluster in (before, after))
+    old_users, new_users = ({f"user {name}": one for name, one in cluster.users.items()} for cluster in (before, after))
+    return (*_changes(old, new), *_changes(old_users, new_users))
+
+
+def _changes(old: Mapping[str, Node | UserPolicy], new: Mapping[str, Node | UserPolicy]) -> list[str]:
+    lines = [f"{name}: new" for name in new if name not in old]
+    lines += [f"{name}: no longer declared" for name in old if name not in new]
+    lines += [
+        f"{name}: {', '.join(fields)}" for name in new if name in old and (fields := _differing(old[name], new[name]))
+    ]
+    return lines
+
+
+def manifest_changes(submitted: SubmissionResponse) -> tuple[list[str], list[str]]:
+    """Return what a manifest changed: the jobs' ids, and lines for people.
+
+    A job that is known under another name is listed although nothing changed: by the manifest's name it is not found.
+    """
+    moved = [job for job in submitted.jobs if job.outcome not in (SubmissionOutcome.KNOWN, SubmissionOutcome.KEPT)]
+    kept = [job for job in submitted.jobs if job.outcome is SubmissionOutcome.KEPT]
+    renamed = [job for job in submitted.jobs if job.outcome is SubmissionOutcome.KNOWN and job.known_as]
+    listed = [*moved, *kept, *renamed]
+    lines = [_line(job) for job in listed[:_LISTED]]
+    if len(listed) > _LISTED:
+        lines.append(f"and {len(listed) - _LISTED} more")
+    if submitted.vanished:
+        count = len(submitted.vanished)
+        lines.append(f"{count} pending job{'s' * (count != 1)} no longer in the manifest: they stay until cancelled")
+    return [job.id for job in moved], lines
+
+
+def lines_of(done: DoneView) -> list[str]:
+    """Give what reading again did as lines for a log."""
+    return list(done.notes) or ["nothing has changed" if done.data.get("files", 1) else NOTHING_GIVEN]
+
+
+def trouble_of(error: StokerError) -> list[str]:
+    """Give why reading again changed nothing, as lines for a log."""
+    faults = [str(fault) for fault in getattr(error, "faults", ())]
+    return [f"{error} — everything stays as it was", *(faults if len(faults) > 1 else [])]
+
+
+def _line(job: JobSubmissionResult) -> str:
+    name = point_name(job.name, job.number)
+    if not job.known_as:
+        called = ""
+    elif job.shown == name:
+        called = f", until now {job.known_as}"
+    else:
+        called = f", already in the queue as {job.known_as}"
+    what = str(job.state) if job.outcome is SubmissionOutcome.KNOWN else f"{job.told_as}{_of(job.changes)}"
+    return f"{name}{called}: {what}{_earlier(job)}"
+
+
+def _of(changes: tuple[str, ...]) -> str:
+    return f" ({', '.join(changes)})" if changes else ""
+
+
+def _earlier(job: JobSubmissionResult) -> str:
+    return f"; the one before, {job.instead_of[:_SHORT]}, stays until cancelled" if job.instead_of else ""
+
+
+def _differing(one: Node | UserPolicy, other: Node | UserPolicy) -> list[str]:
+    mine, theirs = fields_of(one), fields_of(other)
+    return [name for name in mine if mine[name] != theirs[name]]

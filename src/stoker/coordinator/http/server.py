@@ -1,0 +1,309 @@
+"""The process that serves: a server in the main thread's event loop, started, told to read again, and ended in order.
+
+SIGTERM or Ctrl-C: stop accepting, answer who waits, finish what was asked, end with 143 or 130; once more: now. SIGHUP:
+read cluster file and manifest again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import uvicorn
+
+from stoker.coordinator.http.http_connection import (
+    PATIENCE,
+    ClientLimits,
+    ConnectionAcceptor,
+    ReadBufferProtocol,
+    ServerConnection,
+    SizedReadProtocol,
+    watch,
+)
+from stoker.coordinator.http.http_messages import LOG, Receive, Scope, Send
+from stoker.coordinator.http.worker_routes import WorkerRouter
+from stoker.core.errors import StokerError
+from stoker.core.exits import INTERRUPTED, TERMINATED
+from stoker.core.frozen import frozen
+
+GRACE_S = 10.0
+"""How long answers that are under way may take once the end has begun."""
+_ENDINGS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+
+class ServedApp(WorkerRouter, Protocol):
+    """An app that is also the door for what its connections answer by themselves."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+
+class HostedService(Protocol):
+    """What is served: made inside the event loop."""
+
+    @property
+    def app(self) -> ServedApp: ...
+
+    def close(self) -> None:
+        """Let everybody go who waits; the end has begun."""
+
+    def end(self) -> None:
+        """Let go of everything, once nobody asks any more."""
+
+    async def reload(self) -> None:
+        """Read the files again."""
+
+
+@frozen
+class Tls:
+    """How TLS is spoken: by what, and what keeps its certificate fresh."""
+
+    context: ssl.SSLContext
+    refresh: Callable[[], bool]
+    """Makes another certificate where that is due and loads it; blocks for a moment. True: there is a new one."""
+    every_s: float = 3600.0
+
+
+@frozen
+class CoordinatorSocket:
+    """A Unix socket at which processes of our own user are served."""
+
+    listener: socket.socket
+    renew: Callable[[], socket.socket | None]
+    """Keeps the socket's name from being deleted as old; returns another listener if it was deleted. Blocks briefly."""
+    every_s: float = 600.0
+
+
+@frozen
+class CoordinatorWatchdog:
+    """Somebody who starts us again if we fall silent."""
+
+    beat: Callable[[], None]
+    every_s: float
+
+
+@frozen
+class ServerSetup:
+    """How to serve: where, what, and whom to tell."""
+
+    listening: socket.socket
+    make: Callable[[], HostedService]
+    on_ready: Callable[[], None]
+    say: Callable[[str], None]
+    leave: Callable[[int], None] = os._exit
+    patience: ClientLimits = PATIENCE
+    tls: Tls | None = None
+    """Nothing: plain HTTP, which is for loopback alone."""
+    local: CoordinatorSocket | None = None
+    pulse: CoordinatorWatchdog | None = None
+    """Whom to tell that the event loop turns."""
+
+
+class CoordinatorServer:
+    """A coordinator that runs until a signal, or somebody in another thread, ends it."""
+
+    def __init__(self, stage: ServerSetup) -> None:
+        self._stage = stage
+        self._code = 0
+        self._is_ending = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._served: HostedService | None = None
+        self._reloading: asyncio.Task[None] | None = None
+
+    def run(self) -> int:
+        """Serve; give the exit code."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(self._run())
+
+    def stop(self) -> None:
+        """End it in order, from any thread; it has been ready before."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_end)
+
+    async def _run(self) -> int:
+        stage = self._stage
+        self._loop = asyncio.get_running_loop()
+        served = self._served = stage.make()
+        server = self._server = _Server(_config(served.app, stage.patience))
+        server.on_started, server.tls, server.patience = stage.on_ready, stage.tls, stage.patience
+        server.local = stage.local.listener if stage.local is not None else None
+        beside = [asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))]
+        if stage.tls is not None:
+            beside.append(asyncio.ensure_future(self._keep_fresh(stage.tls)))
+        if stage.local is not None:
+            beside.append(asyncio.ensure_future(self._keep_local(stage.local, server)))
+        if stage.pulse is not None:
+            beside.append(asyncio.ensure_future(_beat(stage.pulse)))
+        try:
+            with self._signals():
+                await server.serve(sockets=[stage.listening])
+        finally:
+            for one in beside:
+                one.cancel()
+                with suppress(asyncio.CancelledError):
+                    await one
+            served.end()
+        return self._code
+
+    async def _keep_fresh(self, tls: Tls) -> None:
+        """Have the certificate looked at now and then: it expires, and this machine's addresses change."""
+        while True:
+            await asyncio.sleep(tls.every_s)
+            try:
+                if await asyncio.to_thread(tls.refresh):
+                    self._stage.say("a new certificate is shown from now on")
+            except Exception:  # noqa: BLE001 - the old one holds for weeks; it is tried again
+                LOG.exception("the server's certificate could not be made anew")
+
+    async def _keep_local(self, local: CoordinatorSocket, server: _Server) -> None:
+        """Have the Unix socket's name renewed now and then, and serve at another one if it was deleted."""
+        while True:
+            await asyncio.sleep(local.every_s)
+            try:
+                listener = await asyncio.to_thread(local.renew)
+                if listener is not None:
+                    await server.move_local(listener)
+                    self._stage.say("this coordinator's Unix socket was deleted; it has been made again")
+            except StokerError as error:
+                self._stage.say(f"this coordinator's Unix socket could not be renewed: {error.message}")
+            except Exception:  # noqa: BLE001 - connections stay, and it is tried again
+                LOG.exception("the Unix socket could not be renewed")
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        taken = []
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ():
+            # What this process was started to ignore (nohup) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._reload if number == signal.SIGHUP else self._end, number)
+                taken.append(number)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._is_ending:
+            self._stage.say("ending now")
+            self._stage.leave(_ENDINGS[number])
+            return
+        self._code = _ENDINGS[number]
+        self._stage.say("stopping… (once more ends it at once)")
+        self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._is_ending = True
+        if self._served is not None:
+            self._served.close()
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def _reload(self, _number: signal.Signals) -> None:
+        if self._served is not None and self._reloading is None:
+            self._reloading = asyncio.ensure_future(self._read_again(self._served))
+
+    async def _read_again(self, served: HostedService) -> None:
+        try:
+            await served.reload()
+        except Exception:  # noqa: BLE001 - whatever it is, the coordinator goes on
+            LOG.exception("reading the files again met a bug")
+        finally:
+            self._reloading = None
+
+
+async def _beat(pulse: CoordinatorWatchdog) -> None:
+    while True:
+        pulse.beat()
+        await asyncio.sleep(pulse.every_s)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals alone, says when it listens, and waits for no handshake for long."""
+
+    on_started: Callable[[], None] | None = None
+    tls: Tls | None = None
+    local: socket.socket | None = None
+    patience = PATIENCE
+    _at_local: Any = None
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        context = None if self.tls is None else self.tls.context
+        limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
+        servers: list[Any] = [
+            ConnectionAcceptor(one, self._connect, context, backlog=self.config.backlog, **limits)
+            for one in sockets or ()
+        ]
+        self.servers = servers
+        if self.local is not None:
+            await self.move_local(self.local)
+        self.started = True
+        if self.on_started is not None:
+            self.on_started()
+
+    async def move_local(self, listener: socket.socket) -> None:
+        """Serve our own user at this Unix socket; at the one before only who is connected there."""
+        loop, before = asyncio.get_running_loop(), self._at_local
+        self._at_local = await loop.create_unix_server(self._plain, sock=listener, backlog=self.config.backlog)
+        self.servers.append(self._at_local)
+        if before is not None:
+            self.servers.remove(before)
+            before.close()
+
+    def _connect(self) -> SizedReadProtocol:
+        make: Any = self.config.http_protocol_class
+        made: SizedReadProtocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    def _plain(self) -> ReadBufferProtocol:
+        return ReadBufferProtocol(self._connect())
+
+
+def _config(app: ServedApp, patience: ClientLimits) -> uvicorn.Config:
+    class Patient(ServerConnection):
+        pass
+
+    Patient.patience = patience
+    Patient.door = app
+    return uvicorn.Config(
+        app,
+        http=Patient,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        # A line for each request that is not HTTP would let strangers fill the log.
+        log_level="error",
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=2048,
+        timeout_graceful_shutdown=int(GRACE_S),
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere
+    except ModuleNotFoundError:
+        return None
+    factory: Any = uvloop.new_event_loop
+    return factory  # type: ignore[no-any-return]

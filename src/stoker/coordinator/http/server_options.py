@@ -1,0 +1,89 @@
+"""How a coordinator is to serve, and what it says of itself once it does. No library of the service is needed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from stoker.core.digests import OpenEntry, Tree
+from stoker.core.frozen import frozen
+from stoker.core.leases import FleetTimes
+from stoker.protocol.job_messages import Submission
+from stoker.protocol.view_messages import DoneView
+
+KeepTree = Callable[[Tree, OpenEntry], None]
+"""Takes a tree in whose files lie on the coordinator's own machine."""
+ReadManifest = Callable[[str, KeepTree, str], Submission]
+"""Reads the manifest at a path, for a coordinator at an address, which keeps what its jobs need."""
+
+
+@frozen
+class ServeOptions:
+    """What was asked for; nothing said means the usual."""
+
+    db: str = ""
+    listen: str = ""
+    cluster: str = ""
+    """Its whole path."""
+    manifest: str = ""
+    """Its whole path."""
+    lease_s: float | None = None
+    heartbeat_s: float | None = None
+    events_kept_s: float | None = None
+    upload_limit_bytes: int | None = None
+    """Of one tree, one file of it, or one result or checkpoint."""
+    token_file: str = ""
+    """Its whole path."""
+    advertise: str = ""
+    """`NAME[,NAME]`: by which other machines reach it, beside what it knows itself."""
+    certificate_life_s: float | None = None
+    """Of machines' certificates."""
+    code_repository: str = ""
+    """Whose commits alone programs may be: its whole path; empty: any code."""
+    code_branch: str = ""
+    system_a: bool = False
+    """Serve the routes of system A, whose workers have no credentials."""
+
+
+@frozen
+class ListeningCoordinator:
+    """A coordinator that listens."""
+
+    url: str
+    database: str
+    """Its sort and place, without secrets."""
+    token_file: str
+    """Where the operator's token is; empty: only the environment has it."""
+    socket: str
+    """The Unix socket by which its own user reaches it."""
+    is_open: bool
+    """It listens to this machine alone, without TLS."""
+    ca_file: str
+    """The fleet's CA, where it speaks TLS; empty: it does not."""
+    times: FleetTimes
+    system_a: bool
+    """It serves the routes of system A."""
+    files: DoneView
+    """What cluster file and manifest changed."""
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "url": self.url,
+            "database": self.database,
+            "token_file": self.token_file,
+            "socket": self.socket,
+            "is_open": self.is_open,
+            "ca_file": self.ca_file,
+            "system_a": self.system_a,
+            "lease_s": self.times.lease_s,
+            "heartbeat_s": self.times.heartbeat_s,
+            "changed": list(self.files.changed),
+            "notes": list(self.files.notes),
+        }
+
+
+class RunnableCoordinator(Protocol):
+    """A coordinator that can be run."""
+
+    def run(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
+        """Serve until a signal ends it, and give the exit code. `say` hears what a log should have."""

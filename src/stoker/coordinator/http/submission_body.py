@@ -1,0 +1,398 @@
+"""Read a submission from its file: order by order, so that neither its text nor its parser holds the coordinator up.
+
+A parser of JSON holds Python's lock (the GIL) until it is done, for seconds with a large text, and nothing else is
+answered meanwhile. Here a few orders are parsed at a time. What is in memory beside the orders is a window of the text.
+Sizes and counts are judged before values are made. What an order means is judged elsewhere (`queue.submission_check`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from codecs import getincrementaldecoder
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, Protocol, cast
+
+from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+
+from stoker.coordinator.http.http_messages import (
+    WORD_BYTES,
+    Receive,
+    body_pieces,
+    faults_of,
+    judge_values,
+    read_message,
+    too_large,
+)
+from stoker.core.errors import BadInput, TooLarge, Unavailable
+from stoker.core.jsontext import loads
+from stoker.core.text import format_size
+from stoker.protocol.codec import alike, values_in
+from stoker.protocol.job_messages import (
+    MOST_JOBS,
+    MOST_JOBS_AT_ONCE,
+    MOST_ORDER_BYTES,
+    MOST_ORDER_VALUES,
+    MOST_SUBMISSION_BYTES,
+    MOST_SUBMISSION_VALUES,
+    JobSpec,
+    Submission,
+)
+
+_PIECE_BYTES = 64 * 1024
+_MOST_ORDER_MARKS = 3 * MOST_ORDER_VALUES
+_MOST_FIELD_MARKS = MOST_JOBS + 1000
+_SPACE = re.compile(r"[ \t\n\r]*")
+_JOBS = "jobs"
+_PARTS = "send it in parts, as `stoker submit` does"
+_NEXT_ORDER = '},{"id":"'
+_ORDERS = TypeAdapter(tuple[JobSpec, ...])
+_scan = json.JSONDecoder().raw_decode
+
+
+def read_submission(file: BinaryIO) -> Submission:
+    """Read a submission.
+
+    Raises `InvalidInput` for what is wrong with it, as far as the first order with a fault, `BadInput` if it is not
+    JSON, and `TooLarge` for more than one submission may have.
+    """
+    text = _Window(file)
+    if not text.next():
+        return read_message(Submission, b"")
+    text.take("{")
+    orders: list[JobSpec] | None = None
+    rest: list[str] = []
+    while text.next() != "}":
+        key = text.value(_MOST_FIELD_MARKS, MOST_SUBMISSION_BYTES)
+        text.take(":")
+        if text.next() == "[" and loads(key) == _JOBS:
+            orders = _read_orders(text)
+        else:
+            rest.append(f"{key}:{text.value(_MOST_FIELD_MARKS, MOST_SUBMISSION_BYTES)}")
+        if text.next() != "}":
+            text.take(",")
+            text.refuse_end("}")
+    text.take("}")
+    if text.next():
+        raise BadInput("the request is not JSON: something follows its end")
+    if orders is not None:
+        rest.append(f'"{_JOBS}":[]')
+    submission = read_message(Submission, f"{{{','.join(rest)}}}".encode())
+    return alike(submission, {_JOBS: tuple(orders)}) if orders is not None else submission
+
+
+def _read_orders(text: _Window) -> list[JobSpec]:
+    orders: list[JobSpec] = []
+    are_ours = True
+    text.take("[")
+    while text.next() != "]":
+        run = text.run() if are_ours else ""
+        if run and (some := _read_run(run)):
+            orders += some
+            text.skip(len(run))
+        else:
+            # One after the other, to the end: to try again for each of them would take long.
+            are_ours = are_ours and not run
+            place = f"{_JOBS}.{len(orders)}"
+            orders.append(_read_order(text.value(_MOST_ORDER_MARKS, MOST_ORDER_BYTES, place), place))
+        if len(orders) > MOST_JOBS_AT_ONCE:
+            raise TooLarge(f"the submission has more than {MOST_JOBS_AT_ONCE:,} jobs", hint=_PARTS)
+        if text.next() != "]":
+            text.take(",")
+            text.refuse_end("]")
+    text.take("]")
+    return orders
+
+
+def _read_run(text: str) -> tuple[JobSpec, ...]:
+    """Return the orders that a text has, if it is nothing but whole orders without a fault; else none."""
+    if '"$' in text:
+        return ()
+    try:
+        return _ORDERS.validate_json(f"[{text}]")
+    except ValidationError:
+        return ()
+
+
+def _read_order(text: str, place: str) -> JobSpec:
+    try:
+        # A tagged number: the longer way, as `protocol.codec` goes it.
+        return JobSpec.model_validate(loads(text)) if '"$' in text else JobSpec.model_validate_json(text)
+    except ValidationError as error:
+        raise faults_of(error, place) from None
+    except ValueError as error:
+        raise BadInput(f"the request is not JSON: {place}: {error}") from None
+
+
+class _Window:
+    """The text of a file, of which only the part that is being read is in memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decode = getincrementaldecoder("utf-8")().decode
+        self._text = ""
+        self._at = 0
+        self._values = 0
+        self._is_whole = False
+
+    def next(self) -> str:
+        """Return the next character that is no space, and go to it; empty at the end."""
+        while True:
+            found = _SPACE.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read_on():
+                return ""
+
+    def take(self, mark: str) -> None:
+        """Go past a mark. Raise `BadInput` if something else is next."""
+        if (found := self.next()) != mark:
+            raise BadInput(f"the request is not JSON: {mark!r} expected, found {found!r}")
+        self._at += 1
+
+    def refuse_end(self, mark: str) -> None:
+        """Raise `BadInput` if a mark is next: a comma was before it."""
+        if self.next() == mark:
+            raise BadInput(f"the request is not JSON: a comma before {mark!r}")
+
+    def run(self) -> str:
+        """Return what is in memory up to the last place where one of our clients may have begun another order.
+
+        It need not be the end of one: what else begins with an id, inside of an order, looks the same.
+        """
+        end = self._text.rfind(_NEXT_ORDER, self._at)
+        return self._text[self._at : end + 1] if end >= 0 else ""
+
+    def skip(self, length: int) -> None:
+        """Go past so much text."""
+        self._at += length
+
+    def value(self, most_marks: int, most_bytes: int, place: str = "a field of the submission") -> str:
+        """Return the text of the next value, and go past it.
+
+        Raises `TooLarge` if it has more than so many values, as `values_in` counts them, or characters.
+        """
+        too_large = TooLarge(f"{place} has more than {format_size(most_bytes)}, or more than {most_marks:,} values")
+        self.next()
+        piece_bytes, end, why = _PIECE_BYTES, -1, ""
+        while True:
+            try:
+                _, end = _scan(self._text, self._at)
+            except RecursionError:
+                raise BadInput("the request is not JSON: nested too deeply") from None
+            except json.JSONDecodeError as error:
+                # Unless the text just has not been read to its end.
+                end, why = -1, error.msg
+            except ValueError as error:
+                end, why = -1, str(error)
+            # A number may go on in what was not read yet.
+            if end >= 0 and (end < len(self._text) or self._is_whole):
+                break
+            # All that is in memory belongs to this value.
+            if len(self._text) - self._at > most_bytes or _marks_in(self._text, self._at) > most_marks:
+                raise too_large
+            # Twice as much each time: a long value is not scanned often.
+            if not self._read_on(piece_bytes) and end < 0:
+                raise BadInput(f"the request is not JSON: {why}")
+            piece_bytes *= 2
+        text, self._at = self._text[self._at : end], end
+        if len(text) > most_bytes or (len(text) > most_marks and _marks_in(text) > most_marks):
+            raise too_large
+        return text
+
+    def _read_on(self, size_bytes: int = _PIECE_BYTES) -> bool:
+        """Read another piece of the file, and let go of what was used. False at the end of the file."""
+        piece = self._file.read(size_bytes)
+        self._values += values_in(piece)
+        if self._values > MOST_SUBMISSION_VALUES:
+            raise TooLarge(f"the submission has more than {MOST_SUBMISSION_VALUES:,} values", hint=_PARTS)
+        was_whole, self._is_whole = self._is_whole, not piece
+        try:
+            self._text = self._text[self._at :] + self._decode(piece, not piece)
+        except UnicodeDecodeError:
+            raise BadInput("the request is not JSON: it is not UTF-8") from None
+        self._at = 0
+        return not (was_whole or self._is_whole)
+
+
+def _marks_in(text: str, start: int = 0) -> int:
+    return sum(text.count(mark, start) for mark in "[{,")
+
+
+# Room for the bodies of requests: memory within a budget, a share of it for each principal, large bodies on disk.
+#
+# Room is taken when a body is first read, after the request's head was judged, for as many bytes as it announces, or
+# may have where it announces none. It is released when the answer begins. A principal whose share is taken waits for
+# its own requests, and no other principal does. A body that fits into what a connection holds anyway needs no room.
+
+MOST_BYTES = 96 << 20
+EACH_BYTES = 24 << 20
+WORDS_BYTES = 64 << 20
+WORDS_EACH_BYTES = 16 << 20
+WAIT_S = 20.0
+"""Less than clients wait for an answer."""
+RETRY_S = 5
+SPOOL_BYTES = 1 << 20
+"""Of a large body, in memory; the rest is in a file."""
+
+
+class BodyMemoryBudget:
+    """One budget. Used in one event loop."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES, each_bytes: int = EACH_BYTES, *, wait_s: float = WAIT_S) -> None:
+        self._most_bytes = most_bytes
+        self._each_bytes = each_bytes
+        self._wait_s = wait_s
+        self._held: Counter[str] = Counter()
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held.total()
+
+    def take_now(self, owner: str, size_bytes: int) -> bool:
+        """Take room for a principal, if there is some now."""
+        is_room = self._held.total() + size_bytes <= self._most_bytes
+        if not is_room or self._held[owner] + size_bytes > self._each_bytes:
+            return False
+        self._held[owner] += size_bytes
+        return True
+
+    async def take(self, owner: str, size_bytes: int) -> None:
+        """Take room for a principal, or wait for it. Raise `Unavailable` if none becomes free for some time."""
+        if self.take_now(owner, size_bytes):
+            return
+        waiting = (owner, size_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await waiting[2]
+        except BaseException as error:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif waiting[2].done() and not waiting[2].cancelled():
+                self.release(owner, size_bytes)
+            if isinstance(error, TimeoutError):
+                raise no_room() from None
+            raise
+
+    def release(self, owner: str, size_bytes: int) -> None:
+        """Give room back, and pass it on to those that fit, the longest waiting first."""
+        self._held[owner] -= size_bytes
+        if self._held[owner] <= 0:
+            del self._held[owner]
+        for waiting in list(self._waiting):
+            owner, size_bytes, future = waiting
+            # One that was cancelled removes itself when its task runs.
+            if not future.done() and self.take_now(owner, size_bytes):
+                self._waiting.remove(waiting)
+                future.set_result(None)
+
+
+def no_room() -> Unavailable:
+    """Return the refusal of a body for which there is no room now."""
+    hint = f"too many large requests are under way: send it again in {RETRY_S} s"
+    return Unavailable("the coordinator has no room for this request now", hint=hint, retry_after_s=RETRY_S)
+
+
+class ServiceRequestBody:
+    """The body of one request: bounded, and with room of its own from its first byte until `release`."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        bodies: BodyMemoryBudget,
+        owner: str,
+        *,
+        limit_bytes: int,
+        room_bytes: int,
+        is_json: bool = False,
+    ) -> None:
+        """Wait for a body; the values of one that `is_json` are counted as it comes."""
+        self._receive = receive
+        self._bodies = bodies
+        self._owner = owner
+        self._limit_bytes = limit_bytes
+        self._room_bytes = room_bytes if room_bytes > WORD_BYTES else 0
+        self._is_json = is_json
+        self._held_bytes = 0
+        self._size_bytes = 0
+        self._values = 0
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """Return the next part of the body. Errors are of the framework's class: it may be what reads the body."""
+        if self._room_bytes:
+            try:
+                await self._bodies.take(self._owner, self._room_bytes)
+            except Unavailable as error:
+                raise HTTPException(503, error.message) from None
+            self._held_bytes, self._room_bytes = self._room_bytes, 0
+        message = await self._receive()
+        piece: bytes = message.get("body", b"")
+        self._size_bytes += len(piece)
+        if self._size_bytes > self._limit_bytes:
+            raise HTTPException(413, str(too_large(self._limit_bytes)))
+        if self._is_json:
+            self._values += values_in(piece)
+            try:
+                judge_values(self._values)
+            except TooLarge as error:
+                raise HTTPException(413, error.message) from None
+        return message
+
+    def release(self) -> None:
+        """Give the room back; nothing takes some any more."""
+        held_bytes, self._held_bytes, self._room_bytes = self._held_bytes, 0, 0
+        if held_bytes:
+            self._bodies.release(self._owner, held_bytes)
+
+
+class BodySpool(Protocol):
+    """Where large bodies are kept on their way, and threads for it."""
+
+    @property
+    def folder(self) -> str: ...
+
+    def check_room(self, coming_bytes: int) -> None:
+        """Raise `NoSpace` where bytes would leave less of the disk free than stays free."""
+
+
+@asynccontextmanager
+async def spooled(
+    receive: Receive,
+    headers: dict[bytes, bytes],
+    limit_bytes: int,
+    *,
+    disk: BodySpool,
+    keep: Callable[..., Awaitable[Any]],
+) -> AsyncIterator[BinaryIO]:
+    """Receive a body that may be large, and yield it as a file, to be read in a thread.
+
+    However slowly it comes, no more of it than `SPOOL_BYTES` is in memory before it is whole.
+    """
+    with SpooledTemporaryFile(SPOOL_BYTES, dir=disk.folder) as spool:
+
+        def write(parts: list[bytes]) -> None:
+            disk.check_room(sum(map(len, parts)))
+            spool.writelines(parts)
+
+        parts: list[bytes] = []
+        waiting_bytes, is_on_disk = 0, False
+        async for piece in body_pieces(receive, headers, limit_bytes):
+            parts.append(piece)
+            waiting_bytes += len(piece)
+            if waiting_bytes >= SPOOL_BYTES:
+                await keep(write, parts)
+                parts, waiting_bytes, is_on_disk = [], 0, True
+        if is_on_disk:
+            await keep(write, parts)
+        else:
+            spool.writelines(parts)
+        spool.seek(0)
+        yield cast(BinaryIO, spool)

@@ -1,0 +1,373 @@
+"""System A's own routes, as a thin layer over ours: on with `stoker serve --system-a`, and off without.
+
+Its workers have no credentials: on loopback, without TLS, whoever reaches the port may claim jobs. They send what their
+machine has with every claim and know neither starts nor epochs. A start is therefore called by the host's name, and a
+claim by an `id` that fences it (`system_a_messages`). A model is the worker's own archive; it is kept as the one file
+of a bundle. `GET /v1/jobs` and `GET /v1/health` are ours.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from hashlib import sha256
+from tempfile import NamedTemporaryFile, TemporaryFile
+from typing import IO, Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Request, Response
+
+from stoker.coordinator.http.access import Who, changes_only, recorded
+from stoker.coordinator.http.app_state import ServiceContext
+from stoker.coordinator.http.http_messages import (
+    BYTES_BODY,
+    Ref,
+    answer,
+    body_pieces,
+    done,
+    headers_of,
+    json_bytes,
+    raw,
+)
+from stoker.coordinator.http.system_a_messages import (
+    ClaimA,
+    CompleteA,
+    FailA,
+    HeartbeatA,
+    LeaseA,
+    capability_of,
+    claim_id,
+    incarnation_of,
+    job_of,
+    job_of_claim,
+    measured_in,
+    steady,
+)
+from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
+from stoker.core.capability import capability_from_dict
+from stoker.core.digests import Digest, TreeEntry, digest_value
+from stoker.core.errors import BadInput, Conflict, Forbidden, NotFound, Refused, StaleLease
+from stoker.core.frozen import frozen
+from stoker.core.leases import SYSTEM_A, AttemptToken, Principal
+from stoker.core.retry import FailureCause
+from stoker.core.text import NODE_NAME_RULE, is_node_name
+from stoker.protocol.lease_messages import (
+    Claim,
+    ClaimResponse,
+    Fail,
+    Finish,
+    Grant,
+    Hello,
+    LeaseInstructionKind,
+    LeaseReport,
+    Release,
+    Renewal,
+    Start,
+    WorkerMeasurements,
+)
+from stoker.protocol.view_messages import AttemptView, DoneView
+from stoker.store.archives.pack import PackSource, pack
+
+BUNDLE = "bundle"
+"""What the worker's archive is called inside ours."""
+OUTPUT = "logs/output.log"
+"""The file of an attempt that has what its heartbeats brought."""
+_PIECE_BYTES = 1024 * 1024
+_SPOOLED = 1000
+"""Models that were sent and not yet pointed at, in memory."""
+_NO_PROGRAMS = "system-a"
+"""The only code that its workers accept: no program's. They run models, and bring neither code nor environments."""
+
+ClaimId = Annotated[str, Path(max_length=200, description="The `id` of a claim")]
+
+
+@frozen
+class SystemABundle:
+    """A worker's archive, kept as a bundle of ours."""
+
+    sha256: str
+    """Of the bytes that the worker sent."""
+    tree: Digest
+    archive_sha256: Digest
+    size_bytes: int
+
+
+class SystemARoutes:
+    """Answers them. `secret` makes the ids of claims; it stays the same when the coordinator starts again."""
+
+    def __init__(self, office: ServiceContext, secret: bytes) -> None:
+        self._office = office
+        self._secret = secret
+        self._greeted: dict[str, str] = {}
+        self._models: dict[tuple[AttemptToken, str], SystemABundle] = {}
+        """By lease and digest, in the order in which they came."""
+        self._output = threading.Lock()
+        self.router = APIRouter(tags=["system A"])
+        add = self.router.add_api_route
+        add("/v1/job/claim", self.claim, methods=["POST"])
+        add("/v1/job/{claim}/heartbeat", self.heartbeat, methods=["POST"])
+        add("/v1/job/{claim}/complete", self.complete, methods=["POST"])
+        add("/v1/job/{claim}/fail", self.fail, methods=["POST"])
+        add("/v1/model/{claim}", self.put_model, methods=["PUT"], openapi_extra=BYTES_BODY)
+        add("/v1/workers", self.workers)
+        add("/v1/job/{ref}/cancel", self.cancel, methods=["POST"], response_model=DoneView)
+        add("/v1/job/{ref}/requeue", self.requeue, methods=["POST"], response_model=DoneView)
+        add("/v1/manifest/reload", self.reload, methods=["POST"], response_model=DoneView)
+
+    async def claim(self, asked: ClaimA, who: Who) -> Response:
+        """Ask for one job, with what the machine has."""
+        host = asked.hostname or str(asked.capability.get("hostname") or "")
+        if not host:
+            raise BadInput("the claim names no host", hint="send `hostname`, or a capability that has one")
+        if not is_node_name(host):
+            raise BadInput(f"{host[:100]!r} can't be a machine's name", hint=NODE_NAME_RULE)
+        if who.name not in ("", host):
+            raise Forbidden(f"this is {who.name}'s certificate, not {host}'s", hint="a machine speaks for itself")
+        capability = capability_of(host, asked.capability)
+        digest = digest_value("system A's capability", steady(capability))
+        if self._greeted.get(host) != digest:
+            await self._greet(host, capability, digest)
+        measured = measured_in(capability)
+        try:
+            granted = await self._claim(host, measured)
+        except NotFound:
+            # The machine was forgotten, and is back.
+            await self._greet(host, capability, digest)
+            granted = await self._claim(host, measured)
+        job = self._job(granted.grants[0], host) if granted.grants else None
+        return _plain({"job": job, "waiting": granted.waiting, "closed": granted.closed})
+
+    async def heartbeat(self, claim: ClaimId, who: Who, said: HeartbeatA | None = None) -> Response:
+        """Keep a lease. The first one says that the job runs."""
+        said = said or HeartbeatA()
+        token, attempt = await self._lease(claim, said, who)
+        await self._see_started(token, attempt)
+        lines = said.output()
+        report = LeaseReport(
+            job=token.job,
+            attempt=token.attempt,
+            epoch=token.epoch,
+            generation=token.generation,
+            metrics=said.metrics,
+            step=said.step,
+            says=lines[-1][:500] if lines else "",
+        )
+        renewal = Renewal(worker=attempt.machine, incarnation=incarnation_of(attempt.machine), leases=(report,))
+        renewed = await self._office.ask(renewal)
+        orders = [order.do for order in renewed.orders if order.job == token.job]
+        if LeaseInstructionKind.DROP in orders:
+            raise _over(token.job)
+        if lines:
+            await self._office.keep(self._keep_output, token, lines)
+        return _plain(
+            {
+                "ok": True,
+                "cancel": LeaseInstructionKind.CANCEL in orders,
+                "release": LeaseInstructionKind.RELEASE in orders,
+            }
+        )
+
+    async def complete(self, claim: ClaimId, who: Who, said: CompleteA | None = None) -> Response:
+        """Record a result. The model was sent before."""
+        said = said or CompleteA()
+        token, attempt = await self._lease(claim, said, who)
+        kept = self._model(token, said.sha256)
+        if kept is None:
+            named = f"model {said.sha256[:12]}" if said.sha256 else "model"
+            raise Refused(f"no {named} was sent for this claim", hint=f"PUT /v1/model/{claim} first", job=token.job)
+        await self._see_started(token, attempt)
+        finish = Finish(
+            attempt=token.attempt,
+            epoch=token.epoch,
+            generation=token.generation,
+            tree=kept.tree,
+            archive_sha256=kept.archive_sha256,
+            size_bytes=kept.size_bytes,
+            metrics=said.metrics,
+            seconds=said.seconds,
+            facts={"model_sha256": kept.sha256},
+        )
+        return answer(await self._office.ask(Write(job=token.job, said=finish)))
+
+    async def fail(self, claim: ClaimId, who: Who, said: FailA | None = None) -> Response:
+        """Report a failure; a job whose worker was shut down goes back to the queue instead."""
+        said = said or FailA()
+        token, _ = await self._lease(claim, said, who)
+        lease: dict[str, Any] = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
+        if said.is_shutdown:
+            release = Release(**lease, why=said.error[:2000])
+            return answer(await self._office.ask(Write(job=token.job, said=release)))
+        fail = Fail(
+            **lease, cause=FailureCause.USER, message=said.error, exit_code=said.exit_code, seconds=said.seconds
+        )
+        return answer(await self._office.ask(Write(job=token.job, said=fail)))
+
+    async def put_model(
+        self, request: Request, claim: ClaimId, who: Who, x_sha256: Annotated[str | None, Header(max_length=64)] = None
+    ) -> Response:
+        """Send a model of a job that is leased: any bytes. `X-Sha256`, where it is sent, must be theirs."""
+        # Before a byte of it is read.
+        token, attempt = await self._lease(claim, LeaseA(), who)
+        self._check_current(token, attempt)
+        with NamedTemporaryFile(dir=self._office.keeping.folder) as spool:
+            digest, size_bytes = await self._take(request, spool)
+            # The lease may have ended while the body was on its way.
+            self._check_current(token, attempt)
+            if x_sha256 is not None and x_sha256 != digest:
+                raise BadInput(
+                    f"the bytes that came have another digest: {digest}", hint="send it again", sha256=digest
+                )
+            known = await self._known(digest)
+            if known is None:
+                spool.flush()
+                kept = await self._office.keep(self._keep, spool.name, Digest(digest), size_bytes)
+            else:
+                kept = known
+        self._models.pop((token, digest), None)
+        while len(self._models) >= _SPOOLED:
+            del self._models[next(iter(self._models))]
+        self._models[token, digest] = kept
+        return _plain({"sha256": digest, "size_bytes": size_bytes, "is_known": known is not None})
+
+    async def workers(self) -> Response:
+        """List the machines as system A did."""
+        machines = await self._office.read(self._office.views.machines, "")
+        listed = [
+            {
+                "hostname": machine.name,
+                "state": machine.state,
+                "last_seen": machine.last_seen_s,
+                "jobs": list(machine.jobs),
+                # Its own fields stand first in our record.
+                "capability": capability_from_dict(machine.capability).to_dict() if machine.capability else {},
+            }
+            for machine in machines
+        ]
+        return _plain({"workers": listed})
+
+    async def cancel(self, ref: Ref, who: Who) -> Response:
+        """Say that a job is no longer wanted."""
+        job, by = await self._meant(ref), recorded(who, "")
+        return done(await self._office.ask(CancelJobs(jobs=(job,), by=by, only_of=changes_only(who))))
+
+    async def requeue(self, ref: Ref, who: Who) -> Response:
+        """Start a job that has ended again."""
+        job, by = await self._meant(ref), recorded(who, "")
+        return done(await self._office.ask(RequeueJobs(jobs=(job,), by=by, only_of=changes_only(who))))
+
+    async def reload(self, who: Who) -> Response:
+        """Read the cluster file and the manifest again."""
+        return answer(await self._office.reload(dry_run=False, by=recorded(who, "")))
+
+    async def _meant(self, ref: str) -> str:
+        """Return the id of the job that is meant; the `id` of a claim names one, too."""
+        return (await self._office.read(self._office.reader.find, job_of_claim(ref) or ref)).id
+
+    async def _greet(self, host: str, capability: dict[str, Any], digest: Digest) -> None:
+        """Say hello for a host: its capability changed, or it is not known. `Conflict` for a name of our workers."""
+        known = await self._office.read(self._office.reader.machines, host)
+        if any(one.incarnation != incarnation_of(host) and one.left_s is None for one in known):
+            raise Conflict(
+                f"{host} is a machine with a worker of Stoker",
+                hint="give this worker another name (FLEET_HOST_ID), or stop the other one",
+                machine=host,
+            )
+        hello = Hello(
+            worker=host,
+            incarnation=incarnation_of(host),
+            version=SYSTEM_A,
+            capability=capability,
+            capability_digest=digest,
+            slots=1,
+            accepts=(_NO_PROGRAMS,),
+        )
+        await self._office.ask(hello)
+        self._greeted[host] = digest
+
+    async def _claim(self, host: str, measured: WorkerMeasurements) -> ClaimResponse:
+        request = secrets.token_hex(16)
+        claim = Claim(request_id=request, worker=host, incarnation=incarnation_of(host), measured=measured)
+        granted: ClaimResponse = await self._office.ask(claim)
+        return granted
+
+    def _job(self, grant: Grant, host: str) -> dict[str, Any]:
+        return job_of(grant, claim_id(self._secret, grant.token(), host))
+
+    async def _see_started(self, token: AttemptToken, attempt: AttemptView) -> None:
+        """Say that a job runs, for a worker that has no word for it."""
+        if attempt.started_s is None:
+            said = Start(attempt=token.attempt, epoch=token.epoch, generation=token.generation)
+            await self._office.ask(Write(job=token.job, said=said))
+
+    async def _lease(self, claim: str, said: LeaseA, who: Principal) -> tuple[AttemptToken, AttemptView]:
+        """Return the lease of a claim, live or not: the queue fences it. `StaleLease` if it is no claim of theirs."""
+        job = job_of_claim(claim)
+        if not job:
+            raise StaleLease("that is not the `id` of a claim", hint="use the `id` that POST /v1/job/claim answered")
+        for one in await self._office.read(self._office.reader.attempts_of, job):
+            token = AttemptToken(job=job, attempt=one.number, epoch=one.epoch, generation=one.generation)
+            if hmac.compare_digest(claim, claim_id(self._secret, token, one.machine)):
+                is_theirs = {said.hostname, who.name} <= {"", one.machine}
+                if is_theirs and said.epoch in (None, one.epoch) and said.attempt in (None, one.number):
+                    return token, one
+        raise _over(job)
+
+    def _check_current(self, token: AttemptToken, attempt: AttemptView) -> None:
+        """Raise `StaleLease` unless a lease is live."""
+        if not self._office.queue.is_current(token, attempt.machine):
+            raise _over(token.job)
+
+    def _model(self, token: AttemptToken, digest: str) -> SystemABundle | None:
+        """Return the model that was sent under a lease: that of a digest, or the last one."""
+        sent = [kept for (of, _), kept in self._models.items() if of == token and digest in ("", kept.sha256)]
+        return sent[-1] if sent else None
+
+    async def _known(self, digest: str) -> SystemABundle | None:
+        """Return a model that was sent before and is still here: what no job came to point at may have been pruned."""
+        office = self._office
+        for kept in self._models.values():
+            if kept.sha256 == digest:
+                is_here = await office.keep(office.keeping.has_archive, kept.archive_sha256) is not None
+                return kept if is_here else None
+        return None
+
+    def _keep_output(self, token: AttemptToken, lines: tuple[str, ...]) -> None:
+        """Add what a job printed to its attempt's file, where `stoker logs` finds it."""
+        text = "".join(f"{line.rstrip(chr(10))}\n" for line in lines).encode(errors="backslashreplace")
+        with self._output:
+            files = self._office.keeping.attempt_files
+            offset = files.size(token.job, token.attempt, OUTPUT) or 0
+            self._office.keeping.append(token.job, token.attempt, OUTPUT, offset, text)
+
+    async def _take(self, request: Request, spool: IO[bytes]) -> tuple[str, int]:
+        """Write a body down as it comes, hashed on the way."""
+        digest, size_bytes, most = sha256(), 0, self._office.keeping.limits.archive_bytes
+        async for piece in body_pieces(request.receive, headers_of(request.scope), most):
+            size_bytes += len(piece)
+            digest.update(piece)
+            await self._office.keep(self._office.keeping.check_room, len(piece))
+            await self._office.keep(spool.write, piece)
+        return digest.hexdigest(), size_bytes
+
+    def _keep(self, path: str, digest: Digest, size_bytes: int) -> SystemABundle:
+        """Pack an archive of theirs as the one file of a bundle of ours."""
+        office = self._office
+        entry = TreeEntry(BUNDLE, size_bytes, digest)
+        with TemporaryFile(dir=office.keeping.folder) as packed:
+            bundle = pack([PackSource(entry=entry, path=path)], packed)
+            packed.seek(0)
+            office.keeping.bundles.put(bundle.archive_sha256, packed, size_bytes=bundle.archive_bytes)
+        return SystemABundle(
+            sha256=digest,
+            tree=bundle.tree_digest,
+            archive_sha256=bundle.archive_sha256,
+            size_bytes=bundle.archive_bytes,
+        )
+
+
+def _over(job: str) -> StaleLease:
+    return StaleLease("the lease of this claim is over", hint="stop the job and drop its result", job=job)
+
+
+def _plain(value: dict[str, Any]) -> Response:
+    return raw(json_bytes(value), "application/json")

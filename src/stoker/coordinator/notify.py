@@ -1,0 +1,327 @@
+"""Brings events to hooks, at least once and in order, from threads of its own: nobody who works waits for them.
+
+How far each has come is durable, written behind what was delivered: after a crash some messages come twice, none is
+missing. One that can't be reached is tried again, after ever longer pauses; after a day it is closed, with an event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import func, select
+
+from stoker.coordinator.database.database import Database, snapshot
+from stoker.coordinator.database.tables import EVENTS, JOBS
+from stoker.coordinator.queue.commands import CloseHook, MoveHook
+from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.read_details import event_object, told_events
+from stoker.coordinator.queue.read_fleet import WebhookRow
+from stoker.core.clock import Clock
+from stoker.core.errors import StokerError
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import changed, frozen
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps
+from stoker.core.retry import pause_s
+from stoker.host.background import BackgroundThread
+from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.outbound import OutwardTransport
+from stoker.protocol.operator_messages import USUAL_WORDS
+
+# Events for hooks, from the journal: a bounded piece at a time.
+
+PAGE = 500
+_TOGETHER = 500
+_TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
+
+
+@frozen
+class Piece:
+    """Some events, oldest first, each with its job's number."""
+
+    events: tuple[tuple[int | None, dict[str, Any]], ...]
+    until: int
+    """The last event that was looked at."""
+    is_last: bool
+    """Nothing followed it."""
+
+
+def read_piece(database: Database, after: int) -> Piece:
+    """Give what follows an event."""
+    asked = told_events().where(EVENTS.c.id > after).order_by(EVENTS.c.id).limit(PAGE)
+    with snapshot(database) as connection:
+        rows = connection.execute(asked).all()
+    return Piece(
+        events=tuple((row.seq, event_object(row)) for row in rows),
+        until=rows[-1].id if rows else after,
+        is_last=len(rows) < PAGE,
+    )
+
+
+def have_ended(database: Database, jobs: tuple[int, ...]) -> bool:
+    """Say whether all of some jobs (their numbers) have ended; whoever is no longer known has."""
+    with snapshot(database) as connection:
+        for start in range(0, len(jobs), _TOGETHER):
+            some = jobs[start : start + _TOGETHER]
+            asked = select(func.count()).where(JOBS.c.seq.in_(some), JOBS.c.state.not_in(_TERMINAL))
+            if connection.execute(asked).scalar():
+                return False
+    return True
+
+
+# Which events a hook is told of, what it is sent, and how that is signed. Pure.
+
+SIGNATURE_HEADER = "X-Stoker-Signature"
+ID_HEADER = "X-Stoker-Event-Id"
+TEST = "test"
+
+_ENDS = {state.value: state.value for state in JobState if state.is_terminal}
+_WORDS = {
+    FleetKinds.JOB_SUBMITTED: "submitted",
+    FleetKinds.JOB_REQUEUED: "submitted",
+    FleetKinds.JOB_STARTED: "started",
+    FleetKinds.JOB_RETRYING: "retrying",
+    FleetKinds.JOB_EXPIRED: "retrying",
+    FleetKinds.SYMPTOM: "symptom",
+    FleetKinds.SYMPTOM_OVER: "symptom",
+    FleetKinds.MACHINE_JOINED: "machine",
+    FleetKinds.MACHINE_CHANGED: "machine",
+    FleetKinds.MACHINE_LEFT: "machine",
+    FleetKinds.MACHINE_LOST: "machine",
+    FleetKinds.MACHINE_FORGOTTEN: "machine",
+    FleetKinds.INVITED: "trust",
+    FleetKinds.INVITE_WITHDRAWN: "trust",
+    FleetKinds.JOIN_REFUSED: "trust",
+    FleetKinds.CERTIFICATE_ISSUED: "trust",
+    FleetKinds.CERTIFICATE_REVOKED: "trust",
+    FleetKinds.TOKEN_MADE: "trust",
+    FleetKinds.TOKEN_REVOKED: "trust",
+}
+
+
+@frozen
+class Notice:
+    """One message of a hook."""
+
+    id: str
+    """The same however often it is sent: whoever takes it tells a repeat by it."""
+    body: bytes
+
+
+def word_of(event: Mapping[str, Any]) -> str:
+    """Give the word that hooks ask for an event by; empty: none is told of it."""
+    kind = str(event.get("kind", ""))
+    if kind.startswith("job_") and (ends := _ENDS.get(str(event.get("to", "")))):
+        return ends
+    return _WORDS.get(kind, "")
+
+
+def is_wanted(event: Mapping[str, Any], words: tuple[str, ...]) -> bool:
+    """Say whether a hook of these words is told of an event."""
+    word = word_of(event)
+    return bool(word) and word in (words or USUAL_WORDS)
+
+
+def notice_of(event: Mapping[str, Any]) -> Notice:
+    """Give the message that tells an event: the event as all streams have it, under its word."""
+    id = f"{event.get('generation', 0)}-{event['seq']}"
+    return Notice(id=id, body=dumps({"event": word_of(event), "id": id, **event}).encode())
+
+
+def trial(hook: int, at_s: float) -> Notice:
+    """Give a message that only tries a hook."""
+    id = f"{TEST}-{hook}-{at_s:.3f}"
+    body = {"event": TEST, "id": id, "v": 1, "ts": at_s, "kind": TEST, "message": f"this tries hook {hook}"}
+    return Notice(id=id, body=dumps(body).encode())
+
+
+def signed(notice: Notice, secret: str, at_s: float) -> dict[str, str]:
+    """Give the headers that prove a message: HMAC-SHA256 over the time, a dot and the body."""
+    at = str(int(at_s))
+    proof = hmac.new(secret.encode(), at.encode() + b"." + notice.body, hashlib.sha256).hexdigest()
+    return {SIGNATURE_HEADER: f"t={at},sha256={proof}", ID_HEADER: notice.id}
+
+
+# Which addresses a hook may lead to. Pure: the address that would be connected to, not the name that led there.
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Where clouds keep what their machines may know about themselves, beside the link-local one.
+_METADATA = frozenset(
+    ipaddress.ip_address(text) for text in ("fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192")
+)
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def may_be_told(text: str, *, is_inner: bool) -> bool:
+    """Say whether a message may go to an address.
+
+    Link-local and metadata addresses never; this computer and private networks only if `is_inner`: an admin made the
+    hook, who may do worse.
+    """
+    try:
+        address = _outermost(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return False
+    if address in _METADATA or address.is_link_local or address.is_multicast or address.is_unspecified:
+        return False
+    return is_inner if address.is_loopback or not address.is_global else not address.is_reserved
+
+
+def _outermost(address: Address) -> Address:
+    """Give the IPv4 address that an IPv6 one stands for, if it stands for one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    inner = address.ipv4_mapped or address.sixtofour
+    if inner is None and address in _NAT64:
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return inner or address
+
+
+CONNECT_S = 5.0
+ANSWER_S = 10.0
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 3600.0
+GIVE_UP_S = 24 * 3600.0
+MOST_AT_ONCE = 50
+"""Messages to one hook before the others have their turn."""
+ROUND_S = 1.0
+_THREADS = 4
+_IDLE_S = 30.0
+_WRITE_AFTER = 5000
+"""So many events that were not for a hook may be looked at again after a crash."""
+
+
+class Notifier(BackgroundThread):
+    """Delivers while a with-block lasts. Tell it of changes: `queue.on_change(notifier.changed)`."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        settings: HttpSettings,
+        *,
+        clock: Clock,
+        chance: Callable[[], float],
+        round_s: float = ROUND_S,
+    ) -> None:
+        super().__init__("notifier")
+        self._queue = queue
+        self._database = queue.reader.database
+        self._clock = clock
+        self._chance = chance
+        self._round_s = round_s
+        settings = changed(settings, connect_s=CONNECT_S, head_s=ANSWER_S, read_s=ANSWER_S)
+        self._outside = OutwardTransport(settings, partial(may_be_told, is_inner=False))
+        self._anywhere = OutwardTransport(settings, partial(may_be_told, is_inner=True))
+        self._reached: dict[int, int] = {}
+        """Hook → the last event that was looked at for it."""
+        self._round = threading.Lock()
+        self._news = threading.Event()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-hooks")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for transport in (self._outside, self._anywhere):
+            transport.close()
+
+    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue tells it
+        """Take note that something happened."""
+        self._news.set()
+
+    def send(self, hook: WebhookRow, notice: Notice) -> str:
+        """Send one message; give what went wrong, or nothing."""
+        transport = self._anywhere if hook.is_inner else self._outside
+        try:
+            status = transport.post(hook.url, notice.body, signed(notice, hook.secret, self._clock.wall_s()))
+        except StokerError as error:
+            return error.message
+        return "" if 200 <= status < 300 else f"it answered {status}"
+
+    def deliver_all(self) -> bool:
+        """Give every hook what it has not had; say whether more waits."""
+        with self._round:
+            now_s = self._clock.wall_s()
+            hooks = [hook for hook in self._queue.reader.hooks(is_open=True) if hook.not_before_s <= now_s]
+            return any(list(self._threads.map(self._deliver_one, hooks)))
+
+    def _deliver_one(self, hook: WebhookRow) -> bool:
+        """Give one hook what it has not had, up to a number; say whether there is more."""
+        try:
+            return self._deliver(hook)
+        except StokerError:
+            # The database is in trouble: the next round finds what is left.
+            return False
+
+    def _deliver(self, hook: WebhookRow) -> bool:
+        reached = max(hook.cursor, self._reached.get(hook.id, 0))
+        piece = read_piece(self._database, reached)
+        jobs, sent, trouble = frozenset(hook.jobs), 0, ""
+        for seq, event in piece.events:
+            if self._over.is_set() or sent >= MOST_AT_ONCE:
+                break
+            if not (jobs and seq not in jobs) and is_wanted(event, hook.words):
+                trouble = self.send(hook, notice_of(event))
+                if trouble:
+                    break
+                sent += 1
+            reached = int(event["seq"])
+        if self._over.is_set() and trouble:
+            # We pulled the line ourselves.
+            return False
+        self._reached[hook.id] = reached
+        is_through = piece.is_last and reached == piece.until
+        if trouble:
+            self._note_failure(hook, reached, trouble)
+        elif sent or hook.failures or reached - hook.cursor >= _WRITE_AFTER:
+            self._queue.ask(MoveHook(id=hook.id, cursor=reached))
+        if jobs and is_through and not trouble and have_ended(self._database, hook.jobs):
+            self._queue.ask(CloseHook(id=hook.id, why="all its jobs have ended"))
+        return not trouble and not is_through
+
+    def _note_failure(self, hook: WebhookRow, reached: int, trouble: str) -> None:
+        now_s = self._clock.wall_s()
+        since_s = hook.failing_since_s if hook.failing_since_s is not None else now_s
+        if now_s - since_s >= GIVE_UP_S:
+            self._queue.ask(CloseHook(id=hook.id, why=f"it could not be told anything for a day: {trouble}"))
+            return
+        wait_s = pause_s(hook.failures, self._chance(), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+        self._queue.ask(
+            MoveHook(
+                id=hook.id,
+                cursor=reached,
+                failures=hook.failures + 1,
+                failing_since_s=since_s,
+                not_before_s=now_s + wait_s,
+                last_error=trouble,
+            )
+        )
+
+    def _let_go(self) -> None:
+        self._news.set()
+        for transport in (self._outside, self._anywhere):
+            transport.abort()
+
+    def _run(self) -> None:
+        is_more = True
+        while not self._over.is_set():
+            if not is_more:
+                # Pauses of hooks end without news.
+                self._news.wait(min(_IDLE_S, max(self._round_s, FIRST_PAUSE_S)))
+            self._news.clear()
+            # A database in trouble is asked again in a while, and not at once.
+            is_more = False
+            with self._one_try():
+                is_more = self.deliver_all()
+            if self._over.wait(self._round_s if not is_more else 0.0):
+                return

@@ -1,1 +1,0 @@
-"""Who is told of events elsewhere: which events, to which addresses, signed, at least once."""

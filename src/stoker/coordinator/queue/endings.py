@@ -1,0 +1,383 @@
+"""What attempts say of their jobs: start, decline, release, finish, fail, cancelled, checkpoint.
+
+Every word carries the attempt's token. It counts only while the token is its job's own; said again, it is answered
+again and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.coordinator.queue.commands import Said, Write
+from stoker.coordinator.queue.moves import (
+    COMPLETED,
+    AttemptEndRecord,
+    close_job,
+    complete_job,
+    json_or_empty,
+    leave_line,
+    plain,
+    return_to_line,
+    tell_start,
+)
+from stoker.coordinator.queue.queue_state import LiveLease
+from stoker.coordinator.queue.sql import JobRow
+from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.core.errors import Conflict, Forbidden, InvalidTransition, NotFound, StaleLease, StokerError
+from stoker.core.events import FleetKinds
+from stoker.core.job import JobState
+from stoker.core.jsontext import loads
+from stoker.core.leases import AttemptToken, Partition
+from stoker.core.retry import (
+    DECLINE_PAUSE_S,
+    LASTING_DECLINE_S,
+    BudgetCharge,
+    BudgetUsage,
+    FailureCause,
+    JobCancellation,
+    JobFailure,
+    JobRetry,
+    after_failure,
+    charge_of,
+    pause_after_decline,
+)
+from stoker.protocol.lease_messages import (
+    CancelConfirmed,
+    Decline,
+    Fail,
+    Finish,
+    PointCheckpoint,
+    Release,
+    Start,
+    WriteResponse,
+)
+
+# Results: a job's record never points at bytes that are not there.
+
+
+def see_archive(turn: WriterTransaction, archive_sha256: str, size_bytes: int) -> None:
+    """Refuse to point at an archive that does not lie here whole."""
+    found_bytes = turn.setting.has_object(archive_sha256)
+    if found_bytes is None:
+        raise Conflict(
+            f"the archive {archive_sha256[:12]} is not here", hint="upload it first", archive_sha256=archive_sha256
+        )
+    if found_bytes != size_bytes:
+        raise Conflict(
+            f"the archive {archive_sha256[:12]} has {found_bytes} bytes here, not {size_bytes}",
+            hint="say its true size",
+            archive_sha256=archive_sha256,
+            size_bytes=found_bytes,
+        )
+
+
+def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
+    """Whether the bytes of a job's checkpoint are here: of one that has ended they may have been pruned."""
+    return turn.setting.has_object(loads(checkpoint)["archive_sha256"]) is not None
+
+
+def facts_text(said: Finish) -> str:
+    """Give what an attempt's row keeps of where, and from which code, its result was made."""
+    return json_or_empty({**said.facts, "code": said.code} if said.code else said.facts)
+
+
+def result_row(turn: WriterTransaction, seq: int, attempt: int, said: Finish) -> dict[str, Any]:
+    """Enter a result into the index, and give what its job's row says of it."""
+    book = turn.book
+    book.bundle_id += 1
+    bundle = {"tree": said.tree, "archive_sha256": said.archive_sha256, "size_bytes": said.size_bytes}
+    turn.write(turn.statements.add_bundle, id=book.bundle_id, seq=seq, attempt=attempt, at_s=turn.now_s, **bundle)
+    return {**bundle, "metrics": json_or_empty(said.metrics), "seconds": said.seconds}
+
+
+# Words that come too late, or twice: the same word again is answered again, any other is stale.
+#
+# One late word may still count: the result of an attempt that was to go on through a partition, if its lease has ended
+# and nobody else was given the job meanwhile.
+
+_ENDINGS: dict[type, tuple[str, ...]] = {
+    Finish: ("completed",),
+    Fail: ("failed", "cancelled"),
+    Release: ("released", "cancelled"),
+    Decline: ("declined", "cancelled"),
+    CancelConfirmed: ("cancelled",),
+}
+
+
+def answer_late(turn: WriterTransaction, job: str, said: Said, *, machine: str = "") -> WriteResponse:
+    """Answer somebody whose lease is not live."""
+    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([job]))
+    if not rows:
+        raise NotFound(f"there is no job {job[:12]}", hint="`stoker jobs` lists them", job=job)
+    row = JobRow(*rows[0])
+    attempts = turn.read(turn.queries.attempt, of_seq=row.seq, of_attempt=said.attempt)
+    if not attempts or attempts[0][:2] != (said.epoch, said.generation):
+        raise _stale(row, said.token(job))
+    _, generation, ending, tree, holder = attempts[0]
+    if machine not in ("", holder):
+        raise not_theirs(job, machine)
+    if isinstance(said, Finish):
+        if ending == "completed":
+            return _finished_again(turn, row, said, tree)
+        if generation == turn.book.generation and ending == "expired" and is_kept(row, said.token(job)):
+            return _finish_late(turn, row, said)
+    elif ending in _ENDINGS.get(type(said), ()):
+        return WriteResponse(job=job, state=row.state, is_repeat=True)
+    raise _stale(row, said.token(job))
+
+
+def not_theirs(job: str, machine: str) -> Forbidden:
+    """Refuse a machine that speaks for another one's lease."""
+    return Forbidden(f"{machine} holds no such lease of job {job[:12]}", hint="a machine speaks for itself", job=job)
+
+
+def is_kept(row: JobRow, token: AttemptToken) -> bool:
+    """Say whether an attempt whose lease has ended may still bring its result: it was to, and nobody else has it."""
+    return (
+        row.state == "pending"
+        and row.epoch == token.epoch
+        and row.attempt == token.attempt
+        and loads(row.spec).get("on_partition") == Partition.KEEP.value
+    )
+
+
+def _finished_again(turn: WriterTransaction, row: JobRow, said: Finish, tree: str) -> WriteResponse:
+    if tree == said.tree:
+        return WriteResponse(job=row.id, state=row.state, is_repeat=True)
+    turn.tell(
+        FleetKinds.JOB_CHANGED,
+        seq=row.seq,
+        machine=row.machine,
+        attempt=said.attempt,
+        epoch=said.epoch,
+        fields={"what": "refused another result", "tree": said.tree, "kept": tree},
+    )
+    raise Conflict(
+        f"{row.shown} has completed with another result ({tree[:12]}, not {said.tree[:12]})",
+        hint="the first one stays; drop this one",
+        tree=tree,
+    )
+
+
+def _finish_late(turn: WriterTransaction, row: JobRow, said: Finish) -> WriteResponse:
+    see_archive(turn, said.archive_sha256, said.size_bytes)
+    turn.move(row.seq)
+    at = {"at_seq": row.seq, "was_epoch": row.epoch}
+    started_s = row.started_s if row.started_s is not None else turn.now_s
+    turn.write(
+        turn.statements.finish_job,
+        **at,
+        was_state=row.state,
+        started_s=started_s,
+        ended_s=turn.now_s,
+        changed_s=turn.now_s,
+        **result_row(turn, row.seq, row.attempt, said),
+    )
+    turn.write(
+        turn.statements.end_attempt,
+        **at,
+        at_attempt=row.attempt,
+        started_s=started_s,
+        ended_s=turn.now_s,
+        ending="completed",
+        cause="",
+        message="",
+        hint="",
+        exit_code=0,
+        tree=said.tree,
+        facts=facts_text(said),
+    )
+    turn.tell(
+        FleetKinds.JOB_FINISHED,
+        seq=row.seq,
+        machine=row.machine,
+        attempt=row.attempt,
+        epoch=row.epoch,
+        from_state=row.state,
+        to_state="completed",
+        fields={"tree": said.tree, "seconds": said.seconds, "why": "its result came after its lease had ended"},
+    )
+    turn.count_move(row.state, "completed")
+    if row.is_ready:
+        leave_line(turn, row.class_id, row.priority, row.seq)
+    turn.completed.append(row.seq)
+    return WriteResponse(job=row.id, state="completed")
+
+
+def _stale(row: JobRow, token: AttemptToken) -> StokerError:
+    return StaleLease(
+        f"{row.shown} is no longer attempt {token.attempt}'s (epoch {token.epoch}): "
+        f"it is {row.state}, attempt {row.attempt}, epoch {row.epoch}",
+        hint="stop it and drop its result",
+        job=row.id,
+        state=row.state,
+        epoch=row.epoch,
+        attempt=row.attempt,
+    )
+
+
+def write(turn: WriterTransaction, asked: Write) -> WriteResponse:
+    """Do what an attempt says, if it may still speak for its job."""
+    said = asked.said
+    live = turn.book.live.get(asked.job)
+    if live is None or not live.is_token(said.token(asked.job)):
+        return answer_late(turn, asked.job, said, machine=asked.machine)
+    if asked.machine not in ("", live.machine):
+        raise not_theirs(asked.job, asked.machine)
+    do: Callable[[WriterTransaction, LiveLease, Any], WriteResponse] = _VERBS[type(said)]
+    return do(turn, live, said)
+
+
+def _start(turn: WriterTransaction, live: LiveLease, said: Start) -> WriteResponse:
+    if live.state == JobState.RUNNING.value:
+        return WriteResponse(job=live.id, state=live.state, is_repeat=True)
+    turn.move(live.seq)
+    at = {"at_seq": live.seq, "was_epoch": live.epoch}
+    turn.write(turn.statements.start_job, **at, was_state=live.state, started_s=turn.now_s, changed_s=turn.now_s)
+    turn.write(turn.statements.start_attempt, **at, at_attempt=live.attempt, started_s=turn.now_s)
+    tell_start(turn, live, **({"run": plain(said.run)} if said.run else {}))
+    live.started_s = turn.now_s
+    # What it said while it was prepared is no longer so.
+    live.progress = ""
+    live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+    live.is_changed = True
+    return _settled(live)
+
+
+def _finish(turn: WriterTransaction, live: LiveLease, said: Finish) -> WriteResponse:
+    see_archive(turn, said.archive_sha256, said.size_bytes)
+    ending = AttemptEndRecord(
+        ending=COMPLETED, kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said)
+    )
+    complete_job(
+        turn, live, ending, result_row(turn, live.seq, live.attempt, said), tree=said.tree, seconds=said.seconds
+    )
+    return _settled(live)
+
+
+def _fail(turn: WriterTransaction, live: LiveLease, said: Fail) -> WriteResponse:
+    cause = plain(said.cause)
+    charge = charge_of(cause)
+    live.user_failures += charge is BudgetCharge.USER
+    live.lost += charge is BudgetCharge.LOST
+    then = after_failure(
+        cause,
+        BudgetUsage(user_failures=live.user_failures, lost=live.lost),
+        turn.setting.budgets,
+        attempts=live.attempts,
+        is_cancelling=live.is_cancelling,
+        randomness=turn.setting.randomness(),
+    )
+    said_so: dict[str, Any] = {
+        "cause": cause,
+        "message": plain(said.message),
+        "hint": plain(said.hint),
+        "error": json_or_empty(said.error),
+        "exit_code": said.exit_code,
+    }
+    _follow(turn, live, then, said_so, said.seconds)
+    return _settled(live)
+
+
+def _follow(
+    turn: WriterTransaction,
+    live: LiveLease,
+    then: JobRetry | JobFailure | JobCancellation,
+    said: dict[str, Any],
+    seconds: float,
+) -> None:
+    if isinstance(then, JobRetry):
+        ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_RETRYING, **said)
+        return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why, seconds=seconds)
+    elif isinstance(then, JobCancellation):
+        close_job(
+            turn, live, JobState.CANCELLED, AttemptEndRecord(ending="cancelled", kind=FleetKinds.JOB_CANCELLED, **said)
+        )
+    else:
+        ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_FAILED, **said)
+        close_job(turn, live, JobState.FAILED, ending, why=then.why, seconds=seconds)
+
+
+def _release(turn: WriterTransaction, live: LiveLease, said: Release) -> WriteResponse:
+    if live.is_cancelling:
+        return _cancelled(turn, live, plain(said.why))
+    ending = AttemptEndRecord(ending="released", kind=FleetKinds.JOB_RELEASED, message=plain(said.why))
+    return_to_line(turn, live, ending)
+    return _settled(live)
+
+
+def _decline(turn: WriterTransaction, live: LiveLease, said: Decline) -> WriteResponse:
+    if live.state != JobState.CLAIMED.value:
+        raise InvalidTransition(
+            f"a {live.state} job can't be declined", hint="release it", state=live.state, move="decline"
+        )
+    if live.is_cancelling:
+        return _cancelled(turn, live, plain(said.reason))
+    live.declined += 1
+    pause_s = LASTING_DECLINE_S if said.lasts else DECLINE_PAUSE_S
+    turn.book.barred.setdefault(live.machine, {})[live.seq] = turn.tick_s + pause_s
+    turn.book.scheduler.doubt(live.machine, is_doubted=True)
+    ending = AttemptEndRecord(
+        ending="declined", kind=FleetKinds.JOB_DECLINED, cause=plain(said.reason)[:40], message=plain(said.message)
+    )
+    pause_s = pause_after_decline(live.declined, turn.setting.budgets)
+    return_to_line(turn, live, ending, pause_s=pause_s, reason=plain(said.reason))
+    return _settled(live)
+
+
+def _confirm_cancel(turn: WriterTransaction, live: LiveLease, said: CancelConfirmed) -> WriteResponse:
+    if not live.is_cancelling:
+        raise InvalidTransition(
+            "nobody asked to cancel this job", hint="release it, or say how it failed", state=live.state, move="cancel"
+        )
+    return _cancelled(turn, live, live.cancel_why or plain(said.why))
+
+
+def _cancelled(turn: WriterTransaction, live: LiveLease, why: str) -> WriteResponse:
+    ending = AttemptEndRecord(
+        ending="cancelled",
+        kind=FleetKinds.JOB_CANCELLED,
+        cause=FailureCause.CANCELLED.value,
+        message=why or "cancelled",
+    )
+    close_job(turn, live, JobState.CANCELLED, ending)
+    return _settled(live)
+
+
+def _point_checkpoint(turn: WriterTransaction, live: LiveLease, said: PointCheckpoint) -> WriteResponse:
+    body = said.checkpoint
+    see_archive(turn, body.archive_sha256, body.size_bytes)
+    turn.move(live.seq)
+    turn.write(
+        turn.statements.point_checkpoint,
+        at_seq=live.seq,
+        was_epoch=live.epoch,
+        was_state=live.state,
+        checkpoint=json_or_empty(body.model_dump(mode="json")),
+        changed_s=turn.now_s,
+    )
+    turn.tell(
+        FleetKinds.JOB_CHECKPOINT,
+        seq=live.seq,
+        machine=live.machine,
+        attempt=live.attempt,
+        epoch=live.epoch,
+        fields={"step": body.step, "tree": body.tree},
+    )
+    return _settled(live)
+
+
+def _settled(live: LiveLease) -> WriteResponse:
+    return WriteResponse(job=live.id, state=live.state)
+
+
+_VERBS: dict[type, Any] = {
+    Start: _start,
+    Finish: _finish,
+    Fail: _fail,
+    Release: _release,
+    Decline: _decline,
+    CancelConfirmed: _confirm_cancel,
+    PointCheckpoint: _point_checkpoint,
+}

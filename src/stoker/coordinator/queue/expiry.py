@@ -1,0 +1,322 @@
+"""What time alone changes: leases that ended, starts that did not come, pauses that are over, machines gone silent."""
+
+from __future__ import annotations
+
+from itertools import islice, takewhile
+from typing import Any
+
+from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, EVENTS_FROM_S
+from stoker.coordinator.explain.durations import progress_end_s
+from stoker.coordinator.queue.claims import order_for
+from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
+from stoker.coordinator.queue.endings import is_kept
+from stoker.coordinator.queue.machines import hear_closed, hold, known_machine, leave, open_machine, see, stay
+from stoker.coordinator.queue.moves import enter_line, forgive, lose
+from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, RegisteredMachine
+from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.sql import JobRow
+from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.core.events import FleetKinds
+from stoker.core.jsontext import dumps
+from stoker.core.text import format_duration
+from stoker.protocol.lease_messages import LeaseInstruction, LeaseInstructionKind, LeaseReport, Renewal, RenewalResponse
+
+# Heartbeats: leases live in memory and are written down together, about once a second.
+
+_LONGEST_TEXT = 500
+_MOST_METRICS = 200
+
+
+def renew(turn: WriterTransaction, said: Renewal) -> RenewalResponse:
+    """Let a worker's leases last longer, and say what it is to do with them."""
+    machine = known_machine(turn, said.worker, said.incarnation)
+    see(turn, machine)
+    stay(turn, machine, said.ends_in_s)
+    machine.disk_free_bytes = said.measured.disk_free_bytes
+    if said.holdings is not None:
+        hold(turn, machine, said.holdings)
+    hear_closed(turn, machine, said.measured.closed)
+    orders = [order for report in said.leases if (order := _renew_one(turn, machine, report)) is not None]
+    if said.is_leaving:
+        leave(turn, machine)
+    return RenewalResponse(
+        lease_s=turn.pace.lease_s,
+        heartbeat_s=turn.pace.heartbeat_s,
+        generation=turn.book.generation,
+        server_s=turn.now_s,
+        orders=tuple(orders),
+        closed=machine.closed,
+        wants_holdings=machine.holdings is None and not said.is_leaving,
+    )
+
+
+def write_down(turn: WriterTransaction) -> None:
+    """Write what heartbeats have changed since the last time."""
+    book = turn.book
+    for live in book.live.values():
+        if live.is_changed:
+            live.is_changed = False
+            turn.write(
+                turn.statements.renew_lease,
+                at_seq=live.seq,
+                was_epoch=live.epoch,
+                until_s=turn.now_s + live.until_tick_s - turn.tick_s,
+                progress=live.progress,
+            )
+    for machine in book.machines.values():
+        if machine.is_changed:
+            machine.is_changed = False
+            turn.write(turn.statements.see_machine, at_name=machine.name, last_seen_s=machine.row["last_seen_s"])
+    if turn.is_dirty:
+        turn.write(turn.statements.put_meta, key="clock_s", value=repr(turn.now_s))
+
+
+def _renew_one(turn: WriterTransaction, machine: RegisteredMachine, report: LeaseReport) -> LeaseInstruction | None:
+    live = turn.book.live.get(report.job)
+    # A lease belongs to one machine: another one that knows its token does not keep it alive.
+    if live is None or live.machine != machine.name or not live.is_token(report.token()):
+        return _not_live(turn, machine, report)
+    if report.is_alive and live.state == "running":
+        live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+    elif report.prepared > live.prepared and live.started_s is None:
+        # What it needs is on its way: as long as more of it comes, and no longer.
+        live.prepared = report.prepared
+        live.until_tick_s = max(live.until_tick_s, turn.tick_s + turn.setting.times.start_s)
+    live.progress = _progress(report)
+    live.is_changed = True
+    if live.started_s is not None:
+        started_s = turn.book.scheduler.leases.started_s(live.allocation)
+        end_s = progress_end_s(started_s, report.step, report.of, turn.now_s)
+        if end_s is not None:
+            turn.book.scheduler.leases.expect(live.allocation, end_s, turn.now_s)
+    return order_for(live, machine)
+
+
+def _not_live(turn: WriterTransaction, machine: RegisteredMachine, report: LeaseReport) -> LeaseInstruction | None:
+    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([report.job]))
+    if rows and report.generation == turn.book.generation and is_kept(JobRow(*rows[0]), report.token()):
+        if JobRow(*rows[0]).machine == machine.name:
+            machine.late_until_tick_s = turn.tick_s + LATE_S
+        return None
+    why = "its lease has ended" if rows else "there is no such job"
+    return LeaseInstruction(job=report.job, epoch=report.epoch, do=LeaseInstructionKind.DROP, why=why)
+
+
+def _progress(report: LeaseReport) -> str:
+    """Give what is shown of how a job stands: written down about once a second, so a worker that tells much is cut."""
+    told: dict[str, Any] = {
+        "step": report.step,
+        "of": report.of,
+        "metrics": {name[:_LONGEST_TEXT]: value for name, value in islice(report.metrics.items(), _MOST_METRICS)},
+        "stage": report.stage[:_LONGEST_TEXT],
+        "says": report.says[:_LONGEST_TEXT],
+    }
+    told = {name: value for name, value in told.items() if value not in (None, "", {})}
+    return dumps(told) if told else ""
+
+
+# What is kept for nobody: old events, and classes that no job is of. The writer drops some of them with each sweep.
+#
+# The events of a job that has ended go together, once the youngest of them is older than events are kept; those of
+# machines go one by one. Jobs that have not ended keep all of theirs, and the newest event of all stays: no number is
+# given twice. How far it went is written down, so that whoever goes on from an older event can be told, and `db check`
+# knows what it can't find.
+
+MOST_DROPPED_AT_ONCE = 200
+"""Events, or classes, that are looked at in one commit; with an event, its job's whole story may go."""
+_LOOK_EVERY_S = 3600.0
+
+
+def drop_old(turn: WriterTransaction) -> None:
+    """Look at some more events, then classes, until all were looked at; then an hour later again."""
+    if turn.tick_s < turn.book.dropping.next_tick_s:
+        return
+    if _drop_events(turn) and _drop_classes(turn):
+        turn.book.dropping.next_tick_s = turn.tick_s + _LOOK_EVERY_S
+
+
+def _drop_events(turn: WriterTransaction) -> bool:
+    """Drop what is too old of the next few events; say whether there are no more such."""
+    book, before_s = turn.book, turn.now_s - turn.setting.times.events_kept_s
+    rows = turn.read(turn.queries.events_behind, after_id=book.dropping.looked_to, most=MOST_DROPPED_AT_ONCE)
+    # The journal's time never goes back.
+    old = list(takewhile(lambda row: row[2] < before_s and row[0] < book.event_id, rows))
+    if not old:
+        return True
+    book.dropping.looked_to = old[-1][0]
+    dropped = [number for number, seq, _ in old if seq is None]
+    for number in dropped:
+        turn.write(turn.statements.drop_event, at_id=number)
+    seqs = sorted({seq for _, seq, _ in old if seq is not None})
+    for seq, newest in turn.read(turn.queries.told_jobs, seqs=turn.many(seqs), before_s=before_s):
+        if newest < book.event_id:
+            turn.write(turn.statements.drop_events_of, at_seq=seq)
+            dropped.append(newest)
+    if dropped:
+        book.dropping.dropped_to = max(book.dropping.dropped_to, *dropped)
+        turn.write(turn.statements.put_meta, key=EVENTS_FROM_S, value=repr(before_s))
+        turn.write(turn.statements.put_meta, key=EVENTS_DROPPED_TO, value=str(book.dropping.dropped_to))
+    return len(old) < MOST_DROPPED_AT_ONCE
+
+
+def _drop_classes(turn: WriterTransaction) -> bool:
+    """Drop those of the next few classes that no job is of, whatever its state; say whether these were the last.
+
+    The scheduler may remember them until the coordinator starts anew: nothing is ever of such a class again.
+    """
+    book = turn.book
+    after_id = book.dropping.class_looked_to
+    to_id = after_id + MOST_DROPPED_AT_ONCE
+    rows = turn.read(turn.queries.unused_classes, after_id=after_id, to_id=to_id)
+    is_last = to_id >= book.class_id
+    book.dropping.class_looked_to = 0 if is_last else to_id
+    if rows:
+        unused = {class_id for (class_id,) in rows}
+        for class_id in unused:
+            turn.write(turn.statements.drop_class, at_id=class_id)
+            turn.write(turn.statements.drop_count, at_key=f"class:{class_id}")
+        book.classes = {kind: class_id for kind, class_id in book.classes.items() if class_id not in unused}
+        for stated in book.stated_on.values():
+            for class_id in unused & stated.keys():
+                del stated[class_id]
+        book.class_sorts = {sort: class_id for sort, class_id in book.class_sorts.items() if class_id not in unused}
+        # Before anybody asks for such a class anew: its row would be there twice.
+        turn.settle()
+    return is_last
+
+
+MOST_EXPIRED_AT_ONCE = 500
+"""Of each sort in one commit; the rest comes with the next."""
+CLAIMS_KEPT_S = 600.0
+CLAIMS_KEPT = 50_000
+SUBMISSIONS_KEPT_S = 7 * 24 * 3600.0
+_LOOK_FOR_OLD_EVERY_S = 3600.0
+
+
+def sweep(turn: WriterTransaction) -> LeaseSweepResult:
+    """Look once."""
+    turn.book.waiting.look_again()
+    done = LeaseSweepResult(expired=_expire(turn), readied=_ready(turn), opened=_open(turn))
+    _unbar(turn)
+    _forget_claims(turn)
+    _forget_submissions(turn)
+    drop_old(turn)
+    return done
+
+
+def settles_at_tick_s(turn: WriterTransaction) -> float:
+    """Give when leases may end again after a start: every worker had a whole lease and the grace to speak."""
+    return turn.book.time.started_tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+
+
+def end_leases_of_the_past(turn: WriterTransaction) -> None:
+    """End leases that were granted before the database was restored: their epochs may have been given out since."""
+    for live in list(turn.book.live.values()):
+        if live.generation != turn.book.generation:
+            forgive(turn, live, "the coordinator was restored from a backup")
+
+
+def _expire(turn: WriterTransaction) -> tuple[str, ...]:
+    if turn.tick_s < settles_at_tick_s(turn):
+        return ()
+    _miss_machines(turn)
+    over = [live for live in turn.book.live.values() if live.until_tick_s <= turn.tick_s][:MOST_EXPIRED_AT_ONCE]
+    for live in over:
+        lose(turn, live, _why(turn, live))
+    return tuple(live.id for live in over)
+
+
+def _why(turn: WriterTransaction, live: LiveLease) -> str:
+    if live.started_s is None:
+        start = format_duration(turn.setting.times.start_s)
+        if live.prepared:
+            return f"granted to {live.machine}, which brought no more of what it needs for {start}"
+        return f"granted to {live.machine} and not started within {start}"
+    return f"nothing was heard of it from {live.machine} for {format_duration(turn.pace.lease_s)} and the grace"
+
+
+def _miss_machines(turn: WriterTransaction) -> None:
+    """Count no longer on machines that nobody hears from."""
+    silent_since_s = turn.tick_s - turn.pace.lease_s - turn.setting.times.grace_s
+    for machine in turn.book.machines.values():
+        if machine.is_offered and machine.seen_tick_s <= silent_since_s:
+            machine.is_offered = False
+            turn.book.scheduler.remove_machine(machine.name)
+            turn.tell(FleetKinds.MACHINE_LOST, machine=machine.name, fields={"last_seen_s": machine.row["last_seen_s"]})
+
+
+def _ready(turn: WriterTransaction) -> int:
+    book = turn.book
+    if book.next_delay_s > turn.now_s:
+        return 0
+    rows = turn.read(turn.queries.delayed, now_s=turn.now_s, most=MOST_EXPIRED_AT_ONCE)
+    for job in (ReadyJobEntry(*row) for row in rows):
+        turn.move(job.seq)
+        turn.write(
+            turn.statements.ready_job,
+            at_seq=job.seq,
+            was_epoch=job.epoch,
+            was_state="pending",
+            since_s=turn.now_s,
+            changed_s=turn.now_s,
+        )
+        job.since_s = turn.now_s
+        enter_line(turn, job)
+    (next_s,) = turn.read(turn.queries.next_delay)[0]
+    book.next_delay_s = float("inf") if next_s is None else next_s
+    return len(rows)
+
+
+def _open(turn: WriterTransaction) -> tuple[str, ...]:
+    over = [
+        machine.name
+        for machine in turn.book.machines.values()
+        if machine.row["closed"] and machine.row["until_s"] is not None and machine.row["until_s"] <= turn.now_s
+    ]
+    for name in over:
+        open_machine(turn, OpenMachine(machine=name, by="the clock"))
+    return tuple(over)
+
+
+def _unbar(turn: WriterTransaction) -> None:
+    """Offer machines again what they declined a while ago."""
+    for name, barred in turn.book.barred.items():
+        over = [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]
+        for seq in over:
+            del barred[seq]
+        if over:
+            turn.book.scheduler.doubt(name, is_doubted=bool(barred))
+            turn.call(name)
+
+
+def _forget_claims(turn: WriterTransaction) -> None:
+    """Forget requests that nobody will repeat: old ones, and those beyond the bound whose jobs have started."""
+    claims, live = turn.book.claims, turn.book.live_by_seq
+    forgotten: list[str] = []
+    for request_id, claimed in claims.items():
+        is_old = claimed.at_s <= turn.now_s - CLAIMS_KEPT_S
+        if not is_old and len(claims) - len(forgotten) <= CLAIMS_KEPT:
+            break
+        # Once started it is known to have arrived.
+        is_awaited = any(
+            (lease := live.get(seq)) is not None and lease.epoch == epoch and lease.started_s is None
+            for seq, epoch in claimed.granted
+        )
+        if not is_awaited:
+            forgotten.append(request_id)
+    for request_id in forgotten:
+        del claims[request_id]
+        turn.write(turn.statements.drop_claim, at_id=request_id)
+
+
+def _forget_submissions(turn: WriterTransaction) -> None:
+    """Forget answers under keys that nobody will repeat: an hour's walk through the table, some at a time."""
+    book = turn.book
+    if turn.tick_s < book.next_old_tick_s:
+        return
+    before_s = turn.now_s - SUBMISSIONS_KEPT_S
+    rows = turn.read(turn.queries.old_submissions, before_s=before_s, most=MOST_EXPIRED_AT_ONCE)
+    for (key,) in rows:
+        turn.write(turn.statements.drop_submission, at_key=key)
+    if len(rows) < MOST_EXPIRED_AT_ONCE:
+        book.next_old_tick_s = turn.tick_s + _LOOK_FOR_OLD_EVERY_S

@@ -1,0 +1,347 @@
+"""Invitations, in rows: made, tried in vain, used once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.coordinator.auth.invites import MOST_FAILURES, may_repeat, not_invited
+from stoker.coordinator.auth.membership import ApiTokenRecord, Invite, IssuedCertificate, TrustState
+from stoker.coordinator.database.database import WriterConnection
+from stoker.coordinator.queue.commands import (
+    FailInvite,
+    ForgetMachine,
+    IssueCertificate,
+    MakeInvite,
+    MakeToken,
+    NoteTokens,
+    QueueCommandResult,
+    RevokeCertificate,
+    RevokeToken,
+    RotateToken,
+    UseInvite,
+    WithdrawInvite,
+)
+from stoker.coordinator.queue.machines import named
+from stoker.coordinator.queue.moves import lose, plain, telling
+from stoker.coordinator.queue.sql import Queries
+from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import changed
+
+# Certificates of machines, in rows: issued, renewed, taken back.
+
+MOST_LIVE = 8
+"""Certificates of one machine at the same time: two, where nothing goes wrong."""
+CERTIFICATE_FIELDS = ("serial", "name", "issued_s", "expires_s", "revoked_s", "why")
+
+
+def issue_certificate(turn: WriterTransaction, asked: IssueCertificate) -> QueueCommandResult:
+    """Give a machine its next certificate, if the one that it shows is still good."""
+    standing, name = turn.book.standing, asked.certificate.name
+    # It was good when the request was judged; somebody may have taken it back since.
+    standing.machine(asked.present, name, turn.now_s)
+    if len(standing.certificates_of(name, turn.now_s)) >= MOST_LIVE:
+        hint = f"is its folder writable? `stoker machines invite --name {name}` lets it begin anew"
+        raise RateLimited(f"{name} has {MOST_LIVE} certificates already", hint=hint, retry_after_s=3600)
+    put_certificate(turn, asked.certificate, by=name)
+    return QueueCommandResult(changed=(name,))
+
+
+def revoke_all(turn: WriterTransaction, machine: str, *, why: str, by: str) -> int:
+    """Take back every certificate of a machine, and say how many that were."""
+    found = turn.book.standing.certificates_of(machine, turn.now_s)
+    for one in found:
+        revoke(turn, one, why, by)
+    return len(found)
+
+
+def put_certificate(turn: WriterTransaction, certificate: IssuedCertificate, *, by: str, address: str = "") -> None:
+    """Let a certificate count."""
+    _put(turn, certificate)
+    fields = {"serial": certificate.serial, "expires_s": certificate.expires_s, "by": by, "address": plain(address)}
+    turn.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
+
+
+def revoke(turn: WriterTransaction, found: IssuedCertificate, why: str, by: str) -> None:
+    """Let a certificate count no more."""
+    turn.setting.revocations.add_certificate(found.serial)
+    _put(turn, changed(found, revoked_s=turn.now_s, why=plain(why)))
+    fields = {"serial": found.serial, "why": plain(why), "by": plain(by)}
+    turn.tell(FleetKinds.CERTIFICATE_REVOKED, machine=found.name, fields=telling(fields))
+
+
+def _put(turn: WriterTransaction, certificate: IssuedCertificate) -> None:
+    turn.book.standing.certificates[certificate.serial] = certificate
+    turn.write(turn.statements.put_certificate, **{name: getattr(certificate, name) for name in CERTIFICATE_FIELDS})
+
+
+# Tokens of people, in rows: made, put in another's place, taken back, used.
+
+TOKEN_FIELDS = ("id", "name", "role", "sha256", "issued_s", "expires_s", "revoked_s", "last_used_s", "by")
+
+
+def make_token(turn: WriterTransaction, asked: MakeToken) -> QueueCommandResult:
+    """Give somebody a token."""
+    name = asked.token.name
+    if turn.book.standing.tokens_of(name, turn.now_s):
+        hint = "put a new one in its place (`stoker admin tokens rotate`), revoke it, or choose another name"
+        raise Conflict(f"{name} has a token already", hint=hint, name=name)
+    expires_s = None if asked.life_s is None else turn.now_s + asked.life_s
+    put_token(turn, changed(asked.token, issued_s=turn.now_s, expires_s=expires_s))
+    return QueueCommandResult(changed=(asked.token.id,), data={"expires_s": expires_s})
+
+
+def rotate_token(turn: WriterTransaction, asked: RotateToken) -> QueueCommandResult:
+    """Put a new token in the place of a live one."""
+    old = _named(turn, asked.id)
+    if not old.is_live(turn.now_s):
+        raise Refused(f"the token {old.id} of {old.name} has ended", hint="make a new one: `stoker admin tokens make`")
+    life_s = None if old.expires_s is None else old.expires_s - old.issued_s
+    new = changed(
+        asked.new,
+        name=old.name,
+        role=old.role,
+        issued_s=turn.now_s,
+        expires_s=None if life_s is None else turn.now_s + life_s,
+        by=plain(asked.by)[:200],
+    )
+    _revoke(turn, old, asked.by)
+    put_token(turn, new)
+    return QueueCommandResult(changed=(old.id, new.id), data={"expires_s": new.expires_s})
+
+
+def revoke_token(turn: WriterTransaction, asked: RevokeToken) -> QueueCommandResult:
+    """Take a token back."""
+    found = _named(turn, asked.id)
+    if found.revoked_s is not None:
+        return QueueCommandResult(notes=(f"the token {found.id} of {found.name} was revoked before",))
+    _revoke(turn, found, asked.by)
+    return QueueCommandResult(changed=(found.id,))
+
+
+def revoke_tokens(turn: WriterTransaction, name: str, *, by: str) -> None:
+    """Take back every live token of a name."""
+    for one in turn.book.standing.tokens_of(name, turn.now_s):
+        _revoke(turn, one, by)
+
+
+def note_tokens(turn: WriterTransaction, asked: NoteTokens) -> QueueCommandResult:
+    """Write down that tokens were used: seldom, and without an event."""
+    for id_ in asked.ids:
+        found = turn.book.standing.token_by_id(id_)
+        if found is not None:
+            _put_people(turn, changed(found, last_used_s=turn.now_s))
+    return QueueCommandResult(changed=asked.ids)
+
+
+def put_token(turn: WriterTransaction, token: ApiTokenRecord, *, address: str = "") -> None:
+    """Let a token count."""
+    _put_people(turn, token)
+    fields = {"token": token.id, "name": token.name, "role": token.role, "by": token.by, "address": plain(address)}
+    turn.tell(FleetKinds.TOKEN_MADE, fields=telling(fields))
+
+
+def _revoke(turn: WriterTransaction, token: ApiTokenRecord, by: str) -> None:
+    turn.setting.revocations.add_token(token.sha256)
+    _put_people(turn, changed(token, revoked_s=turn.now_s))
+    fields = {"token": token.id, "name": token.name, "by": plain(by)}
+    turn.tell(FleetKinds.TOKEN_REVOKED, fields=telling(fields))
+
+
+def _named(turn: WriterTransaction, id: str) -> ApiTokenRecord:
+    found = turn.book.standing.token_by_id(id)
+    if found is None:
+        raise NotFound(f"there is no token {id!r}", hint="`stoker admin tokens` lists them")
+    return found
+
+
+def _put_people(turn: WriterTransaction, token: ApiTokenRecord) -> None:
+    turn.book.standing.tokens[token.sha256] = token
+    turn.write(turn.statements.put_token, **{name: getattr(token, name) for name in TOKEN_FIELDS})
+
+
+MOST_OPEN = 100
+"""Invitations that nobody has used yet."""
+
+
+def make_invite(turn: WriterTransaction, asked: MakeInvite) -> QueueCommandResult:
+    """Let somebody join for a while. An id is used again only once nobody can mean the old one."""
+    known, now_s = turn.book.standing.invites, turn.now_s
+    old = known.get(asked.invite.id)
+    if old is not None and (old.is_live(now_s) or may_repeat(old, now_s)):
+        raise Conflict("another invitation has that id", hint="take another one")
+    if sum(one.is_live(now_s) for one in known.values()) >= MOST_OPEN:
+        raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they are over")
+    made = changed(asked.invite, made_s=now_s, expires_s=now_s + asked.life_s, by=plain(asked.invite.by)[:200])
+    _put_inviting(turn, made)
+    fields = {"invite": made.id, "role": made.role, "name": made.name, "expires_s": made.expires_s, "by": made.by}
+    turn.tell(FleetKinds.INVITED, fields=telling(fields))
+    return QueueCommandResult(changed=(made.id,), data={"expires_s": made.expires_s})
+
+
+def fail_invite(turn: WriterTransaction, asked: FailInvite) -> QueueCommandResult:
+    """Count a wrong code; after some of them the invitation is over."""
+    found = turn.book.standing.invites.get(asked.id)
+    if found is None or not found.is_live(turn.now_s):
+        return QueueCommandResult()
+    failures = found.failures + 1
+    is_over = failures >= MOST_FAILURES
+    _put_inviting(turn, changed(found, failures=failures, key="" if is_over else found.key))
+    fields = {"invite": found.id, "failures": failures, "is_over": is_over, "address": plain(asked.address)}
+    turn.tell(FleetKinds.JOIN_REFUSED, fields=fields)
+    return QueueCommandResult(changed=(found.id,), data={"left": MOST_FAILURES - failures})
+
+
+def withdraw_invite(turn: WriterTransaction, asked: WithdrawInvite) -> QueueCommandResult:
+    """Take an invitation back that nobody has used."""
+    found = turn.book.standing.invites.get(asked.id)
+    if found is None:
+        raise NotFound(f"there is no invitation {asked.id!r}", hint="`stoker machines invite --list` lists them")
+    if not found.is_live(turn.now_s):
+        return QueueCommandResult(notes=(f"the invitation {found.id} is over already",))
+    _put_inviting(turn, changed(found, key=""))
+    turn.tell(FleetKinds.INVITE_WITHDRAWN, fields={"invite": found.id, **({"by": plain(asked.by)} if asked.by else {})})
+    return QueueCommandResult(changed=(found.id,))
+
+
+def use_invite(turn: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
+    """Let somebody in, once. The same words again get the same answer, any others none."""
+    standing, now_s = turn.book.standing, turn.now_s
+    found = standing.invites.get(asked.id)
+    if found is not None and found.used_s is not None and found.request == asked.request:
+        return QueueCommandResult(data={"answer": found.answer})
+    if found is None or not found.is_live(now_s):
+        raise not_invited(found, now_s)
+    given = asked.certificate or asked.token
+    if given is None or (found.name and given.name != found.name):
+        raise Forbidden(f"this invitation is for {found.name!r}", reason="name")
+    if asked.certificate is not None:
+        if standing.certificates_of(given.name, now_s) or _is_without_certificate(turn, given.name):
+            _see_free(found, given.name, "machine")
+            revoke_all(turn, given.name, why="it joined again", by=found.by)
+        put_certificate(turn, asked.certificate, by=found.by, address=asked.address)
+    elif asked.token is not None:
+        if standing.tokens_of(given.name, now_s):
+            _see_free(found, given.name, "person")
+            revoke_tokens(turn, given.name, by=found.by)
+        put_token(turn, changed(asked.token, by=found.by), address=asked.address)
+    _put_inviting(turn, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
+    return QueueCommandResult(changed=(given.name,), data={"answer": asked.answer})
+
+
+def _is_without_certificate(turn: WriterTransaction, name: str) -> bool:
+    """Return whether a machine of the fleet has this name that never joined: a worker of the coordinator's own user."""
+    issued = turn.book.standing.certificates.values()
+    return name in turn.book.machines and not any(one.name == name for one in issued)
+
+
+def _see_free(invite: Invite, name: str, sort: str) -> None:
+    """Refuse a name that somebody has, unless the invitation is for exactly that one: whoever made it meant it."""
+    if invite.name != name:
+        raise Conflict(
+            f"a {sort} {name!r} belongs to the fleet already",
+            hint=f"join under another name (--name), or have this one invited: `stoker machines invite --name {name}`",
+            name=name,
+            reason="name",
+        )
+
+
+def _put_inviting(turn: WriterTransaction, invite: Invite) -> None:
+    turn.book.standing.invites[invite.id] = invite
+    turn.write(turn.statements.put_invite, **{name: getattr(invite, name) for name in INVITE_FIELDS})
+
+
+INVITE_FIELDS = (
+    "id", "role", "name", "key", "made_s", "expires_s", "used_s", "request", "answer", "failures", "by",
+)  # fmt: skip
+
+
+# The verbs about who belongs to the fleet, by their commands; and their rows, read into memory.
+
+TRUST_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] = {
+    MakeInvite: make_invite,
+    FailInvite: fail_invite,
+    WithdrawInvite: withdraw_invite,
+    UseInvite: use_invite,
+    IssueCertificate: issue_certificate,
+    MakeToken: make_token,
+    RotateToken: rotate_token,
+    RevokeToken: revoke_token,
+    NoteTokens: note_tokens,
+}
+
+
+def load_standing(connection: WriterConnection, queries: Queries, now_s: float) -> TrustState:
+    """Read who may what. Certificates that have expired are of no use to anybody."""
+    standing = TrustState()
+    for row in connection.read(queries.invites):
+        invite = Invite(**dict(zip(INVITE_FIELDS, row, strict=True)))
+        standing.invites[invite.id] = invite
+    for row in connection.read(queries.tokens):
+        token = ApiTokenRecord(**dict(zip(TOKEN_FIELDS, row, strict=True)))
+        standing.tokens[token.sha256] = token
+    for row in connection.read(queries.certificates, after_s=now_s):
+        certificate = IssuedCertificate(**dict(zip(CERTIFICATE_FIELDS, row, strict=True)))
+        standing.certificates[certificate.serial] = certificate
+    return standing
+
+
+# Machines that no longer belong to the fleet: forgotten, or with their last certificate taken back.
+
+
+def forget_machine(turn: WriterTransaction, asked: ForgetMachine) -> QueueCommandResult:
+    """Remove a machine, and take its certificates back; one that has none and would be back at once is refused."""
+    if not turn.book.standing.certificates_of(asked.machine, turn.now_s):
+        _see_gone(turn, asked.machine, is_forced=asked.is_forced)
+    revoke_all(turn, asked.machine, why="forgotten", by=asked.by)
+    _remove(turn, asked.machine, "its machine was forgotten", asked.by)
+    return QueueCommandResult(changed=(asked.machine,))
+
+
+def revoke_certificate(turn: WriterTransaction, asked: RevokeCertificate) -> QueueCommandResult:
+    """Take one certificate back. Whoever has no other is out of the fleet until it joins again."""
+    standing = turn.book.standing
+    found = standing.certificates.get(asked.serial)
+    if found is None:
+        raise NotFound(f"no certificate {asked.serial[:12]} is known", hint="`stoker machines show` lists them")
+    if found.revoked_s is not None:
+        return QueueCommandResult(notes=(f"the certificate of {found.name} was taken back before",))
+    revoke(turn, found, asked.why, asked.by)
+    if not standing.certificates_of(found.name, turn.now_s) and found.name in turn.book.machines:
+        _remove(turn, found.name, "its certificate was taken back", asked.by)
+    return QueueCommandResult(changed=(found.name,))
+
+
+def _see_gone(turn: WriterTransaction, name: str, *, is_forced: bool) -> None:
+    """Refuse to forget a machine that would be back with its next word, and open, though it was drained."""
+    machine = named(turn, name)
+    if machine.leases:
+        jobs = sorted(live.id for live in machine.leases.values())
+        raise Refused(
+            f"{name} still holds {len(jobs)} lease{'s' * (len(jobs) != 1)}",
+            hint="drain it, or wait until its leases end",
+            jobs=jobs,
+        )
+    if machine.is_offered and not is_forced:
+        raise Refused(
+            f"the worker of {name} still runs: with its next word {name} would be back, and open",
+            hint=f"stop it first; {name} is taken for gone when nothing was heard of it for the lease and the grace. "
+            "--force forgets it now",
+            machine=name,
+        )
+
+
+def _remove(turn: WriterTransaction, name: str, why: str, by: str) -> None:
+    book = turn.book
+    machine = book.machines.get(name)
+    # Without a machine, it joined and never said hello.
+    if machine is not None:
+        for live in list(machine.leases.values()):
+            lose(turn, live, why)
+        del book.machines[name]
+        book.scheduler.remove_machine(name)
+        book.barred.pop(name, None)
+        turn.write(turn.statements.drop_machine, at_name=name)
+    turn.tell(FleetKinds.MACHINE_FORGOTTEN, machine=name, fields={"by": plain(by)} if by else None)

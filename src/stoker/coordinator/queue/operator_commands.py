@@ -1,0 +1,371 @@
+"""What people ask of jobs that are there: cancel, requeue, another priority."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.coordinator.queue.classes import class_of
+from stoker.coordinator.queue.commands import (
+    BeginExec,
+    CancelJobs,
+    DropTrees,
+    EndExec,
+    KeepTree,
+    PinJobs,
+    PruneBundles,
+    QueueCommandResult,
+    RequeueJobs,
+    SetPriority,
+    WantTree,
+)
+from stoker.coordinator.queue.endings import is_checkpoint_here
+from stoker.coordinator.queue.moves import enter_line, leave_line, plain, telling
+from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.sql import JobRow
+from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.core.errors import Forbidden, InvalidTransition, NotFound, Unavailable
+from stoker.core.events import FleetKinds
+from stoker.core.job import JobState
+from stoker.core.jsontext import loads
+from stoker.core.leases import may_change
+from stoker.core.retry import FailureCause
+
+
+def cancel(turn: WriterTransaction, asked: CancelJobs) -> QueueCommandResult:
+    """Note for good that nobody wants these jobs: what waits ends now, what runs is told to stop."""
+    rows = rows_of(turn, asked.jobs, asked.only_of)
+    return _for_each(rows, lambda row: _cancel_one(turn, row, plain(asked.by)))
+
+
+def requeue(turn: WriterTransaction, asked: RequeueJobs) -> QueueCommandResult:
+    """Start terminal jobs again. All of them or, if one is live, none."""
+    rows = rows_of(turn, asked.jobs, asked.only_of)
+    for row in rows:
+        if row.state in (JobState.CLAIMED.value, JobState.RUNNING.value):
+            raise InvalidTransition(
+                f"{row.shown} is {row.state} on {row.machine} (attempt {row.attempt}); it can't be requeued",
+                hint=f"cancel it first: `stoker cancel {row.shown}`",
+                state=row.state,
+                move="requeue",
+            )
+    return _for_each(rows, lambda row: _requeue_one(turn, row, plain(asked.by)))
+
+
+def set_priority(turn: WriterTransaction, asked: SetPriority) -> QueueCommandResult:
+    """Put jobs elsewhere in the line; of those that do not wait, it counts should they wait again."""
+    rows = rows_of(turn, asked.jobs, asked.only_of)
+    return _for_each(rows, lambda row: _set_priority_one(turn, row, asked.priority, plain(asked.by)))
+
+
+def requeue_row(turn: WriterTransaction, row: JobRow, *, spec: str, code: str, **fields: Any) -> None:
+    """Put a terminal job back into the line under a higher epoch, its budgets whole again; its history stays."""
+    class_id = class_of(turn, loads(spec), row.submitter)
+    is_ready = not row.blockers
+    # What has completed has nothing to go on from: it is wanted anew, often with other code.
+    goes_on = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
+    checkpoint = row.checkpoint if goes_on else ""
+    turn.book.unbar(row.seq)
+    turn.move(row.seq)
+    turn.write(
+        turn.statements.requeue_job,
+        at_seq=row.seq,
+        was_epoch=row.epoch,
+        was_state=row.state,
+        epoch=row.epoch + 1,
+        class_id=class_id,
+        is_ready=is_ready,
+        since_s=turn.now_s,
+        changed_s=turn.now_s,
+        blockers=row.blockers,
+        spec=spec,
+        code=code,
+        checkpoint=checkpoint,
+    )
+    turn.tell(
+        FleetKinds.JOB_REQUEUED,
+        seq=row.seq,
+        epoch=row.epoch + 1,
+        from_state=row.state,
+        to_state="pending",
+        fields={name: value for name, value in fields.items() if value},
+    )
+    turn.count_move(row.state, "pending")
+    if is_ready:
+        fresh = row._replace(
+            class_id=class_id,
+            since_s=turn.now_s,
+            epoch=row.epoch + 1,
+            user_failures=0,
+            lost=0,
+            declined=0,
+            spec=spec,
+            checkpoint=checkpoint,
+        )
+        enter_line(turn, ReadyJobEntry.of(fresh))
+    if row.state == JobState.COMPLETED.value:
+        turn.reopened.append(row.seq)
+
+
+def _cancel_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
+    if JobState(row.state).is_terminal:
+        return f"{row.shown} is {row.state} already"
+    if row.is_cancelling:
+        return f"{row.shown} is being cancelled already"
+    live = turn.book.live_by_seq.get(row.seq)
+    at = {"at_seq": row.seq, "was_epoch": row.epoch, "was_state": row.state}
+    why = f"cancelled by {by}" if by else "cancelled"
+    turn.move(row.seq)
+    told = {"seq": row.seq, "epoch": row.epoch, "attempt": row.attempt, "fields": {"by": by} if by else None}
+    if live is not None:
+        turn.write(turn.statements.mark_cancelling, **at, changed_s=turn.now_s, message=why)
+        live.is_cancelling, live.cancel_why = True, why
+        turn.call(live.machine)
+        turn.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **told)
+        return ""
+    turn.write(
+        turn.statements.end_job,
+        **at,
+        state=JobState.CANCELLED.value,
+        ended_s=turn.now_s,
+        changed_s=turn.now_s,
+        cause=FailureCause.CANCELLED.value,
+        message=why,
+        hint="",
+        error="",
+        exit_code=None,
+        user_failures=row.user_failures,
+        lost=row.lost,
+    )
+    turn.tell(FleetKinds.JOB_CANCELLED, from_state=row.state, to_state="cancelled", **told)
+    turn.count_move(row.state, "cancelled")
+    if row.is_ready:
+        leave_line(turn, row.class_id, row.priority, row.seq)
+    return ""
+
+
+def _requeue_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
+    if row.state == JobState.PENDING.value:
+        return f"{row.shown} waits already"
+    requeue_row(turn, row, spec=row.spec, code=row.code, by=by)
+    return ""
+
+
+def _set_priority_one(turn: WriterTransaction, row: JobRow, priority: int, by: str) -> str:
+    if row.priority == priority:
+        return f"{row.shown} has priority {priority} already"
+    turn.move(row.seq)
+    turn.write(
+        turn.statements.set_priority,
+        at_seq=row.seq,
+        was_epoch=row.epoch,
+        was_state=row.state,
+        priority=priority,
+        changed_s=turn.now_s,
+    )
+    fields = {"priority": priority, "was": row.priority, **({"by": by} if by else {})}
+    turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
+    live = turn.book.live_by_seq.get(row.seq)
+    if live is not None:
+        live.priority = priority
+    elif row.is_ready:
+        leave_line(turn, row.class_id, row.priority, row.seq)
+        enter_line(turn, ReadyJobEntry.of(row._replace(priority=priority)))
+    return ""
+
+
+def _for_each(rows: list[JobRow], do: Callable[[JobRow], str]) -> QueueCommandResult:
+    changed, notes = [], []
+    for row in rows:
+        note = do(row)
+        if note:
+            notes.append(note)
+        else:
+            changed.append(row.id)
+    return QueueCommandResult(changed=tuple(changed), notes=tuple(notes))
+
+
+def rows_of(turn: WriterTransaction, jobs: tuple[str, ...], only_of: str | None = None) -> list[JobRow]:
+    """Read jobs by their ids, in the order asked; all of them or none. `Forbidden` if one is not `only_of`'s."""
+    ids = list(dict.fromkeys(jobs))
+    found = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
+    missing = [id for id in ids if id not in found]
+    if missing:
+        raise NotFound(f"there is no job {missing[0][:12]}", hint="`stoker jobs` lists them", jobs=missing)
+    rows = [found[id] for id in ids]
+    others = next((row for row in rows if not may_change(only_of, row.submitter)), None)
+    if others is not None:
+        submitter = others.submitter or "the coordinator's operator"
+        raise Forbidden(
+            f"{others.shown} was submitted by {submitter}: changing it needs the role operate",
+            hint="ask its submitter, or somebody with the role operate",
+        )
+    return rows
+
+
+# Commands inside running jobs: where one would run, or why it can't; and that it was run, by whom. Never what it
+# said.
+#
+# The streams themselves are not the queue's: `http.exec_sessions` has them.
+
+_LONGEST_WORD = 200
+_SHOWN_ID = 8
+_MISSED_BEATS = 2
+"""So many heartbeats late, a machine is not waited for."""
+
+
+def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
+    """Say where a job runs, and write down who runs a command there. Refuses with where the job is instead."""
+    row = rows_of(turn, (asked.job,))[0]
+    live = turn.book.live.get(row.id)
+    if live is None or live.state != JobState.RUNNING.value or live.is_cancelling:
+        raise _not_running(row, live.machine if live is not None else "")
+    machine = turn.book.machines.get(live.machine)
+    silent_s = float("inf") if machine is None else turn.tick_s - machine.seen_tick_s
+    if silent_s > _MISSED_BEATS * turn.pace.heartbeat_s:
+        since = f" for {silent_s:.0f} s" if machine is not None else ""
+        hint = f"stoker machines show {live.machine}; its jobs go elsewhere if it stays away"
+        raise Unavailable(f"{live.machine}, where {row.shown} runs, has been silent{since}", hint=hint)
+    fields = {
+        "session": asked.session[:_SHOWN_ID],
+        "program": plain(asked.program[:_LONGEST_WORD]),
+        "by": plain(asked.by),
+    }
+    turn.tell(
+        FleetKinds.EXEC_BEGUN,
+        seq=row.seq,
+        machine=live.machine,
+        attempt=live.attempt,
+        epoch=live.epoch,
+        fields=telling(fields),
+    )
+    where = {
+        "name": row.shown,
+        "machine": live.machine,
+        "attempt": live.attempt,
+        "epoch": live.epoch,
+        "generation": live.generation,
+    }
+    return QueueCommandResult(changed=(row.id,), data=where)
+
+
+def end_exec(turn: WriterTransaction, asked: EndExec) -> QueueCommandResult:
+    """Write down that a command has ended."""
+    row = rows_of(turn, (asked.token.job,))[0]
+    fields = {
+        "session": asked.session[:_SHOWN_ID],
+        "program": plain(asked.program[:_LONGEST_WORD]),
+        "exit_code": asked.exit_code,
+        "why": plain(asked.why),
+        "by": plain(asked.by),
+    }
+    turn.tell(
+        FleetKinds.EXEC_ENDED,
+        seq=row.seq,
+        machine=asked.machine,
+        attempt=asked.token.attempt,
+        epoch=asked.token.epoch,
+        fields=telling(fields),
+    )
+    return QueueCommandResult(changed=(row.id,))
+
+
+EXEC_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] = {
+    BeginExec: begin_exec,
+    EndExec: end_exec,
+}
+
+
+def _not_running(row: JobRow, machine: str) -> InvalidTransition:
+    name = row.shown
+    if row.is_cancelling:
+        what, hint = f"{name} is being cancelled on {machine}", f"stoker jobs show {name}"
+    elif row.state == JobState.PENDING.value:
+        what, hint = f"{name} waits in line: nothing of it runs", f"stoker explain {name} says why"
+    elif row.state == JobState.CLAIMED.value:
+        hint = f"stoker logs -f {name} shows how far it is"
+        what = f"{name} is being prepared on {machine}: nothing of it runs yet"
+    else:
+        where = f" on {row.machine}" if row.machine else ""
+        what, hint = f"{name} has ended ({row.state}{where})", f"stoker get {name}, or stoker logs {name}"
+    return InvalidTransition(what, hint=hint, state=row.state, move="exec", machine=machine or row.machine or "")
+
+
+# Which results are kept: pins that people set, and marks that a prune leaves before bytes go.
+
+
+def pin(turn: WriterTransaction, asked: PinJobs) -> QueueCommandResult:
+    """Keep the results of jobs whatever is pruned, or let go of them again; a job without one is told."""
+    rows = rows_of(turn, asked.jobs)
+    seqs = turn.many(row.seq for row in rows)
+    found = {seq for _, seq, _, pruned_s in turn.read(turn.queries.results_of, seqs=seqs) if pruned_s is None}
+    changed, notes = [], []
+    for row in rows:
+        if row.seq not in found:
+            notes.append(f"{row.shown} has no result to keep")
+            continue
+        turn.write(turn.statements.pin_results, at_seq=row.seq, is_pinned=asked.is_pinned)
+        fields = {"pinned": asked.is_pinned, **({"by": plain(asked.by)} if asked.by else {})}
+        turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
+        changed.append(row.id)
+    return QueueCommandResult(changed=tuple(changed), notes=tuple(notes))
+
+
+def prune(turn: WriterTransaction, asked: PruneBundles) -> QueueCommandResult:
+    """Mark results as pruned; what is pinned, or marked already, stays as it is."""
+    changed = []
+    for id_, seq, is_pinned, pruned_s in turn.read(turn.queries.results, ids=turn.many(asked.bundles)):
+        if is_pinned or pruned_s is not None:
+            continue
+        turn.write(turn.statements.prune_result, at_id=id_, pruned_s=turn.now_s)
+        fields = {"pruned": True, **({"by": plain(asked.by)} if asked.by else {})}
+        turn.tell(FleetKinds.JOB_CHANGED, seq=seq, fields=fields)
+        changed.append(str(id_))
+    return QueueCommandResult(changed=tuple(changed))
+
+
+# Trees of code and data that lie with the coordinator: which there are, and when somebody last wanted them.
+#
+# A tree is named here once all of its bytes are in, and no longer before any of them goes. Whoever hands in jobs wants
+# their trees first, so a tree that was wanted after a prune looked at it stays.
+
+WANTED_AGAIN_S = 3600.0
+"""That a tree is wanted is noted at most this often, so that a second submission is not a write."""
+
+
+def keep_tree(turn: WriterTransaction, asked: KeepTree) -> QueueCommandResult:
+    """Name a tree. One that is named already is wanted now."""
+    found = turn.read(turn.queries.content, of_tree=asked.tree)
+    at_s = found[0][0] if found else turn.now_s
+    turn.write(
+        turn.statements.put_content,
+        tree=asked.tree,
+        listing=asked.listing,
+        files=asked.files,
+        size_bytes=asked.size_bytes,
+        at_s=at_s,
+        wanted_s=turn.now_s,
+        is_pinned=bool(found[0][2]) if found else False,
+    )
+    return QueueCommandResult(changed=() if found else (asked.tree,))
+
+
+def want_tree(turn: WriterTransaction, asked: WantTree) -> QueueCommandResult:
+    """Note that a tree is wanted; `changed` names it if it is here."""
+    found = turn.read(turn.queries.content, of_tree=asked.tree)
+    if not found:
+        return QueueCommandResult()
+    if turn.now_s - found[0][1] > WANTED_AGAIN_S:
+        turn.write(turn.statements.want_content, at_tree=asked.tree, wanted_s=turn.now_s)
+    return QueueCommandResult(changed=(asked.tree,))
+
+
+def drop_trees(turn: WriterTransaction, asked: DropTrees) -> QueueCommandResult:
+    """Forget trees that nobody has wanted since they were looked at; `changed` are those."""
+    changed = []
+    for tree, wanted_s in asked.trees:
+        found = turn.read(turn.queries.content, of_tree=tree)
+        if found and found[0][1] <= wanted_s and not found[0][2]:
+            turn.write(turn.statements.drop_content, at_tree=tree)
+            changed.append(tree)
+    return QueueCommandResult(changed=tuple(changed))

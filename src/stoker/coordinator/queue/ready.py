@@ -1,0 +1,211 @@
+"""Ready jobs by class and priority: how many, and the first few of each level in memory.
+
+The database holds all of them; a level here is the beginning of it, read a page at a time along the index, so that a
+claim costs the same whether ten wait or a million. The writer tells of each job that comes or goes, and after `freshen`
+the scheduler knows the first job of every level.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection
+from typing import Any
+
+from stoker.coordinator.queue.sql import READY_FIELDS, JobRow
+from stoker.core.frozen import changed
+from stoker.scheduler.ready_queue import ReadyHead, ReadyQueue
+
+PAGE = 16
+LARGEST_PAGE = 256
+
+
+class ReadyJobEntry:
+    """A job that could start: what a grant needs of its row."""
+
+    __slots__ = (
+        "attempt",
+        "checkpoint",
+        "class_id",
+        "declined",
+        "epoch",
+        "id",
+        "lost",
+        "priority",
+        "seq",
+        "since_s",
+        "spec",
+        "user_failures",
+    )
+
+    def __init__(  # noqa: PLR0913, PLR0917 - a row, as it is read
+        self,
+        seq: int,
+        id: str,
+        class_id: int,
+        priority: int,
+        since_s: float,
+        epoch: int,
+        attempt: int,
+        user_failures: int,
+        lost: int,
+        declined: int,
+        spec: str,
+        checkpoint: str,
+    ) -> None:
+        self.seq = seq
+        self.id = id
+        self.class_id = class_id
+        self.priority = priority
+        self.since_s = since_s
+        self.epoch = epoch
+        self.attempt = attempt
+        self.user_failures = user_failures
+        self.lost = lost
+        self.declined = declined
+        self.spec = spec
+        self.checkpoint = checkpoint
+
+    @classmethod
+    def of(cls, row: JobRow) -> ReadyJobEntry:
+        """Give a job as its row has it."""
+        fields: tuple[Any, ...] = row[: len(READY_FIELDS)]
+        return cls(*fields)
+
+    def __lt__(self, other: ReadyJobEntry) -> bool:
+        return self.seq < other.seq
+
+
+Fetch = Callable[[int, int, int, int], list[ReadyJobEntry]]
+"""Returns the next ready jobs of a class and priority after one, at most so many."""
+
+
+class Level:
+    """One class at one priority."""
+
+    __slots__ = ("count", "first", "is_whole", "known_to", "page")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many are ready, in memory or not."""
+        self.first: list[ReadyJobEntry] = []
+        """The beginning, by number."""
+        self.known_to = 0
+        """Everybody up to this number is among them."""
+        self.is_whole = True
+        """Everybody is."""
+        self.page = PAGE
+
+
+class ReadyJobs:
+    """All levels. What comes and goes is counted at once; pages are read when the heads are next brought up to date."""
+
+    def __init__(self, ready: ReadyQueue, fetch: Fetch) -> None:
+        self._ready = ready
+        ready.nth = self.nth
+        self.fetch = fetch
+        """Reads a page; of the turn that runs now."""
+        self._levels: dict[tuple[int, int], Level] = {}
+        self._changed: set[tuple[int, int]] = set()
+
+    def put_count(self, class_id: int, priority: int, count: int) -> None:
+        """Let a level stand as the database has it."""
+        level = self._levels[class_id, priority] = Level()
+        level.count = count
+        level.is_whole = False
+        self._changed.add((class_id, priority))
+
+    def add(self, job: ReadyJobEntry) -> None:
+        """Somebody became ready."""
+        key = (job.class_id, job.priority)
+        level = self._levels.get(key)
+        if level is None:
+            level = self._levels[key] = Level()
+        level.count += 1
+        self._changed.add(key)
+        if level.is_whole or job.seq <= level.known_to:
+            insort(level.first, job)
+            if len(level.first) > LARGEST_PAGE:
+                del level.first[LARGEST_PAGE // 2 :]
+                level.is_whole = False
+                level.known_to = level.first[-1].seq
+
+    def drop(self, class_id: int, priority: int, seq: int) -> None:
+        """Somebody is ready no more."""
+        level = self._levels[class_id, priority]
+        level.count -= 1
+        self._changed.add((class_id, priority))
+        place = _place(level.first, seq)
+        if place >= 0:
+            del level.first[place]
+
+    def freshen(self) -> None:
+        """Tell the scheduler the first job of every level that changed; read pages where a beginning is used up."""
+        changed_levels, self._changed = self._changed, set()
+        for key in sorted(changed_levels):
+            level = self._levels[key]
+            if not level.first and level.count:
+                self._fill(key, level)
+            if level.first:
+                self._ready.set_head(*key, level.first[0].seq, level.count)
+            else:
+                self._ready.set_head(*key, 0, 0)
+                if level.count <= 0:
+                    del self._levels[key]
+
+    def look_again(self) -> None:
+        """Read levels from their beginning that can't show all whom they count: rows were locked when last read."""
+        for key, level in self._levels.items():
+            if level.count > len(level.first) and (level.is_whole or not level.first):
+                level.first, level.known_to, level.is_whole = [], 0, False
+                self._changed.add(key)
+
+    def job_at(self, head: ReadyHead) -> ReadyJobEntry:
+        """Return the job that a head stands for."""
+        level = self._levels[head.class_id, head.priority]
+        return level.first[_place(level.first, head.seq)]
+
+    def instead(self, head: ReadyHead, barred: Collection[int]) -> ReadyHead | None:
+        """Return the first job of a head's level that is not barred; None if all in memory are."""
+        if head.seq not in barred:
+            return head
+        key = (head.class_id, head.priority)
+        level = self._levels[key]
+        while True:
+            for job in level.first:
+                if job.seq not in barred:
+                    return changed(head, seq=job.seq)
+            if not self._fill_more(key, level):
+                return None
+
+    def nth(self, class_id: int, priority: int, place: int) -> int | None:
+        """Return the number of the n-th ready job of a level, from 0; None if there are fewer, or too many before."""
+        level = self._levels.get((class_id, priority))
+        if level is None:
+            return None
+        while place >= len(level.first):
+            if not self._fill_more((class_id, priority), level):
+                return None
+        return level.first[place].seq
+
+    def _fill_more(self, key: tuple[int, int], level: Level) -> bool:
+        """Read one more page; return False if there is none, or enough in memory."""
+        if level.is_whole or len(level.first) >= LARGEST_PAGE:
+            return False
+        self._fill(key, level)
+        return True
+
+    def _fill(self, key: tuple[int, int], level: Level) -> None:
+        found = self.fetch(*key, level.known_to, level.page)
+        level.first += found
+        level.is_whole = len(found) < level.page
+        level.known_to = found[-1].seq if found else level.known_to
+        level.page = min(level.page * 2, LARGEST_PAGE)
+
+
+def _place(jobs: list[ReadyJobEntry], seq: int) -> int:
+    place = bisect_left(jobs, seq, key=_seq)
+    return place if place < len(jobs) and jobs[place].seq == seq else -1
+
+
+def _seq(job: ReadyJobEntry) -> int:
+    return job.seq

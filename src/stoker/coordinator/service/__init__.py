@@ -1,1 +1,0 @@
-"""The coordinator over HTTP: routes, limits, live streams, and the process that serves them."""

@@ -1,0 +1,254 @@
+"""The plain view of results that system A's people know: a folder per model, and an index that only grows.
+
+    models/MODEL_MODE/HASH/bundle   a link to the archive
+    models/index.jsonl              one line per result that was taken in
+
+It is the story, not the truth: the database says which results there are. A result that is taken in again changes
+nothing; equal bytes of two jobs are one archive and two lines.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import func, select
+
+from stoker.coordinator.database.database import Database, snapshot
+from stoker.coordinator.database.tables import BUNDLES, JOBS
+from stoker.core.digests import Digest
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.core.text import point_name
+from stoker.host.background import BackgroundThread
+from stoker.host.durable import open_regular, remove_tree, translated
+from stoker.host.folders import name_fault
+from stoker.store.put import append_line
+
+_LONGEST_NAME = 120
+# More than the lines of one time, or of one commit, have together.
+_TAIL_BYTES = 1 << 20
+
+
+@frozen
+class IngestRecord:
+    """One result as it is taken in."""
+
+    job: str
+    """The job's id."""
+    name: str
+    attempt: int
+    model: str
+    """Its recipe, or what system A calls a model."""
+    mode: str
+    archive_sha256: str
+    tree: str
+    size_bytes: int
+    at_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "at_s": self.at_s,
+            "job": self.job,
+            "name": self.name,
+            "attempt": self.attempt,
+            "model": self.model,
+            "mode": self.mode,
+            "sha256": self.archive_sha256,
+            "tree": self.tree,
+            "size_bytes": self.size_bytes,
+        }
+
+
+class ModelView:
+    """The view below one folder; `place_of` says where an archive lies, if it lies in a file."""
+
+    def __init__(self, folder: str, place_of: Callable[[Digest], str] | None) -> None:
+        self.folder = folder
+        self.index = os.path.join(folder, "index.jsonl")
+        self._place_of = place_of
+        self._turn = threading.Lock()
+        # Results come in the order of their times: those of the newest time are all that has to be remembered.
+        self._newest_s: float | None = None
+        self._of_newest: set[tuple[str, int, str]] = set()
+
+    def ingest(self, *some: IngestRecord) -> int:
+        """Show results in the order of their times: links, then lines. Gives how many had not been shown before."""
+        with self._turn:
+            newest_s = self._read_newest()
+            of_newest = set(self._of_newest)
+            fresh = []
+            for one in some:
+                key = (one.job, one.attempt, one.archive_sha256)
+                if one.at_s < newest_s or key in of_newest:
+                    continue
+                if one.at_s > newest_s:
+                    newest_s = one.at_s
+                    of_newest.clear()
+                of_newest.add(key)
+                self._link(one)
+                fresh.append(dumps(one.to_json()).encode() + b"\n")
+            if fresh:
+                with translated(self.index):
+                    os.makedirs(self.folder, mode=0o700, exist_ok=True)
+                append_line(self.index, b"".join(fresh), lock=os.path.join(self.folder, ".lock"))
+                self._newest_s, self._of_newest = newest_s, of_newest
+        return len(fresh)
+
+    def newest_s(self) -> float:
+        """Give the time of the newest result that is shown; 0 if there is none."""
+        with self._turn:
+            return self._read_newest()
+
+    def rows(self, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+        """Give the lines of the index, or those of its last bytes, the oldest first; a torn one is passed over."""
+        try:
+            file = open_regular(self.index)
+        except OSError:
+            return
+        with file:
+            if last_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+            for line in file:
+                with suppress(ValueError):
+                    row = loads(line)
+                    if isinstance(row, dict) and {"job", "attempt", "sha256", "at_s"} <= row.keys():
+                        yield row
+
+    def link_of(self, one: IngestRecord) -> str:
+        """Give where the link to a result's archive lies."""
+        return os.path.join(self.folder, _folder_name(one.model, one.mode), one.archive_sha256, "bundle")
+
+    def drop(self, archives: frozenset[str]) -> None:
+        """Take the links to archives away that are removed; the lines stay."""
+        for folder in _folders(self.folder):
+            for name in archives.intersection(_folders(os.path.join(self.folder, folder))):
+                remove_tree(os.path.join(self.folder, folder, name))
+            with suppress(OSError):
+                os.rmdir(os.path.join(self.folder, folder))
+
+    def _read_newest(self) -> float:
+        if self._newest_s is None:
+            rows = list(self.rows(last_bytes=_TAIL_BYTES))
+            self._newest_s = max((float(row["at_s"]) for row in rows), default=0.0)
+            self._of_newest = {
+                (row["job"], row["attempt"], row["sha256"]) for row in rows if row["at_s"] == self._newest_s
+            }
+        return self._newest_s
+
+    def _link(self, one: IngestRecord) -> None:
+        link = self.link_of(one)
+        if self._place_of is None or os.path.lexists(link):
+            return
+        # Relative, so that the whole folder may be moved.
+        place = os.path.relpath(self._place_of(Digest(one.archive_sha256)), os.path.dirname(link))
+        with translated(link):
+            os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+            os.symlink(place, link)
+
+
+def _folder_name(model: str, mode: str) -> str:
+    """Give `tabular_gbt_realistic`: one name, whatever stands in it."""
+    name = "_".join(filter(None, (model, mode)))[:_LONGEST_NAME]
+    plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in name).strip(".")
+    return plain if plain and not name_fault(plain) else "other"
+
+
+def _folders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+# Brings results that jobs finished with into the plain view of models, a moment after: `models/` and its index.
+#
+# In a thread of its own that looks when the queue is calm: the view is for people and scripts, and nobody who finishes
+# a job waits for it. Whatever it missed while it was not running it finds in the database.
+
+CALM_S = 1.0
+"""Without a change of the queue for so long it looks…"""
+MOST_S = 30.0
+"""…and in any case after so long."""
+_PAGE = 500
+
+
+class ModelViewUpdater(BackgroundThread):
+    """Keeps a view up to date while a with-block lasts. Tell it of changes: `queue.on_change(ingesting.changed)`."""
+
+    def __init__(self, models: ModelView, database: Database) -> None:
+        super().__init__("models")
+        self._models = models
+        self._database = database
+        self._last_id: int | None = None
+        self._news = threading.Event()
+
+    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue tells it
+        """Take note that something happened."""
+        self._news.set()
+
+    def catch_up(self) -> int:
+        """Show every result that is not shown yet, and say how many that were."""
+        count = 0
+        last_id = self._shown_until() if self._last_id is None else self._last_id
+        while rows := self._page(last_id):
+            count += self._models.ingest(*rows.values())
+            last_id = self._last_id = max(rows)
+        return count
+
+    def _shown_until(self) -> int:
+        """Say behind which row to begin, by time: a database that was restored counts its rows anew."""
+        asked = select(func.max(BUNDLES.c.id)).where(BUNDLES.c.at_s < self._models.newest_s())
+        with snapshot(self._database) as connection:
+            return connection.execute(asked).scalar() or 0
+
+    def _page(self, last_id: int) -> dict[int, IngestRecord]:
+        asked = (
+            select(BUNDLES, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number, JOBS.c.recipe, JOBS.c.mode)
+            .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
+            .where(BUNDLES.c.id > last_id, BUNDLES.c.pruned_s.is_(None))
+            .order_by(BUNDLES.c.id)
+            .limit(_PAGE)
+        )
+        with snapshot(self._database) as connection:
+            rows = connection.execute(asked).all()
+        return {
+            row.id: IngestRecord(
+                job=row.job,
+                name=point_name(row.name, row.number),
+                attempt=row.attempt,
+                model=row.recipe,
+                mode=row.mode,
+                archive_sha256=row.archive_sha256,
+                tree=row.tree,
+                size_bytes=row.size_bytes,
+                at_s=row.at_s,
+            )
+            for row in rows
+        }
+
+    def _let_go(self) -> None:
+        self._news.set()
+
+    def _run(self) -> None:
+        self._news.set()
+        is_last = False
+        while not is_last:
+            self._news.wait()
+            self._wait_for_calm()
+            is_last = self._over.is_set()
+            # A full disk, a database in trouble: the view is late, and the next change brings it up to date.
+            with self._one_try():
+                self.catch_up()
+
+    def _wait_for_calm(self) -> None:
+        """Wait until nothing has changed between two looks, or for the longest time."""
+        for _ in range(int(MOST_S / CALM_S)):
+            self._news.clear()
+            if self._over.wait(CALM_S) or not self._news.is_set():
+                return

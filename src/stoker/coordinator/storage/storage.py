@@ -1,0 +1,284 @@
+"""Results and checkpoints as archives under their digest: on their way in, here, and on their way out again.
+
+Blobs need no fence: bytes under their own digest can't be anybody else's. Pointing a job at them does, and the queue
+asks `has_archive` before it lets a job point anywhere. Bytes on their way in have no digest yet, so they are only whose
+they are: nobody adds to, or ends, what another began. What a prune is about to remove is not there any more from the
+moment it begins (`removing`), so no job can be pointed at bytes on their way out.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from stoker.coordinator.storage.attempt_files import (
+    UPLOAD_OPTION,
+    AttemptFiles,
+    CoordinatorStorageLimits,
+    Growth,
+    StoredAttemptFile,
+)
+from stoker.coordinator.storage.models import ModelView
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
+from stoker.core.frozen import frozen
+from stoker.core.text import format_size
+from stoker.host.resources import free_bytes
+from stoker.store.local_objects import LocalObjects
+from stoker.store.local_store import LocalStore
+from stoker.store.objects import ObjectStore, PutOutcome, Upload
+
+_REMEMBERED = 10_000
+
+
+@frozen
+class BundleUpload:
+    """An upload that may begin, or go on: `offset` bytes of it are here. Nothing has to be sent if it is known."""
+
+    id: str
+    offset: int
+    is_known: bool = False
+
+
+class Bundles:
+    """Archives in an object store. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        limits: CoordinatorStorageLimits | None = None,
+        check_room: Callable[[int], None] = lambda _coming_bytes: None,
+    ) -> None:
+        self._objects = objects
+        self._check_room = check_room
+        self._limits = limits or CoordinatorStorageLimits()
+        self._turn = threading.Lock()
+        self._uploads: OrderedDict[tuple[str, str, int], str] = OrderedDict()
+        self._going: set[str] = set()
+
+    def has_archive(self, sha256: str) -> int | None:
+        """Give an archive's size if it is here, whole, and to stay; nothing if not. Cheap: the queue's writer asks."""
+        if not is_digest(sha256):
+            return None
+        with self._turn:
+            if sha256 in self._going:
+                return None
+        return self._objects.size(Digest(sha256))
+
+    def begin(self, sha256: str, size_bytes: int, *, owner: str = "") -> BundleUpload:
+        """Begin an upload, or find the one of the same bytes that its owner has under way."""
+        digest = self._wanted(sha256, size_bytes)
+        if self._is_known(digest):
+            return BundleUpload(id="", offset=size_bytes, is_known=True)
+        key = (owner, sha256, size_bytes)
+        with self._turn:
+            under_way = self._uploads.get(key)
+        if under_way is not None:
+            try:
+                return BundleUpload(id=under_way, offset=self._objects.upload(under_way).offset)
+            except NotFound:
+                pass
+        self._check_room(size_bytes)
+        upload = self._objects.begin(digest, size_bytes, owner=owner)
+        with self._turn:
+            self._uploads[key] = upload.id
+            while len(self._uploads) > _REMEMBERED:
+                self._uploads.popitem(last=False)
+        return BundleUpload(id=upload.id, offset=upload.offset)
+
+    def append(self, upload_id: str, offset: int, data: bytes | BinaryIO, *, owner: str = "") -> int:
+        """Add bytes to an upload of the owner's, durable on return, and say how far it is.
+
+        `NotFound` if there is none, `Refused` with the right `offset` if it is not there, `LockHeld` if somebody adds
+        to it just now.
+        """
+        self.upload(upload_id, owner=owner)
+        if isinstance(data, bytes):
+            # Asked again: it may have been begun long ago.
+            self._check_room(len(data))
+        stream = io.BytesIO(data) if isinstance(data, bytes) else data
+        return self._objects.append(upload_id, offset, stream).offset
+
+    def upload(self, upload_id: str, *, owner: str = "") -> Upload:
+        """Say how far an upload of the owner's is. `NotFound`, also where it is another's: nobody learns of it."""
+        found = self._objects.upload(upload_id)
+        if found.owner != owner:
+            raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it anew")
+        return found
+
+    def finish(self, upload_id: str, *, owner: str = "") -> PutOutcome:
+        """Check the bytes of an upload and give them their name. `HashMismatch` if they are others; they are gone then.
+
+        `Refused` with the right `offset` if some are missing.
+        """
+        self.refuse_going(self.upload(upload_id, owner=owner).digest)
+        return self._objects.finish(upload_id)
+
+    def put(self, sha256: str, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
+        """Take an archive in as one stream, as system A's workers send it. `HashMismatch` leaves nothing behind."""
+        digest = self._wanted(sha256, size_bytes or 0)
+        self._check_room(size_bytes or 0)
+        limited = _Limited(stream, self._limits.archive_bytes)
+        return self._objects.put(digest, io.BufferedReader(limited), size_bytes=size_bytes)
+
+    def open(self, sha256: str, *, start: int = 0, length: int | None = None) -> BinaryIO:
+        """Open an archive, or a range of it, to be read and closed by the caller. `NotFound`."""
+        return self._objects.open(Digest(sha256), start=start, length=length)
+
+    @contextmanager
+    def removing(self, archives: frozenset[str]) -> Iterator[None]:
+        """Hold archives as not here, for the length of a with-block: nobody can point at them or bring them in."""
+        with self._turn:
+            if self._going & archives:
+                raise Unavailable("some of these are being removed already", hint="one prune at a time")
+            self._going |= archives
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._going -= archives
+
+    def refuse_going(self, sha256: str) -> None:
+        """Refuse for a moment what a prune is taking away."""
+        with self._turn:
+            if sha256 in self._going:
+                raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
+
+    def _is_known(self, digest: Digest) -> bool:
+        """Whether it is here; it is young again then, so that no prune takes it before a job points at it."""
+        if self._objects.size(digest) is None:
+            return False
+        try:
+            return self._objects.put(digest, io.BytesIO()) is PutOutcome.KNOWN
+        except HashMismatch:
+            # Removed between the two; the empty file that would have been put is not what it is called.
+            return False
+
+    def _wanted(self, sha256: str, size_bytes: int) -> Digest:
+        if not is_digest(sha256):
+            raise BadInput(f"not a digest: {sha256[:80]!r}", hint="it is written as 64 lower-case hex digits")
+        most = self._limits.archive_bytes
+        if size_bytes > most:
+            raise TooLarge(
+                f"an upload of {format_size(size_bytes)}: {format_size(most)} are the most",
+                hint=f"send less, or let the coordinator take more: `{UPLOAD_OPTION}`",
+                most_bytes=most,
+            )
+        self.refuse_going(sha256)
+        return Digest(sha256)
+
+
+class _Limited(io.RawIOBase):
+    """A stream that may not be longer than the limit."""
+
+    def __init__(self, stream: BinaryIO, most_bytes: int) -> None:
+        self._stream = stream
+        self._left_bytes = self._most_bytes = most_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]  # bytes-like, as the reader gives it
+        data = self._stream.read(len(buffer))
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            most = self._most_bytes
+            raise TooLarge(f"an archive of more than {format_size(most)}", most_bytes=most)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+# What workers send to be kept, under one roof: attempts' files, archives, and the plain view of results.
+#
+# The objects are in a store of their own, not in the machine's: there a prune sweeps every blob that no record of a
+# local run names, and these are named by the queue's database.
+
+
+class CoordinatorStorage:
+    """Everything that is kept for one coordinator. Safe to use from several threads; one process at a time writes."""
+
+    def __init__(
+        self,
+        folder: str,
+        objects: ObjectStore,
+        clock: Clock,
+        *,
+        limits: CoordinatorStorageLimits | None = None,
+        place_of: Callable[[Digest], str] | None = None,
+        free_bytes: Callable[[str], int] = free_bytes,
+    ) -> None:
+        """Keep below a folder; `place_of` says where an object lies, if it lies in a file."""
+        self._free_bytes = free_bytes
+        self.folder = folder
+        self.limits = limits or CoordinatorStorageLimits()
+        self.clock = clock
+        self.objects = objects
+        booted_s = clock.wall_s() - clock.boottime_s()
+        self.attempt_files = AttemptFiles(os.path.join(folder, "attempts"), limits=self.limits, booted_s=booted_s)
+        self.bundles = Bundles(objects, limits=self.limits, check_room=self.check_room)
+        self.models = ModelView(os.path.join(folder, "models"), place_of)
+
+    def check_room(self, coming_bytes: int) -> None:
+        """Raise `NoSpace` where bytes would leave the disk with less than the floor. All that is kept asks this."""
+        if not coming_bytes:
+            return
+        free, floor_bytes = self._free_bytes(self.folder), self.limits.free_floor_bytes
+        if coming_bytes > free - floor_bytes:
+            raise NoSpace(
+                f"{format_size(coming_bytes)} have no room with the coordinator: {format_size(free)} are free there,"
+                f" and {format_size(floor_bytes)} stay so",
+                hint="free some space on its machine; `stoker store prune --fleet` shows what could go",
+                needed_bytes=coming_bytes,
+                free_bytes=free,
+            )
+
+    def append(self, job: str, attempt: int, path: str, offset: int, data: bytes) -> int:
+        """Add a piece to a mirrored file: `AttemptFiles.append`."""
+        self.check_room(len(data))
+        return self.attempt_files.append(job, attempt, path, offset, data)
+
+    def read(self, job: str, attempt: int, path: str, offset: int, limit: int) -> bytes:
+        """Give bytes of a mirrored file. `NotFound`."""
+        return self.attempt_files.read(job, attempt, path, offset, limit)
+
+    def files(self, job: str, attempt: int) -> tuple[StoredAttemptFile, ...]:
+        """Give what is mirrored of an attempt."""
+        return self.attempt_files.files(job, attempt)
+
+    def on_growth(self, listener: Growth) -> None:
+        """Tell somebody of every mirrored file that grew."""
+        self.attempt_files.on_growth(listener)
+
+    def has_archive(self, sha256: str) -> int | None:
+        """Give an archive's size if it is here and whole: what the queue asks before a job may point at it."""
+        return self.bundles.has_archive(sha256)
+
+
+class LocalCoordinatorStorage(CoordinatorStorage):
+    """Everything that is kept, on this machine's disk."""
+
+    def __init__(
+        self,
+        folder: str,
+        clock: Clock,
+        *,
+        limits: CoordinatorStorageLimits | None = None,
+        free_bytes: Callable[[str], int] = free_bytes,
+    ) -> None:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
+        self._store.open()
+        objects = LocalObjects(self._store, clock=clock)
+        place_of = self._store.places.blob
+        super().__init__(folder, objects, clock, limits=limits, place_of=place_of, free_bytes=free_bytes)
+
+    def close(self) -> None:
+        """Let go of what is remembered of the disk."""
+        self._store.close()

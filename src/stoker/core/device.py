@@ -1,0 +1,200 @@
+"""Devices: what one accelerator is, how far it can be used, and how much of its memory may be shared out.
+
+Only nouns and integer arithmetic. Finding devices is `hardware`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from stoker.core.frozen import fresh, frozen
+
+MIB = 1024**2
+
+
+class Backend(StrEnum):
+    """What a program speaks to an accelerator through."""
+
+    CUDA = "cuda"
+    ROCM = "rocm"
+    METAL = "metal"
+    WEBGPU = "webgpu"
+    ONEAPI = "oneapi"
+    OPENCL = "opencl"
+    OPENGL = "opengl"
+
+
+class MemoryType(StrEnum):
+    """Whose memory a device works in."""
+
+    DISCRETE = "discrete"
+    """Its own."""
+    UNIFIED = "unified"
+    """The machine's, with everybody else."""
+
+    @property
+    def usable_percent(self) -> int:
+        """How much of it jobs that share a device may be promised together."""
+        return 85 if self is MemoryType.DISCRETE else 60
+
+
+def usable_bytes(total_bytes: int, memory_type: MemoryType) -> int:
+    """Give what jobs that share a device may be promised together, in whole MiB: 24564 MiB give 20879."""
+    return total_bytes // MIB * memory_type.usable_percent // 100 * MIB
+
+
+class TriState(StrEnum):
+    """An answer that may also be unknown."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@frozen
+class TriStateAnswer:
+    """A verdict with its reason."""
+
+    verdict: TriState
+    why: str = ""
+
+    @property
+    def is_yes(self) -> bool:
+        return self.verdict is TriState.YES
+
+    @property
+    def is_no(self) -> bool:
+        return self.verdict is TriState.NO
+
+    def to_dict(self) -> dict[str, str]:
+        return {"verdict": str(self.verdict), "why": self.why}
+
+
+@frozen
+class Device:
+    """One accelerator as it was found. `None` and empty texts mean: nobody could say."""
+
+    uuid: str
+    """Its identity. Where the vendor has none, one is made that is unique on this host."""
+    backend: Backend
+    name: str
+    index: int | None = None
+    """A local alias, which shifts when another card goes away."""
+    memory_type: MemoryType = MemoryType.DISCRETE
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    driver: str = ""
+    capability: str = ""
+    """The vendor's word for its generation: `9.0`, `gfx1100`."""
+    pci: str = ""
+    installed: TriStateAnswer
+    """The machine has it."""
+    visible: TriStateAnswer
+    """Programs started from here may see it: no variable and no permission hides it."""
+    usable: TriStateAnswer
+    """A program has worked on it, or what would stop one is known."""
+    is_fake: bool = False
+    sources: Mapping[str, str] = fresh(factory=dict)
+    """Which probe said what: field → probe."""
+
+    @property
+    def may_be_used(self) -> bool:
+        """Whether work may be put on it: nothing is known that hides or stops it."""
+        return not (self.visible.is_no or self.usable.is_no)
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What jobs that share it may be promised together."""
+        return None if self.total_bytes is None else usable_bytes(self.total_bytes, self.memory_type)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "uuid": self.uuid,
+            "backend": str(self.backend),
+            "name": self.name,
+            "index": self.index,
+            "memory_type": str(self.memory_type),
+            "total_bytes": self.total_bytes,
+            "free_bytes": self.free_bytes,
+            "driver": self.driver,
+            "capability": self.capability,
+            "pci": self.pci,
+            "installed": self.installed.to_dict(),
+            "visible": self.visible.to_dict(),
+            "usable": self.usable.to_dict(),
+            "is_fake": self.is_fake,
+            "sources": dict(self.sources),
+        }
+
+
+# Resources that a stage asks for, as a vector: taken all together or not at all.
+
+GIB = 1024**3
+
+
+class Resource(StrEnum):
+    """What can run out on one machine, in the fixed order in which shortages are reported."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    NETWORK = "network"
+    DISK = "disk"
+    MEMORY = "memory"
+
+
+@frozen
+class Needs:
+    """What one stage holds while it runs. Zero memory means: nothing declared."""
+
+    cpu: int = 1
+    gpu: int = 0
+    network: int = 0
+    disk: int = 0
+    memory_gib: float = 0.0
+    vram_gib: float = 0.0
+    """On each of its devices."""
+    ranks: int = 1
+    """As how many processes it runs, brought up together: a gang if more than one. All else is for all of them."""
+    shares: bool = False
+    """It may run beside others on its devices, within `vram_gib`; else it has them to itself."""
+    base_gib: float = 0.0
+    """How much of `vram_gib` a company holds once, however many members it has."""
+    base_memory_gib: float = 0.0
+    """The same of `memory_gib`."""
+    most: int = 0
+    """How many members its company has at once; zero: as many as there is room for."""
+    peaks: tuple[str, ...] = ()
+    """Under which names it is remembered what a company took beside its base, and what was foretold; none: nowhere."""
+    foretold_percent: float = 100.0
+    """What those memories have made of what was foretold for a member."""
+    company: str = ""
+    """Whose like shares a process with it: filled in before it starts. Cores, too, are held once by all of them."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory_gib * GIB)
+
+    @property
+    def base_bytes(self) -> int:
+        return int(self.base_gib * GIB)
+
+    @property
+    def base_memory_bytes(self) -> int:
+        return int(self.base_memory_gib * GIB)
+
+    @property
+    def vram_bytes(self) -> int:
+        return int(self.vram_gib * GIB)
+
+
+@frozen
+class Capacity:
+    """What one machine (or one run on it) may hand out, its devices apart: those are shared with everybody on it."""
+
+    cpu: int
+    network: int = 4
+    disk: int = 2
+    memory_bytes: int = 0
+    """Zero means: not limited."""

@@ -1,0 +1,126 @@
+"""Events: something that happened, as one flat JSON object per line.
+
+Envelope: `{"v":1,"ts":…,"seq":…,"source":…,"kind":…, …the event's own fields}`, snake_case, `ts` in seconds since
+1970. The envelope's names are reserved: an event that brings one of its own is a bug. Readers ignore kinds and fields
+they do not know; a field never changes its meaning under one version.
+"""
+
+from __future__ import annotations
+
+from stoker.core.frozen import fresh, frozen_by_position
+from stoker.core.jsontext import dumps
+
+VERSION = 1
+_ENVELOPE = frozenset({"v", "ts", "seq", "source", "kind"})
+
+
+class Kinds:
+    """The kinds of events of a run and of a download, by the name that stands in the stream."""
+
+    RUN_BEGIN = "run_begin"
+    RUN_END = "run_end"
+    STAGE_BEGIN = "stage_begin"
+    STAGE_END = "stage_end"
+    STAGE_SKIPPED = "stage_skipped"
+    STAGE_FAILED = "stage_failed"
+    STAGE_BLOCKED = "stage_blocked"
+    STAGE_STEP = "stage_step"
+    STEP_GAP = "step_gap"
+    STAGE_LOG = "stage_log"
+    STAGE_TOLD = "stage_told"
+    STAGE_RETRYING = "stage_retrying"
+    STAGE_CANCELLED = "stage_cancelled"
+    STAGE_PRUNED = "stage_pruned"
+    STAGE_WAITING = "stage_waiting"
+    STAGE_REWIND = "stage_rewind"
+    STAGE_EXPANDED = "stage_expanded"
+    TRIAL_END = "trial_end"
+    CACHE_CORRUPT = "cache_corrupt"
+    CACHE_DIFFERS = "cache_differs"
+    WARNING = "warning"
+    DOWNLOAD_START = "download_start"
+    DOWNLOAD_PROGRESS = "download_progress"
+    DOWNLOAD_RETRY = "download_retry"
+    DOWNLOAD_WAITING = "download_waiting"
+    DOWNLOAD_DONE = "download_done"
+    DOWNLOAD_FAILED = "download_failed"
+    DOWNLOAD_FROZEN = "download_frozen"
+
+
+LOSSY = frozenset({Kinds.STAGE_STEP, Kinds.DOWNLOAD_PROGRESS})
+
+
+@frozen_by_position
+class Event:
+    """One thing that happened; `fields` hold what is particular to its kind."""
+
+    kind: str
+    fields: dict[str, object] = fresh(factory=dict)
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.kind in LOSSY
+
+
+def event_line(event: Event, *, ts: float, seq: int, source: str) -> str:
+    """Write an event in its envelope, without a line end."""
+    if not _ENVELOPE.isdisjoint(event.fields):
+        message = f"event {event.kind} uses a name of the envelope: {sorted(_ENVELOPE & event.fields.keys())}"
+        raise ValueError(message)
+    return dumps({"v": VERSION, "ts": round(ts, 6), "seq": seq, "source": source, "kind": event.kind, **event.fields})
+
+
+# Kinds of events of a fleet: every move of a job is one row, written with the move or not at all.
+
+
+class FleetKinds:
+    """By the name that stands in the journal."""
+
+    JOB_SUBMITTED = "job_submitted"
+    JOB_GRANTED = "job_granted"
+    JOB_STARTED = "job_started"
+    JOB_CHECKPOINT = "job_checkpoint"
+    JOB_FINISHED = "job_finished"
+    JOB_FAILED = "job_failed"
+    JOB_RETRYING = "job_retrying"
+    """An attempt failed and another may follow."""
+    JOB_RELEASED = "job_released"
+    JOB_DECLINED = "job_declined"
+    JOB_EXPIRED = "job_expired"
+    JOB_CANCELLING = "job_cancelling"
+    """Somebody wants it cancelled; its worker has not confirmed that it stopped."""
+    JOB_CANCELLED = "job_cancelled"
+    JOB_REQUEUED = "job_requeued"
+    JOB_CHANGED = "job_changed"
+    """Priority, requirements or name are others now; its state is not."""
+    JOB_READY = "job_ready"
+    """What it was to come after has completed."""
+    EXEC_BEGUN = "exec_begun"
+    """An operator runs a command inside it."""
+    EXEC_ENDED = "exec_ended"
+    MACHINE_JOINED = "machine_joined"
+    MACHINE_CHANGED = "machine_changed"
+    """Drained, cordoned, paused, opened; or what it has is not what it had."""
+    MACHINE_LEFT = "machine_left"
+    """Its worker ended in order."""
+    MACHINE_LOST = "machine_lost"
+    MACHINE_FORGOTTEN = "machine_forgotten"
+    INVITED = "invited"
+    """Somebody may join, for a while."""
+    INVITE_WITHDRAWN = "invite_withdrawn"
+    JOIN_REFUSED = "join_refused"
+    """Somebody tried an invitation with a wrong code."""
+    CERTIFICATE_ISSUED = "certificate_issued"
+    CERTIFICATE_REVOKED = "certificate_revoked"
+    TOKEN_MADE = "token_made"  # noqa: S105 - an event
+    TOKEN_REVOKED = "token_revoked"  # noqa: S105 - an event
+    SYMPTOM = "symptom"
+    """Something is wrong with a machine or a device."""
+    SYMPTOM_OVER = "symptom_over"
+    HOOK_MADE = "hook_made"
+    """Somebody elsewhere is told of events."""
+    HOOK_CLOSED = "hook_closed"
+    COORDINATOR_STARTED = "coordinator_started"
+    POLICY_RELOADED = "policy_reloaded"
+    DATABASE_RESTORED = "database_restored"
+    """The queue goes on from a backup, under a new generation."""

@@ -1,0 +1,185 @@
+"""Sizes and durations between people and programs. Inside, sizes are integer bytes and durations are seconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+# Names that people give: of jobs, which become folders, and of nodes, which stand in lists and addresses.
+
+LONGEST_NAME = 100
+JOB_NAME_RULE = f"letters, digits, and - _ . = , inside; at most {LONGEST_NAME} of them"
+_MARKS = dict.fromkeys(map(ord, "-_.=,"))
+NODE_NAME_RULE = f"letters and digits of ASCII, and . _ - inside; at most {LONGEST_NAME} of them"
+
+
+def is_job_name(name: str) -> bool:
+    """Say whether a job may be called so: its name is a folder's, and `last` means another one."""
+    return (
+        0 < len(name) <= LONGEST_NAME
+        and name not in (".", "..", "last")
+        and name[0] != "-"
+        and (name.isalnum() or not name.translate(_MARKS) or name.translate(_MARKS).isalnum())
+    )
+
+
+def point_name(name: str, number: int) -> str:
+    """Give what people call a job: `resnet`, or `resnet/3` for a point of a sweep."""
+    return f"{name}/{number}" if number else name
+
+
+def is_node_name(name: str) -> bool:
+    """Say whether a node may be called so."""
+    return (
+        0 < len(name) <= LONGEST_NAME
+        and name.isascii()
+        and name[0].isalnum()
+        and all(char.isalnum() or char in "._-" for char in name)
+    )
+
+
+# Text from elsewhere, made safe to show.
+#
+# What a program printed may hold codes that move a terminal's cursor, set its title or answer in the user's name.
+
+# Everything that is not printed as itself, but for tabs, line ends and our own few colours.
+_CODES = re.compile(r"\x1b\[(?:0|1|2|31|32|33)m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_ALL_CODES = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_COLOURED = "\x1b["
+
+
+def printable(text: str) -> str:
+    """Give a text whose control codes are shown instead of obeyed; tabs, line ends and plain colours stay."""
+    if text.isprintable():
+        return text
+    return _CODES.sub(lambda found: found[0] if found[0].startswith(_COLOURED) else f"\\x{ord(found[0]):02x}", text)
+
+
+def outside(text: str) -> str:
+    """Give a text that somebody else chose as part of a line of ours: nothing in it is obeyed, nor are colours."""
+    if text.isprintable():
+        return text
+    return _ALL_CODES.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def json_printable(text: str) -> str:
+    """Give a line of JSON in which whatever a terminal might obey is escaped; it stays the same JSON."""
+    if text.isprintable():
+        return text
+    return _ALL_CODES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str, longest: int = 0) -> str:
+    """Give a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if not longest or len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return names in one line: at most so many, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def first_line(error: BaseException) -> str:
+    """Give the first line of what an error says; what it is called if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# The nearest name to a misspelt one.
+
+_MANY = 500
+_ALIKE = 0.6
+
+
+def nearest(name: str, known: Iterable[str], *, likeness: float = _ALIKE) -> str | None:
+    """Give the known name that was probably meant, or nothing. `likeness` is how alike they must be, at most 1."""
+    from difflib import get_close_matches  # noqa: PLC0415 - 4 ms that only a misspelt word should cost
+
+    candidates = list(known)
+    if len(candidates) > _MANY:
+        # Comparing takes 50 µs a name: among very many, only those that begin alike and are about as long.
+        candidates = [one for one in candidates if one[:1] == name[:1] and abs(len(one) - len(name)) <= 2][:_MANY]
+    found = get_close_matches(name.lower(), [candidate.lower() for candidate in candidates], n=1, cutoff=likeness)
+    if found:
+        return next(candidate for candidate in candidates if candidate.lower() == found[0])
+    return None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Give a hint such as `did you mean 'depth'?`, or an empty text."""
+    candidate = nearest(name, known)
+    return f"did you mean {candidate!r}?" if candidate else ""
+
+
+def did_you_mean_path(name: str, known: Sequence[str]) -> str:
+    """Give the same hint for dotted names, of which people often type only the last part: `depth` for `model.depth`."""
+    ends = {path.rpartition(".")[2]: path for path in reversed(known)}
+    candidate = nearest(name, known) if "." in name else None
+    candidate = candidate or ends.get(nearest(name.rpartition(".")[2], ends) or "")
+    return f"did you mean {candidate!r}?" if candidate else ""
+
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_SECONDS_ONLY = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*)+", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", re.ASCII)
+
+_SIZE_FACTORS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_size(text: str) -> int:
+    """Read `6GiB`, `500 MB` (decimal), `10G` (binary, as tools do) or plain bytes."""
+    match = _SIZE.fullmatch(text)
+    factor = _SIZE_FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        message = f"{text!r} is not a size; write for example 500MB, 6GiB or 10G"
+        raise ValueError(message)
+    # Integers throughout: as floats, 1.001 kB is 1000 bytes.
+    whole, _, fraction = match[1].partition(".")
+    parts: int = 10 ** len(fraction)
+    return int(whole + fraction) * factor // parts
+
+
+def format_size(size_bytes: int) -> str:
+    """Write a size for people, in binary units that are named as such."""
+    if abs(size_bytes) < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if abs(size) < 1023.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def parse_duration(text: str) -> float:
+    """Read `90`, `90s`, `2h`, `1h30m` or `7d` as seconds."""
+    plain = text.strip().lower()
+    if _SECONDS_ONLY.fullmatch(plain):
+        return float(plain)
+    if not _DURATION.fullmatch(plain):
+        message = f"{text!r} is not a duration; write for example 90s, 15m, 2h or 7d"
+        raise ValueError(message)
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(plain))
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration for people: `0.4s`, `12s`, `1m52s`, `2h05m`, `3d04h`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

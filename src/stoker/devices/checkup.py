@@ -1,0 +1,503 @@
+"""What the state of a machine means: a verdict for each thing that matters, in plain words, with what to do.
+
+Pure: a capability and a survey in, checks out. `doctor` shows them. The checks of devices and their libraries are in
+`checkup`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, BinaryIO
+
+from stoker.core.capability import Capability, MachineInterpreter
+from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
+from stoker.core.errors import StokerError
+from stoker.core.frozen import frozen
+from stoker.core.text import did_you_mean, format_size
+from stoker.devices.memory_admission import floor_bytes
+from stoker.devices.probes.readers import FAKE_VARIABLE
+from stoker.host.containment.mechanisms import ContainmentChoice
+from stoker.host.network import is_clock_synchronised, is_port_free
+from stoker.host.resources import SPARE_BYTES, FileSystem, existing_above, file_system_of
+
+# What Stoker needs of a machine beside its hardware, looked at once: disks, containment, clock, ports.
+#
+# Gathers and judges nothing; `checkup` says what it means. Whatever can't be found out is said to be so, never
+# raised.
+
+Reflink = Callable[[BinaryIO, BinaryIO], bool]
+"""Lets one file share another's blocks; says whether that worked."""
+
+
+@frozen
+class DiskSurvey:
+    """A file system and what of ours lies on it."""
+
+    names: tuple[str, ...]
+    """`store`, `runs`, …"""
+    paths: tuple[str, ...]
+    file_system: FileSystem | None
+    """`None`: it can't be looked at."""
+    shares_blocks: TriStateAnswer
+    """Whether copies on it cost no space; tried."""
+    why: str = ""
+
+
+@frozen
+class ContainmentSurvey:
+    """How programs are kept within their memory."""
+
+    mechanism: str = ""
+    """Empty: as asked for, it does not work."""
+    warning: str = ""
+    hint: str = ""
+    stronger: tuple[tuple[str, str], ...] = ()
+    """Mechanisms before it, each with the reason against it."""
+
+
+@frozen
+class MachineSurvey:
+    """The answers."""
+
+    disks: tuple[DiskSurvey, ...] = ()
+    containing: ContainmentSurvey = ContainmentSurvey()
+    clock: TriStateAnswer
+    """It is synchronised."""
+    ports: Mapping[int, TriStateAnswer]
+    """It is free."""
+
+
+def survey(
+    places: Mapping[str, str], *, contain: Callable[[], ContainmentChoice], reflink: Reflink, ports: Sequence[int]
+) -> MachineSurvey:
+    """Look around. `places` are our folders by name, which need not exist; nothing is made."""
+    return MachineSurvey(
+        disks=_disks(places, reflink),
+        containing=_containing(contain),
+        clock=is_clock_synchronised(),
+        ports={port: is_port_free(port) for port in ports},
+    )
+
+
+def _disks(places: Mapping[str, str], reflink: Reflink) -> tuple[DiskSurvey, ...]:
+    by_mount: dict[tuple[str, bool], list[tuple[str, str, FileSystem]]] = {}
+    unseen = []
+    for name, path in places.items():
+        try:
+            found = file_system_of(path)
+        except OSError as error:
+            unknown = TriStateAnswer(verdict=TriState.UNKNOWN)
+            why = error.strerror or str(error)
+            unseen.append(DiskSurvey(names=(name,), paths=(path,), file_system=None, shares_blocks=unknown, why=why))
+            continue
+        by_mount.setdefault((found.mount_point, found.is_writable), []).append((name, path, found))
+    seen = [
+        DiskSurvey(
+            names=tuple(name for name, _, _ in group),
+            paths=tuple(path for _, path, _ in group),
+            file_system=group[0][2],
+            shares_blocks=_shares_blocks(group[0][1], reflink),
+        )
+        for group in by_mount.values()
+    ]
+    return (*seen, *unseen)
+
+
+def _shares_blocks(path: str, reflink: Reflink) -> TriStateAnswer:
+    """Try it with two files that have no name, and so leave nothing behind."""
+    place = existing_above(path)
+    try:
+        with tempfile.TemporaryFile(dir=place) as source, tempfile.TemporaryFile(dir=place) as target:
+            source.write(bytes(4096))
+            source.flush()
+            does = reflink(source, target)
+    except OSError as error:
+        return TriStateAnswer(verdict=TriState.UNKNOWN, why=error.strerror or str(error))
+    return TriStateAnswer(verdict=TriState.YES if does else TriState.NO)
+
+
+def _containing(contain: Callable[[], ContainmentChoice]) -> ContainmentSurvey:
+    try:
+        chosen = contain()
+    except StokerError as error:
+        return ContainmentSurvey(warning=str(error), hint=error.hint)
+    return ContainmentSurvey(
+        mechanism=str(chosen.mechanism),
+        warning=chosen.warning,
+        stronger=tuple((str(mechanism), why) for mechanism, why in chosen.tried),
+    )
+
+
+LITTLE_BYTES = 10 * GIB
+"""Less free space than this is worth a warning: one model may take as much."""
+_FLEETING = frozenset({"tmpfs", "ramfs"})
+_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "fuse.sshfs", "lustre", "beegfs", "ceph"})
+_ELSEWHERE = "STOKER_HOME names another place"
+
+
+class CheckStatus(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    """It works, or may, but somebody should know."""
+    BAD = "bad"
+    """It stops work, or something that was required is missing."""
+
+
+@frozen
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    verdict: CheckStatus
+    message: str
+    hint: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return {"name": self.name, "verdict": str(self.verdict), "message": self.message, "hint": self.hint}
+
+
+def check_machine(capability: Capability) -> tuple[Check, ...]:
+    """Judge processors and memory."""
+    return (_cpu(capability), _memory(capability))
+
+
+def check_surroundings(survey: MachineSurvey) -> tuple[Check, ...]:
+    """Judge what Stoker needs beside hardware."""
+    return (
+        *(_disk(one) for one in survey.disks),
+        _containment(survey.containing),
+        _clock(survey.clock),
+        *(_port(port, answer) for port, answer in survey.ports.items()),
+    )
+
+
+def check_recipes(count: int, troubles: Sequence[str]) -> Check:
+    """Judge what can be run: how many recipes there are, and the cookbooks that can't be loaded."""
+    told = "1 recipe" if count == 1 else f"{count} recipes" if count else "none: no cookbook is installed"
+    if count and not troubles:
+        return Check(name="recipes", verdict=CheckStatus.OK, message=told)
+    hint = "reinstall Stoker, or what can't be loaded"
+    return Check(name="recipes", verdict=CheckStatus.WARN, message="; ".join([told, *troubles]), hint=hint)
+
+
+def _cpu(capability: Capability) -> Check:
+    cores, threads = capability.cpu_cores, capability.cpu_threads
+    count = "1 core" if cores == 1 else f"{cores} cores"
+    more = f", {threads} threads" if threads > cores else ""
+    bound = " may be used" if capability.sources.get("cpu_cores", "").startswith("limits") else ""
+    return Check(
+        name="cpu", verdict=CheckStatus.OK, message=f"{capability.cpu_name or capability.arch}, {count}{more}{bound}"
+    )
+
+
+def _memory(capability: Capability) -> Check:
+    total, available = capability.ram_total_bytes, capability.ram_available_bytes
+    if total is None:
+        return Check(
+            name="memory",
+            verdict=CheckStatus.WARN,
+            message="unknown: the system does not say",
+            hint="jobs that declare a need are not refused, and none has a cap",
+        )
+    if available is None:
+        return Check(
+            name="memory",
+            verdict=CheckStatus.WARN,
+            message=f"{format_size(total)} RAM; the system does not say how much is available",
+            hint="jobs that declare a need are refused only if it is more than there is in all",
+        )
+    message = f"{format_size(total)} RAM, {format_size(available)} available"
+    if available < floor_bytes(total):
+        floor = format_size(floor_bytes(total))
+        hint = f"jobs that declare memory wait or are refused: {floor} stay with the machine; close what you can"
+        return Check(name="memory", verdict=CheckStatus.WARN, message=message, hint=hint)
+    return Check(name="memory", verdict=CheckStatus.OK, message=message)
+
+
+def _disk(disk: DiskSurvey) -> Check:
+    names = ", ".join(disk.names)
+    found = disk.file_system
+    if found is None:
+        return Check(name="disk", verdict=CheckStatus.BAD, message=f"{names}: {disk.why}", hint=_ELSEWHERE)
+    kind = f" ({found.type})" if found.type else ""
+    copies = ", copies share blocks" if disk.shares_blocks.is_yes else ""
+    where = f" on {found.mount_point}{kind}" if found.mount_point else kind
+    room = f"{format_size(found.free_bytes)} of {format_size(found.total_bytes)} free{where}{copies}"
+    fault, hint = _unwritable(found, disk.paths[0])
+    if fault:
+        return Check(name="disk", verdict=CheckStatus.BAD, message=f"{names}: {fault}; {room}", hint=hint)
+    hint = _worth_knowing(found)
+    return Check(
+        name="disk", verdict=CheckStatus.WARN if hint else CheckStatus.OK, message=f"{names}: {room}", hint=hint
+    )
+
+
+def _unwritable(found: FileSystem, path: str) -> tuple[str, str]:
+    """Say what keeps everybody from writing there, and what to do."""
+    if found.is_read_only:
+        return "read-only", _ELSEWHERE
+    if not found.is_writable:
+        return f"no permission to write in {path}", _ELSEWHERE
+    if found.free_bytes < SPARE_BYTES:
+        return "full", f"`stoker store prune` may free some; {_ELSEWHERE}"
+    return "", ""
+
+
+def _worth_knowing(found: FileSystem) -> str:
+    if found.free_bytes < LITTLE_BYTES:
+        return "little space: `stoker store prune` frees some"
+    if found.type in _FLEETING:
+        return f"it is gone when the machine restarts; {_ELSEWHERE}"
+    if found.type in _REMOTE:
+        return f"locks and databases are not safe on every network disk; {_ELSEWHERE}"
+    return ""
+
+
+def _containment(containing: ContainmentSurvey) -> Check:
+    if not containing.mechanism:
+        return Check(
+            name="containment",
+            verdict=CheckStatus.BAD,
+            message=f"the one that STOKER_CONTAIN names does not work: {containing.warning}",
+            hint=containing.hint or "unset STOKER_CONTAIN: the strongest that works is used",
+        )
+    message = f"{containing.mechanism}: a program that goes beyond its memory is ended alone"
+    if not containing.warning:
+        return Check(name="containment", verdict=CheckStatus.OK, message=message)
+    # The first that was tried is the one to mend.
+    why = next((f"{name} is not to be had: {why}" for name, why in containing.stronger), "")
+    return Check(
+        name="containment", verdict=CheckStatus.WARN, message=f"{containing.mechanism}: {containing.warning}", hint=why
+    )
+
+
+def _clock(clock: TriStateAnswer) -> Check:
+    if clock.is_yes:
+        return Check(name="clock", verdict=CheckStatus.OK, message="synchronised")
+    if clock.is_no:
+        return Check(
+            name="clock",
+            verdict=CheckStatus.WARN,
+            message=f"not known to be synchronised: {clock.why}",
+            hint="harmless for one machine; in a fleet, run chrony or systemd-timesyncd (`timedatectl set-ntp true`)",
+        )
+    return Check(
+        name="clock", verdict=CheckStatus.WARN, message=f"unknown: {clock.why}", hint="compare it with another's"
+    )
+
+
+def _port(port: int, is_free: TriStateAnswer) -> Check:
+    name = f"port {port}"
+    if is_free.is_yes:
+        return Check(name=name, verdict=CheckStatus.OK, message="free for a coordinator")
+    hint = f"only a coordinator on this machine needs it; `ss -ltnp 'sport = :{port}'` tells who has it"
+    return Check(name=name, verdict=CheckStatus.WARN, message=is_free.why, hint=hint)
+
+
+# Whether a machine has what somebody requires of it by a word: `gpu`, `cuda`, `webgpu`.
+#
+# What can be spoken here is there: a backend whose every device is hidden or known not to work is not spoken, and any
+# other implies webgpu. Here is what `doctor --require`, `preflight` and `gpu-preflight` say of it.
+
+GPU_WORD = "gpu"
+"""Any backend through which trainings compute."""
+_COMPUTING = (Backend.CUDA, Backend.ROCM, Backend.METAL, Backend.ONEAPI)
+WORDS = (GPU_WORD, *map(str, Backend))
+"""What can be required."""
+FAKED = f"faked by {FAKE_VARIABLE}"
+"""The label of invented devices."""
+
+
+@frozen
+class MissingRequirement:
+    """Something that is required and not there."""
+
+    word: str
+    message: str
+    hint: str
+
+
+def read_words(text: str) -> tuple[str, ...]:
+    """Read a comma list of words. Raises `ValueError` that names the wrong ones, with suggestions."""
+    words = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    wrong = [word for word in words if word not in WORDS]
+    if wrong or not words:
+        hints = " ".join(filter(None, (did_you_mean(word, WORDS) for word in wrong)))
+        said = " and ".join(map(repr, wrong)) or "an empty text"
+        message = f"{said} can't be required, only {', '.join(WORDS)}{f'; {hints}' if hints else ''}"
+        raise ValueError(message)
+    return words
+
+
+def has(capability: Capability, word: str) -> bool:
+    """Say whether what one of `WORDS` means can be used here."""
+    words = _COMPUTING if word == GPU_WORD else (Backend(word),)
+    return any(backend in capability.backends for backend in words)
+
+
+def missing(capability: Capability, words: tuple[str, ...]) -> tuple[MissingRequirement, ...]:
+    """Give what is required and can't be used, each with what there is instead and what to do."""
+    return tuple(_missing(capability, word) for word in words if not has(capability, word))
+
+
+def preflight_fields(capability: Capability) -> dict[str, Any]:
+    """Give what `gpu-preflight` answers: there, any backend will do. `is_fake` only where devices were invented."""
+    fields: dict[str, Any] = {
+        "cuda": has(capability, Backend.CUDA),
+        "cuda_version": _version(capability, Backend.CUDA),
+        "metal": has(capability, Backend.METAL),
+        "rocm": has(capability, Backend.ROCM),
+        "rocm_version": _version(capability, Backend.ROCM),
+        "wgpu": has(capability, Backend.WEBGPU),
+    }
+    fields["any_available"] = bool(capability.backends)
+    if capability.is_fake:
+        fields["is_fake"] = True
+    return fields
+
+
+def faked_by(capability: Capability) -> str:
+    """Give the label of invented devices; empty where they are real."""
+    return FAKED if capability.is_fake else ""
+
+
+def _version(capability: Capability, backend: Backend) -> str | None:
+    return capability.backends.get(backend) or None if has(capability, backend) else None
+
+
+def _of(capability: Capability, word: str) -> list[Device]:
+    return [one for one in capability.devices if word in (GPU_WORD, one.backend)]
+
+
+def _missing(capability: Capability, word: str) -> MissingRequirement:
+    there = _of(capability, word)
+    if not there:
+        others = ", ".join(one.name for one in capability.usable_devices)
+        told = f": there is {others}" if others else ""
+        hint = "nothing speaks for one here: install the card's driver, or use another machine"
+        if capability.is_fake:
+            hint = f"what is here is {FAKED}; unset it to see the real devices"
+        elif capability.findings:
+            hint = capability.findings[0].hint or capability.findings[0].message
+        return MissingRequirement(word=word, message=f"{word} is required, and there is none{told}", hint=hint)
+    first = there[0]
+    if first.visible.is_no:
+        return MissingRequirement(
+            word=word,
+            message=f"{word} is required; {first.name} is installed, but not visible: {first.visible.why}",
+            hint="a variable or a permission hides it from programs that are started here",
+        )
+    return MissingRequirement(
+        word=word,
+        message=f"{word} is required; {first.name} is there, but can't be used: {first.usable.why}",
+        hint="mend its driver; stoker doctor --deep asks it again, through torch",
+    )
+
+
+# What the state of devices and of torch means: three separate answers for each accelerator, and whether torch fits.
+#
+# Pure, as `checkup`.
+
+_SPELT = {Backend.CUDA: "CUDA", Backend.ROCM: "ROCm", Backend.METAL: "Metal"}
+
+
+def check_devices(capability: Capability) -> tuple[Check, ...]:
+    """Judge each accelerator, and whatever probes noticed beside them."""
+    devices = [_device(one, capability.backends.get(one.backend, "")) for one in capability.devices]
+    if not devices:
+        spoken = f"; programs can use {', '.join(capability.backends)}" if capability.backends else ""
+        label = f" ({FAKED})" if capability.is_fake else ""
+        message = f"none found; jobs run on the CPU{spoken}{label}"
+        devices.append(Check(name="gpu", verdict=CheckStatus.OK, message=message))
+    noticed = [
+        Check(name=one.probe or "probes", verdict=CheckStatus.WARN, message=one.message, hint=one.hint)
+        for one in capability.findings
+    ]
+    return (*devices, *noticed)
+
+
+def check_torch(capability: Capability) -> tuple[Check, ...]:
+    """Judge the torch of each interpreter against the devices."""
+    having = [one for one in capability.interpreters if one.torch]
+    if having:
+        return tuple(_torch(one, capability) for one in having)
+    where = ", ".join(one.path for one in capability.interpreters)
+    message = f"none in {where}" if where else "no Python was found to look in"
+    if capability.usable_devices and not capability.is_fake:
+        hint = "a training that needs it can't use the devices: install torch there, or name a Python that has it"
+        return (Check(name="torch", verdict=CheckStatus.WARN, message=message, hint=hint),)
+    return (Check(name="torch", verdict=CheckStatus.OK, message=f"{message}; Stoker itself needs none"),)
+
+
+def check_required(missing: tuple[MissingRequirement, ...]) -> tuple[Check, ...]:
+    """Judge what was required and is not there."""
+    return tuple(
+        Check(name=f"require {one.word}", verdict=CheckStatus.BAD, message=one.message, hint=one.hint)
+        for one in missing
+    )
+
+
+def _device(device: Device, version: str) -> Check:
+    label = device.backend if device.index is None else f"{device.backend} {device.index}"
+    facts = [device.name, _memory_device_checkup(device)]
+    facts += [f"driver {device.driver}"] if device.driver else []
+    facts += [f"{_SPELT.get(device.backend, device.backend)} {version}"] if version else []
+    facts += [device.uuid]
+    answers = ("installed", device.installed), ("visible", device.visible), ("usable", device.usable)
+    # Why an invented device is as it is needs to be said once only.
+    told = ", ".join(
+        f"{name} {answer.verdict if device.is_fake and answer.is_yes else _shown(answer)}" for name, answer in answers
+    )
+    message = f"{', '.join(facts)}; {told}{f' ({FAKED})' if device.is_fake else ''}"
+    verdict, hint = _verdict(device)
+    return Check(name=label, verdict=verdict, message=message, hint=hint)
+
+
+def _memory_device_checkup(device: Device) -> str:
+    if device.total_bytes is None:
+        return "memory unknown"
+    unified = " of the machine's memory" if device.memory_type == "unified" else ""
+    if device.free_bytes is None:
+        return f"{format_size(device.total_bytes)}{unified}, nobody says how much is free"
+    return f"{format_size(device.free_bytes)} of {format_size(device.total_bytes)} free{unified}"
+
+
+def _shown(answer: TriStateAnswer) -> str:
+    return f"{answer.verdict} ({answer.why})" if answer.why else str(answer.verdict)
+
+
+def _verdict(device: Device) -> tuple[CheckStatus, str]:
+    if device.installed.is_no or (device.usable.is_no and not device.visible.is_no):
+        return CheckStatus.BAD, "mend its driver: no job is put there until then"
+    if device.visible.is_no:
+        return CheckStatus.WARN, "programs started from here do not get it; unset what hides it if that is not meant"
+    if device.usable.is_yes:
+        return CheckStatus.OK, ""
+    return CheckStatus.WARN, "no program has tried it: stoker doctor --smoke does, with the torch of your Python"
+
+
+def _torch(python: MachineInterpreter, capability: Capability) -> Check:
+    built = f" for {_toolkit(python)} {python.torch_cuda}" if python.torch_cuda else ", for the CPU only"
+    message = f"{python.torch}{built}, in {python.path} (Python {python.version or 'unknown'})"
+    cuda = [one for one in capability.usable_devices if one.backend is Backend.CUDA and not one.is_fake]
+    if cuda and not python.torch_cuda:
+        hint = f"it can't use {cuda[0].name}: install a torch that was built for CUDA"
+        return Check(name="torch", verdict=CheckStatus.WARN, message=message, hint=hint)
+    spoken = capability.backends.get(Backend.CUDA, "")
+    if cuda and _toolkit(python) == "CUDA" and _major(python.torch_cuda) > _major(spoken) > 0:
+        hint = f"the driver speaks CUDA {spoken}: update it, or install a torch for CUDA {_major(spoken)}"
+        return Check(name="torch", verdict=CheckStatus.WARN, message=message, hint=hint)
+    return Check(name="torch", verdict=CheckStatus.OK, message=message)
+
+
+def _toolkit(python: MachineInterpreter) -> str:
+    return _SPELT[Backend.ROCM if "rocm" in python.torch else Backend.CUDA]
+
+
+def _major(version: str) -> int:
+    first = version.partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() else 0

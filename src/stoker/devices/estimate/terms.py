@@ -1,0 +1,320 @@
+"""How much of a device a training will take, term by term, with where each number comes from.
+
+What is foretold is what the driver counts for the process: torch's allocator and the CUDA context. `nvidia-smi` and
+the ledger speak of the same. Made by a rehearsal of the training's own steps, so the terms are those of its fullest
+moment, not sums of what never meets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Protocol
+
+from stoker.core.digests import Digest, digest_value
+from stoker.core.errors import BadInput
+from stoker.core.frozen import frozen
+from stoker.devices.estimate.model_shapes import ModelShape
+from stoker.devices.estimate.symbolic import MemoryTrace, rehearse
+from stoker.devices.estimate.tape import Purpose
+from stoker.devices.estimate.training_setup import Optimiser, TrainingSpec, adapter_parameters, names_of, targeted
+from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.locks import BriefLocks
+
+MIB = 1024**2
+DEFAULT_CONTEXT_BYTES = 563 * MIB
+"""Where nobody has measured one: 0.55 GiB."""
+_CONTEXTS = {"NVIDIA H200": 758 * MIB}
+"""Measured: what the driver counts for a training process beyond torch's allocator."""
+_WHEN = {
+    "forward": "at the end of its forward pass",
+    "backward": "in its backward pass",
+    "step": "while the optimiser steps",
+}
+
+
+@frozen
+class EstimateTerm:
+    """One part of an estimate."""
+
+    name: str
+    size_bytes: int
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "bytes": self.size_bytes, "why": self.why}
+
+
+@frozen
+class Estimate:
+    """What a training will take of one device."""
+
+    terms: tuple[EstimateTerm, ...]
+    fullest: str
+    """When it takes most."""
+    parameters: int
+    trained_parameters: int
+    measured_runs: int = 0
+    """How many measured runs of its kind have corrected it."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(term.size_bytes for term in self.terms)
+
+    def term(self, name: str) -> int:
+        """Give one term's size; nothing if it has no such term."""
+        return sum(term.size_bytes for term in self.terms if term.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "total_bytes": self.total_bytes,
+            "terms": [term.to_dict() for term in self.terms],
+            "fullest": self.fullest,
+            "parameters": self.parameters,
+            "trained_parameters": self.trained_parameters,
+            "measured_runs": self.measured_runs,
+        }
+
+
+@frozen
+class Correction:
+    """What measured runs of one kind say about its estimates."""
+
+    percent: float
+    """Of the estimate, what most of them took at most: 103 if they took 3 % more."""
+    runs: int
+
+
+def context_bytes_of(gpu: str) -> tuple[int, str]:
+    """Give what a process takes of a device before it has a tensor, and how that is known."""
+    known = _CONTEXTS.get(gpu)
+    if known is not None:
+        return known, f"CUDA context (as measured on an {gpu})"
+    return DEFAULT_CONTEXT_BYTES, "CUDA context (0.55 GiB, as usual; not measured on this device)"
+
+
+def estimate(
+    training: TrainingSpec, *, context_bytes: int | None = None, gpu: str = "", correction: Correction | None = None
+) -> Estimate:
+    """Rehearse a training. `gpu` is the device's name: contexts differ."""
+    if training.is_lora:
+        refuse_no_adapters(training.shape, training.targets)
+    rehearsal = rehearse(training)
+    terms = [*_terms(training, rehearsal), _context(rehearsal, context_bytes, gpu)]
+    if correction is not None:
+        terms.append(calibration_term(terms, correction))
+    return Estimate(
+        terms=tuple(terms),
+        fullest=_WHEN[rehearsal.fullest],
+        parameters=training.shape.parameters,
+        trained_parameters=_trained(training),
+        measured_runs=0 if correction is None else correction.runs,
+    )
+
+
+def calibration_term(terms: Sequence[EstimateTerm], correction: Correction) -> EstimateTerm:
+    """Give what measured runs add to these terms, or take away."""
+    sum_bytes = sum(term.size_bytes for term in terms)
+    runs = "1 measured run" if correction.runs == 1 else f"{correction.runs} measured runs"
+    corrected_bytes = round(sum_bytes * (correction.percent - 100) / 100)
+    why = f"{correction.percent - 100:+.1f} %, by {runs} of this kind"
+    return EstimateTerm(name="calibration", size_bytes=corrected_bytes, why=why)
+
+
+def _trained(training: TrainingSpec) -> int:
+    shape = training.shape
+    return adapter_parameters(shape, training.targets, training.rank) if training.is_lora else shape.parameters
+
+
+def refuse_no_adapters(shape: ModelShape, targets: tuple[str, ...]) -> None:
+    """Raise `BadInput` if targets name no matrix of a model."""
+    if not targeted(shape, targets):
+        raise BadInput(
+            f"no matrix of a {shape.family} model is called {' or '.join(targets)}",
+            hint=f"targets=all-linear, attention, mlp, or some of {', '.join(names_of(shape))}",
+        )
+
+
+def _terms(training: TrainingSpec, rehearsal: MemoryTrace) -> list[EstimateTerm]:
+    shape, held = training.shape, rehearsal.held_bytes
+    width = training.trained_width
+    terms = [
+        EstimateTerm(
+            name="weights",
+            size_bytes=held[Purpose.WEIGHTS],
+            why=f"{shape.parameters:,} parameters in {training.dtype}",
+        )
+    ]
+    if training.is_lora:
+        count = _trained(training)
+        why = f"{count:,} parameters in {width}, with gradients and {training.optimiser}'s states"
+        terms.append(EstimateTerm(name="adapters", size_bytes=held[Purpose.ADAPTERS], why=why))
+    else:
+        none = "" if held[Purpose.GRADIENTS] else "; none yet at the fullest moment"
+        terms += [
+            EstimateTerm(
+                name="gradients", size_bytes=held[Purpose.GRADIENTS], why=f"one of each weight, in {width}{none}"
+            ),
+            EstimateTerm(name="optimiser", size_bytes=held[Purpose.OPTIMISER], why=_of_optimiser(training.optimiser)),
+        ]
+    spare_bytes = rehearsal.reserved_bytes - rehearsal.allocated_bytes
+    segments = "a growing segment" if training.expandable_segments else "segments"
+    return [
+        *terms,
+        EstimateTerm(name="activations", size_bytes=held[Purpose.ACTIVATIONS], why=_of_activations(training)),
+        EstimateTerm(name="logits", size_bytes=held[Purpose.LOGITS], why=_of_logits(training)),
+        EstimateTerm(
+            name="fragmentation",
+            size_bytes=spare_bytes,
+            why=f"what torch's allocator keeps in {segments} beyond its tensors",
+        ),
+    ]
+
+
+def _context(rehearsal: MemoryTrace, context_bytes: int | None, gpu: str) -> EstimateTerm:
+    known_bytes, why = context_bytes_of(gpu) if context_bytes is None else (context_bytes, "CUDA context (as given)")
+    workspace_bytes = rehearsal.held_bytes[Purpose.WORKSPACE]
+    return EstimateTerm(
+        name="context", size_bytes=known_bytes + workspace_bytes, why=f"{why} and workspaces of products"
+    )
+
+
+def _of_optimiser(optimiser: Optimiser) -> str:
+    return {
+        Optimiser.ADAMW: "two states of each weight, and a third while it steps",
+        Optimiser.ADAMW_FUSED: "two states of each weight",
+        Optimiser.ADAMW_8BIT: "two states of one byte of each weight; by formula, not measured",
+        Optimiser.SGD: "no states",
+        Optimiser.SGD_MOMENTUM: "one state of each weight",
+    }[optimiser]
+
+
+def _of_activations(training: TrainingSpec) -> str:
+    layers, tokens = training.shape.layers, f"{training.batch} × {training.sequence} tokens"
+    if training.checkpointing:
+        return f"the inputs of {layers} blocks and the inside of one, for {tokens}"
+    return f"the inside of {layers} blocks, for {tokens}"
+
+
+def _of_logits(training: TrainingSpec) -> str:
+    count = training.loss_chunk or training.tokens
+    held = "" if training.keeps_outputs else ", the outputs let go"
+    return f"{count:,} tokens × {training.shape.vocabulary:,} words, in {training.dtype} and in 32 bits{held}"
+
+
+# What trainings really took, beside what was foretold: by model, kind of training or company, and version of torch.
+#
+# Estimates of one kind are wrong by nearly the same factor, so the next one is corrected by what the worst of them
+# took: with fewer than twenty runs the largest ratio of all, with more the 95th percentile. So a correction errs to the
+# safe side. The book is one file of JSON that can be deleted; a damaged one counts as empty, and `trouble` says so.
+# Unlike `engine.run_history`, which knows what one stage with these very arguments took, it speaks of runs never made.
+
+_FORMAT = 1
+_LONGEST_BYTES = 8 * 1024**2
+_RUNS_KEPT = 40
+_KINDS_KEPT = 2000
+_FARTHEST = 4
+"""What differs by more than this factor was no run of what was estimated."""
+
+Runs = list[list[int]]
+"""Measured and foretold bytes of each run, the newest last."""
+
+
+class EstimatedWork(Protocol):
+    """What there are estimates of: a training, or a company."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of its model."""
+
+    @property
+    def kind(self) -> str:
+        """What estimates of it are wrong by the same factor with."""
+
+    @property
+    def exact_kind(self) -> str:
+        """The same with how much it has before it at a time; empty where that makes no difference."""
+
+
+class CalibrationFile:
+    """One book. Several processes may write to it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.trouble = ""
+
+    def note(self, work: EstimatedWork, torch: str, *, measured_bytes: int, foretold_bytes: int) -> Correction:
+        """Remember one run: its measured peak, and what was foretold without any correction."""
+        return self.note_under(keys_of(work, torch), measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
+
+    def note_under(self, keys: Sequence[str], *, measured_bytes: int, foretold_bytes: int) -> Correction:
+        """Remember one run under what `keys_of` gave; give what runs say under the first of them."""
+        if not foretold_bytes < measured_bytes * _FARTHEST or not measured_bytes < foretold_bytes * _FARTHEST:
+            raise BadInput(
+                f"measured {measured_bytes:,} bytes, foretold {foretold_bytes:,}: that is not the same training",
+                hint="say everything about it that is not as usual: method, batch, sequence, dtype, checkpointing, …",
+            )
+        with translated(self._path):
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        with closing(BriefLocks()) as locks, locks.hold(f"{self._path}.lock"):
+            kinds = self._read()
+            for key in keys:
+                kinds[key] = [*kinds.pop(key, []), [measured_bytes, foretold_bytes]][-_RUNS_KEPT:]
+            kept = dict(list(kinds.items())[-_KINDS_KEPT:])
+            write_file(self._path, json.dumps({"format": _FORMAT, "kinds": kept}, separators=(",", ":")).encode())
+        return correction_of(kinds[keys[0]])
+
+    def correction(self, work: EstimatedWork, torch: str) -> Correction | None:
+        """Give what runs of this very size say, or else those of this kind, if there were any."""
+        kinds = self._read()
+        runs = next((kinds[key] for key in keys_of(work, torch) if key in kinds), None)
+        return correction_of(runs) if runs else None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._read()
+
+    def _read(self) -> dict[str, Runs]:
+        try:
+            return _checked(json.loads(read_regular(self._path, _LONGEST_BYTES)))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            self.trouble = f"{self._path} can't be read and counts as empty: {error}"
+            return {}
+
+
+def correction_of(runs: Runs) -> Correction:
+    """Give what runs say: the 95th percentile of measured over foretold, by nearest rank."""
+    ratios = sorted(measured_bytes / foretold_bytes for measured_bytes, foretold_bytes in runs)
+    place = -(-len(ratios) * 95 // 100) - 1
+    return Correction(percent=100 * ratios[place], runs=len(runs))
+
+
+def keys_of(work: EstimatedWork, torch: str) -> tuple[Digest, ...]:
+    """Name what runs are kept under, the narrowest first."""
+    kinds = [kind for kind in (work.exact_kind, work.kind) if kind]
+    # What it was built for is named in one of its two versions, and not in the other.
+    plain = torch.partition("+")[0]
+    return tuple(digest_value("vram-kind", [str(work.shape.digest), kind, plain]) for kind in kinds)
+
+
+def _checked(told: object) -> dict[str, Runs]:
+    """Give what a book holds; `ValueError` if it is none of ours."""
+    kinds = told.get("kinds") if isinstance(told, dict) and told.get("format") == _FORMAT else None
+    if not isinstance(kinds, dict) or not all(_is_runs(runs) for runs in kinds.values()):
+        message = "it is no book of this version"
+        raise ValueError(message)
+    return kinds
+
+
+def _is_runs(runs: object) -> bool:
+    return (
+        isinstance(runs, list)
+        and bool(runs)
+        and all(
+            isinstance(run, list) and len(run) == 2 and all(type(one) is int and one > 0 for one in run) for run in runs
+        )
+    )

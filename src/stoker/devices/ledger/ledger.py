@@ -1,0 +1,384 @@
+"""The ledger of device memory: machine-wide, and true whatever is killed when.
+
+    reserve      now or not at all, with the reason
+    wait         until there is room, first come first served
+    line_up      the same for who has a loop of its own
+    guard        wait, hold, renew and give back, as a block
+    hand_over    another process, the one that does the work, is the owner from now on
+    release      give it back
+
+A reservation lives as long as its owner: the process that asked, until `hand_over` names another one. From then on only
+that one counts; whoever handed it over may go on renewing, measuring and releasing it, and its own end changes nothing.
+An owner that leads a process group or session counts as living while anybody of it does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from stoker.core.clock import Clock
+from stoker.core.errors import Cancelled, DeviceWaitTimeout, InsufficientDeviceMemory, StokerError
+from stoker.core.frozen import changed
+from stoker.core.text import format_duration
+from stoker.devices.ledger.entries import Reservation
+from stoker.devices.ledger.liveness import POLL_S, ReservationLiveness, WakeupSocket, listen
+from stoker.devices.ledger.snapshot import (
+    LedgerState,
+    beside_base,
+    company_of,
+    judge_measured,
+    measured_by,
+    shared_out,
+    state_of,
+    with_measured,
+)
+from stoker.devices.ledger.transactions import LedgerAccess, LedgerPhase, Phases, QueuePoll
+from stoker.devices.ledger.types import (
+    WAIT_S,
+    CandidateDevice,
+    DeviceRequest,
+    DevicesBusy,
+    DeviceWaitProgress,
+    HeldReservation,
+    MeasuredDeviceUse,
+    NeverFits,
+)
+from stoker.devices.meter import Meter
+from stoker.host.durable import NO_STEP
+from stoker.host.identity import ProcessIdentity
+
+# Room on a device for the length of a block: waited for, renewed and measured meanwhile, and given back.
+
+
+class Guard:
+    """The block. `as` gives what is held; the devices are `held.uuids`."""
+
+    def __init__(
+        self,
+        wait: Callable[[], HeldReservation],
+        *,
+        renew: Callable[[HeldReservation], None],
+        release: Callable[[HeldReservation], None],
+        every_s: float,
+    ) -> None:
+        self._wait = wait
+        self._renew = renew
+        self._release = release
+        self._every_s = every_s
+        self._held: HeldReservation | None = None
+        self._pid = 0
+        self._is_over = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def __enter__(self) -> HeldReservation:
+        self._held = held = self._wait()
+        self._pid = os.getpid()
+        self._is_over.clear()
+        self._beating = threading.Thread(target=self._beat, args=(held,), name="device-lease", daemon=True)
+        self._beating.start()
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # A forked child that leaves the block must not give back what its parent holds.
+        if self._held is None or self._pid != os.getpid():
+            return
+        self._is_over.set()
+        if self._beating is not None:
+            self._beating.join()
+        self._release(self._held)
+        self._held = None
+
+    def _beat(self, held: HeldReservation) -> None:
+        while not self._is_over.wait(self._every_s):
+            # The next beat tries again; while its owner is seen alive, the reservation counts without it.
+            with suppress(StokerError):
+                self._renew(held)
+
+
+# A place in line: looked from again and again, without waiting there.
+#
+# Who has a loop of its own looks when the descriptor becomes readable, and every few seconds besides; `Ledger.wait` is
+# the loop for everybody else. The first look that finds no room draws a number; nobody who comes later gets a device
+# that this one waits for. A place that is not looked from for half a minute holds nobody up, but keeps its number.
+
+
+class QueuedRequest:
+    """One wish that waits for its turn. One thread at a time; `leave` it, or use it as a block."""
+
+    def __init__(self, clerk: LedgerAccess, ask: DeviceRequest, remember: Callable[[HeldReservation], None]) -> None:
+        self.ask = ask
+        self._clerk = clerk
+        self._remember = remember
+        self._id = os.urandom(8).hex()
+        self._pid = os.getpid()
+        self._bell = WakeupSocket(self._id)
+        self._looked: QueuePoll | None = None
+
+    def fileno(self) -> int:
+        """Give what becomes readable when a look may be worth while; -1 where there is no such thing."""
+        return self._bell.fileno()
+
+    def look(self) -> HeldReservation | DevicesBusy | NeverFits:
+        """Try once more. What was granted leaves the line; so does what never fits."""
+        # Before the look, so that nothing that happens after it is missed.
+        self._bell.quieten()
+        ticket = None if self._looked is None else self._looked.ticket
+        self._looked = self._clerk.look(self.ask, ticket, place=self._id)
+        answer = self._looked.answer
+        if isinstance(answer, HeldReservation):
+            self._remember(answer)
+        if not isinstance(answer, DevicesBusy):
+            self._bell.close()
+        return answer
+
+    def listen(self, wait_s: float) -> bool:
+        """Wait until something happened that may change the answer, at most so long; say whether it did."""
+        looked = self._looked
+        with self._clerk.phases.during(LedgerPhase.WAIT):
+            if looked is None:
+                return True
+            return listen(self._bell, looked.in_the_way, looked.users, wait_s)
+
+    def leave(self) -> None:
+        """Give the place up, if it is still held."""
+        # A child that was forked meanwhile must not give up what is its parent's.
+        if self._looked is not None and self._looked.ticket is not None and self._pid == os.getpid():
+            self._clerk.leave(self._looked.ticket)
+        self._looked = None
+        self._bell.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
+DEFAULT_FOLDER = "/var/tmp/stoker-ledger"  # noqa: S108 - sticky, and nothing in it is trusted
+_STOP_LOOK_S = 0.2
+
+
+class Ledger:
+    """Who holds how much of which device. Safe from several threads."""
+
+    def __init__(
+        self,
+        folder: str = DEFAULT_FOLDER,
+        *,
+        clock: Clock,
+        meter: Meter,
+        living: ReservationLiveness | None = None,
+        phases: Phases | None = None,
+        on_step: Callable[[str], None] = NO_STEP,
+    ) -> None:
+        self.folder = folder
+        self.warnings: list[str] = []
+        """What was damaged and what was done about it, each once; whoever shows it may clear it."""
+        self._living = living or ReservationLiveness()
+        self._clerk = LedgerAccess(
+            folder,
+            clock=clock,
+            meter=meter,
+            living=self._living,
+            phases=phases or Phases(),
+            warn=self.warnings.append,
+            on_step=on_step,
+        )
+        self._lock = threading.Lock()
+        self._ours: dict[str, Reservation] = {}
+
+    def reserve(self, ask: DeviceRequest) -> HeldReservation | DevicesBusy | NeverFits:
+        """Take room now, or say why not. Who waits in line is not overtaken."""
+        answer = self._clerk.look(ask).answer
+        if isinstance(answer, HeldReservation):
+            self._remember(answer)
+        return answer
+
+    def line_up(self, ask: DeviceRequest) -> QueuedRequest:
+        """Give a place in line that is looked from without waiting."""
+        return QueuedRequest(self._clerk, ask, self._remember)
+
+    def wait(
+        self,
+        ask: DeviceRequest,
+        timeout_s: float = WAIT_S,
+        on_progress: Callable[[DeviceWaitProgress], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> HeldReservation:
+        """Wait for room, first come first served. `stop` is asked five times a second whether to go on.
+
+        Raises `InsufficientDeviceMemory` if it can never fit, `DeviceWaitTimeout`, and `Cancelled` when stopped.
+        Whatever ends it, the place in line is given back.
+        """
+        begun_s = self._living.since_boot_s()
+        attempt = 0
+        with self.line_up(ask) as place:
+            while not isinstance(answer := place.look(), HeldReservation):
+                attempt += 1
+                if isinstance(answer, NeverFits):
+                    raise never_fits(ask, answer)
+                elapsed_s = self._living.since_boot_s() - begun_s
+                if elapsed_s >= timeout_s:
+                    raise _too_late(ask, answer, timeout_s)
+                if on_progress is not None:
+                    remaining_s = timeout_s - elapsed_s
+                    on_progress(
+                        DeviceWaitProgress(attempt=attempt, elapsed_s=elapsed_s, remaining_s=remaining_s, answer=answer)
+                    )
+                self._listen(place, begun_s + timeout_s, stop)
+            return answer
+
+    def guard(
+        self,
+        ask: DeviceRequest,
+        timeout_s: float = WAIT_S,
+        on_progress: Callable[[DeviceWaitProgress], None] | None = None,
+        on_measured: Callable[[MeasuredDeviceUse], None] | None = None,
+    ) -> Guard:
+        """Give a block that waits for room, holds it, renews and measures it meanwhile, and gives it back."""
+        return Guard(
+            lambda: self.wait(ask, timeout_s, on_progress),
+            renew=lambda held: self._beat(held, on_measured),
+            release=self.release,
+            every_s=ask.lease_s / 3,
+        )
+
+    def renew(self, *held: HeldReservation) -> tuple[HeldReservation, ...]:
+        """Renew leases, and write anew what was damaged; give those that are no longer ours.
+
+        Those were released, or renewed so late that others, who could not see their owner, were promised the room.
+        """
+        return tuple(one for one in held if self._rewrite(one, lambda entry: entry) is None)
+
+    def hand_over(self, held: HeldReservation, identity: ProcessIdentity) -> HeldReservation:
+        """Make another process the owner: its end gives the room back, and ours no longer does.
+
+        Raises `InsufficientDeviceMemory` if it is no longer ours to hand over.
+        """
+        entry = self._rewrite(held, lambda entry: changed(entry, owner=identity))
+        if entry is None:
+            raise InsufficientDeviceMemory(
+                f"{held.entry.job} no longer has its room on {', '.join(held.uuids)}",
+                hint="ask for it again",
+                id=held.id,
+            )
+        return HeldReservation(entry=entry)
+
+    def note_measured(
+        self, held: HeldReservation, measured_bytes: Mapping[str, int], *, limit_percent: int | None = None
+    ) -> MeasuredDeviceUse:
+        """Record what the owner takes on each device; the most that was seen counts, if it is above the promise.
+
+        Where its process works for several that have a base in common, each is charged with its part.
+        """
+        entry = self._current(held)
+        company = company_of(entry, self._clerk.book().entries if entry.base else ())
+        process_bytes, measured_bytes = measured_bytes, shared_out(entry, company, measured_bytes)
+        noted = with_measured(entry, measured_bytes)
+        if noted != entry:
+            entry = self._rewrite(held, lambda current: with_measured(current, measured_bytes)) or noted
+        judged = judge_measured(entry, limit_percent)
+        if not entry.base or judged.uuid not in process_bytes:
+            return judged
+        beside, promised = beside_base(company, judged.uuid, process_bytes[judged.uuid])
+        return changed(judged, beside_bytes=beside, beside_promised_bytes=promised)
+
+    def measure(self, held: HeldReservation, *, limit_percent: int | None = None) -> MeasuredDeviceUse | None:
+        """Ask the driver what the owner and its children take, and record it; `None` if it can't tell."""
+        entry = self._current(held)
+        readings = self._clerk.measure(_candidates_of(entry))
+        used = measured_by(entry, readings)
+        return None if not used else self.note_measured(held, used, limit_percent=limit_percent)
+
+    def release(self, held: HeldReservation) -> None:
+        """Give room back and wake who is next. Again, or after its owner has ended, it does nothing."""
+        with self._lock:
+            entry = self._ours.pop(held.id, held.entry)
+            self._clerk.release(entry)
+
+    def state(self, devices: Iterable[CandidateDevice] = ()) -> LedgerState:
+        """Say who holds and who waits, on these devices and on all that anybody holds something of."""
+        book = self._clerk.book()
+        known = {device.uuid: device for device in devices}
+        for entry in book.entries:
+            known |= {one.uuid: one for one in _candidates_of(entry) if one.uuid not in known}
+        return state_of(book, tuple(known.values()), self._clerk.measure(tuple(known.values())), self._living)
+
+    def _listen(self, place: QueuedRequest, deadline_s: float, stop: Callable[[], bool] | None) -> None:
+        until_s = min(deadline_s, self._living.since_boot_s() + POLL_S)
+        while (left_s := until_s - self._living.since_boot_s()) > 0:
+            if stop is not None and stop():
+                raise Cancelled("stopped while waiting for room on a device")
+            if place.listen(left_s if stop is None else min(left_s, _STOP_LOOK_S)):
+                return
+
+    def _beat(self, held: HeldReservation, on_measured: Callable[[MeasuredDeviceUse], None] | None) -> None:
+        measured = self.measure(held)
+        if measured is not None and on_measured is not None:
+            on_measured(measured)
+        self.renew(held)
+
+    def _remember(self, held: HeldReservation) -> None:
+        with self._lock:
+            self._ours[held.id] = held.entry
+
+    def _current(self, held: HeldReservation) -> Reservation:
+        with self._lock:
+            return self._ours.get(held.id, held.entry)
+
+    def _rewrite(self, held: HeldReservation, change: Callable[[Reservation], Reservation]) -> Reservation | None:
+        """Change a reservation of ours and renew it; nothing if it was released or lost."""
+        with self._lock:
+            before = self._ours.get(held.id)
+            if before is None:
+                return None
+            until_s = self._living.since_boot_s() + before.lease_s
+            after = changed(change(before), lease_until_s=until_s)
+            if not self._clerk.write(after, before):
+                del self._ours[held.id]
+                return None
+            self._ours[held.id] = after
+            return after
+
+
+def never_fits(ask: DeviceRequest, answer: NeverFits) -> InsufficientDeviceMemory:
+    """Give the error for a wish that no device can ever hold."""
+    return InsufficientDeviceMemory(
+        f"{ask.job} never fits: {answer.why}",
+        hint=answer.hint or "ask for less, or name another device",
+        needed_bytes=ask.vram_bytes,
+        devices=[device.uuid for device in ask.devices],
+    )
+
+
+def _too_late(ask: DeviceRequest, answer: DevicesBusy, timeout_s: float) -> DeviceWaitTimeout:
+    return DeviceWaitTimeout(
+        f"no room for {ask.job} within {format_duration(timeout_s)}: {answer.why}",
+        hint="stoker machines memory shows who holds it; --timeout waits longer",
+        needed_bytes=answer.nearest.needed_bytes,
+        room_bytes=answer.nearest.room_bytes,
+        bound=str(answer.bound),
+        ahead=answer.ahead,
+    )
+
+
+def _candidates_of(entry: Reservation) -> tuple[CandidateDevice, ...]:
+    return tuple(
+        CandidateDevice(
+            uuid=share.uuid,
+            total_bytes=share.total_bytes,
+            memory_type=share.memory_type,
+            name=share.name,
+            is_fake=share.is_fake,
+        )
+        for share in entry.shares
+    )

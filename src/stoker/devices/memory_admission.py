@@ -1,0 +1,152 @@
+"""Whether a piece of work may start with the RAM it asks for, and where its cap is: the only rule for it.
+
+A machine keeps a floor of its RAM for itself. Work that declares no need is never refused and gets everything above the
+floor as its cap. Work that declares a need is refused if it can never fit, has to wait or is refused if it does not fit
+now, and gets a cap a little above the need. What can't be read refuses nothing. Pure: the amounts are arguments.
+
+A run (`engine.permits`) and a worker's second look (`worker.machine_checks`) call `admit`. What a machine offers to
+the scheduler (`scheduler.offers`) is `Memory.most_bytes`, and what its worker announces with each claim is
+`Memory.room_bytes`: a coordinator grants what the worker admits.
+"""
+
+from __future__ import annotations
+
+from stoker.core.device import GIB, Capacity
+from stoker.core.frozen import frozen
+from stoker.core.text import format_size
+from stoker.host.resources import memory_available_bytes, memory_total_bytes, usable_cores
+
+_MOST_FLOOR_BYTES = 6 * GIB
+_SLACK_BYTES = 2 * GIB
+
+
+@frozen
+class MachineMemory:
+    """What this machine, or the container we are in, has. `None`: can't be read."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+
+    @property
+    def most_bytes(self) -> int | None:
+        """What work may have at all: everything above the floor."""
+        return None if self.total_bytes is None else above_floor_bytes(self.total_bytes)
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What work may have now: what is free above the floor."""
+        if self.available_bytes is None or self.total_bytes is None:
+            return self.available_bytes
+        return max(0, self.available_bytes - floor_bytes(self.total_bytes))
+
+
+@frozen
+class Admission:
+    """It may start."""
+
+    cap_bytes: int | None
+    """Beyond it, it is killed. `None`: nobody knows what there is, so there is no cap."""
+    why: str
+    is_raised: bool = False
+    """It is higher than what was declared gives, because that was not enough before."""
+
+
+@frozen
+class AdmissionRefusal:
+    """It can never fit on this machine."""
+
+    need_bytes: int
+    most_bytes: int
+    why: str
+
+
+@frozen
+class AdmissionDelay:
+    """It fits on this machine, but not beside what is there at the moment."""
+
+    need_bytes: int
+    available_bytes: int
+    room_bytes: int
+    """What work may have of that."""
+    may_wait: bool
+    """Work of ours is running, and will give memory back. If not, waiting is no use: others hold it."""
+    why: str
+
+
+def memory_here(proc: str = "/proc") -> MachineMemory:
+    """Look at this machine."""
+    return MachineMemory(total_bytes=memory_total_bytes(proc), available_bytes=memory_available_bytes(proc))
+
+
+def floor_bytes(total_bytes: int) -> int:
+    """Return what is left to the machine itself: a tenth of its RAM, at most 6 GiB."""
+    return min(_MOST_FLOOR_BYTES, total_bytes // 10)
+
+
+def above_floor_bytes(total_bytes: int) -> int:
+    """Return what work may have of a machine with so much RAM."""
+    return total_bytes - floor_bytes(total_bytes)
+
+
+def admit(
+    need_bytes: int | None, memory: MachineMemory, *, is_work_running: bool = False, killed_at_bytes: int | None = None
+) -> Admission | AdmissionRefusal | AdmissionDelay:
+    """Decide. No need, or one of zero, means that nothing was declared.
+
+    `killed_at_bytes` is the cap at which the same work was killed for memory before; only that raises the next one.
+    """
+    most_bytes = memory.most_bytes
+    if not need_bytes:
+        said = "memory can't be read" if most_bytes is None else f"{format_size(most_bytes)}: all but the floor"
+        return Admission(cap_bytes=most_bytes, why=f"nothing declared; {said}")
+    if most_bytes is not None and need_bytes > most_bytes:
+        return AdmissionRefusal(
+            need_bytes=need_bytes,
+            most_bytes=most_bytes,
+            why=f"it needs {format_size(need_bytes)}; this machine has {_of(memory)}",
+        )
+    shortage = _shortage(need_bytes, memory, is_work_running=is_work_running)
+    return shortage or _cap(need_bytes, most_bytes, killed_at_bytes)
+
+
+def _shortage(need_bytes: int, memory: MachineMemory, *, is_work_running: bool) -> AdmissionDelay | None:
+    room_bytes = memory.room_bytes
+    if memory.available_bytes is None or memory.total_bytes is None or room_bytes is None or need_bytes <= room_bytes:
+        return None
+    return AdmissionDelay(
+        need_bytes=need_bytes,
+        available_bytes=memory.available_bytes,
+        room_bytes=room_bytes,
+        may_wait=is_work_running,
+        why=f"it needs {format_size(need_bytes)}; {format_size(memory.available_bytes)} are free now, and "
+        f"{format_size(floor_bytes(memory.total_bytes))} of that stay with the machine",
+    )
+
+
+def _cap(need_bytes: int, most_bytes: int | None, killed_at_bytes: int | None) -> Admission:
+    cap_bytes, why = need_bytes + _SLACK_BYTES, f"the need and {format_size(_SLACK_BYTES)}"
+    is_raised = killed_at_bytes is not None and killed_at_bytes * 3 // 2 > cap_bytes
+    if killed_at_bytes is not None and is_raised:
+        cap_bytes = killed_at_bytes * 3 // 2
+        why = f"half as much again as the {format_size(killed_at_bytes)} at which it was killed for memory"
+    if most_bytes is not None and cap_bytes > most_bytes:
+        # The need fits; the rest is a courtesy, and the floor is not ours to give away.
+        cap_bytes, why = most_bytes, f"{why}, but no more than all above the floor"
+    return Admission(cap_bytes=cap_bytes, why=f"{format_size(cap_bytes)}: {why}", is_raised=is_raised)
+
+
+def _of(memory: MachineMemory) -> str:
+    total_bytes = memory.total_bytes or 0
+    return (
+        f"{format_size(total_bytes)}, of which {format_size(floor_bytes(total_bytes))} stay with the machine: "
+        f"{format_size(above_floor_bytes(total_bytes))} at most"
+    )
+
+
+# What one run may hand out on this machine: cores and memory. Devices are the machine's: see `probes` and `ledger`.
+
+
+def capacity_here() -> Capacity:
+    """Give what stages of one run may hold together; memory leaves the floor of min(6 GiB, a tenth) to the machine."""
+    total = memory_total_bytes() or 0
+    return Capacity(cpu=usable_cores(), memory_bytes=total - floor_bytes(total))

@@ -1,0 +1,277 @@
+"""The witness torch: what the torch of one interpreter sees, and whether it could compute there.
+
+It is the only witness that has worked on a device, and the only one that sees what programs see: devices that a
+variable hides are hidden from it. `torch_child.py` runs in the user's interpreter. Reading is pure and never raises.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.core import jsontext
+from stoker.core.capability import ProbeFinding
+from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
+from stoker.core.frozen import changed, frozen
+from stoker.core.text import one_line
+from stoker.devices.probes.findings import garbage, silence
+from stoker.devices.probes.observations import DeviceReport, ProbeResult, tidy_pci
+from stoker.devices.probes.readers import bytes_value, count_value, marked_objects, size_cell, text_cell
+from stoker.host.command_runner import ProbeFailure, Reply
+
+# The witness system_profiler: the GPUs of a Mac and whether Metal can be spoken to them.
+#
+# Reading is pure and never raises. Written from published outputs; untested on a Mac.
+
+SYSTEM_PROFILER = "system_profiler"
+_KEY = "SPDisplaysDataType"
+_FAMILY = re.compile(r"metal(\d*)", re.IGNORECASE)
+
+
+def question(program: str = SYSTEM_PROFILER) -> list[str]:
+    """Give the command that lists graphics hardware."""
+    return [program, _KEY, "-json"]
+
+
+def read_system_profiler(reply: Reply) -> ProbeResult:
+    """Give what system_profiler said."""
+    if isinstance(reply, ProbeFailure):
+        return ProbeResult(witness=SYSTEM_PROFILER, findings=(silence(reply, SYSTEM_PROFILER),), was_heard=False)
+    try:
+        value = jsontext.loads(reply.out)
+        rows = [row for row in value[_KEY] if isinstance(row, dict)]
+    except (ValueError, TypeError, KeyError):
+        finding = garbage(SYSTEM_PROFILER, "it printed no list of displays", reply.err or reply.out)
+        return ProbeResult(witness=SYSTEM_PROFILER, findings=(finding,), was_heard=False)
+    able = [(number, row) for number, row in enumerate(rows) if _metal(row) is not None]
+    versions = [version for _, row in able if (version := _metal(row))]
+    return ProbeResult(
+        witness=SYSTEM_PROFILER,
+        sightings=tuple(_sighting(number, row) for number, row in able),
+        backends={Backend.METAL: max(versions, default="")} if able else {},
+    )
+
+
+def _metal(row: Mapping[str, Any]) -> str | None:
+    """Give the version of Metal that a GPU speaks, empty if it is not told, `None` if it speaks none."""
+    for key in ("spdisplays_mtlgpufamilysupport", "spdisplays_metal", "spdisplays_metalfamily"):
+        value = str(row.get(key, ""))
+        if "unsupported" in value or "notsupported" in value.replace("_", ""):
+            return None
+        if found := _FAMILY.search(value):
+            return found[1]
+        if "supported" in value:
+            return ""
+    return None
+
+
+def _sighting(number: int, row: Mapping[str, Any]) -> DeviceReport:
+    own = _size(row, ("spdisplays_vram", "_spdisplays_vram"))
+    return DeviceReport(
+        backend=Backend.METAL,
+        index=number,
+        name=text_cell(row.get("sppci_model")) or text_cell(row.get("_name")),
+        # Apple's own GPUs and Intel's in the processor work in the machine's memory.
+        memory_type=MemoryType.UNIFIED if own is None else MemoryType.DISCRETE,
+        total_bytes=own,
+    )
+
+
+def _size(row: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    for key in keys:
+        try:
+            return size_cell(str(row.get(key, ""))) or None
+        except ValueError:
+            continue
+    return None
+
+
+# Witnesses of what else can be spoken here: vulkaninfo, clinfo, sycl-ls and glxinfo.
+#
+# They name no devices of ours, only backends: webgpu (through Vulkan), opencl, oneapi, opengl. What is emulated on the
+# processor does not count. Reading is pure and never raises.
+
+_VULKAN_TYPE = re.compile(r"deviceType\s*=\s*(?:PHYSICAL_DEVICE_TYPE_)?(\w+)")
+_VULKAN_VERSION = re.compile(r"apiVersion\s*=.*?(\d+\.\d+\.\d+)")
+_OPENCL_TYPE = re.compile(r"CL_DEVICE_TYPE\s+(.*)")
+_OPENCL_VERSION = re.compile(r"CL_DEVICE_VERSION\s+OpenCL (\d+\.\d+)")
+_SYCL_LINE = re.compile(r"\s*\[(?:ext_oneapi_)?(level_zero|opencl)(?::gpu[:\]]|\]?\[?[^\]]*:gpu)", re.MULTILINE)
+_SYCL_VERSION = re.compile(r"\[(\d+\.\d+(?:\.\d+)*)(?:\+\d+)?\]\s*$", re.MULTILINE)
+_GL_RENDERER = re.compile(r"OpenGL renderer string:\s*(.+)")
+_GL_VERSION = re.compile(r"OpenGL (?:core profile )?version string:\s*(\d+\.\d+)")
+_EMULATED = ("llvmpipe", "softpipe", "swrast", "software rasterizer", "swiftshader")
+
+
+@frozen
+class BackendProbe:
+    """One program that knows whether a backend can be spoken."""
+
+    witness: str
+    backend: Backend
+    argv: tuple[str, ...]
+    version: Callable[[str], str | None]
+    """Gives the version out of what it printed; `None`: there is no hardware behind it."""
+    needs: tuple[str, ...] = ()
+    """Variables, one of which must be set for it to have anybody to ask."""
+
+
+def read(speaker: BackendProbe, reply: Reply) -> ProbeResult:
+    """Give what a program said about its backend."""
+    if isinstance(reply, ProbeFailure):
+        return ProbeResult(witness=speaker.witness, findings=(silence(reply, speaker.witness),), was_heard=False)
+    version = speaker.version(reply.out)
+    if version is None and reply.exit_code and not reply.out.strip():
+        finding = garbage(speaker.witness, f"it ended with {reply.exit_code}", reply.err)
+        return ProbeResult(witness=speaker.witness, findings=(finding,), was_heard=False)
+    return ProbeResult(witness=speaker.witness, backends={} if version is None else {speaker.backend: version})
+
+
+def _vulkan(out: str) -> str | None:
+    kinds, versions = _VULKAN_TYPE.findall(out), _VULKAN_VERSION.findall(out)
+    if not any(kind in ("DISCRETE_GPU", "INTEGRATED_GPU", "VIRTUAL_GPU") for kind in kinds):
+        return None
+    return f"Vulkan {versions[0]}" if versions else ""
+
+
+def _opencl(out: str) -> str | None:
+    kinds, versions = _OPENCL_TYPE.findall(out), _OPENCL_VERSION.findall(out)
+    if not any(word in ("CL_DEVICE_TYPE_GPU", "GPU") for kind in kinds for word in re.split(r"[\s|,]+", kind)):
+        return None
+    return max(versions, default="")
+
+
+def _oneapi(out: str) -> str | None:
+    if not _SYCL_LINE.search(out):
+        return None
+    versions = [found[1] for line in out.splitlines() if ":gpu" in line and (found := _SYCL_VERSION.search(line))]
+    return versions[-1] if versions else ""
+
+
+def _opengl(out: str) -> str | None:
+    renderer = _GL_RENDERER.search(out)
+    if renderer is None or any(word in renderer[1].lower() for word in _EMULATED):
+        return None
+    version = _GL_VERSION.search(out)
+    return version[1] if version else ""
+
+
+SPEAKERS = (
+    BackendProbe(witness="vulkaninfo", backend=Backend.WEBGPU, argv=("vulkaninfo", "--summary"), version=_vulkan),
+    BackendProbe(witness="clinfo", backend=Backend.OPENCL, argv=("clinfo", "--raw"), version=_opencl),
+    BackendProbe(witness="sycl-ls", backend=Backend.ONEAPI, argv=("sycl-ls",), version=_oneapi),
+    BackendProbe(
+        witness="glxinfo",
+        backend=Backend.OPENGL,
+        argv=("glxinfo", "-B"),
+        version=_opengl,
+        needs=("DISPLAY", "WAYLAND_DISPLAY"),
+    ),
+)
+
+
+TORCH = "torch"
+_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_child.py")
+_LONGEST = 200
+_NONE = "No CUDA GPUs are available"
+
+
+def torch_question(python: str) -> list[str]:
+    """Give the command that asks the torch of an interpreter."""
+    return [python, _SCRIPT]
+
+
+def read_torch(reply: Reply) -> ProbeResult:
+    """Give what torch said, also if it fell silent half way."""
+    said: dict[str, Any] = {}
+    for one in marked_objects(reply.out):
+        said.update(one)
+    findings = _findings(reply, said)
+    # What fails once torch is there says as much about the devices as a list of them.
+    if "devices" not in said and not ("error" in said and said.get("torch")):
+        return ProbeResult(witness=TORCH, findings=findings, was_heard=False)
+    backend = Backend.ROCM if said.get("hip") else Backend.CUDA
+    rows = said["devices"] if isinstance(said.get("devices"), list) else []
+    sightings = [
+        _sighting_torch_witness(row, backend, text_cell(said.get("torch"))) for row in rows if isinstance(row, dict)
+    ]
+    version = text_cell(said.get("hip")) or text_cell(said.get("cuda"))
+    backends = {backend: version} if sightings else {}
+    if said.get("metal") is True:
+        backends[Backend.METAL] = ""
+    return ProbeResult(
+        witness=TORCH,
+        sightings=tuple(sightings),
+        backends=backends,
+        findings=findings,
+        looked_for=frozenset({backend}) if version else frozenset(),
+    )
+
+
+def _findings(reply: Reply, said: Mapping[str, Any]) -> tuple[ProbeFinding, ...]:
+    if isinstance(reply, ProbeFailure):
+        slow = "the first import of torch may take longer than that: ask again"
+        finding = silence(reply, TORCH)
+        return (changed(finding, hint=slow) if reply.code == "probe_timeout" else finding,)
+    if said.get("missing"):
+        # That an interpreter has no torch is told where interpreters are.
+        return ()
+    version = text_cell(said.get("torch"))
+    error = str(said.get("error", ""))
+    if error and _NONE not in error:
+        what = f"torch {version} can't use its devices" if version else "torch can't be imported"
+        return (
+            ProbeFinding(
+                code="torch_error",
+                message=f"{what}: {one_line(error, _LONGEST)}",
+                probe=TORCH,
+                hint="reinstall torch for this machine's driver" if version else "reinstall torch in that environment",
+            ),
+        )
+    if version and not said.get("cuda") and not said.get("hip") and not said.get("metal"):
+        return (
+            ProbeFinding(
+                code="torch_without_gpu",
+                message=f"torch {version} was built for CPUs only",
+                probe=TORCH,
+                hint="install a build of torch for CUDA or ROCm in that environment",
+            ),
+        )
+    if "devices" not in said and not error:
+        noise = reply.err or reply.out
+        return (garbage(TORCH, f"it ended with {reply.exit_code} before it had said all", noise),)
+    return ()
+
+
+def _sighting_torch_witness(row: Mapping[str, Any], backend: Backend, version: str) -> DeviceReport:
+    uuid = text_cell(row.get("uuid"))
+    return DeviceReport(
+        backend=backend,
+        # It leaves out the vendor's prefix; what ROCm gives is no UUID of the vendor's tools.
+        uuid=f"GPU-{uuid}" if uuid and backend is Backend.CUDA and not uuid.startswith(("GPU-", "MIG-")) else "",
+        pci=tidy_pci(text_cell(row.get("pci"))),
+        index=count_value(row.get("index")),
+        name=text_cell(row.get("name")),
+        total_bytes=bytes_value(row.get("total")) or None,
+        reserved_bytes=0,
+        free_bytes=bytes_value(row.get("free")),
+        capability=_capability(row, backend),
+        works=_works(row, version),
+    )
+
+
+def _capability(row: Mapping[str, Any], backend: Backend) -> str:
+    if backend is Backend.ROCM:
+        return text_cell(row.get("gcn")).partition(":")[0]
+    numbers = row.get("capability")
+    is_pair = isinstance(numbers, list) and len(numbers) == 2 and all(isinstance(one, int) for one in numbers)
+    return f"{numbers[0]}.{numbers[1]}" if is_pair else ""  # type: ignore[index]
+
+
+def _works(row: Mapping[str, Any], version: str) -> TriStateAnswer:
+    if row.get("works") is True:
+        return TriStateAnswer(verdict=TriState.YES, why=f"torch {version} has computed on it")
+    if error := row.get("error"):
+        return TriStateAnswer(verdict=TriState.NO, why=f"torch {version} fails on it: {one_line(str(error), _LONGEST)}")
+    return TriStateAnswer(verdict=TriState.NO, why=f"torch {version} computes wrongly on it")

@@ -1,0 +1,159 @@
+"""The gate before devices, as the executor sees it: taken all together or not at all, and never waited for here.
+
+All runs on a machine share its devices, so whoever keeps the gate asks beyond this process. A stage that must wait has
+a place in line; the loop asks again when it is woken, and goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
+
+from stoker.core.device import Backend, Device, Needs
+from stoker.core.digests import digest_value
+from stoker.core.errors import InternalError
+from stoker.core.frozen import changeable, frozen
+from stoker.host.identity import ProcessIdentity
+
+
+@changeable
+class AttemptDevices:
+    """Devices that one attempt holds."""
+
+    devices: tuple[str, ...]
+    """By UUID."""
+    variables: Mapping[str, str]
+    """By these its process sees them and no others."""
+    started: Callable[[ProcessIdentity], None]
+    """Say which process does the work: it holds them from then on, and as long as it lives. Never raises."""
+    claim: Mapping[str, Any] | None = None
+    """By this another process of the same user can give it back, should this one be gone."""
+    peak_bytes: int | None = None
+    """The most that was measured so far on any one of them; `None` while nothing was."""
+    beside_base: tuple[int, int] = (0, 0)
+    """In a company: what its members were promised beside their base when they were most, and what they took."""
+
+
+NOTHING_TAKEN = AttemptDevices(devices=(), variables={}, started=lambda _identity: None)
+"""What work holds that needs no device."""
+
+
+@frozen
+class DeviceWait:
+    """Not now."""
+
+    waits_for: str
+    """Which device, and who holds it: the same text as long as nothing has changed."""
+    why: str
+    """That, and for how long it has been held by now."""
+    place: int = 1
+    """In the line of all who wait for it."""
+    is_ours: bool = False
+    """Only stages of this run are in the way."""
+    is_known: bool = True
+    """Else nobody has looked yet, and will in a moment: it is not worth telling, and who is behind may wait for it."""
+
+
+@frozen
+class DeviceNotice:
+    """Something about devices that people should know; each comes once."""
+
+    message: str
+    taken: AttemptDevices | None = None
+    """Whose work it is about."""
+    is_over_limit: bool = False
+    """That holds so much more than it was promised that it has to end."""
+
+
+class DeviceGate(Protocol):
+    """Who may use which device. Never blocks the executor's loop; `AttemptDevices.started` is thread-safe."""
+
+    def never(self, needs: Needs) -> str:
+        """Say why a request can never be met here, with numbers; an empty text if it can."""
+
+    def take(self, needs: Needs, *, job: str) -> AttemptDevices | DeviceWait:
+        """Take what a stage needs, or get a place in line for those who need the same. Raises `StokerError`."""
+
+    def wait_only_for(self, needs: AbstractSet[Needs]) -> None:
+        """Leave every other line: a place is only for who would start at once."""
+
+    def noticed(self) -> list[DeviceNotice]:
+        """Give what was noticed since the last time, such as work that holds more than it was promised."""
+
+    def give_back(self, taken: AttemptDevices) -> None:
+        """Return what an attempt held that is over. Never raises."""
+
+    def close(self) -> None:
+        """Leave every line. What is still held stays with the processes that hold it, and goes with them."""
+
+
+class NoDevices:
+    """The gate of a run in which nothing needs a device: nobody is asked, and nothing is opened."""
+
+    def never(self, needs: Needs) -> str:
+        return few(needs.gpu, 0)
+
+    def take(self, needs: Needs, *, job: str) -> AttemptDevices | DeviceWait:
+        raise InternalError(f"{job} {few(needs.gpu, 0)}, and was not refused")
+
+    def wait_only_for(self, needs: AbstractSet[Needs]) -> None:
+        return
+
+    def noticed(self) -> list[DeviceNotice]:
+        return []
+
+    def give_back(self, taken: AttemptDevices) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def few(wanted: int, offered: int) -> str:
+    """Say that there are fewer devices than are wanted; an empty text if there are enough."""
+    return f"needs {wanted} GPU{'s' if wanted > 1 else ''}, this machine offers {offered}" if wanted > offered else ""
+
+
+# Under which name the ledger of devices charges a base that several attempts share.
+
+
+def held_base(word: str, user: int | None = None) -> str:
+    """Give the name under which the ledger of devices charges what a company of a user's holds once."""
+    return digest_value("company base", [word, os.geteuid() if user is None else user])[:32]
+
+
+# The variables by which a process sees the devices it was given, and no others.
+
+VRAM_BYTES = "STOKER_VRAM_BYTES"
+"""How much of each of its devices a process that shares them may take."""
+HIDDEN: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
+"""What a process gets that was given no device: HIP reads the same variable."""
+
+
+def device_variables(
+    devices: Sequence[Device], environment: Mapping[str, str], *, vram_bytes: int | None = None
+) -> dict[str, str]:
+    """Name devices for a process that is about to start; `vram_bytes` is its share of each, if it has no more.
+
+    CUDA's go by UUID, which no other card ever has. HIP takes numbers only, and counts what ROCR_VISIBLE_DEVICES left
+    over; where that is set it is set anew, so that the numbers mean the same cards.
+    """
+    variables = {VRAM_BYTES: str(vram_bytes)} if vram_bytes else {}
+    cuda = [device.uuid for device in devices if device.backend is Backend.CUDA]
+    hip = [device.uuid if device.index is None else str(device.index) for device in devices if _is_hip(device)]
+    if not hip:
+        return {**variables, "CUDA_VISIBLE_DEVICES": ",".join(cuda)}
+    if "ROCR_VISIBLE_DEVICES" in environment:
+        variables["ROCR_VISIBLE_DEVICES"] = ",".join(hip)
+        hip = [str(place) for place in range(len(hip))]
+    variables["HIP_VISIBLE_DEVICES"] = ",".join(hip)
+    if cuda or "CUDA_VISIBLE_DEVICES" in environment:
+        # HIP reads it as well: the two must not contradict each other.
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(cuda or hip)
+    return variables
+
+
+def _is_hip(device: Device) -> bool:
+    return device.backend is Backend.ROCM

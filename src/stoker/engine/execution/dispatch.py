@@ -1,0 +1,447 @@
+"""From waiting to running: room on the machine, devices, the lease on the key, then an attempt.
+
+Says what became of a node that it tried to start; what follows from that is the executor's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+from stoker.core.device import Needs, Resource
+from stoker.core.digests import Digest
+from stoker.core.errors import OutOfMemory, Refused, StokerError
+from stoker.core.frozen import changeable, changed, frozen
+from stoker.devices.memory_admission import Admission, AdmissionDelay, AdmissionRefusal
+from stoker.engine.device_gate import AttemptDevices, DeviceGate, DeviceWait, NoDevices
+from stoker.engine.execution.result_reads import LoopReadBudget
+from stoker.engine.execution.run_events import RunEventEmitter
+from stoker.engine.execution.stage_attempts import (
+    EDITED_CODE,
+    READ_FIRST,
+    AttemptReport,
+    Attempts,
+    InFlightAttempt,
+    NodeQueue,
+    QueuedNode,
+)
+from stoker.engine.execution.unsatisfiable import impossible
+from stoker.engine.key_leases import KeyHeld
+from stoker.engine.permits import PermitGrant, Permits, Shortage, hint_of_less
+from stoker.engine.plan import PlanNode
+from stoker.engine.result_cache import Execute, Hit
+from stoker.engine.runners.shared.share_keys import company_key, company_word
+from stoker.engine.runners.stage_runner import StageRunner
+from stoker.engine.types import Engine
+from stoker.host.import_watch import ModuleSource, is_imported_from, pin
+from stoker.store.records import Record
+
+if TYPE_CHECKING:
+    from stoker.engine.runners.shared.shared_runner import SharedProcessRunner
+
+
+@frozen
+class NodeStarted:
+    """It runs."""
+
+    running: InFlightAttempt
+
+
+@frozen
+class NodeLeasedElsewhere:
+    """Another process does this very work."""
+
+    waiting: QueuedNode
+    held: KeyHeld
+
+
+@frozen
+class NodeAlreadyDone:
+    """Another process has done this very work since it was looked up."""
+
+    waiting: QueuedNode
+    record: Record
+
+
+@frozen
+class NodeOutdated:
+    """Its code, or what it reads first, has changed since it was decided about: it has to be decided about again."""
+
+    waiting: QueuedNode
+    what: str
+    """What has changed, for people."""
+
+
+@frozen
+class NodeNotStarted:
+    """Something on this machine is in the way."""
+
+    waiting: QueuedNode
+    error: StokerError
+
+
+class NodeLauncher:
+    """Nodes that wait for room, and the room there is. Only the executor's loop uses it."""
+
+    def __init__(  # noqa: PLR0913 - all that a start depends on
+        self,
+        engine: Engine,
+        *,
+        attempts: Attempts,
+        news: RunEventEmitter,
+        moment: LoopReadBudget,
+        job: str,
+        uses_devices: bool,
+        solo: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._solo = solo
+        self._attempts = attempts
+        self._news = news
+        self._moment = moment
+        self._pinned: list[tuple[ModuleSource, ...]] = []
+        self._numbers: dict[str, int] = {}
+        self._running = 0
+        self._job = job
+        self.permits = Permits(engine.capacity)
+        self.devices: DeviceGate = engine.open_devices(attempts.wake) if uses_devices else NoDevices()
+        self.room = NodeQueue()
+
+    def needs_of(self, node: PlanNode, execute: Execute) -> Needs:
+        """Give what a node holds while it runs, with the company that it would be a member of."""
+        if node.stage.together is None or self._solo or self._engine.company_runner() is None:
+            return node.needs
+        return changed(node.needs, company=company_word(node.stage, node.args, execute.action))
+
+    def launch_one(
+        self, *, joining: AbstractSet[str] | None = None
+    ) -> NodeStarted | NodeLeasedElsewhere | NodeAlreadyDone | NodeOutdated | NodeNotStarted | None:
+        """Try the first waiting node that there is room for; smaller ones may pass those that are short.
+
+        With `joining`, only those that become members of one of these companies.
+        """
+        in_line: set[Needs] = set()
+        for waiting in (one for one in self.room.first_of_each() if self._has_seat(one.needs, joining)):
+            joins = self.permits.members_of(waiting.needs.company) > 0
+            grant = self.permits.take(waiting.needs)
+            if isinstance(grant, Shortage):
+                if waiting.is_first_refusal():
+                    self._news.blocked(waiting.name, waiting.node, grant.short_of)
+                if waiting.has_waited_enough:
+                    break
+                continue
+            admitted = self._ask_for_memory(waiting, joins=joins)
+            is_short = isinstance(admitted, AdmissionDelay) and admitted.may_wait
+            tried = None if is_short else self._try_with_devices(waiting, grant, admitted)
+            if not isinstance(tried, NodeStarted):
+                self.permits.give_back(grant)
+            if tried is None:
+                if waiting.is_first_refusal():
+                    self._news.blocked(waiting.name, waiting.node, (Resource.MEMORY,))
+                continue
+            if not isinstance(tried, DeviceWait):
+                return tried
+            if not tried.is_known:
+                # A moment, and it may start: until then nobody behind it does.
+                return None
+            in_line.add(waiting.needs)
+        self.devices.wait_only_for(in_line)
+        return None
+
+    def _ask_for_memory(self, waiting: QueuedNode, *, joins: bool) -> Admission | AdmissionRefusal | AdmissionDelay:
+        """Ask for a start; where there is no room for a base, it may be there already, in a company of another run."""
+        answer = self._engine.memory.ask(
+            waiting.node,
+            waiting.execute.action,
+            is_work_running=self._running > 0,
+            company=waiting.needs.company,
+            joins=joins,
+        )
+        if isinstance(answer, Admission) or joins or not self._has_company(waiting):
+            return answer
+        return self._ask_for_memory(waiting, joins=True)
+
+    def _has_company(self, waiting: QueuedNode) -> bool:
+        runner = self._company_runner(waiting)
+        if runner is None or waiting.needs.gpu:
+            return False
+        return runner.is_begun(company_key(waiting.node.stage, waiting.needs.company, waiting.execute.action))
+
+    def _company_runner(self, waiting: QueuedNode) -> SharedProcessRunner | None:
+        return self._engine.company_runner() if waiting.needs.company else None
+
+    def _has_seat(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
+        """Whether there is a place at all: a company's, or one beside it."""
+        if joining is not None and needs.company not in joining:
+            return False
+        return not 0 < needs.most <= self.permits.members_of(needs.company)
+
+    def stand_aside(self) -> None:
+        """There is no room for one more, whatever it needs: let others on this machine have the devices meanwhile."""
+        self.devices.wait_only_for(frozenset())
+
+    def refuse_the_impossible(self, nodes: Sequence[PlanNode]) -> None:
+        """Refuse before anything runs what this machine can never give. Raises what `impossible` gives."""
+        error = impossible(nodes, devices=self.devices, memory=self._engine.memory, runner_for=self._engine.runner_for)
+        if error is not None:
+            raise error
+
+    def land(self, running: InFlightAttempt, report: AttemptReport) -> None:
+        """Give back what a running node held, and remember how much memory it took."""
+        if report.outdated == EDITED_CODE:
+            self._engine.cache.forget_code(running.node.stage.module)
+        self._running -= 1
+        self.permits.give_back(running.grant)
+        peak_gpu_bytes = None
+        if running.taken is not None:
+            peak_gpu_bytes = running.taken.peak_bytes
+            # What was left behind still works on them.
+            if running.is_over.is_set():
+                self.devices.give_back(running.taken)
+        self._engine.leases.give_back(running.execute.key)
+        if running.company:
+            # What was measured is its company's, and says nothing of this configuration alone.
+            promised_bytes, took_bytes = (0, 0) if running.taken is None else running.taken.beside_base
+            self._engine.memory.note_company(running.node, promised_bytes=promised_bytes, took_bytes=took_bytes)
+            return
+        self._engine.memory.note(
+            running.node,
+            running.execute.action,
+            report.usage,
+            cap_bytes=running.memory_bytes,
+            peak_gpu_bytes=peak_gpu_bytes,
+        )
+
+    def _try_with_devices(
+        self, waiting: QueuedNode, grant: PermitGrant, admitted: Admission | AdmissionRefusal | AdmissionDelay
+    ) -> NodeStarted | NodeLeasedElsewhere | NodeAlreadyDone | NodeOutdated | NodeNotStarted | DeviceWait:
+        """Start it, if there are devices for it; they come last, since others on the machine want them, too."""
+        taken: AttemptDevices | None = None
+        try:
+            if not isinstance(admitted, Admission):
+                raise OutOfMemory(f"not started: {admitted.why}", hint=hint_of_less(waiting.node, admitted))
+            if waiting.needs.gpu:
+                if not waiting.refusals:
+                    # Nobody stands in line for what another process is about to make.
+                    lease = self._engine.leases.take(waiting.execute.key, self._work_of(waiting))
+                    if isinstance(lease, KeyHeld):
+                        self.room.leave(waiting)
+                        return NodeLeasedElsewhere(waiting=waiting, held=lease)
+                    self._engine.leases.give_back(waiting.execute.key)
+                answer = self.devices.take(waiting.needs, job=self._work_of(waiting))
+                if isinstance(answer, DeviceWait):
+                    self._tell_of(waiting, answer)
+                    return answer
+                taken = answer
+        except StokerError as error:
+            self.room.leave(waiting)
+            return NodeNotStarted(waiting=waiting, error=error)
+        self.room.leave(waiting)
+        tried = self._try(waiting, grant, admitted, taken)
+        if taken is not None and not isinstance(tried, NodeStarted):
+            self.devices.give_back(taken)
+        return tried
+
+    def _work_of(self, waiting: QueuedNode) -> str:
+        """Name what a node is to do, for others on this machine."""
+        return f"{self._job}/{waiting.name}"
+
+    def _tell_of(self, waiting: QueuedNode, wait: DeviceWait) -> None:
+        """Say what a node waits for: once, and again when that is another thing."""
+        if not wait.is_known:
+            return
+        is_first = waiting.is_first_refusal()
+        if wait.is_ours:
+            if is_first:
+                self._news.blocked(waiting.name, waiting.node, (Resource.GPU,))
+        elif wait.waits_for != waiting.waits_for:
+            waiting.waits_for = wait.waits_for
+            advice = self._engine.memory.advice_to_share(waiting.node, waiting.execute.action)
+            self._news.waits_for_devices(waiting.name, waiting.node, wait, advice)
+
+    def _try(
+        self, waiting: QueuedNode, grant: PermitGrant, admitted: Admission, taken: AttemptDevices | None
+    ) -> NodeStarted | NodeLeasedElsewhere | NodeAlreadyDone | NodeOutdated | NodeNotStarted:
+        key = waiting.execute.key
+        try:
+            # What takes long to look at is looked at by the attempt, beside the loop.
+            still_begins = self._engine.cache.still_begins_with
+            if self._moment.quickly(still_begins, waiting.node, waiting.execute.action) is False:
+                return NodeOutdated(waiting=waiting, what=READ_FIRST)
+            code = self._engine.cache.sources_for(waiting.node.stage, waiting.execute.action)
+            if code is None:
+                what = "its code" if waiting.node.stage.fingerprint is None else "its code or its fingerprint"
+                return NodeOutdated(waiting=waiting, what=what)
+            lease = self._engine.leases.take(key, self._work_of(waiting))
+            if isinstance(lease, KeyHeld):
+                return NodeLeasedElsewhere(waiting=waiting, held=lease)
+            if not waiting.execute.force:
+                look = self._engine.cache.look(waiting.node.stage, key)
+                if isinstance(look, Hit) and look.has_bytes:
+                    self._engine.leases.give_back(key)
+                    return NodeAlreadyDone(waiting=waiting, record=look.record)
+            return NodeStarted(running=self._start(waiting, grant, admitted, taken, code))
+        except StokerError as error:
+            self._engine.leases.give_back(key)
+            return NodeNotStarted(waiting=waiting, error=error)
+
+    def _start(
+        self,
+        waiting: QueuedNode,
+        grant: PermitGrant,
+        admitted: Admission,
+        taken: AttemptDevices | None,
+        code: tuple[ModuleSource, ...],
+    ) -> InFlightAttempt:
+        runner = self._runner_for(waiting, code)
+        # Counted over the whole run, so that the report of an attempt that was left behind is known as old.
+        number = self._numbers.get(waiting.name, 0) + 1
+        self._numbers[waiting.name] = number
+        self._news.begins(waiting.name, waiting.node, waiting.execute, number)
+        if admitted.is_raised:
+            self._news.said(waiting.name, f"its cap is {admitted.why}")
+        self._news.tell()
+        running = self._attempts.start(
+            waiting, grant=grant, taken=taken, number=number, runner=runner, code=code, memory_bytes=admitted.cap_bytes
+        )
+        self._running += 1
+        return running
+
+    def _runner_for(self, waiting: QueuedNode, code: tuple[ModuleSource, ...]) -> StageRunner:
+        """Choose what runs a stage. This process runs none that it had imported before its code was edited."""
+        stage = waiting.node.stage
+        runner = self._company_runner(waiting) or self._engine.runner_for(stage)
+        if not (runner.is_here or stage.is_program) or self._is_ours(code):
+            return runner
+        if stage.is_program or self._engine.forked_runner is None:
+            raise Refused(
+                f"the code of {stage.name} was edited after this process had imported it", hint="start the run again"
+            )
+        return self._engine.forked_runner()
+
+    def _is_ours(self, code: tuple[ModuleSource, ...]) -> bool:
+        """Return whether this process has that code, or imports it if it has not imported it yet."""
+        if not any(code is one for one in self._pinned):
+            if not all(map(is_imported_from, code)):
+                return False
+            pin(code)
+            self._pinned.append(code)
+        return True
+
+
+# Nodes put aside: until a moment comes (backing off, a lease elsewhere), or until a twin's work is done.
+#
+# Also nodes that are cancelled by themselves, while the others go on, and how often a node was decided about again.
+
+SHORTEST_POLL_S = 0.02
+LONGEST_POLL_S = 1.0
+# How often a node is decided about again because something changed before it began, after a pause that doubles.
+_MOST_DECISIONS = 6
+_FIRST_PAUSE_S = 0.05
+
+
+@changeable
+class _Moment:
+    due_s: float
+    pause_s: float
+    is_due: bool = False
+
+
+class DeferredNodes:
+    """Who waits for time to pass, and who waits for the same work to be done by another node."""
+
+    def __init__(self) -> None:
+        self._moments: dict[str, _Moment] = {}
+        self._outdated: dict[str, int] = {}
+        self._in_flight: dict[Digest, str] = {}
+        self._twins: dict[Digest, list[str]] = {}
+
+    def back_off(self, name: str, delay_s: float, now_s: float) -> None:
+        """Put a node aside for a while."""
+        self._moments[name] = _Moment(due_s=now_s + delay_s, pause_s=delay_s)
+
+    def decide_later(self, name: str, now_s: float) -> bool:
+        """Put a node aside that was outdated before it began; False if that happened too often."""
+        count = self._outdated[name] = self._outdated.get(name, 0) + 1
+        if count > _MOST_DECISIONS:
+            return False
+        self.back_off(name, _FIRST_PAUSE_S * (2 ** (count - 1)), now_s)
+        return True
+
+    def has_begun(self, name: str) -> None:
+        """A node began: what was decided about it held."""
+        self._outdated.pop(name, None)
+
+    def poll_later(self, name: str, now_s: float) -> bool:
+        """Put a node aside until it is time to look again, longer each time; says whether this is the first time."""
+        before = self._moments.get(name)
+        pause_s = min(LONGEST_POLL_S, before.pause_s * 1.5) if before else SHORTEST_POLL_S
+        self._moments[name] = _Moment(due_s=now_s + pause_s, pause_s=pause_s)
+        return before is None
+
+    def due(self, now_s: float) -> list[str]:
+        """Give the nodes whose moment has come, each once."""
+        names = []
+        for name, moment in self._moments.items():
+            if not moment.is_due and now_s >= moment.due_s:
+                moment.is_due = True
+                names.append(name)
+        return names
+
+    def nap_s(self, now_s: float, longest_s: float) -> float:
+        """Say how long nothing here needs attention."""
+        waits = [moment.due_s - now_s for moment in self._moments.values() if not moment.is_due]
+        return max(0.0, min([longest_s, *waits]))
+
+    def forget(self, name: str) -> None:
+        """A node goes on: it is not put aside any more."""
+        self._moments.pop(name, None)
+
+    def take_off(self, key: Digest, name: str) -> bool:
+        """A node is about to do the work of a key. False: another node already is, and this one waits for it."""
+        if key in self._in_flight:
+            self._twins.setdefault(key, []).append(name)
+            return False
+        self._in_flight[key] = name
+        return True
+
+    def land(self, key: Digest) -> list[str]:
+        """The work of a key is over; gives the nodes that waited for it."""
+        self._in_flight.pop(key, None)
+        return self._twins.pop(key, [])
+
+    def release_all(self) -> list[str]:
+        """Give everybody back, because the run is stopping."""
+        names = [*self._moments, *(name for twins in self._twins.values() for name in twins)]
+        self._moments.clear()
+        self._twins.clear()
+        return names
+
+
+class CancelledNodes:
+    """Nodes to be cancelled while the others go on. `add` from one other thread at a time, the rest from the loop."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self._looked_for: frozenset[str] = frozenset()
+        self._open: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        """Return True if a node is one of them, or an instance of one that fans out."""
+        return name.partition("[")[0] in self._names
+
+    def add(self, names: Iterable[str]) -> None:
+        """Ask for more of them to be cancelled."""
+        self._names = self._names.union(names)
+
+    def still_open(self, nodes: Iterable[str], has_ended: Callable[[str], bool]) -> list[str]:
+        """Return those among a plan's nodes that have not ended. All nodes are looked through only after `add`."""
+        if self._looked_for is not self._names:
+            self._looked_for = self._names
+            self._open = [name for name in nodes if name in self]
+        self._open = [name for name in self._open if not has_ended(name)]
+        return self._open

@@ -1,0 +1,330 @@
+"""From bytes that a program prints to what the run hears: progress, metrics, complaints.
+
+Memory and time are bounded whatever is printed (`parser`). Pairs in ordinary output count only while the program
+does not speak the contract itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from stoker.core.clock import Clock
+from stoker.engine.attempt_reports import note_last
+from stoker.engine.metrics.metrics_file import MetricSource
+from stoker.engine.output.trainer_lines import (
+    FAULTS_TOLD,
+    LINE_BYTES,
+    Eval,
+    Heartbeat,
+    Metrics,
+    OutputSteps,
+    PlainOutputLine,
+    Said,
+    TrainerCheckpoint,
+    TrainerCompletion,
+    TrainerFailure,
+    TrainerParser,
+    TrainerStep,
+    eval_name,
+    parse_control,
+    parse_line,
+)
+
+# From a program's output to the lines of it that are worth reading, in bounded memory and time.
+#
+# A carriage return ends a line as a line end does, so each update of a progress bar is one. Lines without `=` and `{`
+# say nothing to us and are not given. Of a line longer than `LINE_BYTES` only the beginning is. In each half second
+# only so many lines are given; the rest is counted as lost, except for the last one, so that the final value is always
+# right. Lines that may control something (`saved`, `done`, `failed`) have room of their own.
+
+WINDOW_S = 0.5
+LINES_PER_WINDOW = 4000
+CONTROLS_PER_WINDOW = 1000
+_LONG_LINE_BYTES = 256
+"""A longer line counts as several."""
+_CONTROLS = (b'"saved"', b'"done"', b'"failed"', b'"contract"')
+
+
+class OutputLines:
+    """Takes output in chunks of any size, from one thread."""
+
+    def __init__(self, clock: Clock, *, lines_per_window: int = LINES_PER_WINDOW) -> None:
+        self.lost = 0
+        """Lines that were not given, because too many had something to say."""
+        self._clock = clock
+        self._lines_per_window = lines_per_window
+        self._window_end_s = -1.0
+        self._left = 0
+        self._controls_left = 0
+        self._tail = b""
+        """The beginning of a line whose end has not come."""
+        self._is_cut = False
+        """That line is too long already: what follows up to its end is not looked at."""
+        self._unread = b""
+        """The last line that was passed over."""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take what was printed next, or nothing after a pause; gives the lines to read now, in order."""
+        given = self._begin_window()
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r", b"\n")
+        head, newline, rest = chunk.partition(b"\n")
+        self._grow(head)
+        if newline:
+            given += self._choose(self._end_line())
+            body, _, last = rest.rpartition(b"\n")
+            given += self._choose(body)
+            self._grow(last)
+        return given
+
+    def finish(self) -> list[bytes]:
+        """Give the last line, which had no end, and the last one that was passed over."""
+        self._window_end_s = -1.0
+        return [*self._begin_window(), *self._choose(self._end_line())]
+
+    def _begin_window(self) -> list[bytes]:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._window_end_s:
+            return []
+        self._window_end_s = now_s + WINDOW_S
+        self._left, self._controls_left = self._lines_per_window, CONTROLS_PER_WINDOW
+        if not self._unread:
+            return []
+        line, self._unread = self._unread, b""
+        self.lost -= 1
+        return self._choose(line)
+
+    def _grow(self, part: bytes) -> None:
+        if not self._is_cut:
+            self._tail += part[: LINE_BYTES + 1 - len(self._tail)]
+            self._is_cut = len(self._tail) > LINE_BYTES
+
+    def _end_line(self) -> bytes:
+        line, self._tail, self._is_cut = self._tail, b"", False
+        return line
+
+    def _choose(self, body: bytes) -> list[bytes]:
+        # Most output says nothing to us; then its lines are not even taken apart.
+        if b"=" not in body and b"{" not in body:
+            return []
+        if self._left <= 0:
+            return self._pass_over(body)
+        lines = [line for line in body.split(b"\n") if b"=" in line or b"{" in line]
+        for at, line in enumerate(lines):
+            if self._left <= 0:
+                return [*lines[:at], *self._pass_over(b"\n".join(lines[at:]))]
+            self._left -= 1 + len(line) // _LONG_LINE_BYTES
+        return lines
+
+    def _pass_over(self, body: bytes) -> list[bytes]:
+        """Leave lines out, except for those that may control something, and remember the last one."""
+        self.lost += body.count(b"\n") + 1
+        place = max(body.rfind(b"="), body.rfind(b"{"))
+        self._unread = body[body.rfind(b"\n", 0, place) + 1 :].partition(b"\n")[0]
+        if self._controls_left <= 0 or not any(kind in body for kind in _CONTROLS):
+            return []
+        controls = [line for line in body.split(b"\n") if b"{" in line and any(kind in line for kind in _CONTROLS)]
+        given = controls[: self._controls_left]
+        self._controls_left -= len(given)
+        self.lost -= len(given)
+        if given and given[-1] == self._unread:
+            self._unread = b""
+        return given
+
+
+# Keeping the checkpoints of a program that reports them in lines, by the rules of `stoker_trainer`.
+#
+# A thread does it, since hashing takes as long as reading: the program and whoever listens to it go on meanwhile. A
+# file that is changed while it is being kept is not named. Only the newest report waits; one that a newer one overtakes
+# is told as such.
+
+CLOSE_S = 60.0
+
+
+class ProgramCheckpointStore:
+    """Keeps what one attempt's program reports to have saved; `tell` gets a line about what could not be kept."""
+
+    def __init__(
+        self,
+        *,
+        folder: str,
+        scratch: str,
+        resume_key: str,
+        tell: Callable[[str], None],
+        acting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Make it; `acting` gives the block in which files are read and written."""
+        self._folder = folder
+        self._scratch = scratch
+        self._resume_key = resume_key
+        self._tell = tell
+        self._acting = acting
+        self._turn = threading.Condition()
+        self._waiting: TrainerCheckpoint | None = None
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def keep(self, saved: TrainerCheckpoint) -> None:
+        """Take a report in; returns at once."""
+        with self._turn:
+            overtaken, self._waiting = self._waiting, saved
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stoker-checkpoints", daemon=True)
+                self._thread.start()
+            self._turn.notify()
+        if overtaken is not None:
+            self._tell(f"checkpoint {overtaken.path} is not kept: a newer one came before its turn")
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Wait until everything is kept."""
+        with self._turn:
+            self._is_over = True
+            self._turn.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._tell(f"its last checkpoint was not kept within {timeout_s:g} s")
+
+    def _run(self) -> None:
+        # Part of the users' side, and imported by ours for this alone: one rule, in one place.
+        from stoker.trainer.stoker_trainer import keep_checkpoint  # noqa: PLC0415 - only for programs that save so
+
+        while True:
+            with self._turn:
+                while self._waiting is None and not self._is_over:
+                    self._turn.wait()
+                saved, self._waiting = self._waiting, None
+            if saved is None:
+                return
+            try:
+                path = os.path.abspath(os.path.join(self._folder, saved.path))
+                with self._acting():
+                    keep_checkpoint(path, saved.step, self._scratch, self._resume_key)
+            except (OSError, ValueError) as error:
+                self._tell(f"checkpoint {saved.path} is not kept: {error}")
+
+
+TELL_EVERY_S = 0.5
+"""How often progress is told, at most: the journal has to keep more than one program's steps."""
+
+
+class ProgramOutput:
+    """Hears one attempt's program."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None], clock: Clock, keeper: ProgramCheckpointStore) -> None:
+        self._emit = emit
+        self._keeper = keeper
+        self._clock = clock
+        self._talk = TrainerParser()
+        self._lines = OutputLines(clock)
+        self._control_rest = b""
+        self._steps = OutputSteps()
+        self._step = 0
+        self._of: int | None = None
+        self._untold: dict[str, float] = {}
+        self._has_news = False
+        self._next_told_s = clock.monotonic_s()
+
+    @property
+    def complaint(self) -> str:
+        """What the program said it failed with, as its last word."""
+        word = self._talk.last_word
+        return (word.message or "it said that it failed") if isinstance(word, TrainerFailure) else ""
+
+    def hear(self, data: bytes) -> None:
+        """Take in what was printed; nothing, after a pause, is worth a call, too."""
+        for line in self._lines.feed(data):
+            self._hear_line(line)
+        self._tell_progress()
+
+    def hear_control(self, data: bytes) -> float | None:
+        """Take in what was reported through the control file.
+
+        Gives for how long the program's own code has then said nothing; `None` if nothing was reported.
+        """
+        *lines, self._control_rest = (self._control_rest + data).split(b"\n")
+        quiet_s: float | None = None
+        for line in lines:
+            if line.strip():
+                said = parse_control(line)
+                self._tell(said, self._talk.hear_control(said), is_kept=True)
+                quiet_s = max(0.0, said.quiet_s or 0.0) if isinstance(said, Heartbeat) else 0.0
+        if len(self._control_rest) > LINE_BYTES:
+            self._control_rest = b""
+        return quiet_s
+
+    def finish(self) -> None:
+        """Take in a last line that has no end, and say what was left out."""
+        for line in self._lines.finish():
+            self._hear_line(line)
+        self._tell_progress(even_early=True)
+        self._keeper.close()
+        if self._talk.faults > FAULTS_TOLD:
+            self._emit({"log": f"trainer contract: and {self._talk.faults - FAULTS_TOLD} more lines that were wrong"})
+        if self._talk.lost:
+            self._emit(
+                {"log": f"{self._talk.lost} values were dropped by the program: it measured faster than it could write"}
+            )
+        if self._lines.lost:
+            self._emit({"log": f"{self._lines.lost} lines of its output came too quickly to be read for metrics"})
+
+    def _hear_line(self, line: bytes) -> None:
+        said = parse_line(line)
+        self._tell(said, self._talk.hear(said), is_kept=False)
+
+    def _tell(self, said: Said, fault: str | None, *, is_kept: bool) -> None:
+        if fault is not None:
+            if fault:
+                self._emit({"log": f"trainer contract: {fault}"})
+            return
+        match said:
+            case TrainerStep(step=step, of=of, metrics=metrics):
+                self._report(self._steps.place(step), of, metrics, is_kept=is_kept)
+            case Eval(step=step, metrics=metrics) if metrics:
+                named = {eval_name(name): value for name, value in metrics.items()}
+                self._report(self._steps.place(step), None, named, is_kept=is_kept)
+            case TrainerCompletion(metrics=metrics) if metrics:
+                self._report(self._steps.place(None), None, metrics, is_kept=is_kept)
+            case TrainerCheckpoint() if not is_kept:
+                self._keeper.keep(said)
+            case Metrics(step=step, values=values):
+                self._report(self._steps.place(step), None, values, is_kept=False)
+            case PlainOutputLine() if not self._talk.speaks:
+                self._report_plain(said)
+
+    def _report_plain(self, said: PlainOutputLine) -> None:
+        if said.values:
+            place = self._steps.place_plain(said)
+            self._report(place, said.of, said.values, is_kept=False, source=MetricSource.STDOUT)
+        elif said.step is not None:
+            self._report(said.step, said.of, {}, is_kept=False)
+
+    def _report(
+        self,
+        step: int,
+        of: int | None,
+        metrics: Mapping[str, float],
+        *,
+        is_kept: bool,
+        source: MetricSource = MetricSource.REPORTED,
+    ) -> None:
+        if metrics and not is_kept:
+            self._emit({"row": step, "metrics": metrics, "source": source})
+        self._step = step
+        self._of = of if of is not None else self._of
+        note_last(self._untold, metrics)
+        self._has_news = True
+        self._tell_progress()
+
+    def _tell_progress(self, *, even_early: bool = False) -> None:
+        """Say where the program stands, if that has changed and was not said just now: curves have every value."""
+        now_s = self._clock.monotonic_s()
+        if self._has_news and (even_early or now_s >= self._next_told_s):
+            self._next_told_s = now_s + TELL_EVERY_S
+            self._has_news = False
+            metrics, self._untold = self._untold, {}
+            self._emit({"step": self._step, "of": self._of, "metrics": metrics, "is_kept": True})

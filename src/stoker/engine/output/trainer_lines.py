@@ -1,0 +1,494 @@
+"""What a program says, line by line: the trainer contract, metric lines, and plain output. Pure.
+
+A program that speaks the contract prints one JSON object per line, `{"kind": "step", "step": 12, …}`. A line that
+begins with `stoker-metric:` holds `name=number` pairs and nothing else. In any other line such pairs are read as they
+come (`trainer_lines`). Time is linear in the line whatever stands in it; what is too long or is not text is no fault.
+Whether a line is right where it stands (the last word, said once) is decided in `trainer_lines`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.core.frozen import fresh, frozen
+from stoker.engine.metrics.metrics_file import clean_name
+
+# `name=number` pairs in a line of somebody's output. Pure, and linear in the line.
+#
+# A pair begins the line or follows white space or one of `( [ { , ; : |`, and its number ends with the line, white
+# space,
+# one of `) ] } ; | %`, or a comma or full stop that does not belong to a longer number. So these are none:
+# `--lr=0.1`,
+# `?page=2&size=10`, `version=1.2.3`, `time=3.2s`, `n=1,000`, `path=/a/b=3`, `ratio=1/2`.
+
+STEP_NAMES = ("global_step", "step", "iteration", "iter", "epoch")
+"""What may say where a line stands, the most telling first; the others of a line are metrics like any other."""
+
+_NUMBER = rb"[+-]?(?:(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,5})?|(?i:nan|inf(?:inity)?))"
+_END = rb"(?=%?(?:[\s)\]};|]|[,.]?(?:\s|$)|,(?!\d)))"
+_PAIR = re.compile(
+    rb"(?<![^\s(\[{,;:|])([A-Za-z_\x80-\xff][\w.@/\x80-\xff-]{0,99})=(?>(" + _NUMBER + rb")(?:/(\d{1,18}))?)" + _END
+)
+_WHOLE = re.compile(_NUMBER)
+_COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_STEP_LIMIT = 2**63
+
+
+@frozen
+class Pairs:
+    """What a line says."""
+
+    step: int | None
+    of: int | None
+    is_epoch: bool
+    """The step is the number of an epoch: the line has no other."""
+    values: dict[str, float]
+
+
+NO_PAIRS = Pairs(step=None, of=None, is_epoch=False, values={})
+
+
+def pairs_in(line: bytes) -> Pairs:
+    """Find the pairs of a line; of a name that comes twice, the last."""
+    if b"=" not in line:
+        return NO_PAIRS
+    if b"\x1b" in line:
+        line = _COLOUR.sub(b"", line)
+    numbers: dict[str, bytes] = {}
+    totals: dict[str, bytes] = {}
+    for name, number, total in _PAIR.findall(line):
+        text = clean_name(name.decode("utf-8", "replace"))
+        if not total:
+            numbers[text] = number
+        elif text in STEP_NAMES:
+            numbers[text], totals[text] = number, total
+    if not numbers:
+        return NO_PAIRS
+    name, step = take_step(numbers)
+    of = int(totals[name]) if name in totals else None
+    values = {text: float(number) for text, number in numbers.items()}
+    return Pairs(step=step, of=of, is_epoch=name == STEP_NAMES[-1], values=values)
+
+
+def take_step(numbers: dict[str, bytes]) -> tuple[str, int | None]:
+    """Take the number that says where a line stands out of a line's numbers; only a whole one can."""
+    for name in STEP_NAMES:
+        if name in numbers and (step := _whole(numbers[name])) is not None:
+            del numbers[name]
+            return name, step
+    return "", None
+
+
+def is_number(word: bytes) -> bool:
+    """Whether a word is a number, and nothing else."""
+    return _WHOLE.fullmatch(word) is not None
+
+
+def _whole(number: bytes) -> int | None:
+    if number.lstrip(b"+-").isdigit():
+        value = int(number)
+    else:
+        as_float = float(number)
+        if not as_float.is_integer():
+            return None
+        value = int(as_float)
+    return value if abs(value) < _STEP_LIMIT else None
+
+
+VERSION = 1
+"""Of the contract. A higher one is refused as a whole: its lines may mean something else."""
+METRIC_PREFIX = b"stoker-metric:"
+_RANK, _FIRST_RANK = b"[rank ", b"[rank 0] "
+LINE_BYTES = 64 * 1024
+"""A longer line is plain output, and only its beginning is looked at."""
+_TEXT_LIMIT = 4096
+_SHOWN = 200
+_INDENT = 64
+_WHOLE_LIMIT = 1 << 63
+_TAGGED = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@frozen
+class Contract:
+    """The program says which version of the contract it speaks."""
+
+    version: int
+
+
+@frozen
+class TrainerStep:
+    """Progress, with what was measured there."""
+
+    step: int
+    of: int | None = None
+    metrics: Mapping[str, float] = fresh(factory=dict)
+    lost: int = 0
+    """Rows of metrics that had to be dropped so far, because the disk did not keep up."""
+
+
+@frozen
+class Eval:
+    """What an evaluation found."""
+
+    step: int | None = None
+    metrics: Mapping[str, float] = fresh(factory=dict)
+
+
+@frozen
+class TrainerCheckpoint:
+    """A checkpoint is whole and durable."""
+
+    path: str
+    step: int | None = None
+
+
+@frozen
+class TrainerCompletion:
+    """The last word: it did what it was to do."""
+
+    metrics: Mapping[str, float] = fresh(factory=dict)
+
+
+@frozen
+class TrainerFailure:
+    """The last word (`failed`): it could not."""
+
+    message: str
+
+
+@frozen
+class Heartbeat:
+    """It lives."""
+
+    quiet_s: float | None = None
+    """How long its own code has said nothing, where something else beats for it."""
+
+
+@frozen
+class Metrics:
+    """A metric line: numbers without any meaning for the run."""
+
+    step: int | None
+    values: Mapping[str, float]
+
+
+@frozen
+class PlainOutputLine:
+    """Ordinary output, and the `name=number` pairs that were found in it."""
+
+    step: int | None = None
+    of: int | None = None
+    is_epoch: bool = False
+    """The step is the number of an epoch: the line has no other."""
+    values: Mapping[str, float] = fresh(factory=dict)
+
+
+@frozen
+class MalformedTrainerLine:
+    """A line that looks as if it was meant for us and can't be read."""
+
+    why: str
+    shown: str
+    """The beginning of the line."""
+    is_metric_line: bool = False
+    """It had our prefix, so it was meant for us for certain; JSON may be anybody's."""
+
+
+@frozen
+class UnknownTrainerLine:
+    """A JSON line of a kind that the contract does not have."""
+
+    kind: str
+
+
+Control = Contract | TrainerStep | Eval | TrainerCheckpoint | TrainerCompletion | TrainerFailure | Heartbeat
+Said = Control | Metrics | PlainOutputLine | MalformedTrainerLine | UnknownTrainerLine
+
+PLAIN = PlainOutputLine()
+
+
+def parse_line(line: bytes) -> Said:
+    """Read a line of a program's standard output, with or without its line end. Of a gang's ranks, the first speaks."""
+    if line.startswith(_RANK):
+        if not line.startswith(_FIRST_RANK):
+            return PLAIN
+        line = line[len(_FIRST_RANK) :]
+    if len(line) > LINE_BYTES:
+        return _plain(line[:LINE_BYTES].rpartition(b" ")[0])
+    if b"{" in line[:_INDENT]:
+        text = line.strip()
+        if text.startswith(b"{") and b'"kind"' in text:
+            return _parse_json(text)
+    elif b":" in line and (text := line.strip()).startswith(METRIC_PREFIX):
+        return _parse_metric_line(text)
+    return _plain(line)
+
+
+def parse_control(line: bytes) -> Said:
+    """Read a line of the control file: every one is meant for us."""
+    text = line.strip()
+    if len(text) > LINE_BYTES:
+        return _malformed(f"longer than {LINE_BYTES} bytes", text)
+    return _parse_json(text)
+
+
+def _plain(line: bytes) -> Said:
+    pairs = pairs_in(line)
+    if pairs is NO_PAIRS:
+        return PLAIN
+    return PlainOutputLine(step=pairs.step, of=pairs.of, is_epoch=pairs.is_epoch, values=pairs.values)
+
+
+def _parse_metric_line(text: bytes) -> Said:
+    numbers: dict[str, bytes] = {}
+    for word in text[len(METRIC_PREFIX) :].replace(b",", b" ").split():
+        name, _, number = word.partition(b"=")
+        if not name or not is_number(number):
+            return MalformedTrainerLine(
+                why=f"{_show(word)!r} is not name=number", shown=_show(text), is_metric_line=True
+            )
+        numbers[name.decode("utf-8", "replace")] = number
+    if not numbers:
+        return MalformedTrainerLine(why="a metric line without a metric", shown=_show(text), is_metric_line=True)
+    _, step = take_step(numbers)
+    return Metrics(step=step, values={clean_name(name): float(number) for name, number in numbers.items()})
+
+
+def _parse_json(text: bytes) -> Said:
+    try:
+        raw = json.loads(text.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return _malformed("not JSON", text)
+    kind = raw.get("kind") if isinstance(raw, dict) else None
+    if not isinstance(kind, str):
+        return _malformed("not a JSON object with a kind", text)
+    read = _KINDS.get(kind)
+    if read is None:
+        return UnknownTrainerLine(kind=kind[:_SHOWN])
+    try:
+        return read(raw)
+    except _Wrong as wrong:
+        return _malformed(f"{kind}: {wrong}", text)
+
+
+class _Wrong(ValueError):
+    """What is wrong with a line's field."""
+
+
+def _contract(raw: dict[str, Any]) -> Contract:
+    return Contract(version=_required(raw, "version"))
+
+
+def _step(raw: dict[str, Any]) -> TrainerStep:
+    of = _whole_trainer_lines(raw, "of")
+    return TrainerStep(
+        step=_required(raw, "step"), of=of, metrics=_numbers(raw), lost=max(0, _whole_trainer_lines(raw, "lost") or 0)
+    )
+
+
+def _eval(raw: dict[str, Any]) -> Eval:
+    return Eval(step=_whole_trainer_lines(raw, "step"), metrics=_numbers(raw))
+
+
+def _saved(raw: dict[str, Any]) -> TrainerCheckpoint:
+    path = raw.get("path")
+    if not isinstance(path, str) or not path or "\0" in path or len(path) > _TEXT_LIMIT:
+        raise _Wrong("path is a file's name")
+    return TrainerCheckpoint(path=path, step=_whole_trainer_lines(raw, "step"))
+
+
+def _done(raw: dict[str, Any]) -> TrainerCompletion:
+    return TrainerCompletion(metrics=_numbers(raw))
+
+
+def _failed(raw: dict[str, Any]) -> TrainerFailure:
+    message = raw.get("message", "")
+    if not isinstance(message, str):
+        raise _Wrong("message is text")
+    return TrainerFailure(message=message[:_TEXT_LIMIT])
+
+
+def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
+    quiet_s = raw.get("quiet_s")
+    return Heartbeat(quiet_s=None if quiet_s is None else _number(quiet_s, "quiet_s"))
+
+
+_KINDS: dict[str, Callable[[dict[str, Any]], Control]] = {
+    "contract": _contract,
+    "step": _step,
+    "eval": _eval,
+    "saved": _saved,
+    "done": _done,
+    "failed": _failed,
+    "heartbeat": _heartbeat,
+}
+
+
+def _required(raw: dict[str, Any], name: str) -> int:
+    value = _whole_trainer_lines(raw, name)
+    if value is None:
+        raise _Wrong(f"{name} is missing")
+    return value
+
+
+def _whole_trainer_lines(raw: dict[str, Any], name: str) -> int | None:
+    value = raw.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _WHOLE_LIMIT):
+        raise _Wrong(f"{name} is a whole number")
+    return value
+
+
+def _numbers(raw: dict[str, Any]) -> dict[str, float]:
+    metrics = raw.get("metrics")
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, dict):
+        raise _Wrong("metrics is an object of numbers by name")
+    return {clean_name(name): _number(value, f"metrics.{name[:_SHOWN]}") for name, value in metrics.items()}
+
+
+def _number(value: Any, name: str) -> float:
+    """Read a number. JSON has no NaN: Python's own encoder writes it bare, ours as `{"$float": "nan"}`; both count."""
+    if isinstance(value, dict) and value.keys() == {"$float"} and value["$float"] in _TAGGED:
+        return _TAGGED[value["$float"]]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Wrong(f"{name} is not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _malformed(why: str, text: bytes) -> MalformedTrainerLine:
+    return MalformedTrainerLine(why=why, shown=_show(text))
+
+
+def _show(text: bytes) -> str:
+    return text[:_SHOWN].decode("utf-8", "replace")
+
+
+# What one attempt's program has said so far, and whether each line was right where it stood. Pure.
+#
+# The last word (`done` or `failed`) is said once and nothing may follow it; a kind that the contract does not have is a
+# fault. Faults are told and nothing else: the exit status decides whether the program ran. A program that never says a
+# line of the contract can't break it: its JSON is ordinary output.
+
+FAULTS_TOLD = 20
+"""A program that does everything wrong is not worth more lines than these."""
+
+
+class TrainerParser:
+    """Hears lines in order, from the program's output and its control file alike."""
+
+    def __init__(self) -> None:
+        self.last_word: TrainerCompletion | TrainerFailure | None = None
+        self.speaks = False
+        """Whether it has said a line of the contract: then it speaks for itself, and pairs in its output are text."""
+        self.faults = 0
+        self.lost = 0
+        """Rows of metrics that the program had to drop, as far as it said."""
+        self._is_foreign = False
+        """It speaks another version of the contract, in which every line may mean something else."""
+
+    def hear(self, said: Said) -> str | None:
+        """Take a line in; gives `None` if it was right, else what was wrong: in words, or empty if enough was said."""
+        match said:
+            case PlainOutputLine() | Metrics():
+                fault = None
+            case MalformedTrainerLine(why=why, shown=shown, is_metric_line=is_metric_line):
+                fault = f"{why}: {shown}" if self.speaks or is_metric_line else None
+            case UnknownTrainerLine(kind=kind):
+                fault = f"the contract has no kind {kind!r}" if self.speaks else None
+            case _:
+                fault = self._take(said)
+        return None if fault is None else self._count(fault)
+
+    def hear_control(self, said: Said) -> str | None:
+        """The same for a line of the control file, where every line is meant for us."""
+        self.speaks = True
+        return self.hear(said)
+
+    def _take(self, said: Control) -> str | None:
+        self.speaks = True
+        if self.last_word is not None and not isinstance(said, Heartbeat):
+            return f"{_NAMES[type(said)]} after the last word, which was {_NAMES[type(self.last_word)]}"
+        if isinstance(said, Contract):
+            self._is_foreign = said.version != VERSION
+            return f"it speaks version {said.version} of the contract, we speak {VERSION}" if self._is_foreign else None
+        if self._is_foreign:
+            return f"{_NAMES[type(said)]} of another version of the contract is not read"
+        if isinstance(said, TrainerStep):
+            self.lost = max(said.lost, self.lost)
+        elif isinstance(said, TrainerCompletion | TrainerFailure):
+            self.last_word = said
+        return None
+
+    def _count(self, fault: str) -> str:
+        self.faults += 1
+        return fault if self.faults <= FAULTS_TOLD else ""
+
+
+def eval_name(name: str) -> str:
+    """Name a metric of an evaluation: `loss` of the training and of an evaluation are two curves."""
+    return name if name.startswith(EVAL_PREFIX) else EVAL_PREFIX + name
+
+
+EVAL_PREFIX = "eval/"
+
+_NAMES: dict[type[Control], str] = {
+    Contract: "contract",
+    TrainerStep: "step",
+    Eval: "eval",
+    TrainerCheckpoint: "saved",
+    TrainerCompletion: "done",
+    TrainerFailure: "failed",
+    Heartbeat: "heartbeat",
+}
+
+
+# At which step a line of a program's output stands. Pure, but for what it remembers.
+#
+# A line says so itself; or it stands where the last one did that had something to say there; or, as long as no line
+# says anything of the kind, lines are counted. A line that tells an epoch only, among others that tell steps, stands at
+# the last of those. Where `step` begins anew with every `epoch`, the epochs are put one behind the other: `epoch=2
+# step=0` comes after the last step of epoch 1.
+
+
+class OutputSteps:
+    """The steps of one program's output."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._counted = -1
+        self._has_steps = False
+        """A line has told a step, and not just an epoch."""
+        self._epoch = -math.inf
+        self._shift = 0
+
+    def place(self, step: int | None) -> int:
+        """Place a line that was meant for us."""
+        if step is not None:
+            self._last = step
+        elif self._last is None:
+            self._counted += 1
+            return self._counted
+        return self._last
+
+    def place_plain(self, said: PlainOutputLine) -> int:
+        """Place a line of plain output that holds values."""
+        if said.step is None or (said.is_epoch and self._has_steps):
+            return self.place(None)
+        if said.is_epoch:
+            return self.place(said.step)
+        epoch = said.values.get("epoch", self._epoch)
+        if self._has_steps and self._last is not None and epoch > self._epoch:
+            self._shift = max(self._shift, self._last + 1 - said.step)
+        self._has_steps = True
+        self._epoch = epoch
+        return self.place(said.step + self._shift)

@@ -1,0 +1,382 @@
+"""Stages that are programs: started in a box, listened to, stopped for certain, and judged by how they ended.
+
+The program is a child of ours, the leader of a session, inside its box before its first instruction. Whatever it does
+(print gigabytes, leave children behind, ignore requests to end, eat memory), when `run` returns nothing of it runs and
+what it said is in its log, as far as that has room. If we are killed ourselves, the box's keeper ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest
+from stoker.core.errors import InternalError, ProcessLost, StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.retry import FailureCause
+from stoker.core.text import format_size
+from stoker.engine.checkpoints import choose_checkpoint
+from stoker.engine.output.parser import ProgramCheckpointStore, ProgramOutput
+from stoker.engine.runners.outputs import DeclaredOutputs, output_locks, tidy_out
+from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
+from stoker.engine.runners.program.program_launch import Program
+from stoker.engine.runners.program.program_watch import ControlFile, ProgramWatch, remove_if_odd
+from stoker.engine.runners.program.result_manifest import manifest_of_program
+from stoker.engine.runners.program.sandbox import RunAsFolders
+from stoker.engine.runners.program_end import ProgramExit, failure_of_outputs, failure_of_program, went_silent
+from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work, failure_of
+from stoker.engine.scratch import OURS, Scratch, open_scratch
+from stoker.engine.stage import Stage, StageContext, perform
+from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
+from stoker.host.durable import remove_tree, translated
+from stoker.host.exit import ProcessExit
+from stoker.host.identity import mine
+from stoker.host.processes import Child, ask_group, start, stop_group
+from stoker.host.run_as import acting_as
+from stoker.host.user_switch import end_everybody_of, start_as
+from stoker.host.users import OtherUser, give_to, remove_leftovers, take_back
+from stoker.host.writers import LogFile
+
+_STOPPED_EARLY = StageFailure(cause=FailureCause.CANCELLED, message="it was stopped before it began")
+
+
+class ProgramRunner:
+    """Starts one program per attempt."""
+
+    is_here = False
+
+    def __init__(self, around: ProgramContext, containment: Callable[[], Containment], clock: Clock) -> None:
+        self._around = around
+        self._containment = containment
+        self._clock = clock
+
+    def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
+        """Refuse programs that can't be started here, before anything runs. Trials of one program are one."""
+        seen = set()
+        for node, (stage, args) in works.items():
+            nowhere = StageContext(node=node, out="", emit=lambda _: None, is_cancelled=lambda: False)
+            program = _render(stage, nowhere, {}, args)
+            likes = (program.argv[0], program.folder, program.python, tuple(program.env.items()), program.outputs)
+            if likes not in seen:
+                seen.add(likes)
+                find_launch(program, self._around)
+
+    def attempt(self, work: Work) -> Attempt:
+        if self._around.user is not None:
+            return _AttemptOfAnother(self._around.user, work, self._around, self._containment, self._clock)
+        return _ProgramAttempt(work, self._around, self._containment, self._clock)
+
+    def close(self) -> None:
+        return
+
+
+@frozen
+class _Seen:
+    """A program that has ended, as far as it was seen."""
+
+    ended: ProcessExit
+    reading: ContainmentReading
+    watch: ProgramWatch
+    complaint: str
+
+
+class _ProgramAttempt:
+    def __init__(
+        self, work: Work, around: ProgramContext, containment: Callable[[], Containment], clock: Clock
+    ) -> None:
+        self._work = work
+        self._around = around
+        self._containment = containment
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._box: ContainedGroup | None = None
+        self._is_stopped = False
+
+    def live_in(self, environment: Mapping[str, str]) -> None:
+        """Give the program this environment instead of ours; before it runs."""
+        self._around = changed(self._around, environment=environment)
+
+    def run(self) -> StageSuccess | StageFailure:
+        try:
+            return self._run()
+        except ProcessLost as error:
+            return StageFailure(cause=FailureCause.LOST, message=str(error), hint=error.hint, error_code=error.code)
+        except (StokerError, OSError) as error:
+            return failure_of(error)
+        except Exception as error:  # noqa: BLE001 - failure is a value, also ours and that of a cookbook's rendering
+            ours = failure_of(error)
+            return StageFailure(
+                cause=FailureCause.IO,
+                message=f"a bug in Stoker, not in the program: {ours.message}",
+                hint="please tell us, with what `stoker logs` shows",
+                detail=ours.detail,
+                error_code=InternalError.code,
+            )
+
+    def ask_to_stop(self) -> None:
+        child = self._stop()
+        if child is not None:
+            ask_group(child.identity)
+
+    def kill(self) -> bool:
+        child = self._stop()
+        if child is None:
+            return False
+        try:
+            # It may still wait at the door of its box.
+            stop_group(child.identity, grace_s=0.0)
+        finally:
+            if self._box is not None:
+                self._box.kill_all()
+        return True
+
+    def _stop(self) -> Child | None:
+        with self._lock:
+            self._is_stopped = True
+            return self._child
+
+    def _run(self) -> StageSuccess | StageFailure:
+        work = self._work
+        program = _program_of(work)
+        scratch = open_scratch(work.scratch, run_id=work.folders.run_id, me=mine(), clock=self._clock)
+        try:
+            if self._around.user is not None:
+                give_to(self._around.user, scratch.path, keeps=OURS)
+            mark = f"{work.folders.run_id}-{secrets.token_hex(4)}"
+            resume = self._resume_from(scratch)
+            launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
+            with ExitStack() as held:
+                if program.outputs:
+                    for lock in output_locks(_locks_of(work), program.folder, program.outputs):
+                        held.enter_context(lock)
+                outputs = DeclaredOutputs(program.folder, program.outputs)
+                seen = self._see_through(launch, mark, program, scratch)
+                return _STOPPED_EARLY if seen is None else self._judge(launch, seen, program, outputs)
+        finally:
+            scratch.leave()
+
+    def _resume_from(self, scratch: Scratch) -> str | None:
+        with self._as_program():
+            choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
+        for why in choice.refused:
+            self._tell(f"a checkpoint was passed over: {why}")
+        if choice.checkpoint is None:
+            return None
+        at = "" if choice.checkpoint.step is None else f" (step {choice.checkpoint.step})"
+        self._tell(f"goes on from {os.path.basename(choice.checkpoint.path)}{at}: {scratch.why}")
+        return choice.checkpoint.path
+
+    def _see_through(self, launch: Launch, mark: str, program: Program, scratch: Scratch) -> _Seen | None:
+        """Start the program and listen until it is gone; nothing if it was stopped before."""
+        work = self._work
+        limits = ContainmentLimits(memory_bytes=work.memory_bytes, uses_gpu=bool(work.devices))
+        box = self._containment().open(f"{work.folders.run_id}-{work.node}", limits, mark)
+        log = LogFile(work.folders.log_of(work.node))
+        try:
+            with self._lock:
+                if self._is_stopped:
+                    return None
+                self._box = box
+                self._child = child = self._start(launch, mark, box)
+            try:
+                box.took_in(child.identity)
+                work.started(child.identity)
+                return self._listen(child, box, program, log=log, scratch=scratch)
+            finally:
+                # Whatever went wrong on our side, the program does not go on alone.
+                if child.poll() is None:
+                    child.stop(grace_s=0.0)
+                for stream in (child.stdout, child.stderr):
+                    if stream is not None:
+                        stream.close()
+        finally:
+            log.close()
+            box.close()
+
+    def _start(self, launch: Launch, mark: str, box: ContainedGroup) -> Child:
+        user = self._around.user
+        starting = start if user is None else partial(start_as, user)
+        return starting(
+            launch.argv,
+            cwd=launch.folder,
+            env={**launch.env, MARK: mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            entry=box.entry,
+        )
+
+    def _as_program(self) -> AbstractContextManager[None]:
+        """Give a block in which files are seen as the program's user sees them: no link of its making leads further."""
+        user = self._around.user
+        return nullcontext() if user is None else acting_as(user.uid, user.gid)
+
+    def _listen(self, child: Child, box: ContainedGroup, program: Program, *, log: LogFile, scratch: Scratch) -> _Seen:
+        work = self._work
+        keeper = ProgramCheckpointStore(
+            folder=program.folder,
+            scratch=scratch.path,
+            resume_key=work.resume_key,
+            tell=self._tell,
+            acting=self._as_program,
+        )
+        speech = ProgramOutput(work.emit, self._clock, keeper)
+        control = work.folders.control_of(work.node, work.attempt)
+        watch = ProgramWatch(
+            speech=speech,
+            control=ControlFile(control),
+            log=log,
+            clock=self._clock,
+            silence_s=program.silence_s,
+            beat=scratch.beat,
+            hidden=self._around.hidden,
+        )
+        ended = watch.until_end(child, box)
+        seen = _Seen(ended=ended, reading=box.read(), watch=watch, complaint=speech.complaint)
+        if watch.strays:
+            self._tell(f"it ended and left {watch.strays} processes running; they were stopped")
+        if log.lost_bytes:
+            self._tell(f"{format_size(log.lost_bytes)} of its output could not be kept")
+        if self._around.hidden:
+            # What was reported there is heard, and it was written as it was said.
+            remove_tree(control)
+        for path in (control, work.folders.metrics_of(work.node)):
+            if remove_if_odd(path):
+                self._tell(f"it put something in the place of {os.path.basename(path)} that is no file; removed")
+        return seen
+
+    def _judge(
+        self, launch: Launch, seen: _Seen, program: Program, outputs: DeclaredOutputs
+    ) -> StageSuccess | StageFailure:
+        work, ended = self._work, seen.ended
+        was_killed = seen.reading.was_out_of_memory
+        usage = AttemptUsage(
+            peak_rss_bytes=seen.reading.peak_bytes or ended.max_rss_bytes,
+            cpu_s=ended.cpu_s,
+            was_killed_for_memory=was_killed,
+        )
+        if seen.watch.was_silent:
+            return went_silent(program.silence_s or 0.0, usage)
+        words = ProgramExit(
+            stderr=seen.watch.last_words(),
+            complaint=seen.complaint,
+            was_out_of_memory=was_killed,
+            cap_bytes=work.memory_bytes,
+            folder=program.folder,
+        )
+        failed = failure_of_program(ended, words, usage)
+        if failed is not None:
+            return failed
+        with self._as_program():
+            for name in tidy_out(work.out):
+                self._tell(f"{name} is no part of the result: it is neither a file, a folder nor a link")
+            collected = outputs.collect(work.out)
+            for stale in collected.stale:
+                self._tell(f"nothing is new in {stale}")
+            failed = failure_of_outputs(collected, usage)
+            if failed is not None:
+                return failed
+            work.stage.output.check_folder(work.out)
+        return StageSuccess(usage=usage, manifest=manifest_of_program(launch, work))
+
+    def _tell(self, text: str) -> None:
+        self._work.emit({"log": text})
+
+
+class _AttemptOfAnother:
+    """One attempt as another user: in quarters of its own, from which the result is taken when nobody is left there."""
+
+    def __init__(
+        self,
+        user: OtherUser,
+        work: Work,
+        around: ProgramContext,
+        containment: Callable[[], Containment],
+        clock: Clock,
+    ) -> None:
+        self._user = user
+        self._work = work
+        self._around = around
+        self._clock = clock
+        self._quarters = RunAsFolders(user, work, secrets.token_hex(4))
+        here = changed(around, trainer_folder=self._quarters.library)
+        self._inner = _ProgramAttempt(self._quarters.work, here, containment, clock)
+
+    def run(self) -> StageSuccess | StageFailure:
+        try:
+            return self._run()
+        except (StokerError, OSError) as error:
+            return failure_of(error)
+
+    def ask_to_stop(self) -> None:
+        self._inner.ask_to_stop()
+
+    def kill(self) -> bool:
+        return self._inner.kill()
+
+    def _run(self) -> StageSuccess | StageFailure:
+        quarters = self._quarters
+        # Whoever, and whatever, was left by an attempt that was killed must not meet this one.
+        end_everybody_of(self._user.uid, self._clock)
+        remove_leftovers(self._user.uid)
+        try:
+            quarters.open(self._around.trainer_folder)
+            self._inner.live_in(quarters.environment(self._around.environment, self._around.granted))
+            outcome = self._inner.run()
+            left = end_everybody_of(self._user.uid, self._clock)
+            if left:
+                self._tell(f"{left} processes of {self._user.name} had got away from it; they were stopped")
+            # The user works on other jobs after this one, and what is this one's is no other's.
+            remove_leftovers(self._user.uid)
+            if os.path.isdir(self._work.scratch):
+                take_back(self._user, self._work.scratch, keeps=OURS, keeps_links=False)
+            if isinstance(outcome, StageSuccess):
+                for name in quarters.take_result():
+                    self._tell(f"{name} is no part of the result: it belongs to somebody else")
+            return outcome
+        finally:
+            quarters.close()
+
+    def _tell(self, text: str) -> None:
+        self._work.emit({"log": text})
+
+
+def _locks_of(work: Work) -> str:
+    """Make the folder for locks that all runs share, beside their scratch folders."""
+    folder = os.path.join(work.folders.scratch, ".locks")
+    with translated(folder):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+def _program_of(work: Work) -> Program:
+    """Ask the stage which program does its work."""
+    inputs = {
+        port.name: [port.kind(given.ref.digest, given.where) for given in work.inputs[port.name]]
+        for port in work.stage.ports
+    }
+    handed = {port.name: inputs[port.name] if port.takes_many else inputs[port.name][0] for port in work.stage.ports}
+    job = StageContext(
+        node=work.node,
+        out=work.out,
+        emit=work.emit,
+        is_cancelled=work.is_cancelled,
+        devices=work.devices,
+        attempt=work.attempt,
+        scratch=work.scratch,
+    )
+    return _render(work.stage, job, handed, work.args)
+
+
+def _render(stage: Stage, job: StageContext, inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Program:
+    program = perform(stage, job, inputs, stage.args.make(args))
+    if not isinstance(program, Program):
+        raise InternalError(f"stage {stage.name} gave {program!r}, not a program")
+    return program

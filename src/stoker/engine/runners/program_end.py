@@ -1,0 +1,174 @@
+"""What a program's end means: a cause, one line for people, a hint. Pure: from how it ended and what it said last."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from stoker.core.errors import NoSpace, OutOfMemory, ProcessLost, ProgramNotFound, StageFailed, StageTimeout
+from stoker.core.frozen import frozen, frozen_by_position
+from stoker.core.retry import FailureCause
+from stoker.core.text import format_duration, format_size
+from stoker.engine.runners.outputs import CollectedOutputs
+from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
+from stoker.host.exit import ProcessExit
+
+_LONGEST_LINE = 300
+_MOST_LISTED = 5
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "([^"\n]{1,500})", line (\d{1,9})', re.MULTILINE)
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]{0,200}(: .*)?$")
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+
+
+@frozen
+class ProgramExit:
+    """What is known of a program that has ended."""
+
+    stderr: str
+    """The end of what it wrote there."""
+    complaint: str = ""
+    """What it reported itself, through the trainer contract."""
+    was_out_of_memory: bool = False
+    """Whether its box saw the kernel kill somebody in it for memory."""
+    cap_bytes: int | None = None
+    folder: str = ""
+    """Where it ran: of a traceback, the frame nearest to the user's own code is named."""
+
+
+def failure_of_program(ended: ProcessExit, words: ProgramExit, usage: AttemptUsage) -> StageFailure | None:
+    """Say why a program failed, or nothing if it did not."""
+    if words.was_out_of_memory:
+        return out_of_memory(words.cap_bytes, usage, is_part=ended.is_success)
+    if ended.is_success:
+        return StageFailure(cause=FailureCause.USER, message=words.complaint, usage=usage) if words.complaint else None
+    said = words.complaint or _exception_in(words.stderr, words.folder)
+    how = f"exit {ended.status}" if ended.signal is None else f"died by {ended}"
+    # Whoever was ended from outside had no time to say why.
+    is_told = bool(said) and (ended.signal is None or ended.signal in _FAULTS)
+    blame = next((blame for blame in _BLAMES if is_told and blame.pattern.search(said)), None) or _blame_for(ended)
+    return StageFailure(
+        cause=blame.cause,
+        message=f"{how}: {said}" if is_told else how,
+        hint=blame.hint,
+        error_code=blame.code,
+        usage=usage,
+    )
+
+
+def out_of_memory(cap_bytes: int | None, usage: AttemptUsage, *, is_part: bool = False) -> StageFailure:
+    """Say that it was killed at its cap, or that somebody of it was, though it ended as if all were well."""
+    who = "a process of it" if is_part else "it"
+    cap = f" at its cap of {format_size(cap_bytes)}" if cap_bytes else ""
+    return StageFailure(
+        cause=FailureCause.OOM_HOST,
+        message=f"out of memory: {who} was killed{cap}",
+        hint="smaller batches, fewer data workers, or memory=SIZE if this machine has more",
+        error_code=OutOfMemory.code,
+        usage=usage,
+    )
+
+
+def went_silent(limit_s: float, usage: AttemptUsage) -> StageFailure:
+    """Say that it was stopped because it said nothing for too long."""
+    return StageFailure(
+        cause=FailureCause.TIMEOUT,
+        message=f"it said nothing for {format_duration(limit_s)}",
+        hint="print something now and then, or allow more with silence=TIME",
+        error_code=StageTimeout.code,
+        usage=usage,
+    )
+
+
+def failure_of_outputs(collected: CollectedOutputs, usage: AttemptUsage) -> StageFailure | None:
+    """Say what is wrong with the declared outputs of a program that ended well, or nothing if all is there."""
+    if collected.missing:
+        message = f"it ended well but left nothing at {', '.join(collected.missing[:_MOST_LISTED])}"
+        hint = "outputs= names what it writes, relative to the folder it runs in"
+    elif collected.twice:
+        listed = ", ".join(collected.twice[:_MOST_LISTED])
+        message, hint = f"it wrote {listed} both to $STOKER_OUT and to a declared output", "choose one"
+    else:
+        return None
+    return StageFailure(cause=FailureCause.VALIDATION, message=message, hint=hint, usage=usage)
+
+
+def _blame_for(ended: ProcessExit) -> _Blame:
+    """Say whose fault an end is that nothing else tells about."""
+    if ended.signal is None:
+        return _Blame(_ANYTHING, FailureCause.USER, StageFailed.code, _hint_for_status(ended.status or 0))
+    if ended.signal in _FAULTS:
+        hint = "a crash in native code; stoker logs shows what it wrote last"
+        return _Blame(_ANYTHING, FailureCause.USER, StageFailed.code, hint)
+    hint = "somebody ended it from outside"
+    if ended.signal == signal.SIGKILL:
+        hint = "somebody killed it, or the whole machine ran out of memory; `dmesg` would say"
+    return _Blame(_ANYTHING, FailureCause.LOST, ProcessLost.code, hint)
+
+
+def _hint_for_status(status: int) -> str:
+    """Explain what shells and other wrappers make of a signal: they end with a status of their own."""
+    try:
+        name = signal.Signals(status - 128).name
+    except ValueError:
+        return ""
+    return f"{status} is how a shell tells that what it ran died by {name}"
+
+
+def _exception_in(stderr: str, folder: str) -> str:
+    """Give the exception that a Python program ended with and where it was raised; else its last line."""
+    trace = _last_trace(stderr)
+    lines = (line.strip() for line in reversed(stderr.splitlines()))
+    said = next((line for line in trace.splitlines() if _EXCEPTION.match(line)), "") or next(filter(None, lines), "")
+    frames = _FRAME.findall(trace)
+    if not frames:
+        return said[:_LONGEST_LINE]
+    own = [frame for frame in frames if frame[0].startswith(f"{folder}/") and "/site-packages/" not in frame[0]]
+    path, line = (own or frames)[-1]
+    return f"{said[:_LONGEST_LINE]} ({path.rpartition('/')[2]}:{line})"
+
+
+def _last_trace(stderr: str) -> str:
+    """Give what follows the head of the last traceback that ended something."""
+    end = len(stderr)
+    while (start := stderr.rfind(_TRACEBACK, 0, end)) >= 0:
+        before = stderr[:start].rstrip("\n").rpartition("\n")[2]
+        # What goes wrong while Python takes itself down, after the exception that we look for.
+        if not before.startswith("Exception ignored"):
+            return stderr[start + len(_TRACEBACK) : end]
+        end = start
+    return ""
+
+
+@frozen_by_position
+class _Blame:
+    """What the last line of a program tells about whose fault it is."""
+
+    pattern: re.Pattern[str]
+    cause: FailureCause
+    code: str
+    hint: str
+
+
+_LESS = "smaller batches, or memory=SIZE if this machine has more"
+_ANYTHING = re.compile("")
+_BLAMES = (
+    _Blame(
+        re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE),
+        FailureCause.IO, NoSpace.code, "free some space; stoker store prune",
+    ),
+    _Blame(
+        re.compile(r"OutOfMemoryError|CUDA( error:)? out of memory|RESOURCE_EXHAUSTED: Out of memory"),
+        FailureCause.OOM_DEVICE, OutOfMemory.code, "smaller batches, or another device",
+    ),
+    _Blame(
+        re.compile(r"^[\w.]*MemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"),
+        FailureCause.OOM_HOST, OutOfMemory.code, _LESS,
+    ),
+    _Blame(
+        # Only our own way into the box speaks so, about the program itself.
+        re.compile(r"^sh: .*Exec format error$"),
+        FailureCause.INPUT, ProgramNotFound.code,
+        "is it made for this machine? a script begins with a line such as #!/bin/sh",
+    ),
+)  # fmt: skip

@@ -1,0 +1,380 @@
+"""Stages: typed units of work. Declared by decorating a function whose annotations are the declaration.
+
+    @stage("tabular/split", version=1)
+    def split(job: StageContext, table: Labelled, args: SplitArgs) -> Split: ...
+
+`job` is the context and `args` the arguments; every other parameter is an input port of the kind it is annotated with,
+`list[Kind]` a port that takes several. The returned kind is the output; `list[Kind]` is a list to fan out over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+import typing
+from collections.abc import Callable, Mapping
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker.core.device import Needs
+from stoker.core.errors import Cancelled, StageDiverged
+from stoker.core.frozen import frozen
+from stoker.core.retry import RetryPolicy
+from stoker.engine.args import ArgsSchema
+from stoker.engine.kind import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+# Working together: what a stage says of itself whose attempts may share one process.
+#
+# Attempts whose words are equal become members of one company: one process, of one user, on one device, that runs
+# `run(company)`. The stage's own function does the same work for one member alone, where companies are not wanted.
+
+Digests = Mapping[str, tuple[str, ...]]
+"""What a stage reads, by content: of each input port and of each argument that names files."""
+
+
+@frozen
+class Together:
+    """How attempts of a stage share a process."""
+
+    run: str
+    """What the process runs, `module:function`: it is called with a `Company`."""
+    key: Callable[[Any, Digests], str]
+    """Give the word of an attempt, from its arguments and what it reads: all that members must have in common, such as
+    the content of a base model and how it is held. An empty one works alone."""
+    fits: str = ""
+    """What says how to ask for less, `module:function`: of an attempt's arguments, and of how much of the machine's
+    memory there is now, it gives what would fit; empty if nothing would."""
+
+
+DEFAULT_RETRY = RetryPolicy()
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+
+
+@frozen
+class Port:
+    """One input of a stage."""
+
+    name: str
+    kind: type[Kind[Any]]
+    takes_many: bool
+
+
+@frozen
+class Stage:
+    """One declared stage. Identity is the catalogue name and version, never the place of its code."""
+
+    name: str
+    version: int
+    run: Callable[..., Any]
+    ports: tuple[Port, ...]
+    output: type[Kind[Any]]
+    gives_list: bool
+    args: ArgsSchema
+    takes_job: bool
+    needs: Needs
+    deterministic: bool
+    cached: bool
+    """False: never skipped, whatever is known."""
+    retry: RetryPolicy
+    timeout_s: float | None
+    """Soft limit; the grace that follows it is the run's business."""
+    diverges_on: tuple[str, ...]
+    uses: tuple[str, ...]
+    """Distributions whose version is part of the key."""
+    inline: bool
+    """Trivial, trusted work that runs in the engine's own process."""
+    is_program: bool
+    """Its function gives the `Program` that does the work."""
+    preflight: Callable[[Any], list[str]] | None
+    fingerprint: Callable[[], str] | None
+    """More code identity, for stages whose work is done by files outside Python."""
+    together: Together | None = None
+    """How its attempts share a process; nothing: each has its own."""
+    foresee: Callable[[Any], str | None] | None = None
+    """Reads what its arguments name, for a dry run: raises what running would find wrong there, gives what it would
+    tell of it."""
+
+    # one object for each that is declared: it equals itself alone
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def module(self) -> str:
+        return self.run.__module__
+
+    @property
+    def entry(self) -> str:
+        """Where a child process finds it: `module:name`."""
+        return f"{self.run.__module__}:{self.run.__qualname__}"
+
+    @property
+    def summary(self) -> str:
+        return (self.run.__doc__ or "").strip().split("\n")[0]
+
+    def port(self, name: str) -> Port | None:
+        return next((port for port in self.ports if port.name == name), None)
+
+
+def stage(  # noqa: PLR0913 - a declaration says everything at once
+    name: str,
+    *,
+    version: int = 1,
+    needs: Needs = Needs(),  # noqa: B008 - frozen
+    deterministic: bool = True,
+    cached: bool = True,
+    retry: RetryPolicy = DEFAULT_RETRY,
+    timeout_s: float | None = None,
+    diverges_on: tuple[str, ...] = (),
+    uses: tuple[str, ...] = (),
+    inline: bool = False,
+    preflight: Callable[[Any], list[str]] | None = None,
+    fingerprint: Callable[[], str] | None = None,
+    program: type[Kind[Any]] | None = None,
+    together: Together | None = None,
+    foresee: Callable[[Any], str | None] | None = None,
+) -> Callable[[Callable[..., Any]], Stage]:
+    """Declare a function as a stage.
+
+    With `program`, the function gives a `Program` to run in its place, whose files are then of that kind. `preflight`
+    looks at arguments whenever a plan is made, so it costs next to nothing; `foresee` may read whole files.
+    """
+    _check_declaration(name, version=version, needs=needs, retry=retry, timeout_s=timeout_s)
+
+    def declare(run: Callable[..., Any]) -> Stage:
+        hints = typing.get_type_hints(run)
+        parameters = _parameters_of(name, run)
+        output, gives_list = _kind_of(program or hints.get("return"), f"stage {name}: the return annotation")
+        ports = []
+        for parameter in parameters:
+            if parameter not in ("job", "args"):
+                kind, takes_many = _kind_of(hints.get(parameter), f"stage {name}: parameter {parameter}")
+                ports.append(Port(name=parameter, kind=kind, takes_many=takes_many))
+        if "args" in parameters and "args" not in hints:
+            message = f"stage {name}: parameter args is not annotated with its dataclass"
+            raise TypeError(message)
+        return Stage(
+            name=name,
+            version=version,
+            run=run,
+            ports=tuple(ports),
+            output=output,
+            gives_list=gives_list,
+            args=ArgsSchema(hints["args"] if "args" in parameters else None),
+            takes_job="job" in parameters,
+            needs=needs,
+            deterministic=deterministic,
+            cached=cached,
+            retry=retry,
+            timeout_s=timeout_s,
+            diverges_on=diverges_on,
+            uses=uses,
+            inline=inline,
+            is_program=program is not None,
+            preflight=preflight,
+            fingerprint=fingerprint,
+            together=together,
+            foresee=foresee,
+        )
+
+    return declare
+
+
+def perform(of: Stage, job: Any, inputs: Mapping[str, Any], args: Any) -> Any:
+    """Call a stage's function with its context, inputs and arguments."""
+    call = dict(inputs)
+    if of.takes_job:
+        call["job"] = job
+    if of.args.type is not None:
+        call["args"] = args
+    return of.run(**call)
+
+
+def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPolicy, timeout_s: float | None) -> None:
+    """Raise `ValueError` for numbers and names that could only go wrong later, in somebody's run."""
+    for is_wrong, what in (
+        (not _NAME.fullmatch(name), "its name is letters, digits and - _ . in parts divided by /"),
+        (version < 1, f"versions count from 1, not {version}"),
+        *((True, what) for what in contradictions_in(needs)),
+        (retry.attempts < 1, "attempts include the first, so there is at least one"),
+        (retry.backoff_s < 0, "a pause can't be negative"),
+        (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s leaves no time to run"),
+    ):
+        if is_wrong:
+            message = f"stage {name!r}: {what}"
+            raise ValueError(message)
+
+
+def contradictions_in(needs: Needs) -> list[str]:
+    """Return what a stage can't need, one line each: for a stage itself, and for what a plan says of a node."""
+    rules = (
+        (_is_below_zero(needs), "it can't need less than nothing"),
+        (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
+        (needs.vram_gib and not needs.gpu, "device memory without a device"),
+        (needs.base_gib > needs.vram_gib, "the base is a part of vram_gib"),
+        (needs.base_memory_gib > needs.memory_gib, "the base is a part of memory_gib"),
+        (needs.ranks < 1, f"it runs as one rank at least, not {needs.ranks}"),
+        (needs.ranks > 1 and needs.gpu not in {0, needs.ranks}, f"{needs.ranks} ranks have a device each, or none"),
+    )
+    return [what for is_wrong, what in rules if is_wrong]
+
+
+def _is_below_zero(needs: Needs) -> bool:
+    held = (needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib, needs.vram_gib)
+    return min(*held, needs.base_gib, needs.base_memory_gib, needs.most) < 0
+
+
+def _parameters_of(name: str, run: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(run).parameters.values()
+    loose = [
+        str(parameter)
+        for parameter in parameters
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if loose:
+        message = f"stage {name}: parameters are given by name, so {', '.join(loose)} can't be one"
+        raise TypeError(message)
+    return [parameter.name for parameter in parameters]
+
+
+def _kind_of(annotation: Any, where: str) -> tuple[type[Kind[Any]], bool]:
+    takes_many = typing.get_origin(annotation) is list
+    inner = typing.get_args(annotation)[0] if takes_many else annotation
+    if not (isinstance(inner, type) and issubclass(inner, Kind)):
+        message = f"{where} is {annotation!r}, not a kind or a list of one"
+        raise TypeError(message)
+    if not hasattr(inner, "name"):
+        message = f"{where} is the kind {inner.__name__}, which has no name"
+        raise TypeError(message)
+    return inner, takes_many
+
+
+# What a stage sees of the run while it works: where to write, how to report, when to stop.
+
+K = TypeVar("K", bound=Kind[Any])
+
+
+_LONGEST_TOLD = 500
+
+
+class StageContext:
+    """Handed to a stage as `job`. All writing goes below `out`."""
+
+    def __init__(  # noqa: PLR0913 - what a stage may know
+        self,
+        *,
+        node: str,
+        out: str,
+        emit: Callable[[dict[str, Any]], None],
+        is_cancelled: Callable[[], bool],
+        diverges_on: tuple[str, ...] = (),
+        devices: tuple[str, ...] = (),
+        attempt: int = 1,
+        scratch: str = "",
+    ) -> None:
+        self.node = node
+        self.devices = devices
+        self.attempt = attempt
+        self._out = out
+        self._scratch = scratch
+        self._emit = emit
+        self._is_cancelled = is_cancelled
+        self._diverges_on = diverges_on
+        self._items = 0
+
+    @property
+    def out(self) -> Path:
+        """The staging folder of this attempt: empty at the start, taken into the store if the stage succeeds."""
+        return _path(self._out)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder that survives attempts and runs until this work succeeds: the place for checkpoints."""
+        if self._scratch:
+            os.makedirs(self._scratch, exist_ok=True)
+        return _path(self._scratch or self._out)
+
+    def save(self, kind: type[K], value: Any) -> K:
+        """Write a value through its kind's codec and give the handle to return."""
+        kind.save(value, kind.path_in(self._out))
+        return kind.at(self._out)
+
+    def made(self, kind: type[K]) -> K:
+        """Give the handle to return when the stage wrote below `out` by itself."""
+        return kind.at(self._out)
+
+    def save_item(self, kind: type[K], value: Any) -> K:
+        """Write one item of a list output; items keep the order in which they are saved."""
+        folder = os.path.join(self._out, f"{self._items:06d}")
+        os.mkdir(folder)
+        self._items += 1
+        kind.save(value, kind.path_in(folder))
+        return kind.at(folder)
+
+    def step(self, step: int, *, of: int | None = None, **metrics: float) -> None:
+        """Report progress and metrics. Cheap; may be dropped under pressure; stops the stage if it diverged."""
+        self.check()
+        values = {name: float(value) for name, value in metrics.items()}
+        # Plain numbers, whatever library they come from: they go through JSON.
+        self._emit({"step": index(step), "of": None if of is None else index(of), "metrics": values})
+        for name in self._diverges_on:
+            if name in values and not math.isfinite(values[name]):
+                raise StageDiverged(
+                    f"{name} is {values[name]} at step {step}", hint="lower the learning rate", metric=name, step=step
+                )
+
+    def log(self, text: str) -> None:
+        """Write a line to the stage's log."""
+        self._emit({"log": text})
+
+    def tell(self, text: str, *, at_once: bool = False) -> None:
+        """Say in a line what people should see while it runs; it stands in the log, too.
+
+        `at_once` is for what is news of this stage alone: it is shown under its name, and does not wait for its end.
+        """
+        self.log(text)
+        self._emit({"told": text[:_LONGEST_TOLD], **({"at_once": True} if at_once else {})})
+
+    def check(self) -> None:
+        """Raise if the run is being cancelled: call it now and then in long loops."""
+        if self._is_cancelled():
+            raise Cancelled(f"{self.node} was asked to stop")
+
+
+def _path(of: str) -> Path:
+    from pathlib import Path  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+    return Path(of)
+
+
+# What jobs of one recipe may have in common: a base, held once by the process that works for all of them. Only nouns.
+#
+# A recipe says it of checked arguments (`@recipe(shares=…)`), without running anything, so that a job can be placed
+# beside its like on machines that whoever submits it has never seen.
+
+
+@frozen
+class SharedBase:
+    """What one job shares, and how much memory that and its own part take."""
+
+    word: str
+    """What the base is and how it is held, by content: as the stage says it that works together (`Together.key`)."""
+    base_bytes: int
+    """On a device: of the base, once."""
+    member_bytes: int
+    """On a device: of this job, beside the base."""
+    base_ram_bytes: int
+    """The same two where it computes on the CPU."""
+    member_ram_bytes: int
+    about: str = ""
+    """What people are told of the base."""
+
+
+Shares = Callable[[Any, Callable[[str], str]], SharedBase | None]
+"""Says of a recipe's checked arguments, and by a function that digests the file at a path, what such a job shares."""

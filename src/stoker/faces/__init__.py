@@ -1,1 +1,0 @@
-"""What people touch: commands first; the screens come later and draw the same views."""

@@ -1,1 +1,0 @@
-"""The command line: one module per command, parsed by one grammar, printed by one output."""

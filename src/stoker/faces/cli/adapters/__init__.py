@@ -1,1 +1,0 @@
-"""`stoker adapters`: the adapters of a file, trained together, and how they stand."""

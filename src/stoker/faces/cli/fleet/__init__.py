@@ -1,1 +1,0 @@
-"""Commands of the fleet: the coordinator, its workers, and jobs on them."""

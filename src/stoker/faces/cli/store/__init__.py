@@ -1,1 +1,0 @@
-"""`stoker store …`: what is kept, and keeping it in order."""

@@ -1,0 +1,337 @@
+"""The mailbox page of one rank: 4096 bytes at fixed places, little-endian, written by the rank and read by its owner.
+
+A page is published payload first, then its checksum, and the state as the last four bytes, so that a reader who sees
+the new state sees all that belongs to it. The checksum covers the state, too: whoever reads between two writes, or
+after a rank was killed between them, is told that the page is torn.
+
+The reader trusts nothing: a length or count beyond what fits is cut, a number that is no state or phase is torn, and
+text is decoded whatever its bytes are.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+
+from stoker.core.clock import Closable
+from stoker.core.frozen import frozen
+
+# The states and phases of a rank, as numbers that stand in its mailbox page.
+
+
+class RankState(IntEnum):
+    """What a rank says of itself. A page full of zeros is idle."""
+
+    IDLE = 0
+    STARTED = 1
+    SUCCESS = 2
+    ERROR = 3
+    CLOSING = 4
+    CLOSED = 5
+
+
+class Phase(IntEnum):
+    """How far a rank has come, in the order in which it gets there."""
+
+    FORKED = 0
+    DEVICE = 1
+    STORE = 2
+    COMM = 3
+    WINDOW = 4
+    STAGING = 5
+    READY = 6
+    RUN = 7
+
+
+PAGE_BYTES = 4096
+MOST_BUFFERS = 128
+TEXT_BYTES = 1023
+TYPE_BYTES = 63
+HANDLE_BYTES = 64
+
+_MAGIC = 0x47504753
+_VERSION = 1
+_HEAD = struct.Struct("<IIII")  # magic, version, state, checksum
+_STATE_AT = 8
+_PHASES = len(Phase)
+# sequence, phase, rank, nranks, device, pid, start ticks, device context, window base, requested, actual,
+# handle kind, handle length, buffers, failed at, errno, cut, traceback length, type length, text length
+_BODY = struct.Struct("<QIIIiQQQQQQIIIQiIIII")
+_STAMPS = struct.Struct(f"<{_PHASES}Q")
+_PAIR = struct.Struct("<QQ")
+_BODY_AT = _HEAD.size
+_STAMPS_AT = 160
+_HANDLE_AT = 256
+_TYPE_AT = 320
+_TEXT_AT = 384
+_BUFFERS_AT = 1536
+
+
+@frozen
+class Slot:
+    """Where a buffer lies in its rank's window."""
+
+    offset: int
+    nbytes: int
+
+
+@frozen
+class RankPage:
+    """What a rank says."""
+
+    state: RankState = RankState.IDLE
+    phase: Phase = Phase.FORKED
+    sequence: int = 0
+    rank: int = 0
+    nranks: int = 0
+    device_id: int = 0
+    pid: int = 0
+    start_ticks: int = 0
+    stamps_ns: tuple[int, ...] = (0,) * _PHASES
+    """When each phase began, by the monotonic clock that all processes of a computer share; zero: not yet."""
+    device_ctx: int = 0
+    window_base: int = 0
+    requested_bytes: int = 0
+    actual_bytes: int = 0
+    handle_kind: int = 0
+    handle: bytes = b""
+    slots: tuple[Slot, ...] = ()
+    failed_ns: int = 0
+    error_type: str = ""
+    error_text: str = ""
+    is_cut: bool = False
+    """Whether more was to be said than there is room for."""
+    errno: int = 0
+    traceback_bytes: int = 0
+
+
+@frozen
+class TornPage:
+    """Bytes that are no page, or not yet one."""
+
+    why: str
+
+
+def encode(page: RankPage) -> tuple[bytes, bytes]:
+    """Give the bytes of a page without its state, and those of the state, which belong at `state_at()`.
+
+    Text and type are cut on a character's border; what does not fit the table of buffers raises `ValueError`.
+    """
+    if len(page.slots) > MOST_BUFFERS or len(page.handle) > HANDLE_BYTES:
+        message = f"no room for {len(page.slots)} buffers and a handle of {len(page.handle)} bytes"
+        raise ValueError(message)
+    kind, kind_cut = cut_text(page.error_type, TYPE_BYTES)
+    text, text_cut = cut_text(page.error_text, TEXT_BYTES)
+    made = bytearray(PAGE_BYTES)
+    _BODY.pack_into(
+        made, _BODY_AT, page.sequence, page.phase, page.rank, page.nranks, page.device_id, page.pid, page.start_ticks,
+        page.device_ctx, page.window_base, page.requested_bytes, page.actual_bytes, page.handle_kind, len(page.handle),
+        len(page.slots), page.failed_ns, page.errno, page.is_cut or kind_cut or text_cut, page.traceback_bytes,
+        len(kind), len(text),
+    )  # fmt: skip
+    _STAMPS.pack_into(made, _STAMPS_AT, *page.stamps_ns)
+    made[_HANDLE_AT : _HANDLE_AT + len(page.handle)] = page.handle
+    made[_TYPE_AT : _TYPE_AT + len(kind)] = kind
+    made[_TEXT_AT : _TEXT_AT + len(text)] = text
+    for index, slot in enumerate(page.slots):
+        _PAIR.pack_into(made, _BUFFERS_AT + index * _PAIR.size, slot.offset, slot.nbytes)
+    _HEAD.pack_into(made, 0, _MAGIC, _VERSION, 0, _checksum(page.state, made))
+    return bytes(made), page.state.to_bytes(4, "little")
+
+
+def state_at() -> int:
+    """Give the place of the state, which is written last."""
+    return _STATE_AT
+
+
+def whole(page: RankPage) -> bytes:
+    """Give a page as it looks once it is published."""
+    made, state = encode(page)
+    return made[:_STATE_AT] + state + made[_STATE_AT + 4 :]
+
+
+def decode(data: bytes) -> RankPage | TornPage:
+    """Read a page, or say why it is none. Never raises, whatever the bytes are."""
+    if len(data) != PAGE_BYTES:
+        return TornPage(why=f"{len(data)} bytes where a page has {PAGE_BYTES}")
+    magic, version, state, checksum = _HEAD.unpack_from(data)
+    if magic == 0 and not any(data):
+        return RankPage()
+    if (magic, version) != (_MAGIC, _VERSION):
+        return TornPage(why=f"not a page of ours: {magic:#x}, version {version}")
+    if state >= len(RankState) or checksum != _checksum(state, data):
+        return TornPage(why="its checksum is another")
+    body = _BODY.unpack_from(data, _BODY_AT)
+    if body[1] >= _PHASES:
+        return TornPage(why=f"phase {body[1]} does not exist")
+    return _page_of(RankState(state), body, data)
+
+
+def _page_of(state: RankState, body: tuple[int, ...], data: bytes) -> RankPage:
+    sequence, phase, rank, nranks, device, pid, ticks, ctx, base, requested, actual, kind, *rest = body
+    handle_length, buffers, failed_ns, errno, cut, traceback_bytes, type_length, text_length = rest
+    handle_end = _HANDLE_AT + min(handle_length, HANDLE_BYTES)
+    pairs = _PAIR.iter_unpack(data[_BUFFERS_AT : _BUFFERS_AT + min(buffers, MOST_BUFFERS) * _PAIR.size])
+    return RankPage(
+        state=state,
+        phase=Phase(phase),
+        sequence=sequence,
+        rank=rank,
+        nranks=nranks,
+        device_id=device,
+        pid=pid,
+        start_ticks=ticks,
+        stamps_ns=_STAMPS.unpack_from(data, _STAMPS_AT),
+        device_ctx=ctx,
+        window_base=base,
+        requested_bytes=requested,
+        actual_bytes=actual,
+        handle_kind=kind,
+        handle=data[_HANDLE_AT:handle_end],
+        slots=tuple(Slot(offset=offset, nbytes=nbytes) for offset, nbytes in pairs),
+        failed_ns=failed_ns,
+        error_type=_text(data, _TYPE_AT, type_length, TYPE_BYTES),
+        error_text=_text(data, _TEXT_AT, text_length, TEXT_BYTES),
+        is_cut=bool(cut),
+        errno=errno,
+        traceback_bytes=traceback_bytes,
+    )
+
+
+def cut_text(text: str, most_bytes: int) -> tuple[bytes, bool]:
+    """Give text as UTF-8 of at most that many bytes, no character in halves, and whether something was cut off."""
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= most_bytes:
+        return data, False
+    # A character's later bytes begin with the bits 10.
+    end = most_bytes
+    while end and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return data[:end], True
+
+
+def _text(data: bytes, start: int, length: int, most: int) -> str:
+    return data[start : start + min(length, most)].decode(errors="replace")
+
+
+def _checksum(state: int, data: bytes | bytearray) -> int:
+    return zlib.crc32(memoryview(data)[_BODY_AT:], state)
+
+
+# Memory without a name, which processes share by handing its descriptor on: nothing of it outlives the last of them.
+#
+# On Linux it is sealed: it can neither shrink under a reader nor grow. Elsewhere (untested) it is an open file that has
+# no name.
+
+# One call moves at most 2 GiB.
+_PIECE_BYTES = 1 << 30
+
+
+def unnamed_memory(name: str, size_bytes: int, *, may_grow: bool = False) -> int:
+    """Give a descriptor of so much zeroed memory (`name` is for `/proc` alone). Raises `OSError`."""
+    if sys.platform != "linux":
+        with tempfile.TemporaryFile() as file:
+            os.ftruncate(file.fileno(), size_bytes)
+            return os.dup(file.fileno())
+    import fcntl  # noqa: PLC0415 - its seals are Linux's alone
+
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size_bytes)
+        if not may_grow:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
+    """Write all of it to this place."""
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done : done + _PIECE_BYTES], at + done)
+
+
+def read_at(fd: int, nbytes: int, at: int) -> bytearray:
+    """Read so much from this place. Raises `EOFError` if the memory ends before."""
+    got = bytearray(nbytes)
+    view = memoryview(got)
+    done = 0
+    while done < nbytes:
+        count = os.preadv(fd, [view[done : done + _PIECE_BYTES]], at + done)
+        if not count:
+            message = f"the memory ends after {at + done} bytes"
+            raise EOFError(message)
+        done += count
+    return got
+
+
+# The mailboxes of a gang: for each rank its page and a black box of 64 KiB, in memory that has no name.
+#
+# Each rank gets the descriptor of its own mailbox alone, so none can spoil another's. Nothing can be left behind,
+# whoever is killed when.
+
+BOX_BYTES = 64 * 1024
+TRACEBACK_AT = PAGE_BYTES
+TRACEBACK_BYTES = 48 * 1024
+CRASH_AT = TRACEBACK_AT + TRACEBACK_BYTES
+CRASH_BYTES = BOX_BYTES - TRACEBACK_BYTES
+MAILBOX_BYTES = PAGE_BYTES + BOX_BYTES
+
+# One of them is expected to be whole: a rank writes two pieces in a row.
+_LOOKS = 3
+
+
+class Pages(Closable):
+    """The mailboxes, seen by the owner of the gang."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self._fds = list(fds)
+
+    @classmethod
+    def make(cls, count: int) -> Pages:
+        fds: list[int] = []
+        try:
+            for rank in range(count):
+                fds.append(unnamed_memory(f"stoker-rank-{rank}", MAILBOX_BYTES))  # noqa: PERF401 - closed if one fails
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return cls(fds)
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    def fd(self, rank: int) -> int:
+        """Give the descriptor that this rank is handed."""
+        return self._fds[rank]
+
+    def read(self, rank: int) -> RankPage | TornPage:
+        """Read a rank's page, once more if it is being written."""
+        page = decode(os.pread(self._fds[rank], PAGE_BYTES, 0))
+        for _ in range(_LOOKS - 1):
+            if isinstance(page, RankPage):
+                break
+            page = decode(os.pread(self._fds[rank], PAGE_BYTES, 0))
+        return page
+
+    def traceback(self, rank: int, page: RankPage) -> str:
+        """Give what a rank's interpreter said of its error."""
+        size = min(page.traceback_bytes, TRACEBACK_BYTES)
+        return os.pread(self._fds[rank], size, TRACEBACK_AT).decode(errors="replace")
+
+    def crash(self, rank: int) -> str:
+        """Give what the C side wrote when a rank crashed, or was asked where it is."""
+        return os.pread(self._fds[rank], CRASH_BYTES, CRASH_AT).rstrip(b"\0").decode(errors="replace")
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())

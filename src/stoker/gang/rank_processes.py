@@ -1,0 +1,207 @@
+"""The rank processes of one gang, with all that ties them to their owner: mailboxes, a pipe that wakes it, life lines.
+
+Nothing of it has a name. A rank whose owner goes away, by whatever signal, is ended by the kernel: each has a life line
+that nobody ever writes to, and the end of the other side is what it tells. (Beside it stands the zygote, which kills
+its children when the owner is gone, and the kernel, which kills them when the zygote is.)
+
+This only holds and looks. Waiting is `rank_startup`, ending is `stopping`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from stoker.core.clock import Clock, Closable, SystemClock
+from stoker.core.errors import ProcessLost
+from stoker.core.frozen import changed, frozen
+from stoker.gang.gang_failures import RankSnapshot
+from stoker.gang.mailbox import Pages, RankPage, RankState
+from stoker.gang.starters import RankProcess, RankStart, Starter
+from stoker.host.exit import ProcessExit
+from stoker.host.processes import GRACE_S, StopOutcome
+
+MAILBOX, WAKE, LIFE = "mailbox", "wake", "life"
+"""The names of the descriptors that every rank is handed."""
+WHERE_SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else None
+"""On it a rank writes where it is into its black box, whatever it is doing."""
+
+
+@frozen
+class RankObservation:
+    """What was last seen of one rank."""
+
+    page: RankPage = RankPage()
+    is_torn: bool = False
+    gone_ns: int | None = None
+    exit: ProcessExit | None = None
+
+
+class RankProcesses(Closable):
+    """The processes of a gang, by rank. One thread uses them; any thread may `wake`."""
+
+    def __init__(self, starter: Starter, devices: Sequence[str], *, first_rank: int = 0) -> None:
+        """`devices` says for each rank how people know its device: `device 3, GPU-…`.
+
+        Here ranks count from zero; `first_rank` is the number of the first one in a gang of several hosts.
+        """
+        self.first_rank = first_rank
+        self.starter = starter
+        self.devices = tuple(devices)
+        self.pages = Pages.make(len(devices))
+        self.processes: list[RankProcess] = []
+        self._seen = [RankObservation() for _ in devices]
+        self._life_fds: list[int] = []
+        # Whoever wakes us must not write to a descriptor that has become somebody else's.
+        self._waking = threading.RLock()
+        self.wake_fd, self._wake_write = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._wake_write, False)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def start(self, entry: str, request: Mapping[str, Any], fds: Mapping[str, int], **more: Any) -> RankProcess:
+        """Start the next rank; it finds its own descriptors and those of every rank. Raises `ProcessLost`."""
+        life_read, life_write = os.pipe()
+        self._life_fds.append(life_write)
+        try:
+            own = {**self.own_fds(len(self.processes)), LIFE: life_read}
+            order = RankStart(entry=entry, request=request, fds={**own, **fds}, **more)
+            process = self.starter.start(order)
+        finally:
+            os.close(life_read)
+        self.processes.append(process)
+        return process
+
+    def own_fds(self, rank: int) -> dict[str, int]:
+        """Give the descriptors through which a rank speaks, by name."""
+        return {MAILBOX: self.pages.fd(rank), WAKE: self._wake_write}
+
+    def look(self, is_done: Callable[[RankSnapshot], bool]) -> list[RankSnapshot]:
+        """Look at every rank: its page, and whether its process is there."""
+        return [self._look(rank, is_done) for rank in range(len(self))]
+
+    def has_failed(self) -> bool:
+        """Whether a rank has reported an error: then no more need to be started."""
+        pages = (self.pages.read(rank) for rank in range(len(self.processes)))
+        return any(isinstance(page, RankPage) and page.state is RankState.ERROR for page in pages)
+
+    def has_unwatched(self) -> bool:
+        """Whether there is a process whose end would not wake us: it may have ended before we could ask for that."""
+        return any(one.fd() is None and self._seen[rank].gone_ns is None for rank, one in enumerate(self.processes))
+
+    def saw_end(self, rank: int) -> None:
+        """Learn that a process has ended, now."""
+        if self._seen[rank].gone_ns is None:
+            self._seen[rank] = changed(self._seen[rank], gone_ns=time.monotonic_ns())
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        with self._waking, suppress(OSError):
+            os.write(self._wake_write, b"\1")
+
+    def clear_wake(self) -> None:
+        """Take what has woken us, before looking."""
+        # Once, and all that a pipe holds: a rank that keeps writing must not keep us.
+        with suppress(BlockingIOError):
+            os.read(self.wake_fd, 1 << 16)
+
+    def living(self) -> list[RankProcess]:
+        """Give the processes whose end, with that of all they started, has not been confirmed."""
+        return [process for rank, process in enumerate(self.processes) if self.exit_of(rank) is None]
+
+    def exit_of(self, rank: int) -> ProcessExit | None:
+        """Give how a rank ended, once nothing of it is left. What could not be killed counts as left."""
+        seen = self._seen[rank]
+        if seen.exit is None:
+            with suppress(ProcessLost):
+                seen = changed(seen, exit=self.processes[rank].exit())
+            self._seen[rank] = seen
+        return seen.exit
+
+    def close(self) -> None:
+        """Let go of everything, the life lines first: whoever is still there is ended by that."""
+        while self._life_fds:
+            os.close(self._life_fds.pop())
+        for process in self.processes:
+            process.close()
+        self.pages.close()
+        with self._waking:
+            fds = (self.wake_fd, self._wake_write)
+            self.wake_fd = self._wake_write = -1
+            for fd in fds:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _look(self, rank: int, is_done: Callable[[RankSnapshot], bool]) -> RankSnapshot:
+        seen = self._seen[rank]
+        started = rank < len(self.processes)
+        if started and seen.gone_ns is None and self.processes[rank].fd() is None and self.exit_of(rank) is not None:
+            # Nothing watches it for us.
+            self.saw_end(rank)
+        if started and self._seen[rank].gone_ns is not None:
+            self.exit_of(rank)
+        # After the look at its end: what it wrote before that is there to be read.
+        page = self.pages.read(rank)
+        is_torn = not isinstance(page, RankPage)
+        seen = changed(self._seen[rank], is_torn=is_torn, **({"page": page} if isinstance(page, RankPage) else {}))
+        self._seen[rank] = seen
+        look = RankSnapshot(
+            rank=rank,
+            device=self.devices[rank],
+            page=seen.page,
+            is_torn=is_torn,
+            gone_ns=seen.gone_ns,
+            exit=seen.exit,
+        )
+        return changed(look, is_done=is_done(look))
+
+
+# The end of a gang's processes: asked, then made to, then confirmed.
+#
+# Asked means a request in words where somebody listens (the caller's affair) and SIGTERM to each rank's group; after
+# the grace SIGKILL; and then it is waited until whoever reaps them says that nothing of them is left. Only processes
+# that this gang started are ever signalled, and those by their own parent.
+
+ROLLBACK_S = 10.0
+CLOSE_S = 60.0
+_KILL_WAIT_S = 5.0
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.01
+
+
+def stop(ranks: RankProcesses, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
+    """Stop every rank and all that it started. Returns when nobody is left; raises `ProcessLost` if somebody is."""
+    clock = clock or SystemClock()
+    if not ranks.living():
+        return StopOutcome.ALREADY_GONE
+    ranks.starter.signal(ranks.living(), signal.SIGTERM)
+    if wait_gone(ranks, grace_s, clock):
+        return StopOutcome.POLITE
+    ranks.starter.signal(ranks.living(), signal.SIGKILL)
+    if wait_gone(ranks, _KILL_WAIT_S, clock):
+        return StopOutcome.FIRM
+    pids = [process.identity.pid for process in ranks.living()]
+    raise ProcessLost(
+        f"still there after SIGKILL: process {', '.join(map(str, pids))}",
+        hint="it may wait for a device or a network disk",
+        pids=pids,
+    )
+
+
+def wait_gone(ranks: RankProcesses, wait_s: float, clock: Clock) -> bool:
+    """Wait until every rank's end is confirmed; say whether it is."""
+    deadline_s = clock.monotonic_s() + wait_s
+    pause_s = _FIRST_PAUSE_S
+    while ranks.living():
+        if clock.monotonic_s() >= deadline_s:
+            return False
+        clock.sleep(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+    return True

@@ -1,0 +1,215 @@
+"""Several hosts that bring up one gang: who is there, where the ranks' store is, who got there, and who did not.
+
+    seats = meeting.gather(HostPart(ranks=2, devices=(…)), timeout_s=…)     every host, in one order
+    meeting.publish("10.0.0.1:41233")                                       the first host: where the store is
+    meeting.arrive("up"); meeting.has_passed("up")                          all of them, or nobody
+    meeting.fail(cause); meeting.verdict()                                  one that fails, fails it for all
+
+A meeting is for one bring-up, its epoch: what a member of an older one says is refused. One host or many, a gang uses
+the same words: `SoloRendezvous` answers at once, `stoker.gang.rendezvous_tcp.TcpRendezvous` speaks with other hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.errors import RendezvousFailed
+from stoker.core.frozen import fresh, frozen
+
+UP = "up"
+"""The point at which every rank of every host is ready."""
+CLOSED = "closed"
+"""The point from which on nobody needs the others any more."""
+COLLECT_S = 0.2
+"""How long others have to say what happened to them, after the first has."""
+SETTLE_S = 1.0
+_LOOK_S = 0.005
+
+
+@frozen
+class HostPart:
+    """What one host brings."""
+
+    ranks: int
+    devices: tuple[str, ...] = ()
+    """How people know the device of each rank."""
+    name: str = ""
+
+
+@frozen
+class HostRanks:
+    """All hosts of a gang, in the order that numbers their ranks."""
+
+    hosts: tuple[HostPart, ...]
+    place: int = 0
+    """Which of them this host is."""
+    address: str = ""
+    """Where the others reach this host; empty for one that is alone."""
+    epoch: int = 0
+
+    @property
+    def first_rank(self) -> int:
+        """The number of this host's first rank."""
+        return sum(host.ranks for host in self.hosts[: self.place])
+
+    @property
+    def nranks(self) -> int:
+        return sum(host.ranks for host in self.hosts)
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.hosts) == 1
+
+    @property
+    def name(self) -> str:
+        return self.hosts[self.place].name
+
+
+@frozen
+class HostFailure:
+    """Why a host gave up."""
+
+    host: str
+    message: str
+    code: str = ""
+    """That of its error."""
+    hint: str = ""
+    is_echo: bool = False
+    """Whether it only tells that somebody else is gone."""
+    missing: tuple[str, ...] = ()
+    """Hosts that did not arrive, or vanished, if that is why."""
+    facts: Mapping[str, Any] = fresh(factory=dict)
+    """The rank that failed there: its number in the whole gang, device, phase, type, text, traceback."""
+
+
+@frozen
+class RendezvousOutcome:
+    """The end of a meeting: the first cause on any host, and who was dragged along."""
+
+    cause: HostFailure
+    collateral: tuple[HostFailure, ...] = ()
+
+
+class Rendezvous(Protocol):
+    """What a gang needs of the other hosts. One gang uses it once; any thread may `fail` or `close` it."""
+
+    def gather(self, part: HostPart, timeout_s: float, is_cancelled: Callable[[], bool] = ...) -> HostRanks:
+        """Wait until every host is there. Raises `RendezvousFailed` with who is not, `Cancelled`."""
+
+    def publish(self, place: str) -> None:
+        """Say where the store is: the first host does."""
+
+    def published(self) -> str:
+        """Give where the store is; empty until that is known."""
+
+    def arrive(self, point: str) -> None:
+        """Say that this host got to a point."""
+
+    def has_passed(self, point: str) -> bool:
+        """Whether every host got there."""
+
+    def missing(self, point: str) -> tuple[str, ...]:
+        """Give the hosts that are not known to have got there."""
+
+    def fail(self, cause: HostFailure) -> None:
+        """Say that this host gives up, and why; only the first time counts."""
+
+    def verdict(self) -> RendezvousOutcome | None:
+        """Give why the meeting failed, once it did."""
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Have this called, by another thread, when something above has changed."""
+
+    def close(self) -> None:
+        """Leave. Twice is fine."""
+
+
+class SoloRendezvous:
+    """The meeting of a host that needs no other."""
+
+    def __init__(self) -> None:
+        self._place = ""
+
+    def gather(self, part: HostPart, timeout_s: float, is_cancelled: Callable[[], bool] = bool) -> HostRanks:
+        return HostRanks(hosts=(part,))
+
+    def publish(self, place: str) -> None:
+        self._place = place
+
+    def published(self) -> str:
+        return self._place
+
+    def arrive(self, point: str) -> None:
+        pass
+
+    def has_passed(self, point: str) -> bool:
+        return True
+
+    def missing(self, point: str) -> tuple[str, ...]:
+        return ()
+
+    def fail(self, cause: HostFailure) -> None:
+        pass
+
+    def verdict(self) -> RendezvousOutcome | None:
+        return None
+
+    def on_news(self, wake: Callable[[], None]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def barrier(meeting: Rendezvous, point: str, timeout_s: float, *, clock: Clock | None = None) -> None:
+    """Arrive, and wait for everybody. Raises `RendezvousFailed` with who did not arrive, or with why it is over."""
+    if not has_passed(meeting, point, timeout_s, clock=clock):
+        verdict = meeting.verdict()
+        raise failed(verdict or settled(meeting, not_arrived(meeting.missing(point), timeout_s, point), clock))
+
+
+def has_passed(meeting: Rendezvous, point: str, timeout_s: float, *, clock: Clock | None = None) -> bool:
+    """Arrive, and wait for everybody; say whether all did. Nobody is told of those who did not."""
+    clock = clock or SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    meeting.arrive(point)
+    while not meeting.has_passed(point) and meeting.verdict() is None and clock.monotonic_s() < deadline_s:
+        clock.sleep(_LOOK_S)
+    return meeting.has_passed(point)
+
+
+def settled(meeting: Rendezvous, own: HostFailure, clock: Clock | None = None) -> RendezvousOutcome:
+    """Say that this host gives up, and wait a moment for what all hosts agree to be the first cause."""
+    clock = clock or SystemClock()
+    deadline_s = clock.monotonic_s() + SETTLE_S
+    meeting.fail(own)
+    while (verdict := meeting.verdict()) is None and clock.monotonic_s() < deadline_s:
+        clock.sleep(_LOOK_S)
+    return verdict or RendezvousOutcome(cause=own)
+
+
+def not_arrived(missing: Sequence[str], after_s: float, point: str = "") -> HostFailure:
+    """Give the cause of hosts that did not come; of none, if the last one came the moment after the time was over."""
+    where = f" at {point!r}" if point else ""
+    return HostFailure(
+        host=missing[0] if missing else "",
+        message=f"{', '.join(missing) or 'the last host'} did not arrive{where} in {after_s:.3g} s",
+        code=RendezvousFailed.code,
+        hint="is it started there, with the same token and epoch, and can the hosts reach each other?",
+        missing=tuple(missing),
+    )
+
+
+def failed(verdict: RendezvousOutcome) -> RendezvousFailed:
+    """Give the error of a host that learns why the meeting failed."""
+    cause = verdict.cause
+    return RendezvousFailed(
+        cause.message if cause.missing else f"{cause.host} gave up: {cause.message}",
+        hint=cause.hint,
+        host=cause.host,
+        cause=cause.code,
+        missing=list(cause.missing),
+        collateral=[{"host": one.host, "message": one.message} for one in verdict.collateral],
+    )

@@ -1,1 +1,0 @@
-"""How much device memory a training will take, before it is spent."""

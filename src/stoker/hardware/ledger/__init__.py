@@ -1,1 +1,0 @@
-"""Who holds how much of which device: machine-wide, and true after any crash."""

@@ -1,1 +1,0 @@
-"""Ways to find out what a machine has; each may fail, hang or lie, and none may raise."""

@@ -1,1 +1,0 @@
-"""Those who measure devices' memory now."""

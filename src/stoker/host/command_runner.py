@@ -1,0 +1,252 @@
+"""Questions put to other programs, which may hang, flood, crash or not exist: an answer always comes, and in time.
+
+Each program runs as a child in a session of its own, with an empty standard input and the language `C`. What it prints
+is kept up to a limit. At the end of its time it is killed with all that it started. Several programs can be asked at
+once; they run side by side, so two that hang cost the time of one. Nothing here raises, whatever the program does.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Protocol
+
+from stoker.core.clock import SystemClock
+from stoker.core.errors import StokerError
+from stoker.core.frozen import frozen
+from stoker.core.text import one_line
+from stoker.host.processes import Child, end_unseen, start
+
+LIMIT_S = 5.0
+"""How long one program may take."""
+MOST_BYTES = 1 << 20
+"""How much of one stream is kept. No honest answer comes near it."""
+
+_LOOK_S = 0.05
+_SHOWN = 1 << 14
+# How long a killed program may take to go. One that waits for a broken device can't be killed at all.
+_GOING_S = 0.5
+
+
+@frozen
+class ProbeOutput:
+    """What a program printed before it ended."""
+
+    out: str
+    err: str = ""
+    exit_code: int = 0
+    """Negative: the signal that ended it."""
+    seconds: float = 0.0
+
+
+@frozen
+class ProbeFailure:
+    """Why a program gave no answer."""
+
+    why: str
+    code: str
+    """`probe_missing`, `probe_not_started`, `probe_timeout`, `probe_flood` or `probe_stuck`."""
+    out: str = ""
+    """What it had printed until then, the beginning of it."""
+    seconds: float = 0.0
+
+
+Reply = ProbeOutput | ProbeFailure
+
+
+class CommandRunner(Protocol):
+    """Whoever can ask programs."""
+
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
+        """Run a program and give what it said. Never raises."""
+
+    def ask_all(self, questions: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
+        """Run several side by side and give what each said, in their order. Never raises."""
+
+
+class SubprocessRunner:
+    """Asks real programs, found on the `PATH` of the environment that is handed in."""
+
+    def __init__(self, environment: Mapping[str, str], *, most_bytes: int = MOST_BYTES) -> None:
+        self._environment = {**environment, "LC_ALL": "C", "LANG": "C", "LANGUAGE": ""}
+        self._clock = SystemClock()
+        self._most_bytes = most_bytes
+
+    def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
+        return self.ask_all([argv], limit_s=limit_s)[0]
+
+    def ask_all(self, questions: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
+        begun_s = self._clock.monotonic_s()
+        asked: list[_Asked] = []
+        try:
+            asked.extend(_Asked(argv, self._environment, self._most_bytes) for argv in questions)
+            self._listen(asked, begun_s, limit_s)
+        finally:
+            # Also when somebody interrupts us: nothing that we started stays behind.
+            for one in asked:
+                one.end()
+        return tuple(one.reply for one in asked if one.reply is not None)
+
+    def _listen(self, asked: Sequence[_Asked], begun_s: float, limit_s: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for one in asked:
+                one.register(selector)
+            while waiting := [one for one in asked if one.reply is None]:
+                spent_s = self._clock.monotonic_s() - begun_s
+                if spent_s >= limit_s:
+                    for one in waiting:
+                        one.kill()
+                    for one in waiting:
+                        one.time_is_over(spent_s, limit_s)
+                    return
+                if selector.get_map():
+                    for key, _ in selector.select(min(_LOOK_S, limit_s - spent_s)):
+                        key.data(selector)
+                else:
+                    self._clock.sleep(min(_LOOK_S / 10, limit_s - spent_s))
+                for one in waiting:
+                    one.look(selector, self._clock.monotonic_s() - begun_s)
+
+
+class _Asked:
+    """One program that was asked."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], most_bytes: int) -> None:
+        self.reply: Reply | None = None
+        self._name = os.path.basename(argv[0])
+        self._child: Child | None = None
+        self._is_stuck = False
+        self._streams: list[_Stream] = []
+        try:
+            self._child = start(argv, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except StokerError as error:
+            is_missing = error.data.get("errno") == "ENOENT"
+            self.reply = ProbeFailure(
+                why=f"{self._name}: {one_line(error.message, 200)}",
+                code="probe_missing" if is_missing else "probe_not_started",
+            )
+            return
+        except (OSError, ValueError) as error:
+            self.reply = ProbeFailure(why=f"{self._name}: {one_line(str(error), 200)}", code="probe_not_started")
+            return
+        for pipe in (self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                self._streams.append(_Stream(pipe, most_bytes))
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        for stream in self._streams:
+            selector.register(stream.pipe, selectors.EVENT_READ, stream.read)
+
+    def look(self, selector: selectors.BaseSelector, spent_s: float) -> None:
+        """Give the reply, if it is complete."""
+        if self.reply is not None or self._child is None:
+            return
+        if any(stream.is_full for stream in self._streams):
+            why = f"{self._name} printed more than {self._streams[0].most_bytes} bytes and was stopped"
+            self._finish(
+                selector, ProbeFailure(why=why, code="probe_flood", out=self._text(0)[:_SHOWN], seconds=spent_s)
+            )
+            return
+        exit_code = self._exit_code()
+        if exit_code is None:
+            return
+        # Somebody it left behind may hold the pipes open for ever: what it printed itself is in them by now.
+        for stream in self._streams:
+            stream.drain(selector)
+        self._finish(selector, ProbeOutput(out=self._text(0), err=self._text(1), exit_code=exit_code, seconds=spent_s))
+
+    def time_is_over(self, spent_s: float, limit_s: float) -> None:
+        why = f"{self._name} did not answer within {limit_s:g} s"
+        is_gone = self.end()
+        if not is_gone:
+            why = f"{why}, and does not end though it was killed: it waits for a device or a driver"
+        self.reply = ProbeFailure(
+            why=why, code="probe_timeout" if is_gone else "probe_stuck", out=self._text(0)[:_SHOWN], seconds=spent_s
+        )
+
+    def end(self) -> bool:
+        """Kill what is left of it, and say whether it is gone."""
+        if self._child is None or self._is_stuck:
+            return not self._is_stuck
+        for stream in self._streams:
+            stream.pipe.close()
+        if self._exit_code() is not None:
+            end_unseen(self._child.identity)
+            return True
+        self.kill()
+        try:
+            self._child.wait(_GOING_S)
+        except TimeoutError:
+            self._is_stuck = True
+            return False
+        except ChildProcessError:
+            pass
+        return True
+
+    def kill(self) -> None:
+        """End it and all that it started in its group, without waiting."""
+        if self._child is not None and self._exit_code() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.identity.pid, signal.SIGKILL)
+
+    def _exit_code(self) -> int | None:
+        """Give how it ended, `None` while it runs."""
+        if self._child is None:
+            return None
+        try:
+            ended = self._child.poll()
+        except ChildProcessError:
+            # Somebody in this process waits for every child there is, and has taken the news from us.
+            return 0
+        if ended is None:
+            return None
+        return ended.status if ended.status is not None else -(ended.signal or 0)
+
+    def _finish(self, selector: selectors.BaseSelector, reply: Reply) -> None:
+        for stream in self._streams:
+            stream.leave(selector)
+        self.reply = reply
+
+    def _text(self, number: int) -> str:
+        # A NUL never means anything in what these programs print; of a broken one it would hide the rest.
+        return bytes(self._streams[number].kept).decode("utf-8", "replace").replace("\0", "")
+
+
+class _Stream:
+    """What comes through one pipe, as far as it is kept."""
+
+    def __init__(self, pipe: IO[bytes], most_bytes: int) -> None:
+        self.pipe = pipe
+        self.most_bytes = most_bytes
+        self.kept = bytearray()
+        os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.kept) > self.most_bytes
+
+    def read(self, selector: selectors.BaseSelector) -> bool:
+        """Take in what is there; say whether more may come."""
+        try:
+            data = os.read(self.pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.leave(selector)
+            return False
+        self.kept += data
+        return not self.is_full
+
+    def drain(self, selector: selectors.BaseSelector) -> None:
+        while self.pipe in selector.get_map() and self.read(selector):
+            pass
+
+    def leave(self, selector: selectors.BaseSelector) -> None:
+        with suppress(KeyError, ValueError):
+            selector.unregister(self.pipe)

@@ -1,0 +1,636 @@
+"""Boxes of control groups, version 2: one group per attempt that limits, counts and kills.
+
+They are made below a place that the memory controller reaches. Such a place has no processes of its own, so it is one
+of these, the first that works:
+
+1. the group we are in, if it already hands memory control on (the root of everything may, and so may a group that
+   somebody prepared);
+2. the group above ours, if ours has no limits that a box beside it would escape;
+3. the group we are in after we and what we started have moved one floor down, if nobody else is in it: a service or a
+   container that was given its group.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.errors import ContainmentUnavailable, ProcessLost
+from stoker.core.frozen import frozen
+from stoker.host.box_entry import ChildSetup
+from stoker.host.containment.box import ContainmentLimits, ContainmentReading, Mechanism, box_name, is_abandoned
+from stoker.host.containment.watchdog import CleanupShell
+from stoker.host.identity import ProcessIdentity
+from stoker.host.process_table import read_row, rows
+from stoker.host.resources import own_group
+
+# One control group of ours: its files, everybody in it and below it, their end, and its own.
+#
+# A group is a folder that the kernel fills. What is inside may make groups of its own (Stoker within Stoker), so people
+# are looked for, and folders removed, all the way down.
+
+PROCS = "cgroup.procs"
+# Long enough for the kernel to take a process apart that has gigabytes mapped.
+END_WAIT_S = 5.0
+_FREEZE_WAIT_S = 0.5
+# Whoever runs away by forking would have to slip through as many looks as this.
+_LOOKS = 4
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.02
+
+
+@frozen
+class CgroupFolders:
+    """How groups are made and unmade; the kernel fills and empties a folder, a recorded tree does not."""
+
+    make: Callable[[str], None] = os.mkdir
+    remove: Callable[[str], None] = os.rmdir
+
+
+class ControlGroup:
+    """A group that we made, or found abandoned."""
+
+    def __init__(self, folder: str, *, folders: CgroupFolders | None = None, clock: Clock | None = None) -> None:
+        self.folder = folder
+        self._folders = folders or CgroupFolders()
+        self._clock = clock or SystemClock()
+
+    @property
+    def procs_file(self) -> str:
+        return os.path.join(self.folder, PROCS)
+
+    def make(self) -> None:
+        """Make it. Raises `OSError`."""
+        self._folders.make(self.folder)
+
+    def has(self, name: str) -> bool:
+        return os.path.exists(os.path.join(self.folder, name))
+
+    def read(self, name: str) -> str:
+        """Give what a file of it says, or nothing."""
+        try:
+            with open(os.path.join(self.folder, name), encoding="ascii") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def number(self, name: str) -> int | None:
+        """Give the number in a file; `None` if there is none, or it says `max`."""
+        text = self.read(name).strip()
+        return int(text) if text.isdigit() else None
+
+    def table(self, name: str) -> dict[str, int]:
+        """Give a file of names and numbers."""
+        words = (line.split() for line in self.read(name).splitlines())
+        return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+
+    def write(self, name: str, value: object) -> None:
+        """Set a file of it. Raises `OSError`."""
+        # Never made by us: a file that the kernel does not offer is an error.
+        fd = os.open(os.path.join(self.folder, name), os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(fd, str(value).encode())
+        finally:
+            os.close(fd)
+
+    def try_write(self, name: str, value: object) -> bool:
+        """Set a file of it if the kernel has it and lets us."""
+        if not self.has(name):
+            return False
+        try:
+            self.write(name, value)
+        except OSError:
+            return False
+        return True
+
+    def members(self) -> tuple[int, ...]:
+        """Give everybody in it and below it who still runs."""
+        running: tuple[int, ...] = ()
+        for _ in range(_LOOKS):
+            found = {pid for folder in self._all_down() for pid in _pids_in(folder)}
+            running = tuple(sorted(pid for pid in found if _still_runs(pid)))
+            if running or not found:
+                break
+            # All that were listed have ended since: one of them may have left a child that the list did not have.
+        return running
+
+    def direct_members(self) -> tuple[int, ...]:
+        """Give everybody in it, and not those below."""
+        return tuple(pid for pid in _pids_in(self.folder) if _still_runs(pid))
+
+    def kill_once(self) -> None:
+        """Kill everybody who is inside at this moment; where the kernel can, all in one stroke."""
+        if self.try_write("cgroup.kill", 1):
+            return
+        is_frozen = self._freeze()
+        for pid in self.members():
+            self._kill_one(pid)
+        if is_frozen:
+            self._thaw()
+
+    def remove(self) -> None:
+        """Remove it and whatever was made below it. Raises `ProcessLost` if it stays busy."""
+        deadline_s = self._clock.monotonic_s() + END_WAIT_S
+        pause_s = _FIRST_PAUSE_S
+        while (trouble := self._remove_once()) is not None:
+            if self._clock.monotonic_s() >= deadline_s:
+                raise ProcessLost(
+                    f"the control group {self.folder} can't be removed: {trouble.strerror}",
+                    hint="somebody may still be in it",
+                    folder=self.folder,
+                    pids=list(self.members()),
+                )
+            self._clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _remove_once(self) -> OSError | None:
+        for folder in reversed(list(self._all_down())):
+            try:
+                self._folders.remove(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return error
+        return None
+
+    def _all_down(self) -> Iterator[str]:
+        """Give the folder and those below it, each before what is below."""
+        for folder, below, _ in os.walk(self.folder):
+            below.sort()
+            yield folder
+
+    def _kill_one(self, pid: int) -> None:
+        name = os.path.basename(self.folder)
+        with suppress(ProcessLookupError, PermissionError):
+            # The descriptor stays with the process it was opened for: what we ask about is what we kill.
+            fd = os.pidfd_open(pid)
+            try:
+                if _is_in(pid, name):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            finally:
+                os.close(fd)
+
+    def _freeze(self) -> bool:
+        """Hold everybody still, so that nobody forks his way past us; without it we look more often."""
+        if self.try_write("cgroup.freeze", 1):
+            self._wait_frozen(lambda: "frozen 1" in self.read("cgroup.events"))
+            return True
+        if self.try_write("freezer.state", "FROZEN"):
+            self._wait_frozen(lambda: self.read("freezer.state").startswith("FROZEN"))
+            return True
+        return False
+
+    def _wait_frozen(self, is_frozen: Callable[[], bool]) -> None:
+        deadline_s = self._clock.monotonic_s() + _FREEZE_WAIT_S
+        while not is_frozen() and self._clock.monotonic_s() < deadline_s:
+            self._clock.sleep(_FIRST_PAUSE_S)
+
+    def _thaw(self) -> None:
+        if not self.try_write("cgroup.freeze", 0):
+            self.try_write("freezer.state", "THAWED")
+
+
+def end_everybody(groups: tuple[ControlGroup, ...], *, clock: Clock | None = None) -> None:
+    """Kill everybody in any of these groups and see them gone. Raises `ProcessLost`."""
+    clock = clock or SystemClock()
+    deadline_s = clock.monotonic_s() + END_WAIT_S
+    pause_s = _FIRST_PAUSE_S
+    while left := {pid for group in groups for pid in group.members()}:
+        for group in groups:
+            group.kill_once()
+        if clock.monotonic_s() >= deadline_s:
+            raise ProcessLost(
+                f"still there after SIGKILL: process {', '.join(map(str, sorted(left)))}",
+                hint="it may wait for a device or a network disk",
+                pids=sorted(left),
+            )
+        clock.sleep(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _pids_in(folder: str) -> list[int]:
+    try:
+        with open(os.path.join(folder, PROCS), encoding="ascii") as file:
+            # Zero stands for somebody of another process namespace, whom we could not name.
+            return [int(word) for word in file.read().split() if word != "0"]
+    except OSError:
+        return []
+
+
+def _still_runs(pid: int) -> bool:
+    row = read_row(pid)
+    return row is not None and not row.is_gone
+
+
+def _is_in(pid: int, name: str) -> bool:
+    """Whether a process is in the group of that name, or below it; no two boxes share a name."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return any(name in line.rstrip("\n").split("/") for line in file)
+    except OSError:
+        return False
+
+
+# Boxes of control groups, version 1: a group of the memory controller, and a twin that everybody is killed by.
+#
+# The memory controller limits and counts but can't stop anybody. The twin can: a version 2 group with the kernel's own
+# "kill everybody" where both versions are mounted, else a freezer. Without either, people are killed one by one until
+# nobody is left.
+#
+# When memory runs out the kernel kills one process here and not all of them.
+
+
+class Cgroup1:
+    """Boxes below the groups that we are in ourselves."""
+
+    mechanism = Mechanism.CGROUP1
+    warning = ""
+
+    def __init__(
+        self,
+        memory_folder: str,
+        twin_folder: str | None,
+        *,
+        folders: CgroupFolders | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._memory_folder = memory_folder
+        self._twin_folder = twin_folder
+        self._folders = folders
+        self._clock = clock
+
+    @classmethod
+    def probe(cls, proc: str = "/proc", *, clock: Clock | None = None) -> Cgroup1:
+        """Find it and try it. Raises `ContainmentUnavailable` with the reason."""
+        memory_folder = own_group("memory", 1, proc)
+        if memory_folder is None:
+            raise ContainmentUnavailable("no memory controller of cgroup version 1 is mounted")
+        found = cls(memory_folder, None, clock=clock)
+        found._make("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
+        for twin_folder in (own_group("", 2, proc), own_group("freezer", 1, proc)):
+            if twin_folder is not None and _is_good_twin(twin_folder, clock):
+                return cls(memory_folder, twin_folder, clock=clock)
+        return found
+
+    def open(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup1Group:
+        self.sweep_stale()
+        box = self._make(name, limits, mark)
+        box.have_kept()
+        return box
+
+    def sweep_stale(self) -> tuple[str, ...]:
+        """Remove boxes whose opener is gone, and end whoever is left in them. Give the names of those removed."""
+        places = [place for place in (self._memory_folder, self._twin_folder) if place]
+        names = sorted({name for place in places for name in _entries(place) if is_abandoned(name)})
+        return tuple(name for name in names if self._is_swept(places, name))
+
+    def _make(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup1Group:
+        unit = box_name(name, mark)
+        memory = self._group(self._memory_folder, unit)
+        twin = self._group(self._twin_folder, unit) if self._twin_folder else None
+        box = Cgroup1Group(memory, twin, clock=self._clock)
+        try:
+            memory.make()
+            _set_limits(memory, limits)
+            if twin is not None:
+                twin.make()
+        except OSError as error:
+            box.close()
+            raise ContainmentUnavailable(
+                f"cgroup version 1 can't be used: {error.strerror}: {error.filename or memory.folder}",
+                hint="only root, or whom root gave a group, may",
+            ) from error
+        return box
+
+    def _is_swept(self, places: list[str], name: str) -> bool:
+        groups = tuple(self._group(place, name) for place in places)
+        try:
+            end_everybody(groups, clock=self._clock)
+            for group in groups:
+                group.remove()
+        except ProcessLost:
+            # It was not ours to fail on; the next one tries again.
+            return False
+        return True
+
+    def _group(self, place: str, name: str) -> ControlGroup:
+        return ControlGroup(os.path.join(place, name), folders=self._folders, clock=self._clock)
+
+
+class Cgroup1Group:
+    """One attempt's group and its twin."""
+
+    mechanism = Mechanism.CGROUP1
+
+    def __init__(self, memory: ControlGroup, twin: ControlGroup | None, *, clock: Clock | None = None) -> None:
+        self._memory = memory
+        self._groups = (memory,) if twin is None else (memory, twin)
+        self._clock = clock
+        self._keeper: CleanupShell | None = None
+        self._needed_bytes: int | None = None
+        self._last = ContainmentReading(peak_bytes=None, was_out_of_memory=False, how=_HOW)
+        self.entry = ChildSetup(procs_files=tuple(group.procs_file for group in self._groups))
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self._memory.folder)
+
+    def have_kept(self) -> None:
+        """Have somebody end whoever is inside if we can't."""
+        self._keeper = CleanupShell()
+        # The twin goes first: it can end everybody at once.
+        self._keeper.guard_groups([group.folder for group in self._groups])
+
+    def took_in(self, identity: ProcessIdentity) -> None:
+        """It went in by itself."""
+
+    def read(self) -> ContainmentReading:
+        charged_bytes = self._memory.number("memory.max_usage_in_bytes")
+        if charged_bytes is None:
+            return self._last
+        files = self._memory.table("memory.stat")
+        cached_bytes = files.get("total_inactive_file", 0) + files.get("total_active_file", 0)
+        self._needed_bytes = max(self._needed_bytes or 0, charged_bytes - cached_bytes)
+        self._last = ContainmentReading(
+            peak_bytes=self._needed_bytes,
+            was_out_of_memory=self._memory.table("memory.oom_control").get("oom_kill", 0) > 0,
+            how=_HOW,
+            charged_bytes=charged_bytes,
+        )
+        return self._last
+
+    def members(self) -> tuple[int, ...]:
+        return tuple(sorted({pid for group in self._groups for pid in group.members()}))
+
+    def kill_all(self) -> None:
+        end_everybody(self._groups, clock=self._clock)
+
+    def close(self) -> None:
+        self.read()
+        self.kill_all()
+        for group in self._groups:
+            group.remove()
+        if self._keeper is not None:
+            self._keeper.dismiss()
+
+
+_HOW = "the kernel's count for its control group (version 1)"
+
+
+def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
+    # Old kernels count a group below ours on its own unless told.
+    memory.try_write("memory.use_hierarchy", 1)
+    if limits.soft_memory_bytes is not None:
+        memory.try_write("memory.soft_limit_in_bytes", limits.soft_memory_bytes)
+    if limits.memory_bytes is None:
+        return
+    memory.write("memory.limit_in_bytes", limits.memory_bytes)
+    # The kernel counts memory and swap together, if it counts swap at all.
+    counts_swap = memory.try_write("memory.memsw.limit_in_bytes", limits.memory_bytes + limits.swap_bytes)
+    if not counts_swap and not limits.swap_bytes:
+        memory.try_write("memory.swappiness", 0)
+
+
+def _is_good_twin(folder: str, clock: Clock | None) -> bool:
+    """Whether groups can be made there that can stop everybody in them."""
+    group = ControlGroup(os.path.join(folder, box_name("probe", "")), clock=clock)
+    try:
+        group.make()
+    except OSError:
+        return False
+    is_good = group.has("cgroup.kill") or group.has("freezer.state")
+    group.remove()
+    return is_good
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+_MEMORY = "memory"
+_CONTROLLERS = "cgroup.controllers"
+_HANDED_ON = "cgroup.subtree_control"
+# Where we live ourselves once a group had to be freed of processes.
+_OWN_FLOOR = "stoker-itself"
+_LIMITS_OF_OURS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "pids.max")
+
+
+class Cgroup2:
+    """Boxes below a place that has memory control to give."""
+
+    mechanism = Mechanism.CGROUP2
+    warning = ""
+
+    def __init__(self, place: str, *, folders: CgroupFolders | None = None, clock: Clock | None = None) -> None:
+        self._place = place
+        self._folders = folders
+        self._clock = clock
+
+    @classmethod
+    def probe(cls, proc: str = "/proc", *, folders: CgroupFolders | None = None, clock: Clock | None = None) -> Cgroup2:
+        """Find a place and try it. Raises `ContainmentUnavailable` with the reason."""
+        found = cls(find_place(proc, folders=folders), folders=folders, clock=clock)
+        found._make("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
+        return found
+
+    def open(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup2Group:
+        self.sweep_stale()
+        box = self._make(name, limits, mark)
+        box.have_kept()
+        return box
+
+    def sweep_stale(self) -> tuple[str, ...]:
+        """Remove boxes whose opener is gone, and end whoever is left in them. Give the names of those removed."""
+        try:
+            names = sorted(name for name in os.listdir(self._place) if is_abandoned(name))
+        except OSError:
+            return ()
+        return tuple(name for name in names if self._is_swept(name))
+
+    def _make(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup2Group:
+        box = Cgroup2Group(self._group(box_name(name, mark)), clock=self._clock)
+        box.make(limits)
+        return box
+
+    def _is_swept(self, name: str) -> bool:
+        group = self._group(name)
+        try:
+            end_everybody((group,), clock=self._clock)
+            group.remove()
+        except ProcessLost:
+            # It was not ours to fail on; the next one tries again.
+            return False
+        return True
+
+    def _group(self, name: str) -> ControlGroup:
+        return ControlGroup(os.path.join(self._place, name), folders=self._folders, clock=self._clock)
+
+
+class Cgroup2Group:
+    """One attempt's group."""
+
+    mechanism = Mechanism.CGROUP2
+
+    def __init__(self, group: ControlGroup, *, clock: Clock | None = None) -> None:
+        self._group = group
+        self._clock = clock
+        self._keeper: CleanupShell | None = None
+        self._needed_bytes = 0
+        self._charged_bytes = 0
+        self._last = ContainmentReading(peak_bytes=None, was_out_of_memory=False, how=_CGROUP2_HOW)
+        self.entry = ChildSetup(procs_files=(group.procs_file,))
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self._group.folder)
+
+    def make(self, limits: ContainmentLimits) -> None:
+        """Make the group with its limits. Raises `ContainmentUnavailable` and leaves nothing if it can't."""
+        try:
+            self._group.make()
+            _set_limits_cgroup2(self._group, limits)
+        except OSError as error:
+            self.close()
+            raise ContainmentUnavailable(
+                f"cgroup version 2 can't be used: {error.strerror}: {error.filename or self._group.folder}",
+                hint="only root, or whom a group with memory control was delegated to, may",
+            ) from error
+
+    def have_kept(self) -> None:
+        """Have somebody end whoever is inside if we can't."""
+        self._keeper = CleanupShell()
+        self._keeper.guard_groups([self._group.folder])
+
+    def took_in(self, identity: ProcessIdentity) -> None:
+        """It went in by itself."""
+
+    def read(self) -> ContainmentReading:
+        used_bytes = self._group.number("memory.current")
+        if used_bytes is None:
+            return self._last
+        # Kernels before 5.19 keep no peak; then it is the most that we saw.
+        self._charged_bytes = max(self._charged_bytes, self._group.number("memory.peak") or used_bytes)
+        files = self._group.table("memory.stat")
+        cached_bytes = files.get("inactive_file", 0) + files.get("active_file", 0)
+        self._needed_bytes = max(self._needed_bytes, self._charged_bytes - cached_bytes)
+        self._last = ContainmentReading(
+            peak_bytes=self._needed_bytes,
+            was_out_of_memory=self._group.table("memory.events").get("oom_kill", 0) > 0,
+            how=_CGROUP2_HOW,
+            charged_bytes=self._charged_bytes,
+        )
+        return self._last
+
+    def members(self) -> tuple[int, ...]:
+        return self._group.members()
+
+    def kill_all(self) -> None:
+        end_everybody((self._group,), clock=self._clock)
+
+    def close(self) -> None:
+        self.read()
+        self.kill_all()
+        self._group.remove()
+        if self._keeper is not None:
+            self._keeper.dismiss()
+
+
+_CGROUP2_HOW = "the kernel's count for its control group"
+
+
+def find_place(proc: str = "/proc", *, folders: CgroupFolders | None = None) -> str:
+    """Give a folder below which boxes can be made. Raises `ContainmentUnavailable` with the reason."""
+    folder = own_group("", 2, proc)
+    if folder is None:
+        raise ContainmentUnavailable("cgroup version 2 is not mounted")
+    own = ControlGroup(folder, folders=folders)
+    if _MEMORY not in own.read(_CONTROLLERS).split():
+        raise ContainmentUnavailable(
+            "the memory controller of cgroup version 2 is not handed to us",
+            hint="version 1 may hold it, or whoever started us kept it",
+        )
+    if not _hands_on(own):
+        # Refused where processes are, except at the root of everything.
+        own.try_write(_HANDED_ON, f"+{_MEMORY}")
+    if _hands_on(own):
+        return folder
+    above = ControlGroup(os.path.dirname(folder), folders=folders)
+    if _hands_on(above) and _may_enter(above) and not _is_limited(own):
+        return above.folder
+    return _after_moving_down(own, folders)
+
+
+def _hands_on(group: ControlGroup) -> bool:
+    """Whether a group gives memory control to those below it."""
+    return _MEMORY in group.read(_HANDED_ON).split()
+
+
+def _may_enter(group: ControlGroup) -> bool:
+    """Whether we may make groups there and move ourselves between them."""
+    return os.access(group.procs_file, os.W_OK) and os.access(group.folder, os.W_OK | os.X_OK)
+
+
+def _is_limited(group: ControlGroup) -> bool:
+    values = (group.read(name).split() for name in _LIMITS_OF_OURS)
+    return any(words and words[0] != "max" for words in values)
+
+
+def _after_moving_down(own: ControlGroup, folders: CgroupFolders | None) -> str:
+    strangers = _strangers(set(own.direct_members()))
+    if strangers:
+        raise ContainmentUnavailable(
+            f"the control group {own.folder} is shared with process {min(strangers)} and others",
+            hint="a group of our own is needed: a service with Delegate=yes, or a user session of systemd",
+        )
+    floor = ControlGroup(os.path.join(own.folder, _OWN_FLOOR), folders=folders)
+    try:
+        if not os.path.isdir(floor.folder):
+            floor.make()
+        for pid in own.direct_members():
+            _move(pid, floor)
+        own.write(_HANDED_ON, f"+{_MEMORY}")
+    except OSError as error:
+        raise ContainmentUnavailable(
+            f"no control groups can be made: {error.strerror}: {error.filename or own.folder}"
+        ) from error
+    return own.folder
+
+
+def _move(pid: int, group: ControlGroup) -> None:
+    try:
+        group.write("cgroup.procs", pid)
+    except OSError as error:
+        # It ended meanwhile.
+        if error.errno != errno.ESRCH:
+            raise
+
+
+def _strangers(pids: set[int]) -> set[int]:
+    """Give those who are neither this process nor descend from it."""
+    parents = {row.pid: row.parent_pid for row in rows()}
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return {pid for pid in pids if not is_ours(pid)}
+
+
+def _set_limits_cgroup2(group: ControlGroup, limits: ContainmentLimits) -> None:
+    if limits.memory_bytes is None:
+        return
+    group.write("memory.max", limits.memory_bytes)
+    # Absent where the machine has no swap.
+    group.try_write("memory.swap.max", limits.swap_bytes)
+    if limits.soft_memory_bytes is not None:
+        group.try_write("memory.high", limits.soft_memory_bytes)
+    # All or nobody: a program that has lost one of its processes mostly hangs.
+    group.try_write("memory.oom.group", 1)

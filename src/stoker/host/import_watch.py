@@ -1,0 +1,406 @@
+"""What this process imports: from which state of each source file, and from a text in memory where one is pinned.
+
+A source file may be edited while a process runs that has imported it, or will. `watch_imports` notes the stamp that a
+file had just before a module was loaded from it, so that it can be told later whether the module is what lies there
+now (`is_imported_from`). `pin` gives the text of modules in advance: whenever they are imported after that, it is that
+text, even if their files have been edited or removed by then.
+
+What a process reads by itself, and what a program reads that it starts, is not from these texts. A `Watch` notes both
+by Python's audit events, in this process and in its forks, so that a result can be refused if a file was edited then.
+
+Bytecode beside a source is valid for Python if the source's size, and its time in whole seconds, are what they were: an
+edit within that second would run the code from before it. Bytecode that was not written clearly after its source is
+removed, and made again. Installed packages are not edited, so theirs is believed.
+"""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import linecache
+import marshal
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import cache_from_source, decode_source, spec_from_file_location
+from types import CodeType, ModuleType
+from typing import Any
+
+from stoker.core.clock import SystemClock
+from stoker.core.frozen import frozen_by_position
+from stoker.host.durable import write_all
+from stoker.host.file_stamps import SETTLED_NS, Stamp, stamp_of
+
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Stoker itself is no part of what a stage's code is.
+_ENGINE, _COOKBOOKS = "stoker.", "stoker.cookbooks."
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+# Audit events of a program being started; a plain fork has none of them.
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "stoker.fork_exec"})
+
+
+@frozen_by_position
+class ModuleSource:
+    """One module: where its source lies, and what that was when it was read."""
+
+    module: str
+    path: str
+    """Of a module that was not there: without `.py`, for whatever might appear in its place."""
+    text: bytes | None
+    """None: there was no such module."""
+    stamp: Stamp | None
+    """Of the file the text is from; None: it had changed a moment before, so its stamp proves nothing."""
+    seen: Stamp | None = None
+    """The same, however new: if the file has another one now, it has been written since."""
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """The files that Python may find under the module's name here."""
+        base = self.path.removesuffix(f"{os.sep}__init__.py").removesuffix(".py")
+        return os.path.join(base, "__init__.py"), f"{base}.py"
+
+
+def watch_imports() -> None:
+    """Note from now on what is imported from where. Twice is fine."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def is_imported_from(source: ModuleSource) -> bool:
+    """Return whether a module, if this process has it, was loaded from the file in the state that a source tells."""
+    loaded = sys.modules.get(source.module)
+    if loaded is None or source.text is None or _file_of(loaded) != source.path:
+        return True
+    text = _finder.texts.get(source.path)
+    if text is not None:
+        return text == source.text
+    # Imported before anybody watched: it is taken for what lies there when this is first asked.
+    return source.stamp is not None and _finder.stamps.setdefault(source.path, source.stamp) == source.stamp
+
+
+def pin(sources: Sequence[ModuleSource]) -> None:
+    """Import these modules from these texts from now on. Modules that are imported already stay as they are."""
+    watch_imports()
+    for source in sources:
+        _finder.pins[source.module] = source
+        if source.seen is not None:
+            # Other interpreters may read it.
+            _is_bytecode_newer(source.path, source.seen)
+
+
+def import_only(sources: Sequence[ModuleSource]) -> None:
+    """Pin sources in a process that works with nothing else: what it has imported from other states is imported anew.
+
+    That is what a process was forked from that began before an edit.
+    """
+    if not all(map(is_imported_from, sources)):
+        for source in sources:
+            _forget(source)
+    pin(sources)
+    watch = Watch()
+    watch.begin(sources)
+    _process.append(watch)
+
+
+def may_have_run_other_code() -> bool:
+    """Return whether a process that called `import_only` may have worked with another text of its sources."""
+    return any(watch.may_have_run_other_code() for watch in _process)
+
+
+class Watch:
+    """Whether sources were read, or may have been by another program, otherwise than by being imported."""
+
+    def __init__(self) -> None:
+        self._sources: Sequence[ModuleSource] = ()
+        self._by_stem: dict[str, list[ModuleSource]] = {}
+        self._others: frozenset[threading.Thread] = frozenset()
+        # Forks share it.
+        self._is_noted = mmap.mmap(-1, 1)
+
+    def begin(self, sources: Sequence[ModuleSource], others: Sequence[threading.Thread] = ()) -> None:
+        """Watch these sources from now on, with nothing noted. Whatever `others` do is not heard."""
+        if sources is not self._sources:
+            self._sources = sources
+            self._by_stem = {}
+            for source in sources:
+                self._by_stem.setdefault(_stem(source.path), []).append(source)
+        self._others = frozenset(others)
+        self._is_noted[0] = 0
+        _listen()
+        _watches.append(self)
+
+    def hear(self, event: str, path: str) -> None:
+        """Take note of a program that is started, or of a file that is opened."""
+        if self._others and threading.current_thread() in self._others:
+            return
+        if event in _STARTS or any(_is_file_of(source, path) for source in self._by_stem.get(_stem(path), ())):
+            self._is_noted[0] = 1
+
+    def may_have_run_other_code(self) -> bool:
+        """Return whether there was such a reader, and a source is not, or was not all the time, what it was."""
+        return bool(self._is_noted[0]) and not all(map(_is_untouched, self._sources))
+
+
+@contextmanager
+def watching(sources: Sequence[ModuleSource]) -> Iterator[Watch]:
+    """Watch this thread, and those that are started meanwhile, in a process that does other things, too."""
+    try:
+        watch = _unused.pop()
+    except IndexError:
+        watch = Watch()
+    watch.begin(sources, [one for one in threading.enumerate() if one is not threading.current_thread()])
+    try:
+        yield watch
+    finally:
+        _watches.remove(watch)
+        _unused.append(watch)
+
+
+@contextmanager
+def handed_on(sources: Sequence[ModuleSource]) -> Iterator[int]:
+    """Yield a descriptor from which another process of this interpreter reads sources."""
+    descriptor = os.memfd_create("stoker-sources", os.MFD_CLOEXEC)
+    try:
+        plain = [(one.module, one.path, one.text, one.stamp, one.seen) for one in sources]
+        write_all(descriptor, marshal.dumps(plain), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def received(descriptor: int) -> list[ModuleSource]:
+    """Return the sources that `handed_on` wrote, and close the descriptor."""
+    try:
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
+    return [ModuleSource(*fields) for fields in marshal.loads(data)]  # noqa: S302 - our own process wrote it
+
+
+def read_source(module: str, path: str, *, now_ns: int) -> ModuleSource:
+    """Read a module's source with the stamp that it has. Raises `OSError`."""
+    with open(path, "rb", buffering=0) as file:
+        before = stamp_of(os.fstat(file.fileno()))
+        text = file.readall()
+        after = stamp_of(os.fstat(file.fileno()))
+    is_settled = before == after and now_ns - max(before[2:]) >= SETTLED_NS
+    return ModuleSource(module, path, text, before if is_settled else None, before)
+
+
+class _Finder:
+    """Stands before all other finders and asks them."""
+
+    def __init__(self) -> None:
+        self.stamps: dict[str, Stamp] = {}
+        """By path: how the file looked before a module was loaded from it."""
+        self.texts: dict[str, bytes] = {}
+        """By path: what was loaded from memory."""
+        self.pins: dict[str, ModuleSource] = {}
+        self._clock = SystemClock()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.startswith(_ENGINE) and not name.startswith(_COOKBOOKS):
+            return None
+        found = self._ask_others(name, path, target)
+        source = self.pins.get(name)
+        if source is not None and _is_meant(source, found):
+            return self._pinned(name, source, found)
+        if found is not None and found.origin is not None and type(found.loader) is SourceFileLoader:
+            self._note(name, found.origin, found)
+        return found
+
+    def _ask_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
+                found: ModuleSpec | None = find(name, path, target)
+                if found is not None:
+                    return found
+        return None
+
+    def _pinned(self, name: str, source: ModuleSource, found: ModuleSpec | None) -> ModuleSpec | None:
+        if source.text is None:
+            if found is None or found.origin is None:
+                return found
+            message = f"No module named {name!r} (there is one since this work began: {found.origin})"
+            raise ModuleNotFoundError(message, name=name)
+        is_package = os.path.basename(source.path) == "__init__.py"
+        inside = [os.path.dirname(source.path)] if is_package else None
+        loader = _TextLoader(name, source)
+        return spec_from_file_location(name, source.path, loader=loader, submodule_search_locations=inside)
+
+    def _note(self, name: str, origin: str, found: ModuleSpec) -> None:
+        """Note what a module is loaded from; where a stamp can't tell, have it loaded from a text that is kept."""
+        is_installed = _is_installed(origin)
+        if origin.startswith(_LIBRARY) and not is_installed:
+            return
+        path = os.path.abspath(origin)
+        with suppress(OSError):
+            stamp = stamp_of(os.stat(path))
+            now_ns = int(self._clock.wall_s() * 1e9)
+            if is_installed or (now_ns - max(stamp[2:]) >= SETTLED_NS and _is_bytecode_newer(path, stamp)):
+                self.stamps[path] = stamp
+                if self.texts.pop(path, None) is not None:
+                    linecache.cache.pop(path, None)
+            else:
+                found.loader = _TextLoader(name, read_source(name, path, now_ns=0))
+
+
+class _TextLoader(SourceFileLoader):
+    """Loads a module as its text says; with the help of its file as long as that is the same."""
+
+    def __init__(self, name: str, source: ModuleSource) -> None:
+        super().__init__(name, source.path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        source = self._source
+        code: CodeType | None = None
+        if source.stamp is not None and _is_still(source) and _is_bytecode_newer(source.path, source.stamp):
+            with suppress(OSError, ImportError, SyntaxError), _unheard():
+                code = super().get_code(fullname)
+        if code is None or not _is_still(source):
+            code = self.source_to_code(source.text or b"", source.path)
+        _finder.texts[source.path] = source.text or b""
+        _show_lines(source)
+        return code
+
+
+def _show_lines(source: ModuleSource) -> None:
+    """Let whoever asks for the lines of a module (tracebacks, compilers of kernels) have those of its text."""
+    text = source.text or b""
+    with suppress(SyntaxError, ValueError):
+        # Without a time: never compared with the file.
+        linecache.cache[source.path] = (len(text), None, decode_source(text).splitlines(keepends=True), source.path)
+
+
+def _is_meant(source: ModuleSource, found: ModuleSpec | None) -> bool:
+    """Return whether a pinned name stands for its source: another place on the path may come first, as always."""
+    return found is None or found.origin is None or os.path.abspath(found.origin) in source.places
+
+
+def _is_bytecode_newer(path: str, stamp: Stamp) -> bool:
+    """Return whether no bytecode can have been made from an earlier text of a source; what may have been is removed."""
+    if _is_installed(path):
+        return True
+    try:
+        bytecode = cache_from_source(path)
+        if os.stat(bytecode).st_mtime_ns - max(stamp[2:]) >= SETTLED_NS:
+            return True
+        os.unlink(bytecode)
+    except FileNotFoundError:
+        return True
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _is_installed(path: str) -> bool:
+    return any(part in path for part in _INSTALLED)
+
+
+def _is_still(source: ModuleSource) -> bool:
+    try:
+        return stamp_of(os.stat(source.path)) == source.stamp
+    except OSError:
+        return False
+
+
+def _is_untouched(source: ModuleSource) -> bool:
+    """Return whether a file has not been written since it was read; of none, whether there still is none."""
+    if source.text is None:
+        return not any(map(os.path.exists, source.places))
+    try:
+        return stamp_of(os.stat(source.path)) == source.seen
+    except OSError:
+        return False
+
+
+def _stem(path: str) -> str:
+    return path.rpartition(os.sep)[2].partition(".")[0]
+
+
+def _is_file_of(source: ModuleSource, path: str) -> bool:
+    """Return whether a path is that of a source or of its bytecode; a relative one may be, below any folder."""
+    if not os.path.isabs(path):
+        return True
+    files = source.places if source.text is None else (source.path,)
+    real = os.path.realpath(path)
+    return any(real in (os.path.realpath(file), os.path.realpath(cache_from_source(file))) for file in files)
+
+
+def _listen() -> None:
+    if not _hearing:
+        _hearing.append(True)
+        sys.addaudithook(_hear)
+        _tell_of_fork_exec()
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    """Pass an audit event on. What is raised here would be raised by whatever caused the event."""
+    if not _watches or (event != "open" and event not in _STARTS) or getattr(_unheard_here, "is_so", False):
+        return
+    path = ""
+    if event == "open":
+        if isinstance(args[0], int):
+            return
+        try:
+            path = os.fsdecode(args[0])
+        except (TypeError, ValueError):
+            return
+    for watch in _watches.copy():
+        watch.hear(event, path)
+
+
+def _tell_of_fork_exec() -> None:
+    """Have an audit event for what `multiprocessing` starts interpreters with; Python has none."""
+    fork_exec = _posixsubprocess.fork_exec
+
+    def heard(*args: Any) -> int:
+        sys.audit("stoker.fork_exec")
+        return fork_exec(*args)
+
+    _posixsubprocess.fork_exec = heard
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Open sources for an import: what comes of it is compared with the text."""
+    _unheard_here.is_so = True
+    try:
+        yield
+    finally:
+        _unheard_here.is_so = False
+
+
+def _forget(source: ModuleSource) -> None:
+    loaded = sys.modules.get(source.module)
+    if loaded is None or source.text is None or _file_of(loaded) != source.path:
+        return
+    del sys.modules[source.module]
+    package, _, name = source.module.rpartition(".")
+    if package in sys.modules:
+        # `from package import name` would find it there.
+        with suppress(AttributeError):
+            delattr(sys.modules[package], name)
+
+
+def _file_of(module: ModuleType) -> str | None:
+    file = getattr(module, "__file__", None)
+    return os.path.abspath(file) if file else None
+
+
+_finder = _Finder()
+_unheard_here = threading.local()
+_hearing: list[bool] = []
+"""Not empty: audit events are heard. That can't be ended."""
+_watches: list[Watch] = []
+_unused: list[Watch] = []
+"""For the next ones, since shared memory costs more than a trivial stage's own work. A fork that outlives its stage
+still notes in it what it reads: then a later result is refused if its source was edited, too, and made again."""
+_process: list[Watch] = []
+"""Those of this process as long as it lives."""

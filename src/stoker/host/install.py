@@ -1,0 +1,59 @@
+"""How something is installed on this machine: by which command, and by which of the operator's settings for uv."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+
+from stoker.host.folders import names_in
+
+# The packages of a Python's environment or installation, as they tell about themselves: nothing is started.
+
+_DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")
+
+
+def packages_in(prefix: str) -> dict[str, str]:
+    """Give the packages below a prefix with their versions, as their folders are called."""
+    found = (_DIST.fullmatch(os.path.basename(place)) for place in package_folders(prefix))
+    return {one[1].replace("_", "-").lower(): one[2] for one in found if one is not None}
+
+
+def package_folders(prefix: str) -> Iterator[str]:
+    """Give the folders in which packages tell about themselves."""
+    for library in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
+        for folder in names_in(library):
+            for packages in ("site-packages", "dist-packages") if folder.startswith("python3") else ():
+                place = os.path.join(library, folder, packages)
+                yield from (os.path.join(place, name) for name in names_in(place) if name.endswith(".dist-info"))
+
+
+UV_SETTINGS = (
+    "UV_CONSTRAINT",
+    "UV_DEFAULT_INDEX",
+    "UV_EXCLUDE_NEWER",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_HTTP_RETRIES",
+    "UV_HTTP_TIMEOUT",
+    "UV_INDEX",
+    "UV_INDEX_STRATEGY",
+    "UV_INDEX_URL",
+    "UV_INSECURE_HOST",
+    "UV_NATIVE_TLS",
+    "UV_NO_INDEX",
+    "UV_OFFLINE",
+    "UV_PYTHON_DOWNLOADS",
+    "UV_SYSTEM_CERTS",
+)
+"""Variables by which an operator says where and how uv gets packages: services and builds as other users get them."""
+
+
+def pip_install(*names: str) -> str:
+    """Return the command that installs distributions for the interpreter that runs this, to be pasted into a shell.
+
+    A plain `pip` may well be that of another environment.
+    """
+    return shlex.join((sys.executable, "-m", "pip", "install", *names))

@@ -1,0 +1,96 @@
+"""A socket to listen at, taken at once or refused with what is in the way; and room for those who connect."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+import sys
+from contextlib import suppress
+
+from stoker.core.device import TriState, TriStateAnswer
+from stoker.core.errors import BadInput, NoPermission, Unavailable
+
+
+def read_listen(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, `[::1]:PORT`, `HOST` or `:PORT`; what is missing comes back as "" and -1."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, ""
+    if port and not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise BadInput(f"{text!r} is no address to listen at: {port!r} is no port", hint="HOST:PORT; port 0 is any")
+    bare = host.removeprefix("[").removesuffix("]")
+    if ":" in bare and not host.startswith("["):
+        raise BadInput(f"{text!r} is no address to listen at", hint=f"write [{text}]:PORT")
+    return bare, int(port) if port else -1
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Take a place to listen at; port 0 is any that is free. Nobody is answered before `listen` is called."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BadInput(f"{host!r} is no address of this machine: {error.strerror or error}") from None
+    family, kind, number, _, address = found[0]
+    taken = socket.socket(family, kind, number)
+    try:
+        # Connections of a server that has ended keep nobody out.
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+    except OSError as error:
+        taken.close()
+        raise _refused(error, f"{host}:{port}") from None
+    return taken
+
+
+def allow_many_files(most: int = 65_536) -> None:
+    """Let this process have as many connections open as the system allows, instead of the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _refused(error: OSError, where: str) -> Exception:
+    if error.errno == errno.EADDRINUSE:
+        hint = f"--listen {where.rpartition(':')[0]}:0 takes any free port; `ss -ltnp` shows who has this one"
+        return Unavailable(f"{where} is in use by another program", hint=hint, address=where)
+    if error.errno == errno.EACCES:
+        return NoPermission(f"{where} may not be listened at", hint="ports below 1024 are the administrator's")
+    return BadInput(f"{where} can't be listened at: {error.strerror or error}", hint="is it one of this machine?")
+
+
+# Whether a port of this computer is free to listen on.
+
+
+def is_port_free(port: int) -> TriStateAnswer:
+    """Try it for a moment, on all addresses, as a server would."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        # Connections of a server that has ended keep nobody out.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return TriStateAnswer(verdict=TriState.NO, why="another program uses it")
+            return TriStateAnswer(verdict=TriState.UNKNOWN, why=error.strerror or str(error))
+    return TriStateAnswer(verdict=TriState.YES)
+
+
+# Whether this computer's clock is kept in step with the world's, as its kernel knows.
+
+
+def is_clock_synchronised() -> TriStateAnswer:
+    """Ask the kernel; where there is no way to, the answer is unknown."""
+    if sys.platform != "linux":
+        return TriStateAnswer(verdict=TriState.UNKNOWN, why="only Linux says")
+    from stoker.host.linux import is_clock_kept  # noqa: PLC0415 - it loads ctypes
+
+    try:
+        is_kept = is_clock_kept()
+    except OSError as error:
+        return TriStateAnswer(verdict=TriState.UNKNOWN, why=error.strerror or str(error))
+    if is_kept:
+        return TriStateAnswer(verdict=TriState.YES)
+    return TriStateAnswer(verdict=TriState.NO, why="nothing has told the kernel the time of the world")

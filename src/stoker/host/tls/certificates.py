@@ -1,0 +1,266 @@
+"""A fleet's own certificate authority: made once, signs machines and its coordinator's servers, and nothing else.
+
+    ca = make_ca("stoker fleet of desk", now_s=…)
+    signer = Signer(ca)
+    signer.machine(csr_pem, "lab1", now_s=…, life_s=30 * 86400).certificate_pem
+
+A request's names and extensions are never read: what a certificate says is decided by whoever signs.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stoker.core.errors import BadInput, Damaged
+from stoker.core.frozen import frozen
+from stoker.host.tls.contexts import MACHINE_URI, Certificate, machine_in, serial_text
+
+# How a machine's name stands in its certificate.
+#
+# It counts as a URI among the alternative names, `stoker:machine/NAME`. The common name repeats it for people, behind a
+# word and a space: some clients take a bare common name for a host's, and then a machine that called itself like the
+# coordinator's host could speak for it.
+
+_LONGEST_COMMON_NAME = 64
+
+
+def subject_of(machine: str) -> x509.Name:
+    """Give the subject of a machine's certificate."""
+    return subject_named(f"machine {machine}")
+
+
+def subject_named(text: str) -> x509.Name:
+    """Give a subject of one common name, as long as one may be."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
+
+
+# Private keys, and requests for certificates: the key is made where it is used, and never travels.
+
+
+def make_key() -> str:
+    """Make a private key (EC P-256), as PEM. Whoever stores it lets nobody else read it."""
+    return _pem(ec.generate_private_key(ec.SECP256R1()))
+
+
+def make_csr(key_pem: str, name: str) -> str:
+    """Ask for a certificate of a machine: its public key, signed with its private one. The name is only a wish."""
+    key = serialization.load_pem_private_key(key_pem.encode(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)  # noqa: S101 - `make_key` makes no others
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject_of(name)).sign(key, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+    made = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return made.decode()
+
+
+DAY_S = 86_400.0
+CA_LIFE_S = 3650 * DAY_S
+SERVER_LIFE_S = 90 * DAY_S
+MACHINE_LIFE_S = 30 * DAY_S
+_EARLY_S = DAY_S
+"""Valid from before it was made: clocks of other machines may be behind."""
+
+
+@frozen
+class KeyPair:
+    """A certificate and its private key, both as PEM."""
+
+    certificate_pem: str
+    key_pem: str
+
+
+@frozen
+class SignedCertificate:
+    """A certificate that was signed now."""
+
+    certificate_pem: str
+    serial: str
+    """As `peer.Certificate` gives it."""
+    not_after_s: float
+
+
+def make_ca(name: str, *, now_s: float, life_s: float = CA_LIFE_S) -> KeyPair:
+    """Make an authority with a key of its own."""
+    key_pem = make_key()
+    key = _private_key(key_pem)
+    subject = subject_named(name)
+    builder = _dated(x509.CertificateBuilder(), now_s, life_s).subject_name(subject).issuer_name(subject)
+    public = key.public_key()
+    builder = (
+        builder.public_key(public)
+        .serial_number(x509.random_serial_number())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(is_ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+    return KeyPair(certificate_pem=_pem_authority(builder.sign(key, hashes.SHA256())), key_pem=key_pem)
+
+
+class Signer:
+    """An authority that can sign. Raises `Damaged` if its key is not the certificate's."""
+
+    def __init__(self, ca: KeyPair) -> None:
+        try:
+            self._certificate = x509.load_pem_x509_certificate(ca.certificate_pem.encode())
+            self._key = _private_key(ca.key_pem)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise Damaged(f"that is no certificate authority: {error}") from None
+        if self._certificate.public_key() != self._key.public_key():
+            raise Damaged("the authority's key does not belong to its certificate")
+
+    def machine(self, csr_pem: str, name: str, *, now_s: float, life_s: float = MACHINE_LIFE_S) -> SignedCertificate:
+        """Sign a machine's public key under the name that it was given, whatever its request says."""
+        key = _requested_key(csr_pem)
+        uri = x509.UniformResourceIdentifier(f"{MACHINE_URI}{name}")
+        # Machines also serve what they keep to others of the fleet.
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        return self._sign(subject_of(name), key, [uri], uses, now_s, life_s)
+
+    def server(
+        self, key_pem: str, names: Iterable[str], *, now_s: float, life_s: float = SERVER_LIFE_S
+    ) -> SignedCertificate:
+        """Sign a server's key under the names and addresses by which it is asked."""
+        alternatives = [_alternative(name) for name in dict.fromkeys(names)]
+        subject = subject_named("stoker coordinator")
+        uses = [ExtendedKeyUsageOID.SERVER_AUTH]
+        return self._sign(subject, _private_key(key_pem).public_key(), alternatives, uses, now_s, life_s)
+
+    def _sign(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        alternatives: list[x509.GeneralName],
+        uses: list[x509.ObjectIdentifier],
+        now_s: float,
+        life_s: float,
+    ) -> SignedCertificate:
+        serial = x509.random_serial_number()
+        own_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        not_after_s = min(now_s + life_s, self._certificate.not_valid_after_utc.timestamp())
+        builder = (
+            _dated(x509.CertificateBuilder(), now_s, not_after_s - now_s)
+            .subject_name(subject)
+            .issuer_name(self._certificate.subject)
+            .public_key(key)
+            .serial_number(serial)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(is_ca=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(own_id, critical=False)
+        )
+        made = builder.sign(self._key, hashes.SHA256())
+        return SignedCertificate(
+            certificate_pem=_pem_authority(made), serial=serial_text(serial), not_after_s=not_after_s
+        )
+
+
+def _requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
+    """Give the public key of a request that its private key has signed."""
+    try:
+        request = x509.load_pem_x509_csr(csr_pem.encode())
+        is_signed, key = request.is_signature_valid, request.public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise BadInput("that is no request for a certificate") from None
+    if not is_signed:
+        raise BadInput("the request for a certificate is not signed with its own key")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise BadInput("the key of a machine is one of EC P-256")
+    return key
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    bare = name.strip("[]")
+    try:
+        return x509.IPAddress(ipaddress.ip_address(bare.partition("%")[0]))
+    except ValueError:
+        return x509.DNSName(bare)
+
+
+def _usage(*, is_ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _dated(builder: x509.CertificateBuilder, now_s: float, life_s: float) -> x509.CertificateBuilder:
+    begin, end = (datetime.fromtimestamp(int(at_s), UTC) for at_s in (now_s - _EARLY_S, now_s + life_s))
+    return builder.not_valid_before(begin).not_valid_after(end)
+
+
+def _private_key(key_pem: str) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(key_pem.encode(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError("not an EC key")
+    return key
+
+
+def _pem_authority(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+# Certificates in files: what they say.
+
+
+def read_certificate(data: bytes | str) -> Certificate:
+    """Read one certificate, PEM or DER. Raises `Damaged` for what is none."""
+    raw = data.encode() if isinstance(data, str) else data
+    try:
+        load = x509.load_pem_x509_certificate if raw.lstrip().startswith(b"-----") else x509.load_der_x509_certificate
+        found = load(raw)
+        uris = _uris(found)
+    except ValueError as error:
+        raise Damaged(f"that is no certificate: {error}") from None
+    return Certificate(
+        machine=machine_in(uris),
+        serial=serial_text(found.serial_number),
+        not_before_s=found.not_valid_before_utc.timestamp(),
+        not_after_s=found.not_valid_after_utc.timestamp(),
+    )
+
+
+def names_in(pem: str) -> frozenset[str]:
+    """Give the host names and addresses that a server's certificate holds for."""
+    found = x509.load_pem_x509_certificate(pem.encode())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
+    return frozenset({*names.get_values_for_type(x509.DNSName), *addresses})
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return found.value.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def is_signed_by(pem: str, ca_pem: str) -> bool:
+    """Say whether a CA signed a certificate."""
+    found, ca = (x509.load_pem_x509_certificate(one.encode()) for one in (pem, ca_pem))
+    try:
+        found.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

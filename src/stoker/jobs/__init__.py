@@ -1,0 +1,5 @@
+"""A job from request to result: builder, job folder, sweeps, reruns, comparison, packing of code and data.
+
+Promises: the same request gives the same ids; all diagnostics are reported at once.
+Start with `request` and `build_context`, then `execution`.
+"""

@@ -1,0 +1,416 @@
+"""Run one job here and now: from a recipe and its arguments to results in the store and in a plain folder.
+
+The same for a person's `stoker run` and, later, for a worker inside a lease. Order at the end: results in the store
+(the executor saw to that), then the plain folder, then `end.json`, then the last event.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stoker.config.adapter_entries import BEST
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest
+from stoker.core.errors import Cancelled, InternalError, StokerError, Terminated, TrialsCancelled
+from stoker.core.events import Event, Kinds
+from stoker.core.exits import exit_code_of
+from stoker.core.frozen import changeable, fresh, frozen
+from stoker.core.job import JobState
+from stoker.engine.execution.executor import Executor
+from stoker.engine.journal import StatusWriter
+from stoker.engine.plan import Plan
+from stoker.engine.result_cache import NodeProduct
+from stoker.engine.run_folders import RunFolders
+from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
+from stoker.host.durable import remove_tree
+from stoker.host.identity import mine
+from stoker.jobs.best_link import settle_best
+from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord, job_folders
+from stoker.jobs.leftovers import clear_stale_staging
+from stoker.jobs.source_code import TrialCode
+from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep
+from stoker.jobs.sweeps import IndexEntry
+from stoker.jobs.trials import KnownMetrics, Trial, TrialEnd, is_sweep
+from stoker.store.local_store import LocalStore
+from stoker.store.results import MaterialisedResult, ResultPart, lay_out, make_beside, point_last_at, set_aside
+
+if TYPE_CHECKING:
+    from stoker.jobs.trial_watch import TrialWatch
+
+_GOOD = frozenset({NodeEnding.HIT, NodeEnding.RAN})
+
+Listener = Callable[[Event, float, int], None]
+
+
+@frozen
+class ExecutionTools:
+    """What running a job needs, built once by the assembly."""
+
+    engine: Engine
+    store: LocalStore
+    clock: Clock
+    runs: str
+    scratch: str
+
+
+class Follower(Protocol):
+    """Goes along with a run: hears its journal, and does its own work beside it."""
+
+    def begin(self, emit: Callable[[Event], None]) -> None:
+        """Start; news of its own go to `emit`."""
+
+    def hear(self, event: Event, at_s: float, seq: int) -> None:
+        """Take in an event. Called while the journal is being written: take a note, no more."""
+
+    def finish(self) -> None:
+        """The run is over: end, in bounded time."""
+
+
+@frozen
+class JobResult:
+    """What became of a job."""
+
+    folder: JobFolder
+    result: RunResult | None
+    laid_out: MaterialisedResult | None
+    error: StokerError | None
+    state: JobState
+    trials: tuple[TrialEnd, ...] = ()
+    """Of a sweep, how its trials ended, in that order."""
+
+
+@changeable
+class Execution:
+    """One job under way."""
+
+    plan: Plan
+    spec: JobRecord
+    tools: ExecutionTools
+    out: str | None
+    """The plain folder for the results (`stoker-out/NAME`), or None for none. `run` may take one beside it."""
+    options: RunOptions = fresh(factory=RunOptions)
+    listeners: tuple[Listener, ...] = ()
+    papers: Mapping[str, bytes] = fresh(factory=dict)
+    """More files for the job's folder, that say what was wanted."""
+    trials: tuple[Trial, ...] = ()
+    """Of a sweep, its points; else none or one."""
+    index: IndexEntry | None = None
+    """Where finished trials are written down, for a program whose sweep may have to go on another day."""
+    ran_code: TrialCode | None = None
+    """Of a program's sweep: notes which code each trial ran."""
+    gives_up: bool = True
+    """Stop a sweep in which everything fails in the same way."""
+    followers: tuple[Follower, ...] = ()
+    """Whoever else goes along with the run."""
+    foreseen: Mapping[str, Any] = fresh(factory=dict)
+    """What is known of it beforehand: its first event says so."""
+    _executor: Executor | None = None
+    _cancelled: StokerError | None = None
+    _cancelled_nodes: frozenset[str] = frozenset()
+    _guard: threading.Lock = fresh(factory=threading.Lock)
+    _emit: Callable[[Event], None] | None = None
+    _made_out: str = ""
+    """The folder that was made for the results because a running job has the one that was wanted."""
+
+    def cancel(self, error: StokerError) -> None:
+        """Ask it to stop. May be called from a signal handler."""
+        self._cancelled = error
+        if self._executor is not None:
+            self._executor.cancel(error)
+
+    def run(self) -> JobResult:
+        """Run to the end. Raises only if not even the job's folder can be written, or for a bug of ours."""
+        tools = self.tools
+        folder = JobFolder.begin(tools.runs, self.spec, mine(), self.papers)
+        watch = self._watch(folder) if is_sweep(self.trials) else None
+        followers = self.followers if watch is None else (*self.followers, watch)
+        listeners = (self._hear_code, *self.listeners, *(one.hear for one in followers))
+        status = StatusWriter(folder.status_path, source=self.spec.attempt, clock=tools.clock, listeners=listeners)
+        result: RunResult | None = None
+        laid_out: MaterialisedResult | None = None
+        error: StokerError | None = None
+        self._emit = status.emit
+        with closing(status):
+            for one in followers:
+                one.begin(status.emit)
+            try:
+                try:
+                    result = self._execute(folder, status)
+                finally:
+                    for one in followers:
+                        one.finish()
+                error = result.error or (watch.trouble if watch else None)
+                if watch is not None and error is result.error:
+                    error = error_of_sweep(error, watch.ends, len(self.trials))
+                laid_out = self._lay_out(result) if watch is None else None
+            except StokerError as problem:
+                error = error or problem
+            except Exception as problem:
+                folder.end(self._end(result, InternalError(f"{type(problem).__name__}: {problem}")))
+                raise
+            ends = watch.ends if watch is not None else ()
+            self._settle_out(ends, laid_out)
+            end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
+            folder.end(end)
+            told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
+            if watch is not None:
+                told["trials"] = count_ends(ends, len(self.trials))
+            status.emit(Event(Kinds.RUN_END, told))
+        if self.index is not None:
+            # Without this line the next job keeps a little more than it had to.
+            with suppress(StokerError):
+                self.index.end()
+        return JobResult(folder=folder, result=result, laid_out=laid_out, error=error, state=end.state, trials=ends)
+
+    def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
+        status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
+        self._claim_out(folder)
+        clear_stale_staging(self.tools.store, self.tools.engine.leases)
+        folders = folders_of(folder, self.tools, name=self.spec.name)
+        executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
+        with self._guard:
+            self._executor = executor
+            if self._cancelled_nodes:
+                executor.cancel_nodes(self._cancelled_nodes)
+        if self._cancelled is not None:
+            executor.cancel(self._cancelled)
+        result = executor.run()
+        for warning in result.warnings:
+            status.emit(Event(Kinds.WARNING, {"message": warning}))
+        return result
+
+    def _begin_fields(self) -> dict[str, Any]:
+        return {
+            "job": self.spec.name,
+            "attempt": self.spec.attempt,
+            "job_id": self.spec.job_id,
+            "recipe": self.spec.recipe,
+            "plan": self.plan.name,
+            "stages": len(self.plan.nodes),
+            **self.foreseen,
+        }
+
+    def _hear_code(self, event: Event, _at_s: float, _seq: int) -> None:
+        if self.ran_code is not None and event.kind == Kinds.STAGE_BEGIN:
+            self.ran_code.begin(str(event.fields["node"]))
+
+    def _watch(self, folder: JobFolder) -> TrialWatch:
+        from stoker.jobs.trial_watch import TrialWatch  # noqa: PLC0415 - for sweeps alone
+
+        return TrialWatch(
+            self.trials,
+            settle=self._settle,
+            give_up=self.cancel if self.gives_up else _go_on,
+            cancel_nodes=self._cancel_nodes,
+            requests=folder.trials_to_cancel,
+            metrics=KnownMetrics(self.tools.store),
+        )
+
+    def _cancel_nodes(self, names: frozenset[str]) -> None:
+        """Cancel some nodes and go on with the rest; called from the thread that watches trials."""
+        with self._guard:
+            self._cancelled_nodes = names
+            if self._executor is not None:
+                self._executor.cancel_nodes(names)
+
+    def _settle(self, end: TrialEnd) -> str | None:
+        """Write a trial down, lay it out, and then warn if it ran edited code; return where its plain files are."""
+        try:
+            return self._lay_out_trial(end)
+        finally:
+            if self.ran_code is not None:
+                self._warn(self.ran_code.warning(end.trial))
+
+    def _lay_out_trial(self, end: TrialEnd) -> str | None:
+        """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
+        from stoker.jobs.results import parts_of_trial  # noqa: PLC0415 - for sweeps alone
+
+        trial, is_good = end.trial, end.state == "completed"
+        if self.index is not None and is_good and not end.is_kept:
+            code = self.ran_code.of(trial) if self.ran_code is not None else self.index.code
+            self.index.note(trial.job_id, key=end.keys[trial.nodes.final], digest=end.digest, code=code)
+        if self.out is None:
+            return None
+        folder = os.path.join(self.out, trial.label)
+        if not is_good:
+            clear_away(self.tools.store, folder)
+            return None
+        self._set_aside(for_trials=True)
+        parts = parts_of_trial(self.tools.store, end, below="", recipe=self.spec.recipe)
+        laid_out = lay_out(self.tools.store, parts, folder)
+        point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
+        return laid_out.folder
+
+    def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: MaterialisedResult | None) -> None:
+        """Bring the plain folder to its final state: its link to the best trial; none if it was made for nothing."""
+        if self.ran_code is not None:
+            self._warn(self.ran_code.summary((end.trial for end in ends), len(self.trials)))
+        self._settle_best(ends, laid_out)
+        if self._made_out:
+            # Fails, as it should, if anything lies in it.
+            with suppress(OSError):
+                os.rmdir(self._made_out)
+
+    def _warn(self, warning: Event | None) -> None:
+        """Write a warning to the journal, if it can be written: the work is done without it."""
+        if warning is not None and self._emit is not None:
+            with suppress(StokerError, OSError):
+                self._emit(warning)
+
+    def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: MaterialisedResult | None) -> None:
+        """Make `best` lead to the best trial, or be no more where there is none; say so if something is in the way."""
+        if self.out is None or (laid_out is not None and BEST in laid_out.files):
+            return
+        best, in_the_way = self._best_of(ends), ""
+        label = best.trial.label if best is not None else None
+        # A link that can't be made is no reason to call the work failed.
+        with suppress(StokerError, OSError):
+            in_the_way = settle_best(self.out, label, [trial.label for trial in self.trials])
+        if in_the_way:
+            message = f"{in_the_way} is in the way: it stays as it is, and no link leads to the best one, {label}"
+            self._warn(Event(Kinds.WARNING, {"message": message}))
+
+    def _best_of(self, ends: tuple[TrialEnd, ...]) -> TrialEnd | None:
+        """Give the best of trials that worked together over one base, if they can be compared, or the only one."""
+        done = [end for end in ends if end.out is not None]
+        if not done or not any(node.stage.together for node in self.plan.nodes):
+            return None
+        from stoker.jobs.sweep_standings import rank_trials  # noqa: PLC0415 - for sweeps alone
+
+        ranked = rank_trials(done, self.trials[0].args)
+        if ranked is not None and ranked.best is not None:
+            return ranked.best.end
+        return done[0] if len(done) == 1 else None
+
+    def _lay_out(self, result: RunResult) -> MaterialisedResult | None:
+        parts = result_parts(self.plan, result) if self.out is not None else []
+        if not parts or self.out is None:
+            return None
+        self._set_aside(for_trials=False)
+        laid_out = lay_out(self.tools.store, parts, self.out)
+        point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
+        return laid_out
+
+    def _claim_out(self, folder: JobFolder) -> None:
+        """Take the folder for the results, or one beside it if a running job lays out the other shape there.
+
+        The claim is written before others are looked at, so of two that begin at once at least one sees the other.
+        """
+        if self.out is None:
+            return
+        for_trials = is_sweep(self.trials)
+        folder.claim_out(self.out, for_trials=for_trials)
+        if not any(
+            one.attempt != folder.attempt
+            and one.may_be_running()
+            and one.claims_out(self.out, for_trials=not for_trials)
+            for one in job_folders(self.tools.runs)
+        ):
+            return
+        wanted, self.out = self.out, make_beside(self.out)
+        self._made_out = self.out
+        folder.claim_out(self.out, for_trials=for_trials)
+        if self._emit is not None:
+            shape = "a single run" if for_trials else "a sweep"
+            message = f"{shape} that is still running writes to {wanted}: the results of this run go to {self.out}"
+            self._emit(Event(Kinds.WARNING, {"message": message}))
+
+    def _set_aside(self, *, for_trials: bool) -> None:
+        """Keep results of the other shape, a sweep's or a single run's, out of the folder; the journal says where."""
+        older = set_aside(self.out, for_trials=for_trials) if self.out is not None else ""
+        if older and self._emit is not None:
+            shape = "a single run" if for_trials else "a sweep"
+            message = f"{self.out} held the results of {shape}: they are kept in {older}"
+            self._emit(Event(Kinds.WARNING, {"message": message}))
+
+    def _end(
+        self,
+        result: RunResult | None,
+        error: StokerError | None,
+        laid_out: MaterialisedResult | None = None,
+        *,
+        has_out: bool = False,
+    ) -> JobEnd:
+        state = JobState.COMPLETED if error is None else JobState.FAILED
+        if isinstance(error, Cancelled | Terminated | TrialsCancelled):
+            state = JobState.CANCELLED
+        nodes = result.nodes if result else {}
+        return JobEnd(
+            state=state,
+            ended_s=self.tools.clock.wall_s(),
+            hits=result.hits if result else 0,
+            ran=result.ran if result else 0,
+            failed=len(result.failures()) if result else 0,
+            elapsed_s=round(result.elapsed_s, 6) if result else 0.0,
+            exit_code=exit_code_of(error) if error else 0,
+            error=error.to_dict() if error else None,
+            keys={name: str(node.key) for name, node in nodes.items() if node.key and node.ending in _GOOD},
+            out=laid_out.folder if laid_out else self.out if has_out else None,
+            parts=(self.plan.final, *self.plan.keep),
+        )
+
+
+def folders_of(folder: JobFolder, tools: ExecutionTools, *, name: str = "") -> RunFolders:
+    """Give where a run of a job keeps its logs and metrics."""
+    return RunFolders(
+        run_id=folder.attempt,
+        logs=folder.log_folder,
+        metrics=folder.metrics_folder,
+        scratch=tools.scratch,
+        name=name,
+    )
+
+
+def _go_on(_why: StokerError) -> None:
+    """Give a sweep up: no."""
+
+
+def abandon(tools: ExecutionTools, spec: JobRecord, error: StokerError) -> None:
+    """Write down that a job was given up and remove its staging: the last act of a process that must end now."""
+    folder = JobFolder(os.path.join(tools.runs, spec.attempt))
+    if folder.ended() is None:
+        folder.end(JobEnd.given_up(error, started_s=spec.started_s, ended_s=tools.clock.wall_s()))
+    staging = tools.store.places.staging
+    for name in os.listdir(staging):
+        if name.startswith(f".{os.getpid()}."):
+            remove_tree(os.path.join(staging, name))
+
+
+def result_parts(plan: Plan, result: RunResult) -> list[ResultPart]:
+    """Give what of a run is worth laying out: the final result at the top, kept ones in folders of their own."""
+    parts = []
+    for node_id in (plan.final, *plan.keep):
+        for name in _results_of(result, node_id):
+            node = result.nodes[name]
+            if node.key is not None and node.ending in _GOOD and node.has_bytes:
+                # Items of a list lie in one record.
+                parts += [_part(plan, node_id, node.key, one, name) for one in node.products[:1]]
+    return parts
+
+
+def _results_of(result: RunResult, node_id: str) -> list[str]:
+    """Name whose results a node's result is: its own, or those of its instances."""
+    node = result.nodes.get(node_id)
+    if node is None:
+        return []
+    return [node_id] if node.instances is None else [f"{node_id}[{index}]" for index in range(node.instances)]
+
+
+def _part(plan: Plan, node_id: str, key: Digest, product: NodeProduct, name: str) -> ResultPart:
+    return ResultPart(
+        record=product.record,
+        folder="" if name == plan.final else name,
+        sidecar={
+            "node": name,
+            "kind": product.ref.kind.name,
+            "version": product.ref.kind.version,
+            "digest": product.ref.digest,
+            "stage": plan.node(node_id).stage.name,
+            "key": key,
+            "made_at": product.record.body.get("made_at"),
+        },
+    )

@@ -1,0 +1,227 @@
+"""Several jobs, or trials of one, beside each other: config, code, data, environment, metrics, and what differs.
+
+What code and data a result was made from is read from its record, which holds everything that decided it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker.core.digests import encode
+from stoker.core.frozen import changed, frozen
+from stoker.engine.code_identity import OWN
+from stoker.engine.ranking import Direction
+from stoker.jobs.comparison import COSTS, Comparison, Curves, JobFacts, TrialRow, compare_trials, read_curves
+from stoker.jobs.secret_mask import MASK, is_secret
+from stoker.jobs.trial_settings import JobSetting
+from stoker.jobs.trials import Trial
+
+
+@frozen
+class ComparisonSide:
+    """One of the things compared."""
+
+    label: str
+    attempt: str
+    recipe: str
+    state: str
+    started_s: float
+    settings: Mapping[str, JobSetting]
+    code: Mapping[str, str]
+    """Digest of each module and file that the work is made of."""
+    data: Mapping[str, str]
+    """Digest of each file that was read, by stage and argument."""
+    environment: Mapping[str, str]
+    comparison: Comparison
+    """Its trials, one of which speaks for it."""
+    without_result: tuple[str, ...]
+    """Stages of which nothing is kept: what they were made from is not known."""
+
+    @property
+    def row(self) -> TrialRow | None:
+        return self.comparison.speaker
+
+    def curves(self) -> list[Curves]:
+        """Read its curves, those of the trial that speaks for it first."""
+        rows = sorted(self.comparison.rows, key=lambda row: row is not self.row)
+        return read_curves(changed(self.comparison, rows=tuple(rows)))
+
+
+@frozen
+class Fact:
+    """One thing that is compared. A value is None where a side has none."""
+
+    section: str
+    name: str
+    values: tuple[Any, ...]
+    origins: tuple[str, ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        # As they would enter a key: 1, 1.0 and true are three values, and NaN equals itself.
+        return len({encode(_plain(value)) for value in self.values}) == 1
+
+    def to_json(self) -> dict[str, Any]:
+        body = {"section": self.section, "name": self.name, "values": list(self.values), "is_same": self.is_same}
+        return {**body, "origins": list(self.origins)} if self.origins else body
+
+
+# The argument in which a program's own files stand.
+_PROGRAM = "code."
+
+SECTIONS = ("config", "code", "data", "environment", "metrics")
+
+
+def side_of(
+    gathering: JobFacts, trial: Trial | None, *, label: str, by: str = "", direction: Direction | None = None
+) -> ComparisonSide:
+    """Gather one side: one trial of a job, or a job, for which its best trial speaks; if none is that, its first."""
+    spec = gathering.spec
+    gathered = [one for one in gathering.trials() if trial is None or one.end.trial.number == trial.number]
+    comparison = compare_trials(
+        gathered,
+        job=spec.name,
+        attempt=spec.attempt,
+        recipe=spec.recipe,
+        values={path: setting.value for path, setting in gathering.settings(trial).items()},
+        by=by,
+        direction=direction,
+    )
+    speaker = comparison.speaker
+    speaking = next(one.end.trial for one in gathered if speaker is None or one.end.trial.number == speaker.n)
+    records = gathering.records(speaking)
+    made_from = _MadeFrom()
+    for record in records.values():
+        made_from.take(_mapping(record.body.get("action")))
+    return ComparisonSide(
+        label=label,
+        attempt=spec.attempt,
+        recipe=spec.recipe,
+        state=str(gathering.folder.state()[0]) if trial is None else gathered[0].end.state,
+        started_s=spec.started_s,
+        settings=gathering.settings(speaking),
+        code={**_joined(made_from.code), **gathering.program_files(speaking)},
+        data=_joined(made_from.data),
+        environment={"stoker": spec.stoker, **gathering.folder.environment(), **_joined(made_from.environment)},
+        comparison=comparison,
+        without_result=tuple(name for name in speaking.nodes.nodes if name not in records and "[" not in name),
+    )
+
+
+def compare_sides(sides: Sequence[ComparisonSide]) -> list[Fact]:
+    """Give every fact of every section, those that differ first within their section."""
+    facts = [
+        Fact(section="config", name="recipe", values=tuple(side.recipe for side in sides)),
+        *_settings(sides),
+        *_facts("code", [side.code for side in sides]),
+        *_facts("data", [side.data for side in sides]),
+        *_facts("environment", [side.environment for side in sides]),
+        *_facts("metrics", [side.row.metrics if side.row else {} for side in sides], _metric_order(sides)),
+        *(
+            Fact(section="metrics", name=name, values=tuple(side.row and side.row.costs[name] for side in sides))
+            for name in COSTS
+        ),
+    ]
+    return [
+        fact
+        for section in SECTIONS
+        for fact in sorted((fact for fact in facts if fact.section == section), key=_sameness)
+    ]
+
+
+class _MadeFrom:
+    """What results were made from, as their records tell: code, data, versions; several values side by side."""
+
+    def __init__(self) -> None:
+        self.code: dict[str, set[str]] = {}
+        self.data: dict[str, set[str]] = {}
+        self.environment: dict[str, set[str]] = {}
+
+    def take(self, action: Mapping[str, Any]) -> None:
+        stage = str(action.get("stage", ""))
+        for module, digest in _mapping(action.get("code")).items():
+            name = stage if module == OWN else f"{stage} {module}" if module.startswith("(") else module
+            self.code.setdefault(name, set()).add(str(digest))
+        self.code.setdefault(f"{stage} (version)", set()).add(str(action.get("version", "")))
+        for argument, digest in _contents(action.get("args"), ""):
+            if argument.startswith(_PROGRAM):
+                self.code.setdefault(argument.removeprefix(_PROGRAM), set()).add(digest)
+            else:
+                self.data.setdefault(f"{stage}: {argument}", set()).add(digest)
+        for name, version in _mapping(action.get("env")).items():
+            self.environment.setdefault(str(name), set()).add(str(version))
+
+
+def _contents(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Give the digest of every file among arguments, each with its place."""
+    if isinstance(value, dict):
+        if set(value) == {"content"} and isinstance(value["content"], str):
+            yield path, value["content"]
+            return
+        for name, inner in value.items():
+            yield from _contents(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _contents(inner, f"{path}[{place}]")
+
+
+def _settings(sides: Sequence[ComparisonSide]) -> list[Fact]:
+    names = dict.fromkeys(name for side in sides for name in side.settings)
+    found = []
+    for name in names:
+        settings = [side.settings.get(name) for side in sides]
+        if any(is_secret(side.recipe, name) for side in sides):
+            settings = _told_apart(settings)
+        found.append(
+            Fact(
+                section="config",
+                name=name,
+                values=tuple(setting.value if setting else None for setting in settings),
+                origins=tuple(setting.origin if setting else "" for setting in settings),
+            )
+        )
+    return found
+
+
+def _told_apart(settings: Sequence[JobSetting | None]) -> list[JobSetting | None]:
+    """Give secrets without what they are, so that those that differ still do."""
+    seen: list[bytes] = []
+    found: list[JobSetting | None] = []
+    for setting in settings:
+        if setting is None or setting.value in ({}, None):
+            found.append(setting)
+            continue
+        spelt = encode(_plain(setting.value))
+        seen += [spelt] if spelt not in seen else []
+        number = seen.index(spelt) + 1
+        found.append(JobSetting(value=MASK if number == 1 else f"{MASK} ({number})"))
+    return found
+
+
+def _facts(section: str, tables: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> list[Fact]:
+    names = dict.fromkeys([*order, *sorted({name for table in tables for name in table})])
+    return [Fact(section=section, name=name, values=tuple(table.get(name) for table in tables)) for name in names]
+
+
+def _metric_order(sides: Sequence[ComparisonSide]) -> list[str]:
+    return list(dict.fromkeys(name for side in sides for name in side.comparison.metrics if side.row is not None))
+
+
+def _sameness(fact: Fact) -> bool:
+    # Metrics stand in the order in which they matter, whether they are the same or not.
+    return fact.is_same and fact.section != "metrics"
+
+
+def _joined(found: Mapping[str, set[str]]) -> dict[str, str]:
+    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

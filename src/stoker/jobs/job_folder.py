@@ -1,0 +1,362 @@
+"""A job's folder: everything that is known of one attempt, in plain files.
+
+    runs/20261115-031502-7f3a/
+        owner.json      which process runs it                                           written once, first
+        config.json     the configuration, and where each of its values came from       written once
+        trials.jsonl    the points of its sweep, one if nothing varies                  written once
+        job.json        what was wanted: recipe, arguments, name, job id                written once, last of these
+        out.json        its plain folder, and whether for trials of a sweep             changes if it takes another
+        status.jsonl    the journal
+        logs/NODE.log   what each stage printed
+        metrics/        curves: what each stage measured, step by step
+        cancel/3        somebody wants trial 3 of the sweep cancelled, while the others go on
+        end.json        how it ended                                                    written once, last
+        said.log        of a fleet's attempt: what its own process wrote, if anything   put there when it is over
+
+Deleting a folder loses history, never results. A folder without an end whose process is gone is a failed job.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from stoker.core.digests import Digest
+from stoker.core.errors import Ambiguous, NotFound, StokerError
+from stoker.core.frozen import fresh, frozen
+from stoker.core.job import JobState
+from stoker.core.jsontext import dumps, loads
+from stoker.core.text import did_you_mean
+from stoker.host.durable import read_regular, translate, translated, write_file
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive, surroundings
+
+_CANCEL = "cancel"
+_SECOND = len("20261115-031502")
+# A sweep of a million trials has some 200 MiB of them.
+_LARGEST_BYTES = 1 << 30
+
+
+@frozen
+class JobRecord:
+    """What was wanted."""
+
+    attempt: str
+    job_id: Digest
+    name: str
+    recipe: str
+    args: dict[str, Any]
+    """As given, defaults filled; paths as typed, made absolute."""
+    folder: str
+    """Where the command was given."""
+    started_s: float
+    stoker: str
+    options: dict[str, Any] = fresh(factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "attempt": self.attempt,
+            "job_id": self.job_id,
+            "name": self.name,
+            "recipe": self.recipe,
+            "args": self.args,
+            "folder": self.folder,
+            "started_s": self.started_s,
+            "stoker": self.stoker,
+            "options": self.options,
+        }
+
+
+@frozen
+class JobEnd:
+    """How it ended."""
+
+    state: JobState
+    ended_s: float
+    hits: int
+    ran: int
+    failed: int
+    elapsed_s: float
+    exit_code: int
+    error: dict[str, Any] | None
+    keys: dict[str, str]
+    """Key of each node that has a result."""
+    out: str | None
+    """Where the results lie as plain files."""
+    parts: tuple[str, ...] = ()
+    """Nodes worth giving away: the one whose result is the job's, then those that the plan keeps."""
+
+    @classmethod
+    def given_up(cls, error: StokerError, *, started_s: float, ended_s: float) -> JobEnd:
+        """Give the end of a job that was stopped before it could say anything itself."""
+        return cls(
+            state=JobState.CANCELLED,
+            ended_s=ended_s,
+            hits=0,
+            ran=0,
+            failed=0,
+            elapsed_s=round(max(0.0, ended_s - started_s), 6),
+            exit_code=error.exit_code,
+            error=error.to_dict(),
+            keys={},
+            out=None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "state": str(self.state),
+            "ended_s": self.ended_s,
+            "hits": self.hits,
+            "ran": self.ran,
+            "failed": self.failed,
+            "elapsed_s": self.elapsed_s,
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "keys": self.keys,
+            "out": self.out,
+            "parts": list(self.parts),
+        }
+
+
+class JobFolder:
+    """One job's folder, for whoever writes it and whoever reads it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.status_path = os.path.join(path, "status.jsonl")
+        self.log_folder = os.path.join(path, "logs")
+        self.metrics_folder = os.path.join(path, "metrics")
+
+    @property
+    def attempt(self) -> str:
+        return os.path.basename(self.path)
+
+    @classmethod
+    def begin(
+        cls, runs: str, spec: JobRecord, owner: ProcessIdentity, papers: Mapping[str, bytes] | None = None
+    ) -> JobFolder:
+        """Make the folder of a new attempt; `papers` are more files that say what was wanted."""
+        folder = cls(os.path.join(runs, spec.attempt))
+        with translated(folder.path):
+            # What a job was given may hold what is nobody else's business.
+            os.makedirs(runs, mode=0o700, exist_ok=True)
+            os.makedirs(folder.log_folder)
+            os.mkdir(folder.metrics_folder)
+        write_file(os.path.join(folder.path, "owner.json"), dumps(owner.to_dict()).encode())
+        for name, text in (papers or {}).items():
+            write_file(os.path.join(folder.path, name), text)
+        wanted = {**spec.to_json(), "environment": surroundings()}
+        write_file(os.path.join(folder.path, "job.json"), dumps(wanted, indent=1).encode())
+        return folder
+
+    def paper(self, name: str) -> bytes:
+        """Read one of the files that say what was wanted; empty if there is none."""
+        try:
+            return read_regular(os.path.join(self.path, name), _LARGEST_BYTES)
+        except OSError:
+            return b""
+
+    def end(self, end: JobEnd) -> None:
+        """Write down how it ended."""
+        write_file(os.path.join(self.path, "end.json"), dumps(end.to_json(), indent=1).encode())
+
+    def claim_out(self, out: str, *, for_trials: bool) -> None:
+        """Write down which plain folder it lays its results out in, and whether as the trials of a sweep."""
+        body = {"v": 1, "folder": os.path.realpath(out), "for_trials": for_trials}
+        write_file(os.path.join(self.path, "out.json"), dumps(body).encode())
+
+    def claims_out(self, out: str, *, for_trials: bool) -> bool:
+        """Say whether this is the plain folder for its results, laid out in this shape."""
+        try:
+            body = self._read("out.json")
+        except NotFound:
+            return False
+        return body.get("folder") == os.path.realpath(out) and body.get("for_trials") is for_trials
+
+    def cancel_trial(self, number: int) -> None:
+        """Write down that a trial is to be cancelled; the process that runs the job looks for it."""
+        path = os.path.join(self.path, _CANCEL, str(number))
+        with translated(path):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        write_file(path, b"")
+
+    def trials_to_cancel(self) -> frozenset[int]:
+        """Return the numbers of the trials that are to be cancelled."""
+        try:
+            names = os.listdir(os.path.join(self.path, _CANCEL))
+        except OSError:
+            return frozenset()
+        return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def spec(self) -> JobRecord:
+        """Read what was wanted; `NotFound` if the folder is not a job's."""
+        raw = self._read("job.json")
+        try:
+            return JobRecord(
+                attempt=str(raw["attempt"]),
+                job_id=Digest(str(raw["job_id"])),
+                name=str(raw["name"]),
+                recipe=str(raw["recipe"]),
+                args=dict(raw["args"]),
+                folder=str(raw["folder"]),
+                started_s=float(raw["started_s"]),
+                stoker=str(raw["stoker"]),
+                options=dict(raw["options"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise NotFound(f"{self.path} holds no readable job", hint=f"job.json: {error}") from None
+
+    def environment(self) -> dict[str, str]:
+        """Give where it ran: host, system, interpreter; nothing if that was not written down."""
+        try:
+            raw = self._read("job.json").get("environment")
+        except NotFound:
+            return {}
+        return {str(name): str(value) for name, value in raw.items()} if isinstance(raw, dict) else {}
+
+    def ended(self) -> JobEnd | None:
+        """Read how it ended, or nothing if it has not."""
+        try:
+            raw = self._read("end.json")
+            return JobEnd(
+                state=JobState(raw["state"]),
+                ended_s=float(raw["ended_s"]),
+                hits=int(raw["hits"]),
+                ran=int(raw["ran"]),
+                failed=int(raw["failed"]),
+                elapsed_s=float(raw["elapsed_s"]),
+                exit_code=int(raw["exit_code"]),
+                error=raw["error"],
+                keys=dict(raw["keys"]),
+                out=raw["out"],
+                parts=tuple(raw.get("parts", ())),
+            )
+        except (NotFound, KeyError, TypeError, ValueError):
+            return None
+
+    def owner(self) -> ProcessIdentity | None:
+        """Give the process that runs or ran it."""
+        try:
+            return ProcessIdentity.from_dict(self._read("owner.json"))
+        except (NotFound, KeyError, TypeError, ValueError):
+            return None
+
+    def may_be_running(self) -> bool:
+        """Say whether it has not ended, at the cost of one look for nearly all that have."""
+        if os.path.exists(os.path.join(self.path, "end.json")):
+            return False
+        return self.state()[0] is JobState.RUNNING
+
+    def state(self) -> tuple[JobState, str]:
+        """Give the state and, if it is not what the folder says by itself, why."""
+        end = self.ended()
+        if end is not None:
+            return end.state, ""
+        owner = self.owner()
+        if owner is None or is_alive(owner) is Liveness.GONE:
+            return JobState.FAILED, "its process is gone"
+        return JobState.RUNNING, ""
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            raw = loads(read_regular(os.path.join(self.path, name), _LARGEST_BYTES))
+        except (OSError, ValueError) as error:
+            raise NotFound(f"{self.path}: no readable {name}", hint=str(error)) from None
+        if not isinstance(raw, dict):
+            raise NotFound(f"{self.path}: {name} is not an object")
+        return raw
+
+
+def job_folders(runs: str) -> Iterator[JobFolder]:
+    """Give the folders of all jobs, the newest first."""
+    try:
+        names = sorted(os.listdir(runs), reverse=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise translate(error, runs) from error
+    for _, same_second in itertools.groupby(names, key=lambda name: name[:_SECOND]):
+        # Ids tell the order down to the second; within one, the files that were written first do.
+        written = [(_written_ns(os.path.join(runs, name, "job.json")), name) for name in same_second]
+        for written_ns, name in sorted(written, reverse=True):
+            if written_ns:
+                yield JobFolder(os.path.join(runs, name))
+
+
+def _written_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+_SHORTEST_PREFIX = 4
+
+
+def find_job(runs: str, name: str) -> JobFolder:
+    """Find a job by `last`, by name (the newest of it), or by the beginning of an attempt's or a job's id."""
+    beginnings: dict[str, JobFolder] = {}
+    names: dict[str, None] = {}
+    for folder in job_folders(runs):
+        if name == "last":
+            return folder
+        try:
+            spec = folder.spec()
+        except NotFound:
+            continue
+        names[spec.name] = None
+        if spec.name == name:
+            return folder
+        # Of one job the newest attempt is meant, and that comes first.
+        beginnings.setdefault(_id_begun_by(name, spec), folder)
+    beginnings.pop("", None)
+    if len(beginnings) == 1:
+        return next(iter(beginnings.values()))
+    if beginnings:
+        raise Ambiguous(f"{name!r} begins the ids of {len(beginnings)} jobs", hint="type more of it")
+    if not names and name == "last":
+        raise NotFound("nothing has run here yet", hint="stoker run RECIPE")
+    raise NotFound(f"there is no job {name!r}", hint=did_you_mean(name, names) or "`stoker jobs` lists them")
+
+
+def find_running(runs: str, name: str) -> JobFolder | None:
+    """Find the newest job of this very name that still runs. Attempts of jobs of the fleet do not count."""
+    for folder in job_folders(runs):
+        if folder.may_be_running():
+            with suppress(NotFound):
+                spec = folder.spec()
+                if spec.name == name and "fleet" not in spec.options:
+                    return folder
+    return None
+
+
+def _id_begun_by(name: str, spec: JobRecord) -> str:
+    """Give the id of an attempt or a job that a text begins (or, of an attempt, its last part), else nothing."""
+    if len(name) < _SHORTEST_PREFIX:
+        return ""
+    if spec.attempt.startswith(name) or spec.attempt.rpartition("-")[2].startswith(name):
+        return spec.attempt
+    return spec.job_id if spec.job_id.startswith(name) else ""
+
+
+# `python.json` of a job's folder: which interpreter runs a program, and which packages it has.
+
+PYTHON = "python.json"
+
+
+def python_paper(facts: Mapping[str, Any]) -> bytes:
+    """Write it."""
+    return dumps({"v": 1, **facts}, indent=1).encode()
+
+
+def read_python(folder: JobFolder) -> dict[str, Any]:
+    """Give what was written down of a job's interpreter; empty if it had none of its own."""
+    try:
+        told = loads(folder.paper(PYTHON))
+    except ValueError:
+        return {}
+    return {name: value for name, value in told.items() if name != "v"} if isinstance(told, dict) else {}

@@ -1,0 +1,243 @@
+"""What happened to each node of a job, read from its journal: the source of `explain`, `jobs show` and `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stoker.core.events import Kinds
+from stoker.core.frozen import changeable, fields_of, fresh
+
+_MOST_WARNINGS = 100
+
+
+@changeable
+class NodeHistory:
+    """One node as the journal tells it."""
+
+    node: str
+    title: str = ""
+    """What a screen calls it, if not by its name."""
+    stage: str = ""
+    ending: str = "waiting"
+    """hit, ran, failed, diverged, cancelled, pruned; running or waiting while there is no end."""
+    why: str = ""
+    changes: list[dict[str, Any]] = fresh(factory=list)
+    key: str = ""
+    digest: str = ""
+    began_s: float | None = None
+    seconds: float | None = None
+    attempts: int = 0
+    cause: str = ""
+    message: str = ""
+    hint: str = ""
+    step: int | None = None
+    of: int | None = None
+    metrics: dict[str, Any] = fresh(factory=dict)
+    told: str = ""
+    """What it said last for people to see."""
+    peak_rss_bytes: int | None = None
+    peak_gpu_bytes: int | None = None
+    """On the fullest of its devices."""
+    company: dict[str, Any] | None = None
+    """With whom it shared a process, if it did (`stays.Stay`)."""
+    waits_for: str = ""
+    """Which devices it waits for, and who holds them, or who does the very same; empty if it does not."""
+    waits_since_s: float | None = None
+    instances: int | None = None
+    """Of a fan-out, how many it has; they are nodes of their own."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in fields_of(self).items() if name != "title"}
+
+
+class RunHistory:
+    """Nodes in the order in which the journal first names them. Feed it events; it never fails on odd ones."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeHistory] = {}
+        self.begin: dict[str, Any] = {}
+        self.end: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        """What the run warned of, each text once."""
+        self.edits = ""
+        """Of a sweep, the newest warning that its program was edited while it ran."""
+        self.edited: dict[int, Mapping[str, str]] = {}
+        """By the number of a trial that ran edited code, the edited files with their digests."""
+        self.dropped_warnings = 0
+        """How many warnings are not in `warnings`, which holds the first ones."""
+        self._fans: dict[str, _Fan] = {}
+
+    def take(self, event: dict[str, Any]) -> NodeHistory | None:
+        """Take in one event; gives the node it is about."""
+        kind = event.get("kind")
+        if kind == Kinds.RUN_BEGIN:
+            self.begin = event
+        elif kind == Kinds.RUN_END:
+            self.end = event
+        elif kind == Kinds.WARNING:
+            self._warned(event)
+        name = event.get("node")
+        if not isinstance(name, str):
+            return None
+        node = self.nodes.setdefault(name, NodeHistory(node=name))
+        node.stage = event.get("stage", node.stage)
+        change = _TELLERS.get(str(kind))
+        if change is not None:
+            change(node, event)
+        if kind == Kinds.STAGE_EXPANDED:
+            self._fans[name] = _Fan(node)
+        fan = self._fans.get(name.rpartition("[")[0])
+        if fan is not None:
+            fan.take(node)
+        return node
+
+    def _warned(self, event: dict[str, Any]) -> None:
+        message = str(event.get("message", ""))
+        edited = event.get("edited")
+        if isinstance(edited, dict):
+            self._note_edits(edited.values())
+            # The one at the end of a sweep says all that those before it said.
+            self.warnings = [one for one in self.warnings if one != self.edits]
+            self.edits = message
+        if not message or message in self.warnings:
+            return
+        if len(self.warnings) < _MOST_WARNINGS:
+            self.warnings.append(message)
+        else:
+            self.dropped_warnings += 1
+
+    def _note_edits(self, codes: Iterable[Any]) -> None:
+        for code in codes:
+            files, trials = (code.get("files"), code.get("trials")) if isinstance(code, dict) else (None, None)
+            if isinstance(files, dict) and isinstance(trials, list):
+                self.edited |= {number: files for number in trials if type(number) is int}
+
+
+class _Fan:
+    """A fan-out, which has no end of its own: it ends when its last instance does."""
+
+    def __init__(self, node: NodeHistory) -> None:
+        self._node = node
+        self._done: set[str] = set()
+        self._has_run = False
+        self._settle()
+
+    def take(self, instance: NodeHistory) -> None:
+        if instance.ending in ("hit", "ran"):
+            self._done.add(instance.node)
+            self._has_run = self._has_run or instance.ending == "ran"
+            self._settle()
+
+    def _settle(self) -> None:
+        if len(self._done) == (self._node.instances or 0):
+            self._node.ending = "ran" if self._has_run else "hit"
+
+
+def tell(events: Iterable[dict[str, Any]]) -> RunHistory:
+    """Read a whole journal."""
+    story = RunHistory()
+    for event in events:
+        story.take(event)
+    return story
+
+
+def _begin(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "running"
+    node.why = event.get("why", "")
+    node.changes = event.get("changes", [])
+    node.key = event.get("key", "")
+    node.attempts = event.get("attempt", 1)
+    node.began_s = event.get("ts")
+    _waited(node)
+
+
+def _end(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "ran"
+    node.digest = event.get("digest", "")
+    node.seconds = event.get("seconds")
+    node.peak_rss_bytes = event.get("peak_rss_bytes")
+    node.peak_gpu_bytes = event.get("peak_gpu_bytes")
+    node.company = event.get("company")
+    node.metrics.update(_metrics(event))
+
+
+def _skipped(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "hit"
+    _waited(node)
+    node.why = node.why or "result is known"
+    node.key = event.get("key", "")
+    node.digest = event.get("digest", "")
+
+
+def _failed(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "diverged" if event.get("cause") == "diverged" else "failed"
+    node.cause = event.get("cause", "")
+    node.message = event.get("message", "")
+    node.hint = event.get("hint", "")
+    node.seconds = event.get("seconds")
+
+
+def _pruned(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "pruned"
+    node.message = f"needs {event.get('because', '?')}"
+
+
+def _cancelled(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "cancelled"
+    node.cause = event.get("cause", "")
+
+
+def _step(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.step = event.get("step")
+    node.of = event.get("of")
+    node.metrics.update(_metrics(event))
+
+
+def _told(node: NodeHistory, event: dict[str, Any]) -> None:
+    if not event.get("at_once"):
+        node.told = str(event.get("text", ""))
+
+
+def _metrics(event: dict[str, Any]) -> dict[str, Any]:
+    metrics = event.get("metrics")
+    return metrics if isinstance(metrics, dict) else {}
+
+
+def _retrying(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "waiting"
+    node.message = f"attempt {event.get('attempt')} failed: {event.get('message', '')}"
+
+
+def _waiting(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "waiting"
+    node.message = event.get("why", "")
+    node.waits_for = event.get("waits_for", "")
+    if node.waits_for:
+        node.waits_since_s = node.waits_since_s or event.get("ts")
+
+
+def _waited(node: NodeHistory) -> None:
+    """It waits no longer."""
+    if node.waits_for:
+        node.waits_for, node.waits_since_s, node.message = "", None, ""
+
+
+def _expanded(node: NodeHistory, event: dict[str, Any]) -> None:
+    node.ending = "running"
+    node.instances = event.get("count", 0)
+
+
+_TELLERS = {
+    Kinds.STAGE_BEGIN: _begin,
+    Kinds.STAGE_END: _end,
+    Kinds.STAGE_SKIPPED: _skipped,
+    Kinds.STAGE_FAILED: _failed,
+    Kinds.STAGE_PRUNED: _pruned,
+    Kinds.STAGE_CANCELLED: _cancelled,
+    Kinds.STAGE_STEP: _step,
+    Kinds.STAGE_TOLD: _told,
+    Kinds.STAGE_RETRYING: _retrying,
+    Kinds.STAGE_WAITING: _waiting,
+    Kinds.STAGE_EXPANDED: _expanded,
+}

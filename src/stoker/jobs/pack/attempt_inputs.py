@@ -1,0 +1,90 @@
+"""Inputs put into a job's arguments: paths of this machine in the place of those of whoever submitted it.
+
+env:DATA        a program's variable
+arg:data        an argument that is a path
+arg:inputs.1    of an argument that holds several paths, the second
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker.core.errors import BadInput
+from stoker.engine.recipe import Recipe
+
+ENV, ARG = "env:", "arg:"
+DATA = "data"
+"""The argument of programs that holds their data's variables."""
+
+
+def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """Give arguments that name this machine's paths. Where nothing lies here for one, it stays as it was."""
+    made = dict(args)
+    variables = {where.removeprefix(ENV): path for where, path in paths.items() if where.startswith(ENV)}
+    if variables:
+        made[DATA] = {**made.get(DATA, {}), **variables}
+    for name, value in args.items():
+        own = {where: path for where, path in paths.items() if where.partition(".")[0] == f"{ARG}{name}"}
+        if own:
+            made[name] = _with_own(recipe, name, value, own)
+    return made
+
+
+def without_runtime(args: dict[str, Any], leaves: Sequence[str]) -> dict[str, Any]:
+    """Return arguments in which the runtime leaves of records (`trees.verbose`) stand beside the records.
+
+    What is left of a record is then what the job's identity has of it, and can be compared without the recipe.
+    """
+    made = dict(args)
+    for path in leaves:
+        *steps, last = path.split(".")
+        into = made
+        for step in steps:
+            into[step] = into = dict(into[step])
+        made[path] = into.pop(last)
+    return made
+
+
+def with_runtime(recipe: Recipe, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `without_runtime` was given. `BadInput` for a leaf that the recipe has not declared as such."""
+    made = dict(args)
+    for path in [name for name in args if "." in name]:
+        if path not in recipe.args.nested_runtime():
+            raise BadInput(f"{path} is no runtime argument of {recipe.name}", hint="submit the job again")
+        *steps, last = path.split(".")
+        into = made
+        for step in steps:
+            into[step] = into = dict(into.get(step, {}))
+        into[last] = made.pop(path)
+    return made
+
+
+def places_of(recipe: Recipe, args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give where in a recipe's arguments paths stand, and the paths; a program's variables have words of their own."""
+    for name, value in args.items():
+        spec = recipe.args.specs.get(name)
+        if spec is None or value is None:
+            continue
+        found = spec.type.paths(value)
+        if found and isinstance(value, str):
+            yield f"{ARG}{name}", value
+        else:
+            yield from ((f"{ARG}{name}.{number}", path) for number, path in enumerate(found))
+
+
+def _with_own(recipe: Recipe, name: str, value: Any, own: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return own.get(f"{ARG}{name}", value)
+    return recipe.args.specs[name].type.with_paths(value, _counted(f"{ARG}{name}", own))
+
+
+def _counted(prefix: str, own: Mapping[str, str]) -> Callable[[str], str]:
+    count = -1
+
+    def change(path: str) -> str:
+        nonlocal count
+        count += 1
+        return own.get(f"{prefix}.{count}", path)
+
+    return change

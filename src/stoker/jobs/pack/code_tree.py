@@ -1,0 +1,323 @@
+"""A project's code as a tree: hashed once, known again by the memo, sent as it was hashed or not at all.
+
+    packed = pack(project, include=…, needed=…, ours=…, desk=desk)
+    send_tree(client, packed.tree, InFolder(packed.project.root), …)
+
+What changes while it is read is read again; what never comes to rest is refused by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Any, BinaryIO
+
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
+from stoker.core.errors import Fault, InvalidInput, Refused, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.text import format_size
+from stoker.host.durable import open_regular, translated
+from stoker.host.file_stamps import stamp_of
+from stoker.host.http.addresses import is_this_computer, read_address
+from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files
+from stoker.protocol.job_messages import MOST_SOURCE, HostPolicy, JobSpec, OnChangedCode, Submission
+from stoker.store.archives.archive_members import check_tree
+from stoker.store.memo import Memo, recall_below, recall_file, remember_file
+from stoker.store.records import Record
+from stoker.store.trees import leads_out
+
+_BLOCK_BYTES = 1 << 20
+_TRIES = 3
+_MOST_NAMED = 3
+_MANY = 50
+
+
+@frozen
+class PackedProject:
+    """The code of a project at one moment."""
+
+    project: Project
+    tree: Tree
+    digest: str
+    """The tree's."""
+    commit: str = ""
+    """`HASH`, or `HASH+3` with so many uncommitted changes; empty: nothing was ever committed."""
+    uncommitted: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> int:
+        return len(self.tree.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.tree.size_bytes
+
+
+def pack(
+    project: Project,
+    *,
+    desk: JobCompiler,
+    include: Sequence[str] = (),
+    needed: Iterable[str] = (),
+    ours: Sequence[str] = (),
+) -> PackedProject:
+    """Read a project's files into a tree.
+
+    Raises what `list_files` raises, `InvalidInput` with everything that a tree can't keep, `InvalidArchive` with names
+    that can't be on every machine, and `Refused` for a file that never comes to rest.
+    """
+    listed = list_files(project, environment=desk.environment, include=include, needed=needed, ours=ours)
+    if len(listed.files) > _MANY:
+        recall_below(project.root, memo=desk.memo)
+    reading = _Reading(project, desk)
+    entries = tuple(entry for path in listed.files if (entry := reading.entry(path)) is not None)
+    reading.refuse_any()
+    tree = Tree(entries)
+    count = len(listed.uncommitted)
+    return PackedProject(
+        project=project,
+        tree=tree,
+        digest=_checked_digest(project, tree, desk.memo),
+        commit=f"{listed.commit}+{count}" if listed.commit and count else listed.commit,
+        uncommitted=count,
+        notes=(*listed.notes, *_notes(project, listed, tree, reading.gone)),
+    )
+
+
+def _checked_digest(project: Project, tree: Tree, memo: Memo) -> Digest:
+    """Give the digest of a tree that can travel; one that is what it was last time is not judged again."""
+    rows = [f"{one.path}\0{one.sha256}\0{one.executable}\0{one.link_to}\0{one.size_bytes}" for one in tree.entries]
+    stamp = struct.unpack(">4Q", sha256("\0".join(rows).encode()).digest())
+    name = f"code:{project.root!a}"
+    digest = memo.recall(name, stamp)
+    if digest is None:
+        check_tree(tree)
+        digest = tree.digest()
+        memo.remember(name, stamp, digest)
+    return digest
+
+
+class _Reading:
+    """One pass over a project's files."""
+
+    def __init__(self, project: Project, desk: JobCompiler) -> None:
+        self.gone: list[str] = []
+        self._root = project.root
+        self._memo, self._clock = desk.memo, desk.clock
+        self._faults: list[Fault] = []
+        # Folders that are what git takes them for, and no links to elsewhere.
+        self._folders: dict[str, bool] = {"": True}
+
+    def refuse_any(self) -> None:
+        if self._faults:
+            faults = tuple(self._faults)
+            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} things of the project can't be sent"
+            hint = f"leave them out by {IGNORE_FILE}, or --in-place"
+            raise InvalidInput(headline, faults=faults, hint=hint, folder=self._root)
+
+    def entry(self, path: str) -> TreeEntry | None:
+        """Give a file's entry; nothing if it is not there any more, or can't be kept."""
+        whole = f"{self._root}/{path}"
+        try:
+            info = os.lstat(whole)
+        except (FileNotFoundError, NotADirectoryError):
+            self.gone.append(path)
+            return None
+        if not self._is_folder(path.rpartition("/")[0]):
+            # A folder was replaced by a link: what lies behind it is not the project's.
+            self.gone.append(path)
+            return None
+        if stat.S_ISREG(info.st_mode):
+            digest = recall_file(whole, info, memo=self._memo)
+            if digest is None:
+                digest, info = self._read(path, whole)
+            return TreeEntry(path, info.st_size, digest, bool(info.st_mode & stat.S_IXUSR))
+        if stat.S_ISLNK(info.st_mode):
+            return self._link(path, whole)
+        what = "is a folder now" if stat.S_ISDIR(info.st_mode) else "is neither a file, a folder nor a symlink"
+        self._faults.append(Fault(path, what))
+        return None
+
+    def _read(self, path: str, whole: str) -> tuple[Digest, os.stat_result]:
+        for _ in range(_TRIES):
+            with translated(whole), open_regular(whole) as file:
+                before = os.fstat(file.fileno())
+                digest = _digest_of(file)
+                is_same = stamp_of(os.fstat(file.fileno())) == stamp_of(before) == stamp_of(os.lstat(whole))
+            if is_same:
+                remember_file(whole, before, digest, memo=self._memo, clock=self._clock)
+                return digest, before
+        raise Refused(f"{path} changes while it is read", hint="submit again when nobody writes to it", path=whole)
+
+    def _link(self, path: str, whole: str) -> TreeEntry | None:
+        with translated(whole):
+            target = os.readlink(whole)
+        try:
+            text = target.encode()
+        except UnicodeEncodeError:
+            self._faults.append(Fault(path, "symlink whose target is not valid Unicode"))
+            return None
+        if leads_out(self._root, path, target):
+            self._faults.append(Fault(path, f"symlink leads out of the project, to {target}"))
+            return None
+        return TreeEntry(path, len(text), digest_bytes(text), link_to=target)
+
+    def _is_folder(self, folder: str) -> bool:
+        known = self._folders.get(folder)
+        if known is None:
+            above = self._is_folder(folder.rpartition("/")[0])
+            known = self._folders[folder] = above and not os.path.islink(f"{self._root}/{folder}")
+        return known
+
+
+def _digest_of(file: BinaryIO) -> Digest:
+    digest = sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return Digest(digest.hexdigest())
+
+
+def _notes(project: Project, listed: ProjectFiles, tree: Tree, gone: Sequence[str]) -> Iterable[str]:
+    """Say what a person should know before it is sent."""
+    if tree.size_bytes > MOST_BYTES:
+        largest = sorted(tree.entries, key=lambda entry: -entry.size_bytes)[:_MOST_NAMED]
+        named = ", ".join(f"{entry.path} {format_size(entry.size_bytes)}" for entry in largest)
+        size = format_size(tree.size_bytes)
+        yield f"the code has {size}: {named}; {IGNORE_FILE} leaves files out, data = {{ NAME = PATH }} carries data"
+    lacking = set(gone).difference(listed.uncommitted)
+    if project.is_git and lacking:
+        count = "1 tracked file is" if len(lacking) == 1 else f"{len(lacking):,} tracked files are"
+        yield f"{count} not checked out here, and not sent: {min(lacking)}"
+
+
+# The code that goes along with the programs of one submission: packed once, however many jobs run it.
+
+
+@frozen
+class SubmittedCodeOptions:
+    """What whoever submits says of the code, for all jobs alike."""
+
+    is_in_place: bool = False
+    """Programs run in the folder itself, where a machine has it; nothing is sent."""
+    include: tuple[str, ...] = ()
+    """Untracked files that go along."""
+    ours: tuple[str, ...] = ()
+    """Folders of Stoker's own, which never do."""
+
+
+class SubmittedCode:
+    """Packs the project of a desk's folder, as often as jobs differ in what they include."""
+
+    def __init__(self, desk: JobCompiler, wishes: SubmittedCodeOptions | None = None) -> None:
+        self._desk = desk
+        self._wishes = wishes or SubmittedCodeOptions()
+        self._project: Project | None = None
+        self._packed: dict[tuple[tuple[str, ...], tuple[str, ...]], PackedProject | StokerError] = {}
+
+    @property
+    def packed(self) -> tuple[PackedProject, ...]:
+        """What has to be sent before the jobs are submitted, each tree once."""
+        return tuple({one.digest: one for one in self._packed.values() if isinstance(one, PackedProject)}.values())
+
+    @property
+    def project(self) -> Project:
+        """The project of the folder; raises what finding it raises."""
+        if self._project is None:
+            self._project = find_project(self._desk.folder, environment=self._desk.environment)
+        return self._project
+
+    def of(
+        self, *, include: tuple[str, ...] = (), needed: tuple[str, ...] = (), is_in_place: bool = False
+    ) -> dict[str, Any]:
+        """Give the fields of a program's order that say which code it is. Raises what packing raises."""
+        fields: dict[str, Any] = {"folder": self._desk.folder, "project": self.project.identity}
+        if is_in_place or self._wishes.is_in_place:
+            return fields
+        packed = self._pack((*self._wishes.include, *include), needed)
+        fields |= {"code_tree": packed.digest, "code_folder": self.project.folder}
+        return fields | ({"commit": packed.commit} if packed.commit else {})
+
+    def _pack(self, include: tuple[str, ...], needed: tuple[str, ...]) -> PackedProject:
+        key = (include, needed)
+        known = self._packed.get(key)
+        if known is None:
+            try:
+                known = pack(self.project, desk=self._desk, include=include, needed=needed, ours=self._wishes.ours)
+            except StokerError as error:
+                # Ten thousand jobs of one project are refused by one look at it.
+                known = error
+            self._packed[key] = known
+        if isinstance(known, StokerError):
+            raise known
+        return known
+
+
+# What comes of a manifest or a command line: orders for jobs, policy about machines, and what a person should know.
+
+
+@frozen
+class Shipment:
+    """A tree that machines of the fleet need for these jobs, and where its files lie here."""
+
+    what: str
+    """`code`, or the variable or argument that it is for."""
+    tree: Tree
+    digest: str
+    """The tree's own."""
+    root: str
+    """The folder that the tree's paths begin at."""
+    is_data: bool = False
+    """Workers of this same machine read it where it lies."""
+    record: Record | None = None
+    """Of a thing of this machine's store, its record: its files lie there, and not below `root`."""
+
+
+def code_shipments(packed: Iterable[PackedProject]) -> tuple[Shipment, ...]:
+    """Give projects' code as what has to be sent."""
+    return tuple(Shipment(what="code", tree=one.tree, digest=one.digest, root=one.project.root) for one in packed)
+
+
+@frozen
+class PreparedSubmission:
+    """Jobs as they can be submitted, in the order in which they were written down."""
+
+    jobs: tuple[JobSpec, ...]
+    hosts: tuple[HostPolicy, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a person should know before they run."""
+    source: str = ""
+    """The manifest's whole path, or the command line."""
+    packed: tuple[PackedProject, ...] = ()
+    """The code of programs among them: the coordinator has to have it before they are submitted."""
+    shipments: tuple[Shipment, ...] = ()
+    """Every tree that the jobs name and that lies here."""
+
+    def to_send(self, url: str) -> tuple[Shipment, ...]:
+        """Give what has to be with the coordinator at an address. Data stays where all machines are this one."""
+        is_here_alone = url.startswith("http://") and is_this_computer(read_address(url).origin.host)
+        return tuple(one for one in self.shipments if not (one.is_data and is_here_alone))
+
+    def submission(
+        self,
+        *,
+        key: str = "",
+        submitter: str = "",
+        on_changed_code: OnChangedCode = OnChangedCode.KEEP,
+        dry_run: bool = False,
+    ) -> Submission:
+        """Give the message that submits them."""
+        # They were checked one by one as they were made: to check ten thousand again would take a while.
+        return Submission.model_construct(
+            key=key,
+            jobs=self.jobs,
+            hosts=self.hosts,
+            submitter=submitter,
+            source=self.source[:MOST_SOURCE],
+            on_changed_code=on_changed_code,
+            dry_run=dry_run,
+        )

@@ -1,0 +1,189 @@
+"""What jobs read, on its way: files and folders as trees, things of the store, repositories of the hub.
+
+    data = { DATA = "corpus", BASE = "stoker:9f2c…", WEIGHTS = "org/name@main" }
+
+Each is known by what it holds. A path is read once (the memo) and travels as a tree; a worker of this same machine
+reads it where it lies. A repository is the commit that its revision is now, and every machine fetches it itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from stoker.core.digests import Tree, is_digest
+from stoker.core.errors import BadInput, LocalFile, NotFound, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.text import one_line
+from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.pack.code_tree import Shipment
+from stoker.jobs.pack.data_trees import read_tree, unread_bytes
+from stoker.protocol.job_messages import InputBody, InputKind
+from stoker.store.records import Record
+
+STORE = "stoker:"
+_REPOSITORY = re.compile(r"(datasets/|spaces/|models/)?[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./+=#%,~-]+)?")
+_SHOWN_FROM_BYTES = 64 << 20
+"""Reading more than this is shown."""
+
+
+@frozen
+class DataInput:
+    """One thing that jobs read."""
+
+    body: InputBody
+    digest: str
+    """What it holds, as it enters a job's id; never where it lies."""
+    shipment: Shipment | None = None
+    """What has to be sent along; nothing: it is elsewhere already."""
+
+
+class DataInputs:
+    """Finds them, each once, however many jobs read it."""
+
+    def __init__(self, desk: JobCompiler) -> None:
+        self._desk = desk
+        self._known: dict[str, DataInput] = {}
+        self._shipments: dict[str, Shipment] = {}
+
+    @property
+    def shipments(self) -> tuple[Shipment, ...]:
+        """Everything that has to be sent along."""
+        return tuple(self._shipments.values())
+
+    def of(self, where: str, text: str) -> DataInput:
+        """Find what a manifest's word means. Raises `StokerError` with what is wrong with it."""
+        path = self._whole(text)
+        if os.path.exists(path) or not _is_elsewhere(text, self._desk.folder):
+            if not os.path.exists(path):
+                raise LocalFile(f"there is nothing at {text}")
+            return self.at(where, path)
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._kept(where, text) if _is_kept(text) else self._repository(where, text)
+        return self._for(where, known)
+
+    def repository(self, where: str, text: str) -> DataInput | None:
+        """Give the repository that a word names; nothing if it is a path, or no repository's name. Raises."""
+        if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._desk.folder):
+            return None
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._repository(where, text)
+        return self._for(where, known)
+
+    def at(self, where: str, path: str) -> DataInput:
+        """Give what lies at a path. Raises `StokerError`."""
+        known = self._known.get(path)
+        if known is None:
+            known = self._known[path] = self._read(where, path)
+        return self._for(where, known)
+
+    def _for(self, where: str, known: DataInput) -> DataInput:
+        if known.shipment is not None:
+            self._shipments.setdefault(known.shipment.digest, known.shipment)
+        if known.body.where == where:
+            return known
+        body = known.body.model_copy(update={"where": where})
+        return DataInput(body=body, digest=known.digest, shipment=known.shipment)
+
+    def _read(self, where: str, path: str) -> DataInput:
+        desk, real = self._desk, os.path.realpath(path)
+        name, is_folder = os.path.basename(real), os.path.isdir(real)
+        if not is_folder and name != one_line(name, 255):
+            # Its name is part of its tree, and the tree of the job's id: it has to travel as it is.
+            raise LocalFile(f"a file's name has characters that can't be shown: {one_line(name, 255)}", path=real)
+        memo = desk.memo
+        unread = unread_bytes(real, memo=memo)
+        shown = where.partition(":")[2]
+        if unread > _SHOWN_FROM_BYTES:
+            with desk.data.reading(f"reading {shown}", unread) as heed:
+                tree = read_tree(real, name, memo=memo, clock=desk.clock, heed=heed)
+        else:
+            tree = read_tree(real, name, memo=memo, clock=desk.clock)
+        digest = str(tree.digest())
+        body = InputBody(
+            where=where,
+            kind=InputKind.TREE if is_folder else InputKind.FILE,
+            tree=digest,
+            name=one_line(name, 255),
+            size_bytes=tree.size_bytes,
+            files=len(tree.entries),
+            path=real,
+            host=desk.data.host,
+        )
+        root = real if is_folder else os.path.dirname(real)
+        return DataInput(
+            body=body,
+            digest=f"tree:{digest}" if is_folder else f"sha256:{tree.entries[0].sha256}",
+            shipment=Shipment(what=shown, tree=tree, digest=digest, root=root, is_data=True),
+        )
+
+    def _kept(self, where: str, text: str) -> DataInput:
+        wanted = text.removeprefix(STORE)
+        record: Record | None = None
+        try:
+            record = self._desk.data.find_kept(wanted)
+        except NotFound:
+            if not is_digest(wanted):
+                raise
+        tree = record.tree if record is not None else Tree(())
+        digest = wanted if record is None else str(record.digest)
+        body = InputBody(
+            where=where,
+            kind=InputKind.TREE,
+            tree=digest,
+            size_bytes=tree.size_bytes,
+            files=len(tree.entries),
+        )
+        shipment = None
+        if record is not None:
+            shown = where.partition(":")[2]
+            shipment = Shipment(what=shown, tree=tree, digest=digest, root="", record=record)
+        return DataInput(body=body, digest=f"tree:{digest}", shipment=shipment)
+
+    def _repository(self, where: str, text: str) -> DataInput:
+        try:
+            found = self._desk.data.find_repository(text)
+        except StokerError as error:
+            message = f"there is nothing at {text} here, and as a repository of the hub: {error.message}"
+            raise BadInput(message, hint=error.hint) from None
+        named = f"{found.repo}@{found.commit}"
+        body = InputBody(
+            where=where,
+            kind=InputKind.REPO,
+            name=found.repo.rpartition("/")[2],
+            size_bytes=found.size_bytes,
+            files=found.files,
+            repo=named,
+        )
+        return DataInput(body=body, digest=f"repo:{named}")
+
+    def _whole(self, text: str) -> str:
+        home = self._desk.environment.get("HOME", "~")
+        return self._desk.from_here(text.replace("~", home, 1) if text.startswith("~") else text)
+
+
+def _is_kept(text: str) -> bool:
+    return text.startswith(STORE) or is_digest(text)
+
+
+def _is_elsewhere(text: str, folder: str) -> bool:
+    """Say whether a word that is no path here may mean something elsewhere: below a folder that is here, a slip is."""
+    if _is_kept(text):
+        return True
+    first = text.partition("/")[0]
+    return bool(_REPOSITORY.fullmatch(text)) and not os.path.isdir(os.path.join(folder, first))
+
+
+def typed_inputs(inputs: DataInputs, values: dict[str, Any], folder: str) -> tuple[dict[str, str], list[InputBody]]:
+    """Give what a program reads that was typed (`data.NAME=…`, `inputs=…`): digests by variable, and what travels.
+
+    Its `data` then has those paths alone that lie here. Raises `StokerError`.
+    """
+    own = os.path.join(folder, "")
+    found = {name: inputs.of(f"env:{name}", path.removeprefix(own)) for name, path in values["data"].items()}
+    values["data"] = {name: one.body.path for name, one in found.items() if one.body.path}
+    declared = [inputs.at(f"arg:inputs.{number}", path).body for number, path in enumerate(values["inputs"])]
+    return {name: one.digest for name, one in found.items()}, [*(one.body for one in found.values()), *declared]

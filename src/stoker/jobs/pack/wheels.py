@@ -1,0 +1,198 @@
+"""Can a locked environment be installed on a platform at all? Told from the lock alone, before anything is fetched.
+
+Only what is certain is called impossible: a package that is needed there, of which no wheel fits and no source is
+given. Where a marker can't be judged, nothing is said. Importing this loads `packaging`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
+from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import InvalidVersion
+
+from stoker.core.errors import BadInput
+from stoker.core.machine import Platform, fits, tag_of
+from stoker.jobs.pack.lock_file import LockedDependency, LockedPackage, UvLock
+
+_OLDEST_GLIBC_MINOR = 5
+_LEGACY = {(2, 5): "manylinux1", (2, 12): "manylinux2010", (2, 17): "manylinux2014"}
+_UNKNOWN_GLIBC = (2, 99)
+_NEWEST_MACOS = (26, 0)
+_NEWEST_MUSL_MINOR = 9
+_SYSTEMS = {"linux": ("Linux", "linux", "posix"), "macos": ("Darwin", "darwin", "posix")}
+_OF_WINDOWS = ("Windows", "win32", "nt")
+
+
+def why_impossible(
+    lock: UvLock,
+    platform: Platform,
+    *,
+    wish: str = "",
+    extras: Collection[str] = (),
+    groups: Collection[str] = ("dev",),
+) -> list[str]:
+    """Say what keeps a lock from being installed on a platform; nothing: it may be possible.
+
+    Asked of every Python of the platform that the lock and the wish allow: what is told is of the one that lacks least.
+    """
+    able = [version for version in platform.pythons if fits(version, wish) and fits(version, lock.python)]
+    if platform.pythons and not able:
+        wants = " and ".join(dict.fromkeys(filter(None, (wish, lock.python))))
+        return [f"no Python that is {wants}: it has {', '.join(platform.pythons)}"]
+    told = [_missing(lock, platform, version, extras, groups) for version in able]
+    return min(told, key=len, default=[])
+
+
+def _missing(
+    lock: UvLock, platform: Platform, version: str, extras: Collection[str], groups: Collection[str]
+) -> list[str]:
+    tags = frozenset(tags_of(platform, version))
+    where = f"{platform.machine} {tag_of(version)}"
+    return [
+        f"no wheel of {one.name} for {where}"
+        for one in _needed(lock, _facts(platform, version), extras, groups, _holds)
+        if one.wheels and not one.has_source and not any(_suits(wheel, tags) for wheel in one.wheels)
+    ]
+
+
+def needed_exactly(
+    lock: UvLock, platform: Platform, version: str, *, extras: Collection[str] = (), groups: Collection[str] = ("dev",)
+) -> list[LockedPackage]:
+    """Return every package that a lock installs on a platform. Raises `BadInput` where that is not certain."""
+    return list(_needed(lock, _facts(platform, version), extras, groups, _holds_for_certain))
+
+
+def tags_of(platform: Platform, version: str) -> Iterator[Tag]:
+    """Give the tags of wheels that a Python of a platform takes."""
+    number = tuple(int(part) for part in version.split(".")[:2])
+    platforms = list(_platforms(platform))
+    yield from cpython_tags(number, [tag_of(version)], platforms)
+    yield from compatible_tags(number, tag_of(version), platforms)
+
+
+def _platforms(platform: Platform) -> Iterator[str]:
+    machine = platform.machine
+    if platform.system == "macos":
+        yield from mac_platforms(_NEWEST_MACOS, "arm64" if machine == "aarch64" else machine)
+    elif platform.system == "windows":
+        yield "win_arm64" if machine == "aarch64" else "win_amd64"
+    else:
+        family, _, said = platform.libc.partition(" ")
+        if family == "musl":
+            yield from (f"musllinux_1_{minor}_{machine}" for minor in range(_NEWEST_MUSL_MINOR, -1, -1))
+        else:
+            major, minor = _glibc(said)
+            for older in range(minor, _OLDEST_GLIBC_MINOR - 1, -1):
+                yield f"manylinux_{major}_{older}_{machine}"
+                if (major, older) in _LEGACY:
+                    yield f"{_LEGACY[major, older]}_{machine}"
+        yield f"linux_{machine}"
+
+
+def _glibc(said: str) -> tuple[int, int]:
+    major, _, minor = said.partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else _UNKNOWN_GLIBC
+
+
+def _needed(
+    lock: UvLock,
+    facts: dict[str, str],
+    extras: Collection[str],
+    groups: Collection[str],
+    holds: Callable[[str, dict[str, str]], bool],
+) -> Iterator[LockedPackage]:
+    """Return every package that is installed there, each once; `holds` judges markers."""
+    by_name: dict[str, list[LockedPackage]] = {}
+    for one in lock.packages:
+        by_name.setdefault(one.name, []).append(one)
+    ahead = _first_needs(lock, extras, groups)
+    seen: set[tuple[str, str, tuple[str, ...]]] = set()
+    told: set[tuple[str, str]] = set()
+    while ahead:
+        need = ahead.pop()
+        if not holds(need.marker, facts):
+            continue
+        for package in _meant(need, by_name.get(need.name, ())):
+            which = (package.name, package.version, need.extras)
+            if which in seen:
+                continue
+            seen.add(which)
+            ahead += package.needs
+            for name in need.extras:
+                ahead += package.optional.get(name, ())
+            if which[:2] not in told:
+                told.add(which[:2])
+                yield package
+
+
+def _first_needs(lock: UvLock, extras: Collection[str], groups: Collection[str]) -> list[LockedDependency]:
+    root = lock.root()
+    if root is None:
+        # A workspace without a project of its own: all its members.
+        return [need for one in lock.others() for need in one.needs]
+    optional = [need for name in extras for need in root.optional.get(name, ())]
+    return [*root.needs, *optional, *(need for name in groups for need in root.groups.get(name, ()))]
+
+
+def _meant(need: LockedDependency, packages: Sequence[LockedPackage]) -> Sequence[LockedPackage]:
+    """Give the package that a need means; nothing where the lock has several and does not say which."""
+    if need.version:
+        return [one for one in packages if one.version == need.version]
+    return packages if len(packages) == 1 else ()
+
+
+def _holds(marker: str, facts: dict[str, str]) -> bool:
+    """Say whether a marker holds for certain."""
+    if not marker:
+        return True
+    if "extra" in marker:
+        # Of extras that exclude each other the lock speaks in names of its own.
+        return False
+    try:
+        return Marker(marker).evaluate(facts)
+    except (InvalidMarker, UndefinedEnvironmentName, InvalidVersion):
+        return False
+
+
+def _holds_for_certain(marker: str, facts: dict[str, str]) -> bool:
+    try:
+        if "extra" not in marker:
+            return not marker or Marker(marker).evaluate(facts)
+    except (InvalidMarker, UndefinedEnvironmentName, InvalidVersion):
+        pass
+    raise BadInput(f"marker not supported: {marker[:200]!r}", hint="extras that exclude each other are not supported")
+
+
+def _suits(wheel: str, tags: Collection[Tag]) -> bool:
+    try:
+        return not parse_wheel_filename(wheel)[3].isdisjoint(tags)
+    except (InvalidWheelFilename, InvalidVersion):
+        # Whatever it is, uv may know better.
+        return True
+
+
+def _facts(platform: Platform, version: str) -> dict[str, str]:
+    system, sys_platform, os_name = _SYSTEMS.get(platform.system, _OF_WINDOWS)
+    machine = platform.machine
+    if platform.system == "macos" and machine == "aarch64":
+        machine = "arm64"
+    elif platform.system == "windows" and machine == "x86_64":
+        machine = "AMD64"
+    full = version if version.count(".") > 1 else f"{version}.0"
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": full,
+        "os_name": os_name,
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": system,
+        "platform_version": "",
+        "python_full_version": full,
+        "python_version": ".".join(full.split(".")[:2]),
+        "sys_platform": sys_platform,
+        "extra": "",
+    }

@@ -1,0 +1,362 @@
+"""Orders for jobs of recipes: each point of a job's sweep with its arguments, its id and what it asks of a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from stoker.config.sweep import label_of, points
+from stoker.core.digests import digest_value
+from stoker.core.errors import ArgsFaults, Fault, InvalidInput, StokerError
+from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.job import JobIds
+from stoker.engine.recipe import Recipe
+from stoker.engine.stage import SharedBase
+from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.manifest_checks import CheckedJob, RecipeForm
+from stoker.jobs.pack.attempt_inputs import places_of, without_runtime
+from stoker.jobs.pack.data_inputs import DataInput, DataInputs
+from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_entry
+from stoker.protocol.client_identity import is_found_at
+from stoker.protocol.job_messages import InputBody, JobSpec, RequirementsBody, job_order, order_alike
+
+# Arguments that name a repository of the hub (`base=org/name`), submitted where the repository may not be.
+#
+# Each machine brings it itself, so nothing of it is fetched here but the one small file by which the recipe says how
+# large it is. A plan is still made, to see what else is wrong: from the repository if this machine's cache has all of
+# it, else with the argument's default in its place.
+
+
+@frozen
+class HubInputs:
+    """What a job's machine brings, and what stands in its place meanwhile."""
+
+    found: Mapping[str, DataInput] = fresh(factory=dict)
+    """By argument."""
+    planned: Mapping[str, Any] = fresh(factory=dict)
+    """What the plan is made with."""
+    measured: Mapping[str, Any] = fresh(factory=dict)
+    """What the recipe is asked with how large it is."""
+
+    @property
+    def inputs(self) -> tuple[InputBody, ...]:
+        return tuple(one.body for one in self.found.values())
+
+    @property
+    def stand_ins(self) -> frozenset[str]:
+        """Arguments for which the plan is made with something else."""
+        return frozenset(name for name in self.found if self.planned[name] != self.measured[name])
+
+    def identity(self) -> dict[str, Any]:
+        """Give what of them belongs to a job's id."""
+        return {name: {"content": one.digest} for name, one in self.found.items()}
+
+    def named(self, shared: SharedBase | None) -> SharedBase | None:
+        """Give what a job shares under a word of its own where only one file of the base was seen."""
+        unseen = [one.digest for name, one in self.found.items() if name in self.stand_ins]
+        if shared is None or not unseen:
+            return shared
+        return changed(shared, word=digest_value("base of the hub", [*unseen, shared.word])[:32])
+
+
+_NOTHING = HubInputs()
+
+
+class HubArguments:
+    """Finds them, each repository once."""
+
+    def __init__(self, desk: JobCompiler, inputs: DataInputs) -> None:
+        self._desk = desk
+        self._inputs = inputs
+        self._folders: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def of(self, form: RecipeForm, args: Mapping[str, Any], said: tuple[str, ...]) -> HubInputs:
+        """Give what the arguments of a job name that is elsewhere. Raises `StokerError`."""
+        found: dict[str, DataInput] = {}
+        planned: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
+        for name, file in form.recipe.brings.items():
+            text = args.get(name)
+            one = self._inputs.repository(f"arg:{name}", text) if name in said and isinstance(text, str) else None
+            if one is not None:
+                found[name] = one
+                measured[name], is_whole = self._folder(one.body, file)
+                planned[name] = measured[name] if is_whole else form.base.get(name, text)
+        return HubInputs(found=found, planned=planned, measured=measured) if found else _NOTHING
+
+    def _folder(self, body: InputBody, file: str) -> tuple[str, bool]:
+        """Give where this machine has that file of a repository, and whether all others are there, too."""
+        key = (body.repo, file)
+        known = self._folders.get(key)
+        if known is None:
+            folder = self._desk.data.find_file(body.repo, file)
+            count = sum(len(files) for _, _, files in os.walk(folder))
+            known = self._folders[key] = folder, count >= body.files
+        return known
+
+
+def names_of(form: RecipeForm, args: Mapping[str, Any], brought: HubInputs) -> dict[str, str]:
+    """Give what people call such arguments, for recipes that ask (`base_name`): elsewhere they lie in other folders."""
+    found: dict[str, str] = {}
+    for name in form.recipe.brings:
+        asked, text = f"{name}_name", args.get(name)
+        if asked in form.recipe.args.specs and not args.get(asked) and isinstance(text, str):
+            found[asked] = text.partition("@")[0] if name in brought.found else os.path.basename(os.path.normpath(text))
+    return found
+
+
+Shared = Mapping[str, Any]
+"""What all points of a job have in common."""
+Note = Callable[[Fault], None]
+
+
+class RecipeJobTemplate(NamedTuple):
+    """What jobs of one recipe are, beside their values."""
+
+    form: RecipeForm
+    said: tuple[str, ...]
+    """The arguments that are not all defaults."""
+    required: Callable[[PlanShape, SharedBase | None, int | None], RequirementsBody]
+    """Says what such a job requires, from its shape, what it shares, and its `gpus`."""
+    mode: str = ""
+    """One that is not among the arguments already."""
+    split_recipe: Any = None
+    train_hosts: tuple[str, ...] = ()
+    firsts: dict[tuple[int, SharedBase | None], JobSpec] | None = None
+    """By shape and what they share, the first order that was made of this; others are like it."""
+
+
+class RecipeSpecBuilder:
+    """Makes them."""
+
+    def __init__(self, desk: JobCompiler, shapes: PlanShapes, inputs: DataInputs) -> None:
+        self._desk = desk
+        self._inputs = inputs
+        self._shapes = shapes
+        self._hub = HubArguments(desk, inputs)
+        self._identities: dict[str, dict[str, Any]] = {}
+        self._whole: dict[str, str] = {}
+        self._ids: dict[tuple[str, str, int, tuple[str, ...]], tuple[JobIds, Any]] = {}
+        self._sorts: dict[Any, tuple[RecipeJobTemplate, Shared]] = {}
+
+    def of(self, checked: CheckedJob, shared: Shared, note: Note) -> Iterator[JobSpec]:
+        """Give the orders of a manifest's job; what is wrong with its files, or shows when it compiles, is noted.
+
+        Jobs that come with one and the same `shared` are of one sort: they differ in their names and values alone.
+        """
+        wanted = self._wanted(checked, shared)
+        place = {"name": checked.entry.name, "number": 0, "label": "", "point": {}}
+        if checked.sweep is None:
+            order = self.order(wanted, checked.values, shared, note, place)
+            if order is not None:
+                yield order
+            return
+        try:
+            for number, point in enumerate(points(checked.sweep), 1):
+                varied = {path: choice.value for path, choice in point.choices}
+                at = {**place, "number": number, "label": label_of(varied.items()), "point": varied}
+                order = self.order(wanted, with_all(checked.values, varied), shared, note, at)
+                if order is None:
+                    # What is wrong with one point's files is wrong with the job.
+                    return
+                yield order
+        except InvalidInput as error:
+            for fault in error.faults:
+                note(fault)
+
+    def look_at(self, checked: CheckedJob, note: Note) -> None:
+        """Note what is wrong with the files of a job that can't be for other reasons."""
+        form = checked.form
+        said = tuple(name for name in checked.said if name in checked.values)
+        args = self._with_whole_paths(form, checked.values, said)
+        if args.keys() == form.recipe.args.specs.keys():
+            for fault in self._shapes.of(form.recipe, args, said).faults:
+                note(fault)
+
+    def order(
+        self,
+        wanted: RecipeJobTemplate,
+        values: Mapping[str, Any],
+        shared: Shared,
+        note: Note,
+        place: Mapping[str, Any] | None = None,
+    ) -> JobSpec | None:
+        """Give the order for checked values; nothing after noting what is wrong. `place` is its own beside `shared`."""
+        form = wanted.form
+        args = self._with_whole_paths(form, values, wanted.said)
+        try:
+            brought = self._hub.of(form, args, wanted.said)
+            shape = self._shapes.of(form.recipe, {**args, **brought.planned}, wanted.said, brought.stand_ins)
+            if shape.faults:
+                for fault in shape.faults:
+                    note(fault)
+                return None
+            _restore_texts(form.recipe, values, args, wanted.said, shape)
+            own = {**self._identity(wanted, values, args, shape), **brought.identity()}
+            inputs = self._inputs_of(form.recipe, args, wanted.said, shape) if shape.files else ()
+            inputs += brought.inputs
+            args |= names_of(form, args, brought)
+            shared_base = brought.named(self._desk.shared_by(form.recipe, {**args, **brought.measured}))
+        except ArgsFaults as error:
+            for fault in error.faults:
+                note(Fault(fault.where.removeprefix(f"{form.name}."), fault.message, fault.hint))
+            return None
+        except StokerError as error:
+            note(Fault("", error.message, error.hint))
+            return None
+        made: dict[str, Any] = {
+            "id": self._ids_of(wanted).of(own),
+            "args": without_runtime(args, form.nested_runtime) if form.nested_runtime else args,
+            "identity": {**self._base_identity(form), **own},
+        }
+        if inputs:
+            made["inputs"] = inputs
+        if place is not None:
+            made.update(place)
+        like = (id(shape), shared_base)
+        first = wanted.firsts.get(like) if wanted.firsts is not None else None
+        if first is not None:
+            return order_alike(first, made)
+        order = job_order(
+            **made,
+            recipe=form.name,
+            schema_version=form.recipe.version,
+            mode=wanted.mode,
+            code={form.name: shape.code},
+            requirements=wanted.required(shape, shared_base, args.get("gpus")),
+            **shared,
+        )
+        if wanted.firsts is not None:
+            wanted.firsts[like] = order
+        return order
+
+    def _wanted(self, checked: CheckedJob, shared: Shared) -> RecipeJobTemplate:
+        """Give what a job is beside its values, made once for all of its sort."""
+        key = (id(shared), id(checked.form), checked.said, checked.mode)
+        known = self._sorts.get(key)
+        if known is None:
+            entry = checked.entry
+            wanted = RecipeJobTemplate(
+                form=checked.form,
+                said=checked.said,
+                required=partial(_required_of, checked),
+                mode=checked.mode,
+                split_recipe=entry.split_recipe,
+                train_hosts=entry.train_hosts,
+                firsts={},
+            )
+            # What is kept is no other thing's id.
+            known = self._sorts[key] = (wanted, shared)
+        return known[0]
+
+    def _with_whole_paths(self, form: RecipeForm, values: Mapping[str, Any], said: tuple[str, ...]) -> dict[str, Any]:
+        """Give values whose paths are whole: what is meant from one folder has to be found from any."""
+        args = dict(values)
+        for name in said:
+            value = args[name]
+            if type(value) is str:
+                if ("/" in value or "." in value) and not os.path.isabs(value):
+                    args[name] = self._found(value)
+            elif type(value) in (list, tuple, dict):
+                of = form.recipe.args.specs[name].type
+                args[name] = of.with_paths(value, self._desk.from_here)
+        return args
+
+    def _identity(
+        self, wanted: RecipeJobTemplate, values: Mapping[str, Any], args: Mapping[str, Any], shape: PlanShape
+    ) -> dict[str, Any]:
+        """Give what of a job's own arguments belongs to its id; a text that names a file it reads is that file."""
+        form = wanted.form
+        own = form.identity(args, form.own(wanted.said), self._desk.digest)
+        for name in wanted.said:
+            # A path that was made whole for the way is still what was written: never a place in an id. Where that does
+            # not say what is meant (..), its content does.
+            if name in own and type(args[name]) is str and is_found_at(args[name], values[name]):
+                own[name] = values[name]
+                if args[name] in shape.files:
+                    own[name] = {"content": self._desk.digest(args[name])}
+        if shape.files:
+            own = {name: self._digested(value, shape.files) for name, value in own.items()}
+        return own
+
+    def _inputs_of(
+        self, recipe: Recipe, args: Mapping[str, Any], said: tuple[str, ...], shape: PlanShape
+    ) -> tuple[InputBody, ...]:
+        """Give the files and folders among a job's own arguments: they go where it goes."""
+        own = {name: args[name] for name in said}
+        found = dict(places_of(recipe, own))
+        # A text that a stage reads as a file is one.
+        found |= {f"arg:{name}": value for name, value in own.items() if type(value) is str and value in shape.files}
+        return tuple(self._inputs.at(where, path).body for where, path in found.items() if path in shape.files)
+
+    def _ids_of(self, wanted: RecipeJobTemplate) -> JobIds:
+        """Give what makes the ids of such jobs."""
+        key = (wanted.form.name, wanted.mode, id(wanted.split_recipe), wanted.train_hosts)
+        known = self._ids.get(key)
+        if known is None:
+            form = wanted.form
+            ids = JobIds(
+                recipe=form.name,
+                schema_version=form.recipe.version,
+                args=self._base_identity(form),
+                mode=wanted.mode,
+                split_recipe=wanted.split_recipe,
+                train_hosts=wanted.train_hosts,
+            )
+            # What is kept is no other thing's id.
+            known = self._ids[key] = (ids, wanted.split_recipe)
+        return known[0]
+
+    def _base_identity(self, form: RecipeForm) -> dict[str, Any]:
+        """Give what of a recipe's defaults belongs to the id of every job of it."""
+        if form.name not in self._identities:
+            self._identities[form.name] = form.base_identity()
+        return self._identities[form.name]
+
+    def _digested(self, value: Any, files: frozenset[str]) -> Any:
+        if type(value) is str:
+            return {"content": self._desk.digest(value)} if value in files else value
+        if type(value) in (list, tuple):
+            return [self._digested(item, files) for item in value]
+        if type(value) is dict:
+            return {key: self._digested(item, files) for key, item in value.items()}
+        return value
+
+    def _found(self, text: str) -> str:
+        """Give the whole path of what a text names, if there is such a file; else the text."""
+        if text not in self._whole:
+            home = self._desk.environment.get("HOME", "~")
+            path = self._desk.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
+            self._whole[text] = path if os.path.exists(path) else text
+        return self._whole[text]
+
+
+def _restore_texts(
+    recipe: Recipe, values: Mapping[str, Any], args: dict[str, Any], said: tuple[str, ...], shape: PlanShape
+) -> None:
+    """Take identity texts back that were made whole paths, and are neither declared as paths nor read as files."""
+    for name in said:
+        spec, value = recipe.args.specs[name], args[name]
+        if type(value) is str and not spec.is_runtime and value not in shape.files and not spec.type.paths(value):
+            args[name] = values[name]
+
+
+def _required_of(
+    checked: CheckedJob, shape: PlanShape, shared: SharedBase | None, gpus: int | None
+) -> RequirementsBody:
+    return required_of_entry(checked.entry, checked.job.given.values, shape.needs, shared, gpus)
+
+
+def with_all(values: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:
+    """Give values with others at some dotted paths."""
+    made = dict(values)
+    for path, value in varied.items():
+        into = made
+        steps = path.split(".")
+        for step in steps[:-1]:
+            inner = into.get(step)
+            into[step] = into = dict(inner) if type(inner) is dict else {}
+        into[steps[-1]] = value
+    return made

@@ -1,0 +1,172 @@
+"""Reading what a person typed, with everything that is wrong in it told at once.
+
+Overrides that can't be read, a configuration that does not compose and a program's words that nothing fills are one
+list of faults. Of trials that can't be made, each way of being wrong is told once, with the trial that showed it first.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from stoker.config.compose import ComposedConfig, compose
+from stoker.config.overrides import Override, OverrideKind, read_overrides
+from stoker.config.schema import Schema
+from stoker.config.sweep import Axis, ListedAxisValues, paths_of
+from stoker.core.errors import ArgsFaults, Fault, InvalidConfig, InvalidInput, InvalidProgram, MissingRepoFiles
+from stoker.jobs.program import ProgramWords, flat, only_params, split
+
+_REPLACING = frozenset({OverrideKind.CHANGE, OverrideKind.FORCE})
+_ARGUMENT = re.compile(r"argument (\d+)\b")
+_KEY = re.compile(r"(?:\+\+|[+~])?([^=+\s]+)")
+
+
+def read_all(  # noqa: PLR0913 - everything that may say something
+    *,
+    words: Sequence[str],
+    files: Sequence[str],
+    schema: Schema,
+    environment: Mapping[str, str],
+    folder: str,
+    owner: str,
+    program: ProgramWords | None,
+) -> tuple[ComposedConfig, list[Override]]:
+    """Compose a configuration, or raise one error with every fault.
+
+    That is `InvalidProgram` if only the program's words are wrong; without files and program, what is wrong is what was
+    typed, `ArgsFaults`; else `InvalidConfig`.
+    """
+    overrides, unread = read_overrides(words)
+    composed: ComposedConfig | None = None
+    faults, hint = list(unread), ""
+    try:
+        composed = compose(files=files, overrides=overrides, schema=schema, environment=environment, folder=folder)
+    except InvalidConfig as error:
+        torn = _keys_of(words[_position(fault) - 1] for fault in unread)
+        faults += [one for one in error.faults if one.where not in torn or not one.message.startswith("is required")]
+        hint = error.hint
+    wrong_words = _wrong_words(program, composed, overrides, words, files, schema)
+    if composed is not None and not faults and not wrong_words:
+        return composed, overrides
+    raise _error_of(
+        sorted(faults, key=_position), wrong_words, owner=owner, hint=hint, is_typed=not files and program is None
+    )
+
+
+def given_twice(overrides: Sequence[Override]) -> Iterator[str]:
+    """Name what was set more than once: the last one counts, and somebody should know."""
+    counts = Counter(one.path for one in overrides if one.kind in _REPLACING and not one.names_group)
+    last = {one.path: one.text for one in overrides}
+    for path, count in counts.items():
+        if count > 1:
+            yield f"{path} is given {'twice' if count == 2 else f'{count} times'}: {last[path]} counts"
+
+
+def swept_lists(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:
+    """Return a note for each key that takes a list and was given items without brackets: that makes a sweep."""
+    for one in overrides:
+        leaf = schema.leaves.get(one.path)
+        if leaf is None or not leaf.is_list or not isinstance(one.value, Axis):
+            continue
+        choices = one.value.choices
+        if isinstance(choices, ListedAxisValues) and all(
+            isinstance(choice.value, str | int | float) for choice in choices
+        ):
+            meant = shlex.quote(f"{one.text[: one.column - 1]}[{one.text[one.column - 1 :]}]")
+            both = "both" if choices.count == 2 else f"all {choices.count}"
+            yield f"{one.text} is a sweep of {choices.count} trials, one value each; for one run with {both}: {meant}"
+
+
+class TrialDiagnostics:
+    """Gathers what is wrong with trials."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], tuple[str, Fault]] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._error: InvalidInput | None = None
+        self._lacks: dict[MissingRepoFiles, None] = {}
+        self._is_lacking = True
+        """Nothing is wrong but what fetching may mend."""
+        self._seen = 0
+
+    @contextmanager
+    def of(self, label: str) -> Iterator[None]:
+        """Take note of the faults of one trial; of a job without a sweep they are the job's."""
+        self._seen += 1
+        try:
+            yield
+        except InvalidInput as error:
+            if not label:
+                raise
+            self._error = self._error or error
+            self._lacks |= dict.fromkeys(error.lacks)
+            self._is_lacking = self._is_lacking and bool(error.lacks)
+            for fault in error.faults:
+                known = (fault.where, fault.message)
+                self._first.setdefault(known, (label, fault))
+                self._counts[known] += 1
+
+    def refuse(self) -> None:
+        """Raise if anything is wrong; what is wrong with all trials is not the fault of any."""
+        if self._error is None:
+            return
+        faults = []
+        for known, (label, fault) in self._first.items():
+            where = "" if self._counts[known] == self._seen else _in_trials(label, self._counts[known])
+            faults.append(Fault(fault.where, f"{fault.message}{where}", fault.hint, fault.shown))
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the trials of this sweep"
+        lacks = tuple(self._lacks) if self._is_lacking else ()
+        raise type(self._error)(message, faults=tuple(faults), hint=self._error.hint, lacks=lacks)
+
+
+def _in_trials(label: str, count: int) -> str:
+    others = {1: "", 2: " and 1 more trial"}.get(count, f" and {count - 1:,} more trials")
+    return f", with {label}{others}"
+
+
+def _wrong_words(
+    program: ProgramWords | None,
+    composed: ComposedConfig | None,
+    overrides: Sequence[Override],
+    words: Sequence[str],
+    files: Sequence[str],
+    schema: Schema,
+) -> list[Fault]:
+    """Find places that nothing fills. Where files could not be read, nobody knows what they would have filled."""
+    if program is None:
+        return []
+    if composed is not None:
+        _, params = split(composed.values, schema.leaves)
+        swept = only_params(paths_of(composed.sweep), schema.leaves) if composed.sweep else []
+        # Beside a word that could not be read, what it would have set is not missing as well.
+        torn = _keys_of(words) if len(overrides) < len(words) else ()
+        return program.faults([*flat(params), *swept, *torn], schema.leaves)
+    if files:
+        return []
+    return program.faults([*_keys_of(words), *(one.path for one in overrides)], schema.leaves)
+
+
+def _keys_of(words: Iterable[str]) -> set[str]:
+    """Give what words seem to set, also those that can't be read."""
+    return {found[1] for word in words if (found := _KEY.match(word))}
+
+
+def _error_of(faults: list[Fault], wrong_words: list[Fault], *, owner: str, hint: str, is_typed: bool) -> InvalidInput:
+    found = tuple(dict.fromkeys([*faults, *wrong_words]))
+    kind = InvalidProgram if not faults else ArgsFaults if is_typed else InvalidConfig
+    where = f"the arguments of {owner}" if is_typed else "the configuration"
+    if not faults:
+        where = "the program's words"
+    message = str(found[0]) if len(found) == 1 else f"{len(found)} faults in {where}"
+    if is_typed:
+        hint = hint or f"stoker recipes show {owner}"
+    return kind(message, faults=found, hint=hint)
+
+
+def _position(fault: Fault) -> int:
+    """Give which word a fault is about, from 1; 0 if it is about none."""
+    found = _ARGUMENT.match(fault.where)
+    return int(found[1]) if found else 0

@@ -1,0 +1,257 @@
+"""What a sweep takes over from earlier jobs: results that serve as they are, so that only the rest runs.
+
+Recipes, and programs with declared inputs, need little of this: for them the cache knows. A program without them goes
+on from what its index says; and whoever asks for what failed in an earlier job keeps everything that did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stoker.core.digests import Digest
+from stoker.core.errors import NotFound, Refused
+from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.text import did_you_mean
+from stoker.engine.action import Action
+from stoker.engine.execution.schedule import PlanProgress
+from stoker.engine.plan import Plan, PlanNode
+from stoker.engine.result_cache import Cache, Hit, adopt
+from stoker.engine.types import NodeEnding, NodeResult
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.job_history import RunHistory
+from stoker.jobs.source_code import TrialCode, digest_of_code
+from stoker.jobs.sweeps import FinishedTrial, IndexEntry, SweepDecision, SweepIndex, SweepIndexContent, decide_kept
+from stoker.jobs.trials import Trial, TrialEnd, end_of, is_sweep, shared_nodes
+from stoker.store.local_store import LocalStore
+from stoker.store.records import Record
+
+
+@frozen
+class Continuation:
+    """What a run takes over from earlier ones."""
+
+    kept: Mapping[str, Digest] = fresh(factory=dict)
+    """Nodes whose results serve, by their keys."""
+    index: IndexEntry | None = None
+    """Where the trials of a program that finish are written down."""
+    ran_code: TrialCode | None = None
+    """Of a program's sweep: watches whether it is edited meanwhile."""
+    note: str = ""
+
+
+def go_on(order: CompiledJob, cache: Cache, folder: str, *, afresh: bool = False) -> Continuation:
+    """Decide what a program's sweep keeps. Writes nothing: `index.begin` does, when it really runs.
+
+    `folder` holds the indexes of all families; `afresh` keeps nothing.
+    """
+    entry, written = _index_of(order, folder)
+    if entry is None:
+        return Continuation(ran_code=_ran_code(order, cache))
+    wanted = [trial.job_id for trial in order.trials]
+    whole = _whole(order, order.trials, written, cache)
+    decision = (
+        SweepDecision(kept=frozenset(), afresh=frozenset(wanted), why="")
+        if afresh
+        else decide_kept(wanted, whole, code=entry.code, is_ended=written.is_ended)
+    )
+    return Continuation(
+        kept=_keys(order.trials, decision.kept, whole),
+        index=changed(entry, afresh=decision.afresh),
+        ran_code=_ran_code(order, cache),
+        note=f"{decision.why} (--rerun run runs all of them again)" if decision.kept else decision.why,
+    )
+
+
+def go_on_after(
+    order: CompiledJob, cache: Cache, folder: str, *, trials: Sequence[Trial], story: RunHistory
+) -> tuple[Continuation, int]:
+    """Decide what is kept of an earlier job (its trials, its journal) of which only what failed is wanted again.
+
+    Also gives how many trials there are to run.
+    """
+    shared = shared_nodes(trials)
+    ends = {trial.number: end_of(trial, story, shared) for trial in trials}
+    kept = _kept_of_job(order, ends, story, cache.store)
+    entry, written = _index_of(order, folder)
+    if entry is not None:
+        # Killed after a result had its name and before the journal told: it is no failure, and need not run again.
+        unreached = [trial for trial in order.trials if ends[trial.number].state not in ("completed", "failed")]
+        whole = _whole(order, unreached, written, cache)
+        usable = frozenset(trial for trial, one in whole.items() if one.code == entry.code)
+        kept |= _keys(unreached, usable, whole)
+    open_count = sum(trial.nodes.final not in kept for trial in order.trials)
+    count = len(order.trials)
+    kept_count = count - open_count
+    those = "is kept as it is" if kept_count == 1 else "are kept as they are"
+    note = f"{kept_count} of {count} trials {those}" if kept_count else ""
+    return Continuation(kept=kept, index=entry, ran_code=_ran_code(order, cache), note=note), open_count
+
+
+def _ran_code(order: CompiledJob, cache: Cache) -> TrialCode | None:
+    if order.program is None or not is_sweep(order.trials):
+        return None
+    return TrialCode(order.program.folder, order.code, cache.digest_of)
+
+
+def _index_of(order: CompiledJob, folder: str) -> tuple[IndexEntry | None, SweepIndexContent]:
+    """Give where an order's trials are written down, and what is; nothing where the cache knows by itself."""
+    program = order.program
+    if program is None or not is_sweep(order.trials) or order.plan.node(order.trials[0].nodes.final).stage.cached:
+        return None, SweepIndexContent()
+    index = SweepIndex(folder, program.family())
+    code = digest_of_code(order.code)
+    return IndexEntry(index=index, attempt=order.spec.attempt, code=code), index.read()
+
+
+def _whole(
+    order: CompiledJob, trials: Sequence[Trial], written: SweepIndexContent, cache: Cache
+) -> dict[str, FinishedTrial]:
+    """Give which of some trials have finished and lie in the store as they were written down."""
+    found: dict[str, FinishedTrial] = {}
+    if not written.finished and not written.attempts:
+        return found
+    nodes = {node.id: node for node in order.plan.nodes}
+    for trial in trials:
+        line = written.finished.get(trial.job_id)
+        key = Digest(line.key) if line else cache.action(nodes[trial.nodes.final], {}).key()
+        record = cache.store.peek(key)
+        if not isinstance(record, Record) or record.is_tombstone:
+            continue
+        if line is not None and record.digest == line.digest:
+            found[trial.job_id] = line
+            continue
+        # Another line, or a single run of the same program, may have put its own result there meanwhile.
+        attempt = str(record.body.get("attempt", ""))
+        if attempt in written.attempts:
+            code = written.attempts[attempt]
+            found[trial.job_id] = FinishedTrial(key=key, digest=record.digest, code=code, attempt=attempt)
+    return found
+
+
+def _keys(trials: Sequence[Trial], kept: frozenset[str], whole: Mapping[str, FinishedTrial]) -> dict[str, Digest]:
+    return {trial.nodes.final: Digest(whole[trial.job_id].key) for trial in trials if trial.job_id in kept}
+
+
+def _kept_of_job(
+    order: CompiledJob, ends: Mapping[int, TrialEnd], story: RunHistory, store: LocalStore
+) -> dict[str, Digest]:
+    """Give the results of an earlier job's good trials, but none that a trial which is to run would read."""
+    read_again: set[str] = set()
+    good: dict[str, str] = {}
+    for trial in order.trials:
+        end = ends[trial.number]
+        if end.state != "completed":
+            read_again.update(trial.nodes.nodes)
+            continue
+        then, now = end.trial.nodes, trial.nodes
+        good.update({name: name for name in now.nodes if name in then.nodes})
+        # The recipe may have been rewired since: then only the ends of a trial are known to be the same.
+        good.update(zip((then.final, *then.keep), (now.final, *now.keep), strict=False))
+    kept: dict[str, Digest] = {}
+    for node in story.nodes.values():
+        base, bracket, rest = node.node.partition("[")
+        name = good.get(base)
+        if name is None or name in read_again or node.ending not in ("ran", "hit") or not node.key:
+            continue
+        record = store.peek(Digest(node.key))
+        if isinstance(record, Record) and record.digest == node.digest:
+            kept[f"{name}{bracket}{rest}"] = Digest(node.key)
+    return kept
+
+
+# Let a job's old result stand for what the same job would make now, stage by stage.
+#
+# Only a person can know that a change has no effect; `engine.result_cache` writes down who said so and why. What comes
+# before the stage has to be known already, because the stage's key is made of it.
+
+
+@frozen
+class AdoptionApproval:
+    """Who lets a result stand, and why."""
+
+    author: str
+    reason: str
+    at_s: float
+
+
+@frozen
+class AdoptedResult:
+    """A result that now stands under another key too."""
+
+    node: str
+    old: Digest
+    new: Digest
+
+
+def adopt_stage(
+    cache: Cache, plan: Plan, stage: str, *, old: Mapping[str, Digest], blessing: AdoptionApproval
+) -> list[AdoptedResult]:
+    """Adopt for one node, or for every instance of a fan-out; `old` gives the key to take by node or instance."""
+    node = next((node for node in plan.nodes if node.id == stage), None)
+    if node is None:
+        known = [node.id for node in plan.nodes]
+        raise NotFound(
+            f"the plan has no stage {stage!r}", hint=did_you_mean(stage, known) or f"its stages: {', '.join(known)}"
+        )
+    progress = _known_before(cache, plan, node)
+    adopted = []
+    for name in _names(progress, node):
+        key = old.get(name)
+        if key is None:
+            raise NotFound(f"the job has no result of {name} to adopt", hint="name one with --from KEY")
+        action = _action(cache, progress, name)
+        record = adopt(
+            cache, old=key, action=action, author=blessing.author, reason=blessing.reason, at_s=blessing.at_s
+        )
+        adopted.append(AdoptedResult(node=name, old=key, new=record.key))
+    return adopted
+
+
+def _known_before(cache: Cache, plan: Plan, target: PlanNode) -> PlanProgress:
+    """Give what every node before the target makes now, all of it known."""
+    needed = _ancestors(plan, target)
+    progress = PlanProgress(plan)
+    for node in plan.nodes:
+        if node.id not in needed:
+            continue
+        for name in _names(progress, node):
+            key = _action(cache, progress, name).key()
+            look = cache.look(node.stage, key)
+            if not isinstance(look, Hit):
+                raise Refused(
+                    f"{name} comes before {target.id} and is not known either",
+                    hint=f"adopt {node.id} first, or run the job",
+                )
+            products = cache.products(node.stage, look.record)
+            progress.results[name] = NodeResult(ending=NodeEnding.HIT, key=key, products=products)
+        if node.fans_out:
+            progress.collect(node.id)
+    return progress
+
+
+def _ancestors(plan: Plan, target: PlanNode) -> set[str]:
+    by_id = {node.id: node for node in plan.nodes}
+    found: set[str] = set()
+    waiting = list(target.producers())
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += by_id[name].producers()
+    return found
+
+
+def _names(progress: PlanProgress, node: PlanNode) -> list[str]:
+    """Give the node, or the instances of a fan-out."""
+    if not node.fans_out:
+        return [node.id]
+    try:
+        return progress.expand(node.id, progress.items_for(node.id))
+    except ValueError as error:
+        raise Refused(f"{node.id}: {error}") from None
+
+
+def _action(cache: Cache, progress: PlanProgress, name: str) -> Action:
+    inputs = progress.inputs_of(name)
+    refs = {port: tuple(product.ref for product in given) for port, given in inputs.items()}
+    return cache.action(progress.nodes[name], refs)

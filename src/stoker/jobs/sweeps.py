@@ -1,0 +1,200 @@
+"""Which trials of a program have finished, so that a sweep that was killed, or is widened, runs only what is left.
+
+A program whose inputs nobody declared is never skipped because its result is known. But a sweep that did not get to
+its end goes on when the same line is given again, and one that asks for more points runs the new ones. Each family of
+sweeps (one program in one folder) has a file of lines: `attempt` says that a job works on it, `ended` that it came to
+its end, `finished` names a trial and what it made. Whatever can't be read is passed over, and of one trial the last
+line counts.
+
+A result counts only if it still lies in the store as it was written down. One that has its name there, but whose line
+a killed job could not write any more, is known by its record: that says which attempt made it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.core.digests import Digest
+from stoker.core.frozen import fresh, frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.host.durable import translated, write_file
+from stoker.host.locks import BriefLocks
+
+_LARGEST_BYTES = 256 * 1024 * 1024
+# So many lines may stand in a file beside those that count before it is written anew.
+_MOST_IDLE_LINES = 1_000
+
+
+@frozen
+class FinishedTrial:
+    """A trial that has its result."""
+
+    key: str
+    digest: str
+    """Of the result."""
+    code: str
+    """Of the program's own files, when it ran."""
+    attempt: str
+
+
+@frozen
+class SweepIndexContent:
+    """What a family's file says."""
+
+    finished: Mapping[str, FinishedTrial] = fresh(factory=dict)
+    """By the id of the trial."""
+    attempts: Mapping[str, str] = fresh(factory=dict)
+    """The jobs that worked on it since a trial was last wanted afresh, each with the code that it ran."""
+    is_ended: bool = False
+    """Whether the last of them came to its end, so that somebody was told how it went."""
+    lines: int = 0
+
+
+@frozen
+class SweepDecision:
+    """Which trials of a sweep need not run again, and why these."""
+
+    kept: frozenset[str]
+    afresh: frozenset[str]
+    """Trials whose finished results do not count any more."""
+    why: str
+
+
+def decide_kept(
+    wanted: Sequence[Digest], finished: Mapping[str, FinishedTrial], *, code: str, is_ended: bool
+) -> SweepDecision:
+    """Decide which trials a sweep of a program may keep, from those that have finished and are whole.
+
+    If all have, whoever asks again wants them again; unless the last job was killed before it could say so.
+    """
+    known = [trial for trial in wanted if trial in finished]
+    usable = frozenset(trial for trial in known if finished[trial].code == code)
+    older = len(known) - len(usable)
+    if is_ended and len(usable) == len(set(wanted)):
+        why = "all of these trials had finished, so all run again"
+        return SweepDecision(kept=frozenset(), afresh=usable, why=why)
+    if not known:
+        return SweepDecision(kept=usable, afresh=frozenset(), why="")
+    if not usable:
+        why = f"the program has changed since {older} of these trials finished, so they run again"
+        return SweepDecision(kept=usable, afresh=frozenset(), why=why)
+    those = "is kept: it" if len(usable) == 1 else "are kept: they"
+    why = f"{len(usable)} of {len(wanted)} trials {those} finished before, and the program is the same"
+    more = f"; it was another one when {older} more finished, so those run again" if older else ""
+    return SweepDecision(kept=usable, afresh=frozenset(), why=f"{why}{more}")
+
+
+@frozen
+class IndexEntry:
+    """How one job's trials are written down."""
+
+    index: SweepIndex
+    attempt: str
+    code: str
+    afresh: frozenset[str] = frozenset()
+
+    def begin(self) -> None:
+        """Write down that the job works on it."""
+        self.index.begin(self.attempt, code=self.code, afresh=self.afresh)
+
+    def end(self) -> None:
+        """Write down that the job came to its end."""
+        self.index.end(self.attempt)
+
+    def note(self, trial: Digest, *, key: str, digest: str, code: str) -> None:
+        """Write down that a trial has its result, made by this code. Call it when the result has its name."""
+        self.index.note(trial, FinishedTrial(key=key, digest=digest, code=code, attempt=self.attempt))
+
+
+class SweepIndex:
+    """The file of one family."""
+
+    def __init__(self, folder: str, family: Digest) -> None:
+        self._path = os.path.join(folder, f"{family}.jsonl")
+
+    def read(self) -> SweepIndexContent:
+        """Give what is written down."""
+        finished: dict[str, FinishedTrial] = {}
+        attempts: dict[str, str] = {}
+        is_ended = False
+        lines = self._lines()
+        for line in lines:
+            try:
+                raw = loads(line)
+                if raw["kind"] == "attempt":
+                    attempts[str(raw["attempt"])] = str(raw["code"])
+                    is_ended = False
+                elif raw["kind"] == "ended":
+                    is_ended = bool(attempts) and raw["attempt"] == list(attempts)[-1]
+                elif raw["kind"] == "finished":
+                    names = ("key", "digest", "code", "attempt")
+                    finished[str(raw["trial"])] = FinishedTrial(**{name: str(raw[name]) for name in names})
+            except (ValueError, KeyError, TypeError):
+                continue
+        return SweepIndexContent(finished=finished, attempts=attempts, is_ended=is_ended, lines=len(lines))
+
+    def begin(self, attempt: str, *, code: str, afresh: frozenset[str]) -> None:
+        """Write down that a job works on it; what is wanted afresh has not finished any more."""
+        line = {"kind": "attempt", "attempt": attempt, "code": code}
+        with self._held():
+            written = self.read()
+            if not afresh and written.lines <= 2 * len(written.finished) + _MOST_IDLE_LINES:
+                self._append(line)
+                return
+            left = {trial: one for trial, one in written.finished.items() if trial not in afresh}
+            # Results of older attempts are known by their lines alone from now on, or those would count again.
+            attempts = {} if afresh else written.attempts
+            lines = [{"kind": "attempt", "attempt": one, "code": its_code} for one, its_code in attempts.items()]
+            lines += [line, *(_finished_line(trial, one) for trial, one in left.items())]
+            write_file(self._path, "".join(map(_as_text, lines)).encode())
+
+    def end(self, attempt: str) -> None:
+        """Write down that a job came to its end."""
+        with self._held():
+            self._append({"kind": "ended", "attempt": attempt})
+
+    def note(self, trial: Digest, finished: FinishedTrial) -> None:
+        """Write down that a trial has its result."""
+        with self._held():
+            self._append(_finished_line(trial, finished))
+
+    def _lines(self) -> list[bytes]:
+        try:
+            with open(self._path, "rb") as file:
+                return [line for line in file.read(_LARGEST_BYTES).splitlines() if line]
+        except OSError:
+            return []
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Keep others from reading, deciding and writing at the same moment."""
+        with translated(self._path):
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        locks = BriefLocks()
+        try:
+            with locks.hold(f"{self._path}.lock"):
+                yield
+        finally:
+            locks.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with translated(self._path):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                # A line that was torn before must not swallow this one.
+                os.write(descriptor, f"\n{_as_text(line)}".encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _finished_line(trial: str, one: FinishedTrial) -> dict[str, Any]:
+    body = {"key": one.key, "digest": one.digest, "code": one.code, "attempt": one.attempt}
+    return {"kind": "finished", "trial": trial, **body}
+
+
+def _as_text(line: dict[str, Any]) -> str:
+    return f"{dumps({'v': 1, **line})}\n"

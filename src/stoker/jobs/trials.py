@@ -1,0 +1,358 @@
+"""Trials: the points of a job's sweep, each with its arguments and its part of the job's plan. One, if nothing varies.
+
+Written down before the first one starts (`trials.jsonl`), so that whoever looks at the job later, also at one that was
+killed, knows what was wanted. How each ended is read from the journal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from stoker.core.digests import Digest
+from stoker.core.errors import NotFound
+from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.core.retry import FailureCause
+from stoker.engine.plan import Plan, TrialNodes
+from stoker.jobs.job_history import NodeHistory, RunHistory
+from stoker.store.local_store import LocalStore
+from stoker.store.records import Record
+
+if TYPE_CHECKING:
+    from stoker.config.sweep import SweepPoint
+
+
+TRIALS = "trials.jsonl"
+_GOOD = ("ran", "hit")
+
+
+@frozen
+class Trial:
+    """One point of a sweep."""
+
+    number: int
+    """From 1: `last/3` is the third."""
+    label: str
+    """`lr=0.001,model.depth=3`: what its folder is called. Empty if nothing varies."""
+    point: Mapping[str, Any]
+    """What varies, by path."""
+    args: dict[str, Any]
+    """Checked and default-filled."""
+    job_id: Digest
+    nodes: TrialNodes
+    measured_on: Mapping[str, Any] = fresh(factory=dict)
+    """Those of its arguments that decide what its metrics are taken from."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "n": self.number,
+            "label": self.label,
+            "point": dict(self.point),
+            "job_id": self.job_id,
+            "final": self.nodes.final,
+            "keep": list(self.nodes.keep),
+            "nodes": list(self.nodes.nodes),
+            "args": self.args,
+            **({"measured_on": dict(self.measured_on)} if self.measured_on else {}),
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Trial:
+        """Read one back. Raises `KeyError`, `TypeError` or `ValueError` if it is not one."""
+        nodes = TrialNodes(
+            final=str(raw["final"]),
+            keep=tuple(map(str, raw["keep"])),
+            nodes=tuple(map(str, raw["nodes"])),
+        )
+        return cls(
+            number=int(raw["n"]),
+            label=str(raw["label"]),
+            point=dict(raw["point"]),
+            args=dict(raw["args"]),
+            job_id=Digest(str(raw["job_id"])),
+            nodes=nodes,
+            measured_on=dict(raw.get("measured_on", {})),
+        )
+
+
+def varied_by(point: SweepPoint, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what varies at a point of a sweep, by path; of a group, the option that was chosen."""
+    varied = {}
+    for path, choice in point.choices:
+        value: Any = values
+        for step in path.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        varied[path] = choice.text if value is None or isinstance(value, Mapping) else value
+    return varied
+
+
+def write_trials(trials: Iterable[Trial]) -> bytes:
+    """Give trials as lines."""
+    return "".join(f"{dumps(trial.to_json())}\n" for trial in trials).encode()
+
+
+def read_trials(lines: bytes) -> list[Trial]:
+    """Read trials back; a line that is not one is passed over."""
+    trials = []
+    for line in lines.splitlines():
+        try:
+            trials.append(Trial.from_json(loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return trials
+
+
+@frozen
+class TrialEnd:
+    """How a trial stands."""
+
+    trial: Trial
+    state: str
+    """completed, failed, cancelled, running or pending."""
+    is_kept: bool = False
+    """Its result was there already: nothing of it ran in this job."""
+    seconds: float | None = None
+    """How long what is its own ran; what it shares with others counts for nobody."""
+    cause: str = ""
+    message: str = ""
+    hint: str = ""
+    metrics: Mapping[str, float] = fresh(factory=dict)
+    """The last value of each."""
+    peak_bytes: int | None = None
+    """Of the machine's memory."""
+    peak_gpu_bytes: int | None = None
+    """On the fullest device."""
+    keys: Mapping[str, str] = fresh(factory=dict)
+    """Of its result and of what its plan keeps, by node."""
+    digest: str = ""
+    """Of its result."""
+    out: str | None = None
+    """Where its result lies as plain files."""
+    known: tuple[str, ...] = ()
+    """Keys of those of its nodes whose results were known: what was measured then stands in their records."""
+
+
+def end_of(trial: Trial, story: RunHistory, shared: frozenset[str]) -> TrialEnd:
+    """Say how a trial stands, from what the journal tells of its nodes. `shared` are nodes of several trials."""
+    nodes = [story.nodes[name] for name in trial.nodes.nodes if name in story.nodes]
+    # A trial that shares all it has with others is none the less itself.
+    is_all_shared = shared.issuperset(trial.nodes.nodes)
+    own = [node for node in nodes if is_all_shared or node.node not in shared]
+    final = story.nodes.get(trial.nodes.final)
+    failed = next((node for node in nodes if node.ending in ("failed", "diverged")), None)
+    seconds = [node.seconds for node in own if node.seconds is not None]
+    peaks = [node.peak_rss_bytes for node in own if node.peak_rss_bytes is not None]
+    gpu_peaks = [node.peak_gpu_bytes for node in own if node.peak_gpu_bytes is not None]
+    ends = [story.nodes.get(name) for name in (trial.nodes.final, *trial.nodes.keep)]
+    is_whole = all(node is not None and node.ending in _GOOD for node in ends)
+    state = "completed" if is_whole else "failed" if failed is not None else _unfinished(own)
+    metrics: dict[str, float] = {}
+    for node in nodes:
+        metrics.update(node.metrics)
+    return TrialEnd(
+        trial=trial,
+        state=state,
+        is_kept=is_whole and all(node.ending == "hit" for node in own),
+        seconds=sum(seconds) if seconds else None,
+        cause=failed.cause if failed else "",
+        message=failed.message if failed else "",
+        hint=failed.hint if failed else "",
+        metrics=metrics,
+        peak_bytes=max(peaks, default=None),
+        peak_gpu_bytes=max(gpu_peaks, default=None),
+        keys=_keys(trial, story) if is_whole else {},
+        digest=final.digest if is_whole and final is not None else "",
+        known=tuple(node.key for node in nodes if node.ending == "hit" and node.key),
+    )
+
+
+def _keys(trial: Trial, story: RunHistory) -> dict[str, str]:
+    """Give the keys of what a trial made, those of a fan-out by instance."""
+    wanted = (trial.nodes.final, *trial.nodes.keep)
+    found: dict[str, str] = {}
+    for name in wanted:
+        node = story.nodes.get(name)
+        instances = [f"{name}[{index}]" for index in range(node.instances or 0)] if node else []
+        for one in instances or [name]:
+            told = story.nodes.get(one)
+            if told is not None and told.key and told.ending in _GOOD:
+                found[one] = told.key
+    return found
+
+
+class KnownMetrics:
+    """What records say was measured when results were made. Trials share nodes, so each record is read once."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._read: dict[str, Mapping[str, float]] = {}
+
+    def added_to(self, end: TrialEnd) -> TrialEnd:
+        """Add what is known of those of a trial's nodes that did not run."""
+        metrics: dict[str, float] = {}
+        for key in end.known:
+            metrics.update(self._of(key))
+        return changed(end, metrics={**metrics, **end.metrics}) if metrics else end
+
+    def _of(self, key: str) -> Mapping[str, float]:
+        if key not in self._read:
+            record = self._store.peek(Digest(key))
+            kept = record.body.get("metrics") if isinstance(record, Record) else None
+            self._read[key] = kept if isinstance(kept, dict) else {}
+        return self._read[key]
+
+
+def trial_numbered(trials: Sequence[Trial], text: str, job: str) -> Trial:
+    """Give the trial that `NAME/3` means, or `NAME/LABEL`; `NotFound` if there is none."""
+    found = next((trial for trial in trials if text in (str(trial.number), trial.label)), None)
+    if found is None or not is_sweep(trials):
+        hint = f"it has {len(trials)}; such as {job}/1" if is_sweep(trials) else "it is no sweep"
+        raise NotFound(f"job {job} has no trial {text!r}", hint=hint)
+    return found
+
+
+def is_sweep(trials: Sequence[Trial]) -> bool:
+    """Say whether trials are points of a sweep, which may have only one."""
+    return len(trials) > 1 or any(trial.label for trial in trials)
+
+
+def shared_nodes(trials: Iterable[Trial]) -> frozenset[str]:
+    """Name the nodes that belong to more than one trial."""
+    seen: set[str] = set()
+    shared: set[str] = set()
+    for trial in trials:
+        shared.update(seen.intersection(trial.nodes.nodes))
+        seen.update(trial.nodes.nodes)
+    return frozenset(shared)
+
+
+def _unfinished(own: list[NodeHistory]) -> str:
+    """Return the state of a trial that neither has its result nor failed.
+
+    What never began is pending, also after the whole run was cancelled; a trial that was cancelled by itself is
+    cancelled. While one of its nodes still runs, so does the trial.
+    """
+    if any(node.ending == "running" for node in own):
+        return "running"
+    cancelled = [node for node in own if node.ending == "cancelled"]
+    if not any(node.attempts for node in own) and not any(node.cause for node in cancelled):
+        return "pending"
+    return "cancelled" if cancelled else "running"
+
+
+def nodes_to_cancel(trials: Sequence[Trial], numbers: Collection[int]) -> frozenset[str]:
+    """Return the nodes that only these trials need: those that stop if the trials are cancelled."""
+    unwanted: set[str] = set()
+    needed: set[str] = set()
+    for trial in trials:
+        (unwanted if trial.number in numbers else needed).update(trial.nodes.nodes)
+    return frozenset(unwanted - needed)
+
+
+# When to give a sweep up: if everything that has run so far failed in the same way, the rest will too.
+
+ENOUGH = 3
+"""So many failures of one kind, and nothing that went well, are no accident."""
+
+# Not the number that a program ended with, which is the failure itself.
+_VARIABLE = re.compile(r"(?<!exit )(?<!signal )(?:0x[0-9a-fA-F]+|\b\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)")
+
+
+@frozen
+class SweepAbort:
+    """Stop the sweep."""
+
+    why: str
+
+
+def decide_give_up(ends: Sequence[TrialEnd], left: int) -> SweepAbort | None:
+    """Decide from the trials that have ended whether those that are left are worth running.
+
+    What was kept from earlier says nothing about how things go now. What diverged did so by its own values: others have
+    other ones.
+    """
+    failed = [end for end in ends if end.state == "failed"]
+    if not left or len(failed) < ENOUGH or any(end.state == "completed" and not end.is_kept for end in ends):
+        return None
+    if any(end.cause == FailureCause.DIVERGED for end in failed):
+        return None
+    kinds = {(end.cause, _kind_of(end.message)) for end in failed}
+    if len(kinds) > 1:
+        return None
+    return SweepAbort(why=f"all {len(failed)} trials that ran failed in the same way: {failed[0].message}")
+
+
+def _kind_of(message: str) -> str:
+    """Give a message without the numbers in it, which tell trials apart but not failures."""
+    return _VARIABLE.sub("#", message)
+
+
+# What trials were measured on. A metric over one text says nothing about a trial that was measured on another.
+
+
+class MeasuredTrial(Protocol):
+    """A trial with metrics, however it is shown."""
+
+    @property
+    def n(self) -> int:
+        """Its number."""
+
+    @property
+    def measured_on(self) -> Mapping[str, Any]:
+        """The arguments that decided what its metrics were taken from."""
+
+
+T = TypeVar("T", bound=MeasuredTrial)
+
+
+@frozen
+class ComparableTrials(Generic[T]):
+    """Trials that may be compared with each other."""
+
+    told_by: Mapping[str, Any]
+    """What tells it from the other grounds; nothing if there is no other."""
+    trials: tuple[T, ...]
+
+
+def on_grounds(trials: Sequence[T], measured: Sequence[T]) -> list[ComparableTrials[T]]:
+    """Put trials together that were measured on the same, in the order they come; that of the lowest number first.
+
+    Only those of them that were `measured` tell grounds apart: one that has no value is compared with nobody. Where
+    none was, its ground comes last.
+    """
+    names = dict.fromkeys(name for trial in measured for name in trial.measured_on)
+    differing = [name for name in names if len({_spelt(trial, [name]) for trial in measured}) > 1]
+    found: dict[str, list[T]] = {}
+    for trial in trials:
+        found.setdefault(_spelt(trial, differing), []).append(trial)
+    numbers = {trial.n for trial in measured}
+
+    def place(group: Sequence[T]) -> tuple[bool, int]:
+        own = [trial.n for trial in group]
+        return numbers.isdisjoint(own), min(own)
+
+    groups = sorted(found.values(), key=place)
+    return [
+        ComparableTrials(told_by={name: group[0].measured_on.get(name) for name in differing}, trials=tuple(group))
+        for group in groups
+    ]
+
+
+def settled(measured_on: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Give what metrics are taken from; where nobody said it, what the plan's stages were given for it.
+
+    So one who names a default stands on one ground with one who leaves it out.
+    """
+    return {name: _meant(name, plan) if value is None else value for name, value in measured_on.items()}
+
+
+def _meant(name: str, plan: Plan) -> Any:
+    given = {dumps(node.args[name]): node.args[name] for node in plan.nodes if name in node.args}
+    return next(iter(given.values())) if len(given) == 1 else None
+
+
+def _spelt(trial: MeasuredTrial, names: Iterable[str]) -> str:
+    return dumps([trial.measured_on.get(name) for name in names])

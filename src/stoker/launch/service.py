@@ -1,0 +1,215 @@
+"""A service of this machine: one of our programs that starts with it, and is started again when it falls.
+
+Only nouns, and the rule by which one is made from what a person asked for. What a service manager reads is rendered
+beside this file, shown, and only then acted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from stoker.core.errors import BadInput
+from stoker.core.frozen import fresh, frozen
+from stoker.host.install import UV_SETTINGS
+
+HOPELESS = (2, *range(20, 30), 33, 35, 78)
+"""Exit codes that a restart can't mend: usage, configuration, not allowed, another version."""
+ASKED_TO_END = (130, 143)
+"""Exit codes of a program that was interrupted or asked to end: it did what it was told."""
+WATCHDOG_S = 180
+"""A program that has not said for so long that it lives is started again."""
+BEFORE_WORDS = 4
+"""So many words stand before those that somebody typed: python, -m, stoker and the kind."""
+RESTART_S = 5
+LONGEST_RESTART_S = 300
+_STOP_S = 90.0
+# Beside the time that a job may take to save: for sending what it saved, and giving everything back.
+_GIVE_BACK_S = 120.0
+# By name, never whole families: a service's file is read by everybody, and a token or a password is none of it.
+PASSED_ON = (
+    "PATH",
+    "LANG",
+    "FLEET_HOST_ID",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "STOKER_COMPANY_LINGER",
+    "STOKER_CONTAIN",
+    "STOKER_COOKBOOKS",
+    "STOKER_ENVS",
+    "STOKER_LEDGER",
+    "STOKER_OFFLINE",
+    "STOKER_RUNTIME",
+    "STOKER_STRICT",
+    "STOKER_VRAM_LIMIT",
+    "XDG_CACHE_HOME",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    "HF_HUB_DISABLE_SYMLINKS",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN_PATH",
+    "HUGGINGFACE_HUB_CACHE",
+    "TRANSFORMERS_OFFLINE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "ALL_PROXY",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "all_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "PIP_CERT",
+    "PIP_CONSTRAINT",
+    "PIP_DEFAULT_TIMEOUT",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_INDEX_URL",
+    "PIP_NO_INDEX",
+    "PIP_PROXY",
+    "PIP_TRUSTED_HOST",
+    "UV_CACHE_DIR",
+    "UV_PYTHON_INSTALL_DIR",
+    *UV_SETTINGS,
+)
+"""Variables that a service gets as they are when it is installed: every setting that our programs read."""
+NOT_PASSED_ON = {
+    "STOKER_HOME": "written by itself",
+    "STOKER_COORDINATOR": "`work --install` writes it as --join",
+    "STOKER_OPERATOR_TOKEN": "a secret: --token-file",
+    "STOKER_CLUSTER": "of commands that people type; `serve` takes --cluster",
+    "STOKER_GPU_FAKE": "invented devices are for tests and demonstrations",
+    **dict.fromkeys(
+        (
+            "STOKER_ATTEMPT",
+            "STOKER_CONTROL",
+            "STOKER_JOB",
+            "STOKER_JOB_NAME",
+            "STOKER_JOB_OUT",
+            "STOKER_MARK",
+            "STOKER_METRICS",
+            "STOKER_NOTIFY_",
+            "STOKER_OUT",
+            "STOKER_PARAMS",
+            "STOKER_RESUME",
+            "STOKER_RESUME_KEY",
+            "STOKER_SCRATCH",
+            "STOKER_SEED",
+            "STOKER_TOKEN",
+            "STOKER_VRAM_BYTES",
+        ),
+        "set by Stoker for the programs that it starts",
+    ),
+}
+"""Variables of Stoker that no service gets, each with the reason."""
+SECRETS = dict.fromkeys(
+    ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "`hf auth login` writes a token file, which the service finds"
+)
+"""Variables that our programs read and that stand in no file of a service, with what does instead."""
+_PASSWORD = re.compile(r"(?:^|://)[^/\s]*:[^/\s]*@|://[^/\s]+@")
+
+
+class ServiceKind(StrEnum):
+    """Which of our programs."""
+
+    SERVE = "serve"
+    WORK = "work"
+
+
+@frozen
+class SupervisedService:
+    """One of our programs, to be kept going."""
+
+    kind: ServiceKind
+    label: str
+    """Its name among services, without what a service manager adds: `stoker-work`."""
+    about: str
+    argv: tuple[str, ...]
+    folder: str
+    """Where it runs."""
+    environment: Mapping[str, str] = fresh(factory=dict)
+    stop_s: float = _STOP_S
+    """How long it may take to end in order."""
+    after: str = ""
+    """The label of a service of the same machine that is started before it."""
+    left_out: Mapping[str, str] = fresh(factory=dict)
+    """Variables that are set and do not stand in its file because they hold a secret, each with what to do instead."""
+
+
+def make_service(  # noqa: PLR0913 - what a service is made of
+    kind: ServiceKind,
+    words: Sequence[str],
+    *,
+    python: str,
+    home: str,
+    usual_home: str,
+    environment: Mapping[str, str],
+    called: str = "",
+    grace_s: float = 0.0,
+    after: str = "",
+) -> SupervisedService:
+    """Give the service of `stoker KIND WORDS…` for a home.
+
+    `called` tells it from others of its kind in the same home. A home that is not the usual one gets labels of its own.
+    Raises `BadInput` for what no service's file can say, or should not.
+    """
+    _refuse_secrets(words)
+    argv = (python, "-m", "stoker", str(kind), *words)
+    passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
+    secret = {name for name, value in passed.items() if _PASSWORD.search(value)}
+    left_out = dict.fromkeys(secret, "leave the password out, or put it into a drop-in that only you may read")
+    left_out |= {
+        name: instead for name, instead in SECRETS.items() if kind is ServiceKind.WORK and environment.get(name)
+    }
+    service = SupervisedService(
+        kind=kind,
+        label=label_of(kind, home, usual_home, called=called),
+        about="Stoker's coordinator" if kind is ServiceKind.SERVE else f"Stoker's worker {called}".rstrip(),
+        argv=argv,
+        folder=home,
+        environment={"STOKER_HOME": home, **{name: passed[name] for name in passed if name not in secret}},
+        stop_s=_STOP_S if kind is ServiceKind.SERVE else _GIVE_BACK_S + grace_s,
+        after=after,
+        left_out=left_out,
+    )
+    _refuse_odd(service)
+    return service
+
+
+def label_of(kind: ServiceKind, home: str, usual_home: str, *, called: str = "") -> str:
+    """Name a service: of the usual home plainly, of another one with a mark of its path."""
+    mark = "" if home == usual_home else f"-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
+    return f"stoker-{kind}{mark}{f'-{called}' if called else ''}"
+
+
+def _refuse_secrets(words: Sequence[str]) -> None:
+    """Refuse an address with a password in it: whoever may list services would read it."""
+    for word in words:
+        place = word.partition("://")[2].partition("/")[0]
+        user = place.rpartition("@")[0]
+        if "://" in word and ":" in user:
+            shown = word.replace(user, f"{user.partition(':')[0]}:…", 1)
+            raise BadInput(
+                f"{shown} has a password in it, and a service's file is no place for one",
+                hint="leave it out of the address; PostgreSQL reads ~/.pgpass",
+            )
+
+
+def _refuse_odd(service: SupervisedService) -> None:
+    """Refuse what the files of service managers have no way to write down."""
+    texts = [*service.argv, service.folder, *service.environment.values()]
+    for text in texts:
+        if not text.isprintable() or any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+            raise BadInput(f"{text!a} can't stand in a service's file", hint="choose a path of printable characters")
+    if not os.path.isabs(service.folder) or service.folder.endswith(("\\", " ")):
+        raise BadInput(f"{service.folder!a} can't be the folder of a service", hint="STOKER_HOME names another one")

@@ -1,1 +1,0 @@
-"""Attempts that share a process: members, their company, its keeper and its door."""

@@ -1,1 +1,0 @@
-"""What a program says: from the bytes that it prints to progress, metrics and checkpoints."""

@@ -1,0 +1,537 @@
+"""`state/joined/worker.json` and `operator.json`: the fleet that this machine, or a person on it, has joined.
+
+Beside them lie what was given: the fleet's CA, a machine's certificate with its key (one file, replaced in one step),
+a person's token. Only their owner may read them. The record that names them is written last, so a join that was cut
+off in the middle leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any
+
+from stoker.core.errors import BadInput, Damaged, LocalFile, NoCoordinator, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.core.leases import Role
+from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
+
+# `state/serve.json`: where the coordinator of this home listens, so that every command here finds it with no set-up.
+#
+# Written by the coordinator once it listens; it counts only as long as that very process lives. Commands of its user
+# reach it over its Unix socket, without a token. The operator's token is in a file of its own beside it, mode 600, for
+# requests over TCP.
+
+NAME = "serve.json"
+LAST_NAME = "served.json"
+"""The same of the coordinator that ended last."""
+TOKEN_NAME = "operator.token"  # noqa: S105 - the file's name
+_LARGEST_BYTES = 64 * 1024
+
+
+@frozen
+class ServeFile:
+    """What a coordinator tells the commands beside it."""
+
+    url: str
+    owner: ProcessIdentity
+    token_file: str = ""
+    """Where the operator's token is; empty: only the environment has it."""
+    socket: str = ""
+    """The Unix socket by which its own user reaches it."""
+    version: str = ""
+    ca_file: str = ""
+    """The fleet's CA, where it speaks TLS: whoever asks it trusts that one and no other."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "url": self.url,
+            "owner": self.owner.to_dict(),
+            "token_file": self.token_file,
+            "socket": self.socket,
+            "version": self.version,
+            "ca_file": self.ca_file,
+        }
+
+    def write(self, state: str) -> None:
+        """Write it into the state folder."""
+        write_file(os.path.join(state, NAME), dumps(self.to_dict(), indent=1).encode())
+
+
+def withdraw(state: str) -> None:
+    """Take our own word back when we end; that there was a coordinator, and where, stays known."""
+    found = read_serve_file(state)
+    if found is not None and found.owner == mine():
+        with suppress(OSError):
+            os.replace(os.path.join(state, NAME), os.path.join(state, LAST_NAME))
+
+
+def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
+    """Give what the coordinator of this home says, whether or not it still lives; nothing if there is no such word."""
+    try:
+        raw = loads(read_regular(os.path.join(state, name), _LARGEST_BYTES))
+        return ServeFile(
+            url=str(raw["url"]),
+            owner=ProcessIdentity.from_dict(raw["owner"]),
+            token_file=str(raw.get("token_file", "")),
+            socket=str(raw.get("socket", "")),
+            version=str(raw.get("version", "")),
+            ca_file=str(raw.get("ca_file", "")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def living_coordinator(state: str) -> ServeFile | None:
+    """Give the coordinator of this home if it runs on this machine now."""
+    found = read_serve_file(state)
+    return found if found is not None and is_alive(found.owner) is Liveness.ALIVE else None
+
+
+FOLDER = "joined"
+
+
+class MembershipKind(StrEnum):
+    """As what this home has joined."""
+
+    WORKER = "worker"
+    OPERATOR = "operator"
+
+    @classmethod
+    def of(cls, role: Role) -> MembershipKind:
+        """Give the side that somebody with a role is on."""
+        return cls.WORKER if role is Role.WORKER else cls.OPERATOR
+
+
+@frozen
+class Membership:
+    """One fleet that this home belongs to, and as whom."""
+
+    url: str
+    """`https://HOST:PORT`, as it was joined."""
+    name: str
+    """The machine's in the fleet, or the token's."""
+    role: Role
+    ca_file: str
+    certificate_file: str = ""
+    """A machine's: certificate and key."""
+    token_file: str = ""
+    """A person's."""
+    fingerprint: str = ""
+    """SHA-256 of the CA."""
+    joined_s: float = 0.0
+    expires_s: float | None = None
+    """When what was given ends, as far as was known at the time."""
+
+    @property
+    def side(self) -> MembershipKind:
+        return MembershipKind.of(self.role)
+
+    @property
+    def identity(self) -> FleetIdentity:
+        """Whom to trust, and as whom to speak."""
+        return FleetIdentity(ca_file=self.ca_file, certificate_file=self.certificate_file)
+
+    def token(self) -> str:
+        """Read the person's token; empty for a machine. Raises `LocalFile`."""
+        return _read_secret(self.token_file).decode().strip() if self.token_file else ""
+
+
+@frozen
+class JoinCredentials:
+    """What joining gave, as texts."""
+
+    url: str
+    name: str
+    role: Role
+    ca_pem: str
+    fingerprint: str
+    certificate_pem: str = ""
+    key_pem: str = ""
+    token: str = ""
+    joined_s: float = 0.0
+    expires_s: float | None = None
+
+
+def read_joined(state: str, side: MembershipKind) -> Membership | None:
+    """Give the fleet that was joined; nothing if none was.
+
+    Raises `LocalFile` where others may read the secrets, and `Damaged` for a record that is none.
+    """
+    path = _record(state, side)
+    try:
+        data = read_regular(path, _LARGEST_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LocalFile(f"{path} can't be read: {error.strerror}", path=path) from None
+    try:
+        found = _from_dict(loads(data), os.path.dirname(path))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        hint = "`stoker join CODE@HOST --again` writes it anew"
+        raise Damaged(f"{path} is no record of a fleet that was joined", hint=hint, path=path) from None
+    for secret in filter(None, (found.certificate_file, found.token_file)):
+        _judge_mode(secret)
+    return found
+
+
+def write_joined(state: str, given: JoinCredentials) -> Membership:
+    """Keep what joining gave, for us alone: contents first, the record last; what an earlier one named is removed."""
+    side = MembershipKind.of(given.role)
+    folder = make_folder(state)
+    # By their CA: until the record names the new files, the old ones are whole.
+    stem = os.path.join(folder, f"{side}-{given.fingerprint[:12]}")
+    made = Membership(
+        url=given.url,
+        name=given.name,
+        role=given.role,
+        ca_file=f"{stem}.ca.pem",
+        certificate_file=f"{stem}.pem" if given.certificate_pem else "",
+        token_file=f"{stem}.token" if given.token else "",
+        fingerprint=given.fingerprint,
+        joined_s=given.joined_s,
+        expires_s=given.expires_s,
+    )
+    write_file(made.ca_file, given.ca_pem.encode(), mode=0o600)
+    if made.certificate_file:
+        write_certificate(made.certificate_file, given.certificate_pem, given.key_pem)
+    if made.token_file:
+        write_file(made.token_file, f"{given.token}\n".encode(), mode=0o600)
+    write_file(_record(state, side), dumps(_to_dict(made), indent=1).encode(), mode=0o600)
+    _remove_others(folder, made)
+    return made
+
+
+def make_folder(state: str) -> str:
+    """Make the folder for what joining gives, for us alone, and give its path."""
+    folder = os.path.join(state, FOLDER)
+    with translated(folder):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)
+    return folder
+
+
+def write_certificate(path: str, certificate_pem: str, key_pem: str) -> None:
+    """Replace a machine's certificate and key, both in one step. Raises `Damaged` if they do not belong together."""
+    both = f"{certificate_pem.strip()}\n{key_pem.strip()}\n".encode()
+    _judge_pair(path, both)
+    write_file(path, both, mode=0o600)
+
+
+def _record(state: str, side: MembershipKind) -> str:
+    return os.path.join(state, FOLDER, f"{side}.json")
+
+
+def _remove_others(folder: str, made: Membership) -> None:
+    kept = {made.ca_file, made.certificate_file, made.token_file}
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if name.startswith(f"{made.side}-") and path not in kept:
+                os.unlink(path)
+
+
+def _judge_pair(path: str, both: bytes) -> None:
+    """Try a certificate and its key before they take the place of others: with a wrong pair nobody could ask again."""
+    import ssl  # noqa: PLC0415 - finding a coordinator needs none of it
+
+    trial = f"{path}.trial"
+    write_file(trial, both, mode=0o600)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(trial)
+    except ssl.SSLError:
+        raise Damaged("the coordinator gave a certificate that is not for this machine's key") from None
+    finally:
+        os.unlink(trial)
+
+
+def _read_secret(path: str) -> bytes:
+    _judge_mode(path)
+    try:
+        return read_regular(path, _LARGEST_BYTES)
+    except OSError as error:
+        raise LocalFile(f"{path} can't be read: {error.strerror}", path=path) from None
+
+
+def _judge_mode(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        hint = "`stoker join CODE@HOST --again` writes it anew"
+        raise LocalFile(f"{path} can't be read: {error.strerror}", hint=hint, path=path) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise LocalFile(f"others may read the secret in {path}", hint=f"chmod 600 {path}", path=path)
+
+
+def _to_dict(membership: Membership) -> dict[str, Any]:
+    files = {name: os.path.basename(getattr(membership, name)) for name in _FILES}
+    return {
+        "v": 1,
+        "url": membership.url,
+        "name": membership.name,
+        "role": str(membership.role),
+        **files,
+        "fingerprint": membership.fingerprint,
+        "joined_s": membership.joined_s,
+        "expires_s": membership.expires_s,
+    }
+
+
+def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
+    # Names, not paths: a home that was moved still works, and a record can't point elsewhere.
+    files = {name: os.path.join(folder, os.path.basename(raw[name])) if raw[name] else "" for name in _FILES}
+    expires_s = raw.get("expires_s")
+    return Membership(
+        url=str(raw["url"]),
+        name=str(raw["name"]),
+        role=Role(raw["role"]),
+        ca_file=files["ca_file"],
+        certificate_file=files["certificate_file"],
+        token_file=files["token_file"],
+        fingerprint=str(raw.get("fingerprint", "")),
+        joined_s=float(raw.get("joined_s", 0.0)),
+        expires_s=None if expires_s is None else float(expires_s),
+    )
+
+
+_FILES = ("ca_file", "certificate_file", "token_file")
+
+
+# Which coordinator is meant, how it is trusted, and what is shown to it.
+#
+# The one that was named, else the environment's, else the one that serves this home, else the fleet that was joined. On
+# this machine a coordinator is reached over its Unix socket, where the kernel says who is at the other end, and no
+# token is needed. A worker joins others by its machine's certificate, and never reads or sends a person's token. People
+# never use that certificate: they know the fleet's CA from it, and need a token.
+
+COORDINATOR = "STOKER_COORDINATOR"
+OPERATOR_TOKEN = "STOKER_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
+DEFAULT_PORT = 7717
+"""Where a coordinator listens unless told otherwise."""
+SECURE = "https://"
+_MOST_BYTES = 64 * 1024
+
+
+@frozen
+class CoordinatorEndpoint:
+    """A coordinator's address, whom to trust there, and the token to show it."""
+
+    url: str
+    token: str
+    identity: FleetIdentity | None = None
+    """Nothing: one whose certificate everybody trusts."""
+    name: str = ""
+    """Under which this machine joined it; empty: it has not."""
+    is_here: bool = False
+    """It serves this very home."""
+
+    @property
+    def is_secure(self) -> bool:
+        """True if it speaks TLS, so that other machines may join it."""
+        return self.url.startswith(SECURE)
+
+
+def find_coordinator(
+    at: str, *, environment: Mapping[str, str], state: str, side: MembershipKind = MembershipKind.OPERATOR
+) -> CoordinatorEndpoint | None:
+    """Give the coordinator that is meant, or nothing if none is known. Nobody is asked whether it answers."""
+    here = living_coordinator(state)
+    token = environment.get(OPERATOR_TOKEN, "").strip() if side is MembershipKind.OPERATOR else ""
+    named = at or environment.get(COORDINATOR, "").strip()
+    if named:
+        url = whole_address(named)
+        if here is not None and here.url.rstrip("/") == url.rstrip("/"):
+            return _found_here(here, token, environment, state, side)
+        if not url.startswith(SECURE):
+            return _found_plain(url, token, environment, state, side)
+        member = _membership(state, side, url)
+        return CoordinatorEndpoint(url=url, token=token) if member is None else _found_joined(url, member, token, side)
+    if here is not None:
+        return _found_here(here, token, environment, state, side)
+    member = _membership(state, side)
+    if member is None or (side is MembershipKind.OPERATOR and member.side is MembershipKind.WORKER and not token):
+        return None
+    return _found_joined(member.url, member, token, side)
+
+
+def no_coordinator_known(state: str) -> NoCoordinator:
+    """Make the error of a command that needs a coordinator where none is known, or where it is down."""
+    if (gone := coordinator_gone(state)) is not None:
+        hint = "`stoker serve` starts it again; --at URL or STOKER_COORDINATOR names another one"
+        return NoCoordinator(f"the coordinator of this home ({gone}) is not running", hint=hint)
+    if (machine := machine_here(state)) is not None:
+        hint = "`stoker machines invite --operator` at the coordinator, then here: stoker join --operator CODE@HOST"
+        what = f"this machine works for {machine.url} as {machine.name}; whoever asks that coordinator needs a token"
+        return NoCoordinator(what, hint=hint)
+    hint = (
+        "`stoker serve` starts one here; `stoker join CODE@HOST` joins one elsewhere, "
+        "STOKER_COORDINATOR or --at URL (of `stoker work`: --join URL) names it"
+    )
+    return NoCoordinator("no coordinator is known here", hint=hint)
+
+
+def coordinator_gone(state: str) -> str | None:
+    """Give where the coordinator of this home was, if there was one and it does not run now: its jobs wait for it."""
+    found = read_serve_file(state) or read_serve_file(state, LAST_NAME)
+    return found.url if found is not None and living_coordinator(state) is None else None
+
+
+def whole_address(text: str) -> str:
+    """Give an address with its scheme and port: `desk` is `https://desk:7717`, `localhost` is `http://localhost:7717`.
+
+    What is not this computer itself is asked over TLS, unless the address says otherwise.
+    """
+    if "://" in text:
+        return text
+    from stoker.host.http.addresses import is_this_computer  # noqa: PLC0415 - most commands name no address
+
+    host, _, path = text.partition("/")
+    has_port = host.rpartition(":")[2].isdigit() if not host.endswith("]") else False
+    bare = host.rpartition(":")[0] if has_port else host
+    scheme = "http" if is_this_computer(bare.strip("[]").lower()) else "https"
+    return f"{scheme}://{host}{'' if has_port else f':{DEFAULT_PORT}'}{f'/{path}' if path else ''}"
+
+
+def machine_here(state: str) -> Membership | None:
+    """Give the fleet that this machine joined as a worker, if it did."""
+    try:
+        return read_joined(state, MembershipKind.WORKER)
+    except StokerError:
+        return None
+
+
+def _found_here(
+    here: ServeFile, token: str, environment: Mapping[str, str], state: str, side: MembershipKind
+) -> CoordinatorEndpoint:
+    if not here.ca_file:
+        identity = FleetIdentity(sockets=_sockets(here.url, environment, here))
+        return CoordinatorEndpoint(url=here.url, token=token, identity=identity, is_here=True)
+    # Machines of its own home join it like any other: by their certificate.
+    member = read_joined(state, MembershipKind.WORKER) if side is MembershipKind.WORKER else None
+    if member is not None and member.fingerprint == _fingerprint(here.ca_file):
+        return CoordinatorEndpoint(url=here.url, token="", identity=member.identity, name=member.name, is_here=True)
+    sockets = (here.socket,) if here.socket else ()
+    return CoordinatorEndpoint(
+        url=here.url, token=token, identity=FleetIdentity(ca_file=here.ca_file, sockets=sockets), is_here=True
+    )
+
+
+def _found_plain(
+    url: str, token: str, environment: Mapping[str, str], state: str, side: MembershipKind
+) -> CoordinatorEndpoint:
+    """Find a coordinator without TLS: one of this user's on this machine, by its socket; TCP proves nothing."""
+    from stoker.host.http.addresses import is_this_computer, read_address, shown  # noqa: PLC0415 - as below
+
+    origin = read_address(url).origin
+    if is_this_computer(origin.host):
+        last = read_serve_file(state) or read_serve_file(state, LAST_NAME)
+        is_own = last is not None and last.url.rstrip("/") == url.rstrip("/")
+        sockets = _sockets(url, environment, last if is_own else None)
+        return CoordinatorEndpoint(url=url, token=token, identity=FleetIdentity(sockets=sockets))
+    if side is MembershipKind.WORKER:
+        hint = f"join it first: stoker join CODE@{origin.host}; then --join https://{origin.host_and_port}"
+        raise BadInput(f"a worker takes jobs from another machine over TLS alone, not from {shown(url)}", hint=hint)
+    return CoordinatorEndpoint(url=url, token=token)
+
+
+def _sockets(url: str, environment: Mapping[str, str], known: ServeFile | None) -> tuple[str, ...]:
+    """Return where the socket of a coordinator on this machine may be, best first."""
+    from stoker.host.http.addresses import read_address  # noqa: PLC0415 - as below
+
+    origin = read_address(url).origin
+    recorded = (known.socket,) if known is not None and known.socket else ()
+    return tuple(dict.fromkeys((*recorded, *socket_paths(origin.host, origin.port, environment))))
+
+
+def _found_joined(url: str, member: Membership, token: str, side: MembershipKind) -> CoordinatorEndpoint:
+    """Ask as whoever joined. What is shown is shown only to whom the fleet's own CA has signed."""
+    if member.side is MembershipKind.OPERATOR:
+        return CoordinatorEndpoint(url=url, token=token or member.token(), identity=member.identity, name=member.name)
+    if side is MembershipKind.OPERATOR:
+        return CoordinatorEndpoint(url=url, token=token, identity=FleetIdentity(ca_file=member.ca_file))
+    return CoordinatorEndpoint(url=url, token="", identity=member.identity, name=member.name)
+
+
+def _membership(state: str, side: MembershipKind, url: str = "") -> Membership | None:
+    """Give the fleet that was joined: on this side rather than the other, and the one at an address if it is there."""
+    sides = (
+        (MembershipKind.WORKER,) if side is MembershipKind.WORKER else (MembershipKind.OPERATOR, MembershipKind.WORKER)
+    )
+    found = [member for member in (read_joined(state, one) for one in sides) if member is not None]
+    exact = [member for member in found if url and _is_same(member.url, url)]
+    return next(iter(exact or found), None)
+
+
+def _fingerprint(ca_file: str) -> str:
+    """Give the fingerprint of this home's own CA; empty where there is none to be read."""
+    from stoker.protocol.join_proofs import fingerprint  # noqa: PLC0415 - only a worker beside its coordinator asks
+
+    try:
+        return fingerprint(read_regular(ca_file, _MOST_BYTES).decode("ascii"))
+    except (OSError, ValueError):
+        return ""
+
+
+def _is_same(one: str, other: str) -> bool:
+    from stoker.host.http.addresses import origin  # noqa: PLC0415 - most commands name no address
+
+    try:
+        return origin(one) == origin(other)
+    except BadInput:
+        return False
+
+
+# The Unix sockets by which a user's coordinators are reached on their own machine: folders and names.
+#
+# Every folder belongs to one user and is closed to all others (`host/sockets` checks that, and who listens). The one in
+# /tmp comes first since `/run/user/UID` disappears with the user's last session, and a coordinator may outlive that;
+# programs that delete old files in /tmp are kept from it (`host/door.KeptDoor`). Another user can create the name in
+# /tmp first; it is not trusted then, and the next folder is used.
+
+SUFFIX = ".sock"
+RUNTIME = "STOKER_RUNTIME"
+_SESSIONS = "/run/user"
+_TEMPORARY = "/tmp"  # noqa: S108 - the same for every process of a user, whatever TMPDIR says
+_DEFAULT_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::")  # noqa: S104 - to be told from others
+
+
+def socket_folders(
+    environment: Mapping[str, str], *, sessions: str = _SESSIONS, temporary: str = _TEMPORARY
+) -> tuple[str, ...]:
+    """Return the folders for sockets of this user: STOKER_RUNTIME alone if it is set."""
+    named = environment.get(RUNTIME, "").strip()
+    if named:
+        return (os.path.abspath(os.path.expanduser(named)),)
+    user = os.geteuid()
+    session = os.path.join(sessions, str(user))
+    found = [os.path.join(temporary, f"stoker-{user}")]
+    if _is_private(session, user):
+        found.append(os.path.join(session, "stoker"))
+    return tuple(found)
+
+
+def socket_name(host: str, port: int) -> str:
+    """Return the name of a coordinator's socket, without its suffix: its port, with its host if that is unusual."""
+    bare = host.strip("[]").lower()
+    return str(port) if bare in _DEFAULT_HOSTS else f"{bare}-{port}"
+
+
+def socket_paths(host: str, port: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return where a coordinator at an address of this machine may have its socket, best first."""
+    name = socket_name(host, port) + SUFFIX
+    return tuple(os.path.join(folder, name) for folder in socket_folders(environment))
+
+
+def _is_private(folder: str, user: int) -> bool:
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not stat.S_IMODE(found.st_mode) & 0o077

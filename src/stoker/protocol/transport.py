@@ -1,0 +1,392 @@
+"""One question to a coordinator and its answer: headers, limits, what breaks on the way, and when to ask again.
+
+A question is asked again only where twice does what once does, and only for as long as `Patience` says. What the
+coordinator refuses comes back as the error it raised; whoever can't be reached is `NoCoordinator`; an answer that no
+coordinator gives is `BadAnswer`. Nothing is followed: a redirect is no answer of ours.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from http import HTTPStatus
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
+
+from stoker.core.clock import Clock
+from stoker.core.errors import (
+    BadAnswer,
+    BadInput,
+    DatabaseTrouble,
+    NetworkFailed,
+    NoCoordinator,
+    RateLimited,
+    StokerError,
+    Unavailable,
+)
+from stoker.core.frozen import fresh, frozen
+from stoker.core.jsontext import loads
+from stoker.core.retry import pause_s
+from stoker.host.http.addresses import is_this_computer, read_address, shown
+from stoker.host.http.exchange import BodySource, HttpClientResponse, Request, Transport
+from stoker.host.http.http_errors import Reason
+from stoker.protocol.codec import TOKEN_HEADER, VERSION, VERSION_HEADER, from_json, to_json
+from stoker.protocol.refusals import no_coordinator_there, refusal, trust_hint
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+MOST_ANSWER_BYTES = 64 * 1024 * 1024
+_MOST_REFUSAL_BYTES = 1024 * 1024
+_PIECE_BYTES = 256 * 1024
+_WHOLE_ANSWER_S = 300.0
+"""However steadily it dribbles. Bytes of files and objects take as long as they take."""
+
+_READING = frozenset({"GET", "HEAD"})
+
+Query = Mapping[str, str | int | float | None]
+
+
+@frozen
+class CoordinatorRequest:
+    """One request in the coordinator's terms."""
+
+    path: str
+    """Escaped."""
+    method: str = "GET"
+    query: Query = fresh(factory=dict)
+    """What is nothing or empty is left out."""
+    body: BaseModel | bytes | BodySource | None = None
+    headers: Mapping[str, str] = fresh(factory=dict)
+    is_repeatable: bool = False
+    """Asked twice, it does what it does once."""
+    waits_s: float = 0.0
+    """How long the coordinator may hold it open."""
+    silence_s: float | None = None
+    """Without a byte of the answer, if not as `Patience` says."""
+
+
+@frozen
+class RequestTimeouts:
+    """How long to wait for what."""
+
+    answer_s: float = 30.0
+    """For the head of one answer."""
+    silence_s: float = 30.0
+    """Without a byte of its body."""
+    retry_s: float = 10.0
+    """For asking again, all in all; 0: ask once."""
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 2.0
+
+
+class CoordinatorTransport:
+    """Speaks to one coordinator. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        url: str,
+        *,
+        clock: Clock,
+        token: str = "",
+        patience: RequestTimeouts | None = None,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        address = read_address(url)
+        self.url = address.url.rstrip("/")
+        """Without credentials: every message may show it."""
+        self._shown = shown(self.url)
+        self._transport = transport
+        self._clock = clock
+        self._patience = patience or RequestTimeouts()
+        self._chance = chance or random.SystemRandom().random
+        self._headers = {VERSION_HEADER: str(VERSION)}
+        if token:
+            if address.origin.scheme == "http" and not is_this_computer(address.origin.host):
+                # Whoever listens there is no coordinator of ours, and anybody on the way would read it.
+                hint = f"https://{address.origin.host_and_port}, or a tunnel: ssh -L OWN.sock:ITS.sock HOST"
+                raise BadInput(f"a token is not sent to {self._shown} in clear", hint=hint)
+            self._headers[TOKEN_HEADER] = token
+        if address.authorization:
+            self._headers["Authorization"] = address.authorization
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def patience(self) -> RequestTimeouts:
+        return self._patience
+
+    def ask(self, question: CoordinatorRequest, kind: type[M]) -> M:
+        """Ask, and give the answer as a message."""
+        request = self._request(question)
+
+        def read() -> M:
+            with closing(self._send(request)) as reply:
+                data = self._whole(reply, MOST_ANSWER_BYTES)
+            try:
+                return from_json(kind, data)
+            except ValueError as error:
+                raise no_coordinator_there(self._shown, f"{question.path}: {error}") from None
+
+        return self._patiently(read, is_repeatable=request.is_repeatable)
+
+    def open(self, question: CoordinatorRequest) -> HttpClientResponse:
+        """Ask for bytes, and give the answer to be read and closed by whoever asked. Its status is below 300."""
+        request = self._request(question)
+        return self._patiently(lambda: self._send(request), is_repeatable=request.is_repeatable)
+
+    def address(self, question: CoordinatorRequest) -> tuple[str, dict[str, str]]:
+        """Give the address of a question and the headers that go with it, for whoever asks it themselves."""
+        request = self._request(question)
+        return request.url, dict(request.headers)
+
+    def read(self, reply: HttpClientResponse, at_most_bytes: int = _PIECE_BYTES) -> bytes:
+        """Give the next bytes of an answer; nothing at the end."""
+        try:
+            return reply.read(at_most_bytes)
+        except NetworkFailed as error:
+            raise self._unreachable(error) from error
+
+    def pause(self, tries: int) -> None:
+        """Wait before asking again: longer each time, by chance a little less."""
+        patience = self._patience
+        first_s, longest_s = patience.first_pause_s, patience.longest_pause_s
+        self._clock.sleep(pause_s(tries, self._chance(), first_s=first_s, longest_s=longest_s))
+
+    def _request(self, question: CoordinatorRequest) -> Request:
+        said = {name: value for name, value in question.query.items() if value is not None and value != ""}
+        headers, body = {**self._headers, **question.headers}, question.body
+        if isinstance(body, BaseModel):
+            body = to_json(body)
+            headers["Content-Type"] = "application/json"
+        elif body is not None:
+            headers.setdefault("Content-Type", "application/octet-stream")
+        elif question.method not in _READING:
+            body = b""
+        return Request(
+            url=f"{self.url}{question.path}{f'?{urlencode(said)}' if said else ''}",
+            method=question.method,
+            headers=headers,
+            body=body,
+            is_repeatable=question.is_repeatable or question.method in _READING,
+            head_s=self._patience.answer_s + question.waits_s,
+            read_s=self._patience.silence_s if question.silence_s is None else question.silence_s,
+        )
+
+    def _send(self, request: Request) -> HttpClientResponse:
+        try:
+            reply = self._transport.send(request)
+        except NetworkFailed as error:
+            raise self._unreachable(error) from error
+        except BadAnswer as error:
+            raise no_coordinator_there(self._shown, error.message) from error
+        if HTTPStatus.OK <= reply.status < HTTPStatus.MULTIPLE_CHOICES:
+            return reply
+        with closing(reply):
+            if reply.status < HTTPStatus.BAD_REQUEST:
+                raise no_coordinator_there(self._shown, f"it answered {reply.status}", status=reply.status)
+            data = self._whole(reply, _MOST_REFUSAL_BYTES)
+        raise refusal(reply.status, data, is_ours=VERSION_HEADER in reply.headers, url=self._shown)
+
+    def _whole(self, reply: HttpClientResponse, most_bytes: int) -> bytes:
+        pieces, size = [], 0
+        until_s = self._clock.monotonic_s() + _WHOLE_ANSWER_S
+        while piece := self.read(reply):
+            size += len(piece)
+            if self._clock.monotonic_s() > until_s:
+                raise no_coordinator_there(self._shown, f"an answer that takes more than {_WHOLE_ANSWER_S:.0f} seconds")
+            if size > most_bytes:
+                raise no_coordinator_there(self._shown, f"an answer of more than {most_bytes} bytes")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _patiently(self, act: Callable[[], T], *, is_repeatable: bool) -> T:
+        until_s = self._clock.monotonic_s() + self._patience.retry_s
+        tries = 0
+        while True:
+            try:
+                return act()
+            except StokerError as error:
+                if not (is_repeatable and is_passing(error)) or self._clock.monotonic_s() >= until_s:
+                    raise
+            self.pause(tries)
+            tries += 1
+
+    def _unreachable(self, error: NetworkFailed) -> StokerError:
+        if error.data.get("reason") == Reason.ABORTED:
+            return error
+        hint = "is `stoker serve` running there? --at URL or STOKER_COORDINATOR names another one"
+        if error.data.get("sockets"):
+            hint = error.hint
+        what = f"the coordinator at {self._shown} can't be reached: {error.message}"
+        about = {name: error.data.get(name) for name in ("reason", "is_lasting", "verify_code", "tls")}
+        lasting_hint = trust_hint(error) or error.hint
+        return NoCoordinator(what, hint=lasting_hint if about["is_lasting"] else hint, url=self._shown, **about)
+
+
+def is_passing(error: StokerError) -> bool:
+    """Say whether the same question may get another answer in a moment."""
+    if isinstance(error, NoCoordinator):
+        return not error.data.get("is_lasting")
+    return isinstance(error, DatabaseTrouble | RateLimited) or type(error) is Unavailable
+
+
+def part(text: str) -> str:
+    """Give a name as one part of a path, whatever stands in it."""
+    return quote(text, safe="")
+
+
+def parts(path: str) -> str:
+    """Give a path of several parts, each as it is."""
+    return "/".join(map(part, path.split("/")))
+
+
+def whole_number(text: str | None) -> int | None:
+    """Read a header's whole number; nothing where there is none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+# The coordinator's events as they happen: server-sent, resumed by id, so that a cut line or a restart loses none.
+
+_LONGEST_EVENT_BYTES = 1024 * 1024
+_EVENT_STREAM_PIECE_BYTES = 64 * 1024
+_FIELDS = frozenset({"id", "event"})
+_CUT = frozenset({Reason.READ_TIMEOUT, Reason.RESET, Reason.SHORT_BODY, Reason.CLOSED_EARLY, Reason.UNREACHABLE})
+
+
+@frozen
+class FleetEvent:
+    """Something that happened."""
+
+    id: int
+    """Grows; hand it back as `after` to go on behind it."""
+    kind: str
+    """One of `model.fleet_events.FleetKinds`."""
+    data: dict[str, Any]
+
+
+class EventReader:
+    """Takes a stream apart as its bytes come. Lines end with LF, CR or both; comments keep the line warm."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+        self._fields: dict[str, str] = {}
+        self._data: list[str] = []
+        self.place: int | None = None
+        """Behind which event the stream stands: a block may say so without being one."""
+
+    def feed(self, data: bytes) -> list[FleetEvent]:
+        """Give the events that are whole by now. Raises `ValueError` for what is no event."""
+        self._unread += data
+        events = []
+        while (line := self._line()) is not None:
+            event = self._take(line)
+            if event is not None:
+                events.append(event)
+        if len(self._unread) + sum(map(len, self._data)) > _LONGEST_EVENT_BYTES:
+            message = "an event without end"
+            raise ValueError(message)
+        return events
+
+    def _line(self) -> str | None:
+        for at, byte in enumerate(self._unread):
+            if byte in b"\r\n":
+                if byte == 0x0D and at + 1 == len(self._unread):
+                    # Its line feed may still be on the way.
+                    return None
+                skip = 2 if self._unread[at : at + 2] == b"\r\n" else 1
+                line, self._unread = self._unread[:at], self._unread[at + skip :]
+                return line.decode()
+        return None
+
+    def _take(self, line: str) -> FleetEvent | None:
+        if not line:
+            return self._end()
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name in _FIELDS:
+            self._fields[name] = value
+        return None
+
+    def _end(self) -> FleetEvent | None:
+        data, self._data = self._data, []
+        fields, self._fields = self._fields, {}
+        number = fields.get("id", "")
+        is_numbered = number.isascii() and number.isdigit()
+        self.place = int(number) if is_numbered else self.place
+        if not data:
+            return None
+        body = loads("\n".join(data))
+        if not isinstance(body, dict) or not is_numbered:
+            message = "an event without a number or a body"
+            raise ValueError(message)
+        return FleetEvent(id=int(number), kind=fields.get("event", str(body.get("kind", ""))), data=body)
+
+
+def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -> Iterator[FleetEvent | None]:
+    """Give every event behind `after`, in order, each once; None after `beat_s` in which nothing was heard."""
+    last = after
+    lost_since_s: float | None = None
+    tries = 0
+    while True:
+        try:
+            reply = _open(speaker, last, beat_s)
+        except StokerError as error:
+            now_s = speaker.clock.monotonic_s()
+            lost_since_s = now_s if lost_since_s is None else lost_since_s
+            if not is_passing(error) or now_s - lost_since_s >= speaker.patience.retry_s:
+                raise
+            speaker.pause(tries)
+            tries += 1
+            continue
+        lost_since_s, reader = None, EventReader()
+        try:
+            for event in _events(speaker, reply, reader):
+                if event is None:
+                    # Where it began, so that nothing between two connections is lost before the first event.
+                    last = reader.place if last is None else last
+                    yield None
+                elif last is None or event.id > last:
+                    last, tries = event.id, 0
+                    yield event
+        finally:
+            reply.close()
+        # A server that ends every stream at once is not asked without a pause.
+        yield None
+        speaker.pause(tries)
+        tries += 1
+
+
+def _open(speaker: CoordinatorTransport, last: int | None, beat_s: float) -> HttpClientResponse:
+    headers = {"Accept": "text/event-stream"} | ({} if last is None else {"Last-Event-ID": str(last)})
+    return speaker.open(CoordinatorRequest(path="/v1/events", query={"after": last}, headers=headers, silence_s=beat_s))
+
+
+def _events(
+    speaker: CoordinatorTransport, reply: HttpClientResponse, reader: EventReader
+) -> Iterator[FleetEvent | None]:
+    """Give the events of one connection until it is cut or silent; None where something else was heard."""
+    while True:
+        try:
+            data = speaker.read(reply, _EVENT_STREAM_PIECE_BYTES)
+        except NoCoordinator as error:
+            if error.data.get("reason") not in _CUT:
+                raise
+            return
+        if not data:
+            return
+        try:
+            events = reader.feed(data)
+        except ValueError as error:
+            raise no_coordinator_there(speaker.url, f"/v1/events: {error}") from None
+        if not events:
+            yield None
+        yield from events

@@ -1,1 +1,0 @@
-"""Trees as one file to send: deterministic archives, and archives of strangers unpacked without harm."""

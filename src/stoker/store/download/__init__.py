@@ -1,1 +1,0 @@
-"""Downloads that can't lie: the bytes of exactly one version under the final name, or nothing."""

@@ -1,0 +1,581 @@
+"""What is there of a file so far: in memory if it is small, else in a partial file with its digest under way."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+
+from stoker.core.digests import Digest
+from stoker.core.errors import BadAnswer, LocalFile, LockHeld, NetworkFailed
+from stoker.core.frozen import changed, frozen
+from stoker.host.durable import translated
+from stoker.host.folders import AnchoredFolder
+from stoker.host.http.addresses import shown
+from stoker.host.http.exchange import HttpClientResponse, Request
+from stoker.host.identity import mine
+from stoker.transfer.download.partial import (
+    PartialFile,
+    Sidecar,
+    is_plain,
+    read_beside,
+    set_strangers_aside,
+    strong_etag,
+)
+from stoker.transfer.download.paths import ETAG, LAST_MODIFIED, beside
+from stoker.transfer.download.response_rules import (
+    ResumeAction,
+    Resumption,
+    UsableResponse,
+    decide_partial,
+    digests_match,
+    length_of,
+)
+from stoker.transfer.download.types import DownloadRequest, DownloadTools
+
+# The digests of a body while it comes: a thread of its own, so that hashing costs no time beside the network.
+#
+# Pieces go through a short queue. Where bytes of an earlier run come first, the thread reads them back from the file
+# while new ones already arrive, goes on reading until it has caught up, and takes pieces from the queue from then on:
+# the connection never has to wait for a long beginning to be hashed.
+
+QUEUE_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
+
+
+@frozen
+class Sums:
+    """The digests of some bytes; `git_sha1`, of the git blob, only where it was asked for."""
+
+    sha256: Digest
+    git_sha1: str = ""
+
+
+class SumsBuilder:
+    """The digests of bytes given in order. `git_size_bytes`: the size of the git blob, if its digest is wanted too."""
+
+    def __init__(self, git_size_bytes: int | None = None) -> None:
+        self._sha256 = hashlib.sha256()
+        self._git_sha1 = None
+        if git_size_bytes is not None:
+            self._git_sha1 = hashlib.sha1(b"blob %d\0" % git_size_bytes, usedforsecurity=False)
+
+    def add(self, data: bytes | bytearray) -> None:
+        self._sha256.update(data)
+        if self._git_sha1 is not None:
+            self._git_sha1.update(data)
+
+    def sums(self) -> Sums:
+        git_sha1 = "" if self._git_sha1 is None else self._git_sha1.hexdigest()
+        return Sums(sha256=Digest(self._sha256.hexdigest()), git_sha1=git_sha1)
+
+
+def sum_file(descriptor: int, size_bytes: int, *, with_git: bool) -> Sums:
+    """Give the digests of an open file's bytes, all of which must be there. Raises `OSError`."""
+    summing = SumsBuilder(size_bytes if with_git else None)
+    _add_from_file(summing, descriptor, 0, size_bytes)
+    return summing.sums()
+
+
+class BodyHash:
+    """The digests of a growing file. Whoever writes the file calls `wrote` after each piece; `close` in any case.
+
+    A restart of the file needs a new one: what was hashed can't be taken back.
+    """
+
+    def __init__(self, descriptor: int, *, prefix_bytes: int = 0, git_size_bytes: int | None = None) -> None:
+        self._descriptor = descriptor
+        self._summing = SumsBuilder(git_size_bytes)
+        self._changed = threading.Condition()
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._written_bytes = prefix_bytes
+        self._hashed_bytes = 0
+        self._is_following = prefix_bytes > 0
+        """Whether the file is read back; the queue is not used meanwhile."""
+        self._is_ended = False
+        self._failure: OSError | None = None
+        # A daemon: a process that is told to end must not wait for it.
+        self._thread = threading.Thread(target=self._run, name="stoker-hash", daemon=True)
+        self._thread.start()
+
+    @property
+    def hashed_bytes(self) -> int:
+        """How far it is, from the start of the file."""
+        return self._hashed_bytes
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it reads back from the file; what is written meanwhile must be there at once."""
+        return self._is_following
+
+    def wrote(self, piece: bytes) -> None:
+        """Take the piece that was written next. Waits while the queue is full. Raises `OSError`."""
+        with self._changed:
+            self._written_bytes += len(piece)
+            if not self._is_following:
+                while self._queued_bytes > QUEUE_BYTES and self._failure is None:
+                    self._changed.wait()
+                self._queue.append(piece)
+                self._queued_bytes += len(piece)
+                self._changed.notify_all()
+            if self._failure is not None:
+                raise self._failure
+
+    def finish(self) -> Sums:
+        """Wait until everything that was written is hashed, and give the digests. Raises `OSError`."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._summing.sums()
+
+    def close(self) -> None:
+        """End the thread, whatever it has left to do."""
+        with self._changed:
+            self._is_ended = True
+            self._is_following = False
+            self._queue.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._catch_up()
+            while (piece := self._next_piece()) is not None:
+                self._summing.add(piece)
+                self._hashed_bytes += len(piece)
+        except OSError as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _catch_up(self) -> None:
+        while True:
+            with self._changed:
+                goal = self._written_bytes
+                if self._hashed_bytes == goal or not self._is_following:
+                    self._is_following = False
+                    return
+            goal = min(goal, self._hashed_bytes + _PIECE_BYTES)
+            _add_from_file(self._summing, self._descriptor, self._hashed_bytes, goal)
+            self._hashed_bytes = goal
+
+    def _next_piece(self) -> bytes | None:
+        with self._changed:
+            while not self._queue:
+                if self._is_ended:
+                    return None
+                self._changed.wait()
+            piece = self._queue.popleft()
+            self._queued_bytes -= len(piece)
+            self._changed.notify_all()
+            return piece
+
+
+def _add_from_file(summing: SumsBuilder, descriptor: int, start: int, end: int) -> None:
+    while start < end:
+        data = os.pread(descriptor, min(_PIECE_BYTES, end - start), start)
+        if not data:
+            raise OSError(f"the file ends at byte {start}, {end} were written")
+        summing.add(data)
+        start += len(data)
+
+
+# The file that lies under the final name already: whether it is what is wanted.
+#
+# With a digest its bytes are read and no network is needed. Without one only the server can tell whether it is still
+# the newest, by the validators that were left beside it. A link under the final name counts as nothing there: it is
+# replaced.
+
+_LONGEST_VALIDATOR_BYTES = 8192
+
+
+@frozen
+class ExistingFile:
+    """A regular file under the final name whose size and digests are those wanted, as far as they are known."""
+
+    size_bytes: int
+    sums: Sums
+
+
+@frozen
+class Validators:
+    """What a server said about the version of a file; empty where it said nothing."""
+
+    etag: str = ""
+    last_modified: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.etag or self.last_modified)
+
+
+def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) -> ExistingFile | str | None:
+    """Read the file under the final name. `None`: there is none; a text: why it is not the one wanted."""
+    descriptor = folder.open_file(leaf)
+    if descriptor is None:
+        return None
+    try:
+        with translated(folder.path_of(leaf)):
+            size_bytes = os.fstat(descriptor).st_size
+            if wanted.size_bytes not in {None, size_bytes}:
+                return f"it has {size_bytes} bytes, {wanted.size_bytes} are expected"
+            sums = sum_file(descriptor, size_bytes, with_git=bool(wanted.git_sha1))
+    finally:
+        os.close(descriptor)
+    if not digests_match(wanted, sums.sha256, sums.git_sha1):
+        return f"its sha256 is {sums.sha256}" + ("" if wanted.sha256 is None else f", {wanted.sha256} is expected")
+    return ExistingFile(size_bytes=size_bytes, sums=sums)
+
+
+def not_ours(path: str) -> LocalFile:
+    """Give the error for a file of the user's that is in the way."""
+    message = f"there is already a file that Stoker did not fetch: {path}"
+    return LocalFile(message, hint="move it away", path=path, reason="not_ours")
+
+
+def read_validators(folder: AnchoredFolder, leaf: str) -> Validators:
+    """Read the validators that were left beside a file."""
+    etag, last_modified = (
+        (folder.read_file(beside(leaf, suffix), _LONGEST_VALIDATOR_BYTES) or b"").decode("latin-1").strip()
+        for suffix in (ETAG, LAST_MODIFIED)
+    )
+    return Validators(
+        etag=etag if is_plain(etag) else "", last_modified=last_modified if is_plain(last_modified) else ""
+    )
+
+
+def write_validators(folder: AnchoredFolder, leaf: str, validators: Validators) -> None:
+    """Leave validators beside a file that has its final name already."""
+    for suffix, text in ((ETAG, validators.etag), (LAST_MODIFIED, validators.last_modified)):
+        if text:
+            folder.write_file(beside(leaf, suffix), f"{text}\n".encode("latin-1", errors="replace"))
+    folder.sync()
+
+
+def remove_validators(folder: AnchoredFolder, leaf: str) -> None:
+    """Remove them before another file takes the name: they would speak for it."""
+    for suffix in (ETAG, LAST_MODIFIED):
+        folder.remove(beside(leaf, suffix))
+
+
+def is_newest(
+    send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, size_bytes: int, validators: Validators
+) -> bool:
+    """Ask whether the server still has the version that these validators are of; `send` follows redirects.
+
+    Whatever is not a plain yes, trouble included, is a no: the download that follows finds out what is the matter.
+    """
+    headers = dict(wanted.headers)
+    if validators.etag:
+        headers["If-None-Match"] = validators.etag
+    if validators.last_modified:
+        headers["If-Modified-Since"] = validators.last_modified
+    try:
+        with closing(send(Request(url=wanted.url, method="HEAD", headers=headers))) as reply:
+            if reply.status == 304:
+                return True
+            is_same = bool(strong_etag(validators.etag)) and reply.headers.get("ETag") == validators.etag
+            return reply.status == 200 and is_same and length_of(reply.headers) == size_bytes
+    except (NetworkFailed, BadAnswer):
+        return False
+
+
+# The last steps: bytes on the disk, then their final name, then the validators beside it.
+#
+# A crash between any two steps leaves the final name as it was, or a checked file without validators, which only costs
+# a look at the server. Old validators are gone before the name changes hands: they would speak for a file they never
+# saw.
+
+STEPS = ("sidecar", "write", "sync", "check", "rename", "sync_dir", "validators", "done")
+"""Every step that `on_step` is told of, in the order of a download; `write` comes once for each piece."""
+
+OnStep = Callable[[str], None]
+
+
+@frozen
+class OpenTargetFile:
+    """A landing that is open: the folder, the final name in it, those of the partial file and its sidecar."""
+
+    folder: AnchoredFolder
+    leaf: str
+    names: tuple[str, str]
+    keeps_validators: bool
+
+    @property
+    def part_path(self) -> str:
+        return self.folder.path_of(self.names[0])
+
+
+def name_partial(landing: OpenTargetFile, partial: PartialFile, validators: Validators, on_step: OnStep) -> None:
+    """Give a checked partial file its final name. Raises `BytesLost`, `LockHeld`, `LocalFile`: see `Content.name`."""
+    on_step("sync")
+    partial.sync()
+    on_step("check")
+    if not partial.is_ours() or partial.size_bytes != partial.end_bytes:
+        path = landing.part_path
+        if not landing.folder.is_in_place():
+            folder = landing.folder.path
+            raise LocalFile(f"its folder was removed while it was fetched: {folder}", hint="start again", path=folder)
+        raise LockHeld(f"another process took it over: {path}", hint="let that one finish, then look again", path=path)
+    _forget_validators(landing)
+    on_step("rename")
+    partial.name_it(landing.leaf)
+    _seal(landing, validators, on_step)
+
+
+def name_small(landing: OpenTargetFile, body: bytes, validators: Validators, on_step: OnStep) -> None:
+    """Write a checked body straight to its final name; an old partial file goes."""
+    _forget_validators(landing)
+    landing.folder.write_file(landing.leaf, body, on_step=on_step)
+    for name in landing.names:
+        landing.folder.remove(name)
+    _seal(landing, validators, on_step)
+
+
+def _forget_validators(landing: OpenTargetFile) -> None:
+    if landing.keeps_validators:
+        remove_validators(landing.folder, landing.leaf)
+
+
+def _seal(landing: OpenTargetFile, validators: Validators, on_step: OnStep) -> None:
+    on_step("sync_dir")
+    landing.folder.sync()
+    if not landing.folder.is_in_place():
+        path = landing.folder.path_of(landing.leaf)
+        message = f"its folder was moved or replaced while it was fetched, so it is not at {path}"
+        raise LocalFile(message, hint="it is whole, in the folder that was moved away", path=path)
+    if landing.keeps_validators and validators:
+        on_step("validators")
+        write_validators(landing.folder, landing.leaf, validators)
+
+
+SMALL_BYTES = 1 << 20
+"""A body up to here is held in memory until it is checked: no partial file, no thread; a broken one is fetched anew."""
+DIRECT_BYTES = 64 << 20
+"""Where more than this is still to come it is written past the page cache."""
+
+
+@frozen
+class Totals:
+    """The digests and the size of everything that is there."""
+
+    sums: Sums
+    size_bytes: int
+
+
+class Content:
+    """The bytes of one version, growing. `close` it, after `leave` or `discard` where it was not named."""
+
+    def __init__(self, wanted: DownloadRequest, landing: OpenTargetFile, tools: DownloadTools) -> None:
+        self._wanted = wanted
+        self._landing = landing
+        self._tools = tools
+        self._partial: PartialFile | None = None
+        self._hash: BodyHash | None = None
+        self._small: bytearray | None = None
+        self._is_ended = False
+        self._connections = 0
+        self.total_bytes = wanted.size_bytes
+        self.validators = Validators()
+        self.bytes_resumed = 0
+        """How many bytes of it an earlier run brought."""
+
+    @property
+    def offset(self) -> int:
+        """From where on bytes are missing; what is only in memory does not outlive its connection."""
+        return 0 if self._partial is None else self._partial.end_bytes
+
+    @property
+    def end_bytes(self) -> int:
+        return self.offset if self._small is None else len(self._small)
+
+    @property
+    def sidecar(self) -> Sidecar | None:
+        """Which version it is of, where that was recorded."""
+        return None if self._partial is None else self._partial.sidecar
+
+    @property
+    def hashed_bytes(self) -> int:
+        return self.end_bytes if self._hash is None else self._hash.hashed_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the disk would gain if it were discarded."""
+        return 0 if self._partial is None else self._partial.allocated_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        has_begun = self._partial is not None or self._small is not None
+        return has_begun and (self._is_ended or self.end_bytes == self.total_bytes)
+
+    @property
+    def is_pieced(self) -> bool:
+        """Whether more than one connection, or an earlier run, brought its bytes."""
+        return self.bytes_resumed > 0 or self._connections > 1
+
+    def take_up(self, *, begins_anew: bool) -> Resumption:
+        """Go on with what an earlier run left, as far as it is good for anything, and say what was done with it."""
+        folder, names = self._landing.folder, self._landing.names
+        strangers = set_strangers_aside(folder, names, self._tools.received)
+        if strangers:
+            return Resumption(move=ResumeAction.RESTART, why=strangers)
+        sidecar, here = read_beside(folder, names[1]), folder.look(names[0])
+        length = None if here is None or begins_anew else here.st_size
+        found = decide_partial(self._wanted, length, sidecar, boot_id=mine().boot_id)
+        if found.move in {ResumeAction.RESUME, ResumeAction.FINISH} and isinstance(sidecar, Sidecar):
+            now_s = self._tools.clock.monotonic_s()
+            sidecar = changed(sidecar, **_pinned(self._wanted))
+            self._partial = PartialFile.resume(folder, names, sidecar, offset=found.offset, now_s=now_s)
+            if self._partial is not None:
+                self.bytes_resumed = found.offset
+                self.total_bytes = sidecar.size_bytes if self.total_bytes is None else self.total_bytes
+                self.validators = Validators(etag=sidecar.etag, last_modified=sidecar.last_modified)
+                self._ready_hash()
+                return found
+            found = Resumption(move=ResumeAction.RESTART, why="the partial file is no plain file of its own")
+        for name in names:
+            folder.remove(name)
+        return found
+
+    def receive(self, take: UsableResponse, total_bytes: int | None) -> None:
+        """Get ready for the body of an answer: the whole (whatever was there is discarded), or the rest."""
+        if take.offset == 0:
+            self.discard()
+        self.total_bytes = total_bytes
+        self.validators = Validators(etag=take.etag, last_modified=take.last_modified)
+        self._connections += 1
+        if take.offset == 0 and total_bytes is not None and total_bytes <= SMALL_BYTES:
+            self._small = bytearray()
+            return
+        if self._partial is None:
+            self._create(take)
+        else:
+            self._partial.describe(**_told(self._wanted, take))
+        self._ready_hash()
+
+    def add(self, piece: bytes, now_s: float) -> None:
+        """Add the next bytes. Raises as `PartialFile.write` does."""
+        if self._small is not None:
+            self._small += piece
+        elif self._partial is not None:
+            summing = self._ready_hash()
+            self._tools.on_step("write")
+            if not summing.is_following and self._is_much_to_come():
+                self._partial.write_direct(piece, now_s)
+            else:
+                self._partial.write(piece, now_s)
+            with translated(self._landing.part_path):
+                summing.wrote(piece)
+
+    def rest(self, now_s: float) -> None:
+        """Have everything on the disk before a pause that nobody knows the length of. Raises as `add` does."""
+        if self._partial is not None:
+            self._partial.settle()
+            self._partial.mark(now_s)
+
+    def end(self) -> None:
+        """Note that a body of unknown length came to its end."""
+        self._is_ended = True
+
+    def check(self) -> Totals:
+        """Give the digests and the size of everything that is there, once that is whole."""
+        with_git = bool(self._wanted.git_sha1)
+        if self._small is not None:
+            summing = SumsBuilder(len(self._small) if with_git else None)
+            summing.add(self._small)
+            return Totals(sums=summing.sums(), size_bytes=len(self._small))
+        self._open_partial.settle()
+        with translated(self._landing.part_path):
+            sums = self._ready_hash().finish()
+            if with_git and not sums.git_sha1:
+                sums = sum_file(self._open_partial.descriptor, self.offset, with_git=True)
+        return Totals(sums=sums, size_bytes=self.offset)
+
+    def name(self) -> None:
+        """Give what was checked its final name, durably.
+
+        Raises `BytesLost`, `LockHeld` if somebody else took it over, `LocalFile` if its folder is elsewhere by now.
+        """
+        on_step = self._tools.on_step
+        if self._small is not None:
+            name_small(self._landing, bytes(self._small), self.validators, on_step)
+        else:
+            name_partial(self._landing, self._open_partial, self.validators, on_step)
+
+    def believe_less(self) -> None:
+        """The partial file was cut back: what was hashed beyond is forgotten."""
+        self._close_hash()
+        self._is_ended = False
+
+    def discard(self) -> None:
+        """Throw away everything that is there."""
+        self._close_hash()
+        if self._partial is not None:
+            self._partial.discard()
+            self._partial.close()
+            self._partial = None
+        self._small = None
+        self._is_ended = False
+        self._connections = self.bytes_resumed = 0
+        self.total_bytes = self._wanted.size_bytes
+
+    def leave(self) -> None:
+        """Keep what is on the disk for another run."""
+        if self._partial is not None:
+            self._partial.leave()
+
+    def close(self) -> None:
+        self._close_hash()
+        if self._partial is not None:
+            self._partial.close()
+
+    @property
+    def _open_partial(self) -> PartialFile:
+        assert self._partial is not None, "there is no partial file"  # noqa: S101 - only asked where there is one
+        return self._partial
+
+    def _is_much_to_come(self) -> bool:
+        return self.total_bytes is not None and self.total_bytes - self.offset > DIRECT_BYTES
+
+    def _create(self, take: UsableResponse) -> None:
+        sidecar = Sidecar(
+            url=shown(self._wanted.url),
+            commit=self._wanted.commit,
+            size_bytes=self.total_bytes,
+        )
+        sidecar = changed(sidecar, **_pinned(self._wanted), **_told(self._wanted, take))
+        now_s, on_step = self._tools.clock.monotonic_s(), self._tools.on_step
+        self._partial = PartialFile.create(
+            self._landing.folder, self._landing.names, sidecar, now_s=now_s, on_step=on_step
+        )
+
+    def _ready_hash(self) -> BodyHash:
+        if self._hash is None:
+            partial = self._open_partial
+            # A git blob is hashed with its size first; where that is not known it is hashed once all is there.
+            git_size_bytes = self.total_bytes if self._wanted.git_sha1 else None
+            self._hash = BodyHash(partial.descriptor, prefix_bytes=partial.end_bytes, git_size_bytes=git_size_bytes)
+        return self._hash
+
+    def _close_hash(self) -> None:
+        if self._hash is not None:
+            self._hash.close()
+            self._hash = None
+
+
+def _told(wanted: DownloadRequest, take: UsableResponse) -> dict[str, str]:
+    etag = take.etag if is_plain(take.etag) else ""
+    last_modified = take.last_modified if take.is_date_exact and is_plain(take.last_modified) else ""
+    return {"url": shown(wanted.url), "etag": etag, "last_modified": last_modified}
+
+
+def _pinned(wanted: DownloadRequest) -> dict[str, str]:
+    """Give the digests that bytes may be added under: from then on nothing but these vouches for them."""
+    pins = {"sha256": (wanted.sha256 or "").lower(), "git_sha1": wanted.git_sha1.lower()}
+    return {name: digest for name, digest in pins.items() if digest}

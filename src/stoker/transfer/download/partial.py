@@ -1,0 +1,408 @@
+"""The partial file and its sidecar: bytes at explicit offsets, and an honest record of how many of them would survive.
+
+Nothing is ever appended "to the end", wherever that is by then: two writers of one pinned version, which a lying lock
+may bring about, write the same bytes to the same places. A file is begun anew as a new file, never by emptying the old
+one, which somebody else may be about to name. After a failed sync the kernel may have dropped what it could not write,
+so nothing beyond the last good sync is believed any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from stoker.core import jsontext
+from stoker.core.digests import digest_bytes
+from stoker.core.errors import LocalFile, StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.host.durable import sync_descriptor, translate, translated, write_all
+from stoker.host.folders import AnchoredFolder
+from stoker.host.identity import ProcessIdentity, mine
+from stoker.host.writers import ALIGNED_BYTES, DirectWriter, open_direct
+
+# The record beside a partial file: which version its bytes belong to, and how many of them survive a power cut.
+#
+# It is durable before the first byte of the body is written, so a partial without one, or with one that can't be read,
+# is of no known version and nothing is added to it. Its watermark never claims a byte that was not synced before.
+
+FORMAT = 1
+LONGEST_BYTES = 64 * 1024
+
+
+@frozen
+class Sidecar:
+    """What is known about the version that a partial file holds a piece of. Unknown texts are empty."""
+
+    url: str
+    """Without its query: signatures are secrets, and change."""
+    commit: str = ""
+    size_bytes: int | None = None
+    sha256: str = ""
+    git_sha1: str = ""
+    etag: str = ""
+    """As the server said it: a weak one can't vouch for bytes, but tells that they changed."""
+    last_modified: str = ""
+    """Only one that was a while past when it was first seen: within its second a file may change again."""
+    durable_bytes: int = 0
+    """The watermark: so many bytes from the start were synced."""
+    boot_id: str = ""
+    """Of the machine that wrote it: what was not synced is still there while it is up."""
+    writer: ProcessIdentity | None = None
+    """Who is writing; nobody after an orderly end."""
+
+    @property
+    def has_validator(self) -> bool:
+        return bool(self.condition)
+
+    @property
+    def condition(self) -> str:
+        """What the rest may be asked for under: a strong tag, or else the date."""
+        return strong_etag(self.etag) or self.last_modified
+
+
+def dump_sidecar(sidecar: Sidecar) -> bytes:
+    """Write a sidecar as one line of JSON with a check of its own bytes."""
+    body = {
+        "format": FORMAT,
+        "url": sidecar.url,
+        "commit": sidecar.commit,
+        "size_bytes": sidecar.size_bytes,
+        "sha256": sidecar.sha256,
+        "git_sha1": sidecar.git_sha1,
+        "etag": sidecar.etag,
+        "last_modified": sidecar.last_modified,
+        "durable_bytes": sidecar.durable_bytes,
+        "boot_id": sidecar.boot_id,
+        "writer": None if sidecar.writer is None else sidecar.writer.to_dict(),
+    }
+    return jsontext.dumps({**body, "check": _check(body)}).encode() + b"\n"
+
+
+def load_sidecar(data: bytes) -> Sidecar | str:
+    """Read a sidecar; a text says why it can't be believed."""
+    try:
+        body = jsontext.loads(data)
+        check = body.pop("check")
+        if body["format"] != FORMAT:
+            return f"its record has format {body['format']!r}, not {FORMAT}"
+        if check != _check(body):
+            return "its record is damaged"
+        del body["format"]
+        writer = body.pop("writer")
+        made = Sidecar(**body, writer=None if writer is None else ProcessIdentity.from_dict(writer))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "its record can't be read"
+    return made if _is_sound(made) else "its record says what can't be"
+
+
+def strong_etag(text: str | None) -> str:
+    """Give a tag if it stands for exact bytes; a weak one, or none, is empty."""
+    return text if text is not None and text.startswith('"') and is_plain(text) else ""
+
+
+def is_plain(text: str) -> bool:
+    """Whether a validator can be sent back as it came."""
+    return text.isascii() and text.isprintable()
+
+
+def _check(body: dict[str, object]) -> str:
+    return digest_bytes(jsontext.dumps(body).encode())
+
+
+def _is_sound(sidecar: Sidecar) -> bool:
+    texts = (sidecar.url, sidecar.commit, sidecar.sha256, sidecar.git_sha1, sidecar.etag, sidecar.last_modified)
+    numbers = (sidecar.durable_bytes, 0 if sidecar.size_bytes is None else sidecar.size_bytes)
+    return (
+        all(isinstance(text, str) for text in (*texts, sidecar.boot_id))
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and is_plain(sidecar.etag)
+        and is_plain(sidecar.last_modified)
+    )
+
+
+WRITE_BACK_BYTES = 32 << 20
+"""Begin to write so many bytes to the disk as soon as they are there, instead of all of them at the end."""
+WATERMARK_BYTES = 1 << 30
+WATERMARK_S = 5.0
+"""Sync, and record it, after so many new bytes or so long: what a power cut may cost."""
+
+_ASIDE = ("~", *(f"~{number}" for number in range(2, 10)))
+
+OnStep = Callable[[str], None]
+
+
+class BytesLost(Exception):
+    """A sync failed: the partial file was cut back to what was synced before. Carries the error that tells of it."""
+
+    def __init__(self, error: StokerError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class PartialFile:
+    """An open partial file whose bytes up to `end_bytes` are of the version that `sidecar` tells of."""
+
+    def __init__(self, folder: AnchoredFolder, names: tuple[str, str], descriptor: int, sidecar: Sidecar) -> None:
+        self.descriptor = descriptor
+        self.sidecar = sidecar
+        self.end_bytes = 0
+        self._folder = folder
+        self._name, self._sidecar_name = names
+        self._path = folder.path_of(self._name)
+        self._durable_bytes = 0
+        self._written_back_bytes = 0
+        self._synced_s = 0.0
+        self._start_write_back = _no_write_back
+        self._direct: DirectWriter | None = None
+        self._has_tried_direct = False
+
+    @classmethod
+    def create(
+        cls, folder: AnchoredFolder, names: tuple[str, str], sidecar: Sidecar, *, now_s: float, on_step: OnStep
+    ) -> Self:
+        """Begin a new one in the place of whatever is there; its sidecar is durable first."""
+        # Removed first: bytes of one version must never lie beside the record of another.
+        folder.remove(names[0])
+        on_step("sidecar")
+        folder.write_file(names[1], dump_sidecar(_signed(sidecar, 0)))
+        descriptor = folder.create_file(names[0])
+        made = cls(folder, names, descriptor, _signed(sidecar, 0))
+        made._synced_s = now_s
+        folder.sync()
+        return made
+
+    @classmethod
+    def resume(
+        cls, folder: AnchoredFolder, names: tuple[str, str], sidecar: Sidecar, *, offset: int, now_s: float
+    ) -> Self | None:
+        """Go on with the one that is there, cutting off what is beyond `offset`. `None` if it is gone by now."""
+        descriptor = folder.open_file(names[0], writes=True)
+        if descriptor is None:
+            return None
+        with translated(folder.path_of(names[0])):
+            if os.fstat(descriptor).st_size < offset:
+                os.close(descriptor)
+                return None
+            try:
+                # Cut before the sidecar speaks of this boot: from then on the length is believed.
+                os.ftruncate(descriptor, offset)
+                made = cls(folder, names, descriptor, _signed(sidecar, min(sidecar.durable_bytes, offset)))
+                made.end_bytes = made._written_back_bytes = offset
+                made._durable_bytes, made._synced_s = made.sidecar.durable_bytes, now_s
+                folder.write_file(names[1], dump_sidecar(made.sidecar))
+            except BaseException:
+                os.close(descriptor)
+                raise
+        return made
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What the disk would gain if it were removed."""
+        return os.fstat(self.descriptor).st_blocks * 512
+
+    def write(self, piece: bytes, now_s: float) -> None:
+        """Add the next bytes. Raises `NoSpace` and its like, with everything before still in place; or `BytesLost`."""
+        if self._direct is not None and self._direct.failure is not None:
+            self.settle()
+        if self._direct is not None:
+            self._direct.write(piece)
+            self.end_bytes += len(piece)
+        else:
+            self._write_through_cache(piece)
+        if self.end_bytes - self._durable_bytes >= WATERMARK_BYTES or now_s - self._synced_s >= WATERMARK_S:
+            self.mark(now_s)
+
+    def write_direct(self, piece: bytes, now_s: float) -> None:
+        """Add the next bytes past the page cache, where the file system is good at that; nobody may read back yet."""
+        if not self._has_tried_direct:
+            head_bytes = -self.end_bytes % ALIGNED_BYTES
+            if head_bytes:
+                self.write(piece[:head_bytes], now_s)
+                piece = piece[head_bytes:]
+            if self.end_bytes % ALIGNED_BYTES == 0:
+                self._has_tried_direct = True
+                descriptor = open_direct(self.descriptor)
+                self._direct = None if descriptor is None else DirectWriter(descriptor, self.end_bytes)
+        self.write(piece, now_s)
+
+    def settle(self) -> None:
+        """See that all bytes are in the file: some may be on their way there. Raises as `write` does."""
+        direct, self._direct = self._direct, None
+        if direct is None:
+            return
+        rest = direct.settle()
+        self._has_tried_direct = direct.failure is not None
+        self.end_bytes = self._written_back_bytes = direct.written_bytes
+        # A file system that does not take such writes after all says so with the first one.
+        if direct.failure is not None and direct.failure.errno != errno.EINVAL:
+            raise translate(direct.failure, self._path) from direct.failure
+        for view in rest:
+            self._write_through_cache(view)
+
+    def mark(self, now_s: float) -> None:
+        """Sync what is there and record how much it is. Raises `BytesLost`."""
+        self._synced_s = now_s
+        if self.end_bytes > self._durable_bytes:
+            self._sync(_sync_data)
+            self._save()
+
+    def describe(self, **facts: object) -> None:
+        """Record more about the version, such as a validator that the first answer did not have."""
+        told = changed(self.sidecar, **facts)
+        if told != self.sidecar:
+            self.sidecar = told
+            self._save()
+
+    def sync(self) -> None:
+        """Sync everything. Raises `BytesLost`, and as `write` does."""
+        self.settle()
+        self._sync(sync_descriptor)
+
+    def is_ours(self) -> bool:
+        """Whether the file under the partial's name is still this one, and its record still signed by us."""
+        here = self._folder.look(self._name)
+        if here is None or not os.path.samestat(here, os.fstat(self.descriptor)):
+            return False
+        return self._is_record_ours()
+
+    @property
+    def size_bytes(self) -> int:
+        """How long the file is, whatever we wrote."""
+        return os.fstat(self.descriptor).st_size
+
+    def name_it(self, leaf: str) -> None:
+        """Give the file its final name; the folder is to be synced afterwards."""
+        self._folder.rename(self._name, leaf)
+        self._folder.remove(self._sidecar_name)
+
+    def leave(self) -> None:
+        """Keep it for another run: what can be synced is, and the record is no longer signed. Never raises."""
+        with suppress(StokerError, BytesLost, OSError):
+            if self.is_ours():
+                with suppress(BytesLost, StokerError):
+                    self.settle()
+                    self._sync(_sync_data)
+                self.sidecar = changed(self.sidecar, writer=None)
+                self._save()
+            elif self._is_record_ours():
+                # Another file took the partial's name, and our record would pass its bytes off as this version's.
+                self._folder.remove(self._sidecar_name)
+
+    def discard(self) -> None:
+        """Remove it and its sidecar, unless another file has taken the name."""
+        self._abandon_direct()
+        here = self._folder.look(self._name)
+        if here is not None and os.path.samestat(here, os.fstat(self.descriptor)):
+            self._folder.remove(self._name)
+            self._folder.remove(self._sidecar_name)
+
+    def close(self) -> None:
+        self._abandon_direct()
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _is_record_ours(self) -> bool:
+        record = load_sidecar(self._folder.read_file(self._sidecar_name, LONGEST_BYTES) or b"")
+        return isinstance(record, Sidecar) and record.writer == mine()
+
+    def _abandon_direct(self) -> None:
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.abandon()
+
+    def _write_through_cache(self, piece: bytes | memoryview) -> None:
+        try:
+            write_all(self.descriptor, piece, self.end_bytes)
+        except OSError as error:
+            raise translate(error, self._path) from error
+        self.end_bytes += len(piece)
+        if self.end_bytes - self._written_back_bytes >= WRITE_BACK_BYTES:
+            self._write_back()
+
+    def _write_back(self) -> None:
+        if self._start_write_back is _no_write_back:
+            self._start_write_back = _find_write_back()
+        start, self._written_back_bytes = self._written_back_bytes, self.end_bytes
+        self._start_write_back(self.descriptor, start, self.end_bytes - start)
+
+    def _sync(self, sync: Callable[[int], None]) -> None:
+        end_bytes = self.end_bytes if self._direct is None else self._direct.written_bytes
+        try:
+            sync(self.descriptor)
+        except OSError as error:
+            self._abandon_direct()
+            with suppress(OSError):
+                os.ftruncate(self.descriptor, self._durable_bytes)
+            self.end_bytes = self._written_back_bytes = self._durable_bytes
+            raise BytesLost(translate(error, self._path)) from error
+        self._durable_bytes = end_bytes
+
+    def _save(self) -> None:
+        self.sidecar = changed(self.sidecar, durable_bytes=self._durable_bytes)
+        self._folder.write_file(self._sidecar_name, dump_sidecar(self.sidecar))
+
+
+def read_beside(folder: AnchoredFolder, name: str) -> Sidecar | str | None:
+    """Read a sidecar; `None` if there is none, a text if it can't be believed."""
+    data = folder.read_file(name, LONGEST_BYTES)
+    return None if data is None else load_sidecar(data)
+
+
+def set_strangers_aside(
+    folder: AnchoredFolder, names: tuple[str, str], received: Callable[[str], object | None]
+) -> str:
+    """Keep whatever lies under the names of a partial file and its sidecar and was not made by us; say what was done.
+
+    A partial file of ours never lies there without its record, so one without is somebody else's, and so is a record
+    that is none. They get another name, with a `~` and perhaps a number at its end. Raises `LocalFile` where all
+    those are taken, and for a file that was fetched to there on purpose, as `received` knows.
+    """
+    if isinstance(read_beside(folder, names[1]), Sidecar):
+        return ""
+    told = []
+    for name in names:
+        if folder.look(name) is None:
+            continue
+        path = folder.path_of(name)
+        if received(path) is not None:
+            hint = "fetch the two into different folders"
+            raise LocalFile(f"in the way, and fetched before by its own name: {path}", hint=hint, path=path)
+        aside = next((free for tail in _ASIDE if folder.look(free := f"{name}{tail}") is None), "")
+        if not aside:
+            raise LocalFile(f"in the way, and not made by Stoker: {path}", hint="move it away", path=path)
+        folder.rename(name, aside)
+        told.append(f"{path} was not made by Stoker, and is now {aside}")
+    return "; ".join(told)
+
+
+def _signed(sidecar: Sidecar, durable_bytes: int) -> Sidecar:
+    me: ProcessIdentity = mine()
+    return changed(sidecar, durable_bytes=durable_bytes, boot_id=me.boot_id, writer=me)
+
+
+def _no_write_back(descriptor: int, offset: int, size_bytes: int, /) -> None:
+    """Leave it to the kernel when to write."""
+
+
+if sys.platform == "linux":
+
+    def _find_write_back() -> Callable[[int, int, int], None]:
+        from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for large files only
+
+        return start_write_back
+
+    def _sync_data(descriptor: int) -> None:
+        os.fdatasync(descriptor)
+
+else:
+
+    def _find_write_back() -> Callable[[int, int, int], None]:
+        return lambda *_: None
+
+    def _sync_data(descriptor: int) -> None:
+        sync_descriptor(descriptor)

@@ -1,0 +1,279 @@
+"""Receipts: what a finished download leaves behind, so that years later its bytes can be checked without a network.
+
+A receipt says where a file came from, which commit and which bytes, what the network carried and when. It lies twice
+below one folder, under the place that the file was put at and under its digest, so that a file that was moved is still
+known. It carries a checksum of itself: one that was edited or torn is never believed. Written after the file has its
+name and before anybody is told. It holds no query of an address: signatures are secrets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker.core.digests import Digest, digest_bytes, digest_value, is_digest
+from stoker.core.errors import LocalFile, NotVerified
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.host.durable import read_regular, sync_dir, temp_name, translated, write_file
+from stoker.host.folders import AnchoredFolder, write_unnamed
+from stoker.transfer.download.types import FetchedFile, Status
+
+FORMAT = 1
+MARK = "stoker_receipt"
+"""The first key of every receipt."""
+LARGEST_BYTES = 64 * 1024
+_MOST_TOGETHER = 64
+
+
+@frozen
+class Receipt:
+    """The evidence of one finished download."""
+
+    path: str
+    """Absolute; where the file was put."""
+    label: str
+    source: str
+    commit: str
+    sha256: Digest
+    size_bytes: int
+    status: Status
+    bytes_from_network: int
+    bytes_resumed: int
+    etag: str
+    last_modified: str
+    began_s: float
+    ended_s: float
+    stoker: str
+    """The version that wrote it."""
+
+    def to_bytes(self) -> bytes:
+        """Give the bytes of its file, its own checksum among them."""
+        body = {
+            MARK: FORMAT,
+            "path": self.path,
+            "label": self.label,
+            "source": self.source,
+            "commit": self.commit,
+            "sha256": self.sha256,
+            "size_bytes": self.size_bytes,
+            "status": str(self.status),
+            "bytes_from_network": self.bytes_from_network,
+            "bytes_resumed": self.bytes_resumed,
+            "etag": self.etag,
+            "last_modified": self.last_modified,
+            "began": _moment(self.began_s),
+            "ended": _moment(self.ended_s),
+            "stoker": self.stoker,
+        }
+        return f"{dumps({**body, 'checksum': digest_value('receipt', _spelt(body))}, indent=2)}\n".encode()
+
+
+def receipt_of(fetched: FetchedFile, *, label: str, ended_s: float, version: str) -> Receipt:
+    """Make the receipt of a file that is there."""
+    return Receipt(
+        path=os.path.abspath(fetched.path),
+        label=label,
+        source=fetched.url,
+        commit=fetched.commit,
+        sha256=fetched.sha256,
+        size_bytes=fetched.size_bytes,
+        status=fetched.status,
+        bytes_from_network=fetched.bytes_from_network,
+        bytes_resumed=fetched.bytes_resumed,
+        etag=fetched.etag,
+        last_modified=fetched.last_modified,
+        began_s=ended_s - fetched.seconds,
+        ended_s=ended_s,
+        stoker=version,
+    )
+
+
+def read_receipt(path: str) -> Receipt:
+    """Read a receipt. Raises `NotVerified` if it is not one, was edited, or is not whole."""
+    with translated(path):
+        data = read_regular(path, LARGEST_BYTES)
+    return parse_receipt(data, path)
+
+
+def parse_receipt(data: bytes, path: str) -> Receipt:
+    """Take a receipt's bytes apart; `path` is for messages."""
+    try:
+        body: Any = loads(data)
+    except ValueError:
+        raise _refusal(path, "is not JSON") from None
+    if not isinstance(body, dict) or MARK not in body:
+        raise _refusal(path, "is not a receipt")
+    if body[MARK] != FORMAT:
+        raise _refusal(path, f"has format {body[MARK]!r}, and this Stoker reads {FORMAT}")
+    checksum = body.pop("checksum", None)
+    try:
+        if checksum != digest_value("receipt", _spelt(body)):
+            raise _refusal(path, "does not match its own checksum: it was edited, or is not whole")
+        return _read(body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _refusal(path, f"is whole, but not a receipt ({error})") from None
+
+
+class Receipts:
+    """The receipts of one user, below one folder. Safe to use from several threads and processes."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._places = os.path.join(folder, "places")
+        self._digests = os.path.join(folder, "digests")
+
+    def make(self) -> None:
+        """Make the folders, so that a place that can't be written is found out before the work."""
+        for folder in (self._places, self._digests):
+            with translated(folder):
+                os.makedirs(folder, exist_ok=True)
+
+    def keep(self, receipts: Sequence[Receipt]) -> None:
+        """Keep receipts, durably, in place of earlier ones for their places and their digests."""
+        if not receipts:
+            return
+        self.make()
+        for start in range(0, len(receipts), _MOST_TOGETHER):
+            self._write(receipts[start : start + _MOST_TOGETHER])
+        for folder in (self._places, self._digests):
+            sync_dir(folder)
+
+    def at(self, path: str) -> Receipt | None:
+        """Give the receipt of what was put at a place: by the path as given, then by what links there lead to."""
+        for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+            found = self._find(self._by_place(place))
+            if found is not None:
+                return found
+        return None
+
+    def has(self, path: str, sha256: Digest) -> bool:
+        """Say whether there is a good receipt for these bytes at a place."""
+        try:
+            found = self._find(self._by_place(os.path.abspath(path)))
+        except NotVerified:
+            return False
+        return found is not None and found.sha256 == sha256
+
+    def sha256_at(self, path: str) -> Digest | None:
+        """Give the digest of what was put at a place, as far as a good receipt says."""
+        try:
+            found = self.at(path)
+        except NotVerified:
+            return None
+        return None if found is None else found.sha256
+
+    def has_any(self, path: str) -> bool:
+        """Say whether anything was ever put at a place, by any of its names."""
+        places = dict.fromkeys((os.path.abspath(path), os.path.realpath(path)))
+        return any(os.path.lexists(self._by_place(place)) for place in places)
+
+    def of(self, sha256: Digest) -> Receipt | None:
+        """Give the newest receipt of bytes with this digest, wherever they were put."""
+        return self._find(self._by_digest(sha256))
+
+    def place_of(self, sha256: Digest) -> str:
+        """Give where bytes with this digest were put last, as far as a good receipt says; or nothing."""
+        try:
+            found = self.of(sha256)
+        except NotVerified:
+            return ""
+        return "" if found is None else found.path
+
+    def _find(self, path: str) -> Receipt | None:
+        try:
+            return read_receipt(path) if os.path.lexists(path) else None
+        except LocalFile:
+            raise _refusal(path, "is not a plain file of a receipt's size") from None
+
+    def _write(self, receipts: Sequence[Receipt]) -> None:
+        """Write receipts once each, under two names; whoever looks sees the old one or the new one."""
+        with translated(self.folder), AnchoredFolder.open(self._digests) as folder:
+            left = write_unnamed(folder, [receipt.to_bytes() for receipt in receipts])
+            try:
+                for receipt in reversed(receipts):
+                    self._name(receipt, folder.path_of(left[-1]))
+                    left.pop()
+            finally:
+                for temp in left:
+                    folder.remove(temp)
+
+    def _name(self, receipt: Receipt, temp: str) -> None:
+        again = temp_name(self._places)
+        try:
+            try:
+                os.link(temp, again)
+            except OSError:
+                # No second names here: then it is a second file.
+                write_file(again, receipt.to_bytes())
+            _replace(again, self._by_place(receipt.path))
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(again)
+        _replace(temp, self._by_digest(receipt.sha256))
+
+    def _by_place(self, path: str) -> str:
+        return os.path.join(self._places, f"{digest_bytes(os.fsencode(path))}.json")
+
+    def _by_digest(self, sha256: Digest) -> str:
+        return os.path.join(self._digests, f"{sha256}.json")
+
+
+def _replace(temp: str, path: str) -> None:
+    try:
+        os.replace(temp, path)
+    except IsADirectoryError:
+        # A folder can't be replaced by a file, and must not keep this one from its receipt for good.
+        os.rename(path, f"{path}~")
+        os.replace(temp, path)
+
+
+def _read(body: dict[str, Any]) -> Receipt:
+    sha256 = _text(body, "sha256")
+    if not is_digest(sha256):
+        raise ValueError("sha256")
+    return Receipt(
+        path=_text(body, "path"),
+        label=_text(body, "label"),
+        source=_text(body, "source"),
+        commit=_text(body, "commit"),
+        sha256=Digest(sha256),
+        size_bytes=_count(body, "size_bytes"),
+        status=Status(_text(body, "status")),
+        bytes_from_network=_count(body, "bytes_from_network"),
+        bytes_resumed=_count(body, "bytes_resumed"),
+        etag=_text(body, "etag"),
+        last_modified=_text(body, "last_modified"),
+        began_s=datetime.fromisoformat(_text(body, "began")).timestamp(),
+        ended_s=datetime.fromisoformat(_text(body, "ended")).timestamp(),
+        stoker=_text(body, "stoker"),
+    )
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    if not isinstance(body[name], str):
+        raise TypeError(name)
+    return str(body[name])
+
+
+def _count(body: dict[str, Any], name: str) -> int:
+    value = body[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(name)
+    return value
+
+
+def _spelt(body: dict[str, Any]) -> bytes:
+    """Spell a receipt for its checksum: whoever lays its text out anew changes nothing."""
+    return dumps(body, sort_keys=True).encode()
+
+
+def _moment(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _refusal(path: str, how: str) -> NotVerified:
+    return NotVerified(f"the receipt {path} {how}", hint="fetch the file again to get a new one", path=path)

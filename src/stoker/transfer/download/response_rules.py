@@ -1,0 +1,685 @@
+"""What an answer means: taken, taken from the start, asked again in another way, waited for, or refused.
+
+Pure, and suspicious: a body is only taken where its head says exactly which bytes of which version it holds. An answer
+that contradicts itself or what is known is never repaired by guessing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from stoker.core.errors import (
+    AuthRefused,
+    BadAnswer,
+    HashMismatch,
+    NetworkFailed,
+    NotOnServer,
+    RateLimited,
+    StokerError,
+)
+from stoker.core.frozen import frozen
+from stoker.core.retry import NoRetry, RetryAfterDelay, pause_s
+from stoker.core.text import format_duration, one_line
+from stoker.host.http.addresses import shown
+from stoker.host.http.exchange import Headers, HttpClientResponse, Request
+from stoker.transfer.download.partial import Sidecar, strong_etag
+from stoker.transfer.download.types import DownloadRequest, DownloadTimeouts
+
+# What to do with the bytes that an earlier run left, and what to ask for: decided purely, with reasons.
+#
+# The rule behind all of it: bytes are only ever added to bytes of the same version. A version is pinned by its digest
+# if that is known, else by a validator of the same url. Whatever can't be shown to be of the version that is wanted is
+# thrown away, never built upon.
+
+
+class ResumeAction(StrEnum):
+    """What to do with what is there."""
+
+    FRESH = "fresh"
+    """Nothing is there: fetch from the start."""
+    RESUME = "resume"
+    """Fetch from an offset on."""
+    FINISH = "finish"
+    """All bytes are there: check them and give them their name."""
+    RESTART = "restart"
+    """What is there is of no use: throw it away and fetch from the start."""
+
+
+@frozen
+class Resumption:
+    """What to do with a partial file, and why. Bytes from `offset` on are not to be believed."""
+
+    move: ResumeAction
+    offset: int = 0
+    why: str
+
+
+@frozen
+class RangeRequest:
+    """What to ask for: the bytes from an offset on, under a validator or not."""
+
+    offset: int = 0
+    if_range: str = ""
+    """The validator under which the rest is wanted; without it a server may answer with the rest of another version."""
+
+
+def decide_partial(
+    wanted: DownloadRequest, length: int | None, sidecar: Sidecar | str | None, *, boot_id: str
+) -> Resumption:
+    """Decide what a partial file of this length is good for; `None` is no partial, a text an unreadable sidecar."""
+    if length is None:
+        return Resumption(move=ResumeAction.FRESH, why="nothing is there yet")
+    if sidecar is None or isinstance(sidecar, str):
+        why = sidecar or "no record says which version the partial file is of"
+        return Resumption(move=ResumeAction.RESTART, why=why)
+    stranger = _why_another_version(wanted, sidecar)
+    if stranger:
+        return Resumption(move=ResumeAction.RESTART, why=stranger)
+    size_bytes = sidecar.size_bytes if wanted.size_bytes is None else wanted.size_bytes
+    if size_bytes is None:
+        return Resumption(move=ResumeAction.RESTART, why="its size is not known, so its end could not be recognised")
+    if length > size_bytes:
+        return Resumption(
+            move=ResumeAction.RESTART, why=f"the partial file has {length} bytes, the whole only {size_bytes}"
+        )
+    return _decide_by_length(length, size_bytes, sidecar, boot_id)
+
+
+def ask_for(wanted: DownloadRequest, sidecar: Sidecar | None, offset: int) -> RangeRequest:
+    """Decide how to ask for the bytes from an offset on, of the version that a sidecar tells of."""
+    if offset == 0 or sidecar is None or sidecar.url != shown(wanted.url):
+        # Another server's validators mean nothing here; a digest is what pins the version then.
+        return RangeRequest(offset=offset)
+    return RangeRequest(offset=offset, if_range=sidecar.condition)
+
+
+def request_for(wanted: DownloadRequest, ask: RangeRequest) -> Request:
+    """Write the request."""
+    headers = dict(wanted.headers)
+    if ask.offset:
+        headers["Range"] = f"bytes={ask.offset}-"
+        if ask.if_range:
+            headers["If-Range"] = ask.if_range
+    return Request(url=wanted.url, headers=headers)
+
+
+def digests_match(wanted: DownloadRequest, sha256: str, git_sha1: str) -> bool:
+    """Whether bytes with these digests are those wanted; true if no digest is known beforehand."""
+    return (wanted.sha256 is None or wanted.sha256.lower() == sha256) and (
+        not wanted.git_sha1 or wanted.git_sha1.lower() == git_sha1
+    )
+
+
+def _decide_by_length(length: int, size_bytes: int, sidecar: Sidecar, boot_id: str) -> Resumption:
+    offset, lost = length, ""
+    if not boot_id or sidecar.boot_id != boot_id:
+        offset = min(length, sidecar.durable_bytes)
+        lost = f"; {length - offset} bytes are in doubt since the machine was started anew" if offset < length else ""
+    if offset == size_bytes:
+        return Resumption(move=ResumeAction.FINISH, offset=offset, why="all bytes are there")
+    if offset == 0:
+        return Resumption(move=ResumeAction.RESTART, why=f"no byte of it is certain{lost}")
+    return Resumption(move=ResumeAction.RESUME, offset=offset, why=f"{offset} of {size_bytes} bytes are there{lost}")
+
+
+def _why_another_version(wanted: DownloadRequest, sidecar: Sidecar) -> str:
+    sha256 = (wanted.sha256 or "").lower()
+    pairs = (
+        ("size", wanted.size_bytes, sidecar.size_bytes),
+        ("sha256", sha256, sidecar.sha256),
+        ("git sha1", wanted.git_sha1.lower(), sidecar.git_sha1),
+    )
+    for name, now, then in pairs:
+        if now not in {None, ""} and then not in {None, ""} and now != then:
+            return f"the partial file is of another version: its {name} was to be {then}, now {now}"
+    is_same_digest = bool((sha256 and sha256 == sidecar.sha256) or (wanted.git_sha1 and sidecar.git_sha1))
+    return "" if is_same_digest else _why_not_known(wanted, sidecar)
+
+
+def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
+    """Say why no validator ties a partial file to what is wanted; nothing if one does."""
+    if sidecar.url != shown(wanted.url):
+        return "the partial file is from another address"
+    if wanted.sha256 is None and not wanted.git_sha1 and (sidecar.sha256 or sidecar.git_sha1):
+        # Under a digest bytes may be added that only the digest can vouch for.
+        return "the partial file was put together for a digest that nobody asks for now"
+    if sidecar.commit != wanted.commit:
+        return f"the partial file is of commit {sidecar.commit or 'unknown'}, not {wanted.commit or 'unknown'}"
+    if not sidecar.has_validator:
+        return "nothing says that the server still has the version that the partial file is of"
+    return ""
+
+
+# A status that says no, as one of our errors: one table, pure, whoever asked and whatever for.
+
+GONE = frozenset({404, 410, 451})
+_BUSY = frozenset({408, 425, 429})
+_LONGEST_SAYING = 200
+
+
+def is_busy(status: int) -> bool:
+    """Whether the server has trouble, or too much to do: asking again later may help."""
+    return status in _BUSY or status >= 500
+
+
+def refusal(where: str, status: int, headers: Headers) -> StokerError:
+    """Give the error for a status from 400 on; `where` is what was asked for, in a person's words.
+
+    Its data has the status, and as `error_code` what the server itself calls the matter, if it does.
+    """
+    code = headers.get("X-Error-Code")
+    data: dict[str, Any] = {"status": status}
+    if code:
+        data["error_code"] = one_line(code, _LONGEST_SAYING)
+    if status in {401, 403}:
+        hint = "check the address, and whether the server wants credentials"
+        return AuthRefused(f"the server does not let us ({status}): {where}{_said(headers)}", hint=hint, **data)
+    if status in GONE:
+        hint = "check the address" if status != 451 else "it is withheld for legal reasons"
+        return NotOnServer(f"not on the server ({status}): {where}", hint=hint, **data)
+    if status == 407:
+        hint = "check the user and password in HTTPS_PROXY"
+        return NetworkFailed(f"the proxy refuses us (407): {where}", hint=hint, **data)
+    if status == 429:
+        hint = "wait a while, then start again"
+        return RateLimited(f"the server asks for fewer requests (429): {where}", hint=hint, **data)
+    if is_busy(status):
+        hint = "the server has trouble: try again later"
+        return NetworkFailed(f"the server answers {status}: {where}", hint=hint, **data)
+    return BadAnswer(f"the server answers {status}: {where}{_said(headers)}", **data)
+
+
+def _said(headers: Headers) -> str:
+    said = headers.get("X-Error-Message") or ""
+    return f": {one_line(said, _LONGEST_SAYING)}" if said else ""
+
+
+# The field `Content-Range`, read strictly: whatever is not exactly one valid range of bytes is nothing.
+
+# Sizes are signed 64-bit numbers in every file system; eighteen digits stay below.
+_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII | re.IGNORECASE)
+
+
+@frozen
+class ContentRange:
+    """Which bytes of how many an answer holds; a refusal (416) holds none and only tells the total."""
+
+    first: int | None
+    last: int | None
+    total: int | None
+
+
+def read_content_range(values: tuple[str, ...]) -> ContentRange | None:
+    """Read the field from all its values in a head. `None`: missing, repeated or not to be believed."""
+    match = _RANGE.fullmatch(values[0].strip()) if len(values) == 1 else None
+    if match is None:
+        return None
+    first, last, total = (None if text in {None, "*"} else int(text) for text in match.groups())
+    if first is None or last is None:
+        return None if total is None else ContentRange(first=None, last=None, total=total)
+    if last < first or (total is not None and last >= total):
+        return None
+    return ContentRange(first=first, last=last, total=total)
+
+
+# How long a body is, how long a file, and how old, as the head of an answer says it: read once, suspiciously.
+
+EXACT_DATE_S = 60.0
+"""A date that is past by this much stands for one version: dates count seconds, and clocks differ a little."""
+_COUNT = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def read_count(text: str) -> int | None:
+    """Read a number of bytes; nothing if it is none that can be."""
+    return int(text) if _COUNT.fullmatch(text) else None
+
+
+def length_of(headers: Headers) -> int | str | None:
+    """Give the announced length of a body; `None` if there is none, a text if it can't be."""
+    values = {part.strip() for value in headers.all("Content-Length") for part in value.split(",")}
+    if not values:
+        return None
+    value = values.pop()
+    if values:
+        return "it announces two different lengths"
+    length = read_count(value)
+    return f"it announces a length of {value[:40]!r}" if length is None else length
+
+
+def file_size_of(status: int, headers: Headers) -> int | str | None:
+    """Give the size of the file that an answer to HEAD, or to a request for the first byte, is about.
+
+    `None` if it does not tell, a text if it can't be.
+    """
+    if status == 206:
+        span = read_content_range(headers.all("Content-Range"))
+        return span.total if span is not None and (span.first, span.last) == (0, 0) else None
+    is_plain = (headers.get("Content-Encoding") or "identity").lower() == "identity"
+    return length_of(headers) if status == 200 and is_plain else None
+
+
+def http_date_s(text: str) -> float | None:
+    """Read a date; nothing if it is none."""
+    try:
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def is_date_exact(headers: Headers) -> bool:
+    """Whether `Last-Modified` was past for long enough, by the server's own clock, to stand for one version only."""
+    changed_s, there_s = http_date_s(headers.get("Last-Modified") or ""), http_date_s(headers.get("Date") or "")
+    return changed_s is not None and there_s is not None and there_s - changed_s >= EXACT_DATE_S
+
+
+# Whether to try again, and how long to wait before: decided purely, with the reason.
+#
+# An outage (connection refused, reset or silent, name servers that fail, 5xx, 429) is waited out until no byte came
+# for
+# `Patience.no_progress_s`, or for `Patience.attempts` attempts where a number was given. Every new byte starts both
+# counts again. Answers that arrive and can't be used are no outage, nor is a host name that does not exist and never
+# led to a server in this process: they are asked for a few times only.
+#
+# Pauses have jitter, so that a thousand machines that were cut off together do not come back together. What a server
+# asks for (`Retry-After`) is obeyed within bounds.
+
+FIRST_PAUSE_S = 1.0
+"""The longest pause after the first failure; it doubles with each one."""
+RATE_LIMIT_PAUSE_S = 5.0
+"""After a 429 that does not say how long."""
+_SHORTEST_RETRY_AFTER_S = 1.0
+_NEVER_SERVED = frozenset({501, 505})
+"""What a server has not implemented it won't have later either."""
+
+
+@frozen
+class FailedAttempts:
+    """Failed attempts in a row, the latest included."""
+
+    idle: int = 0
+    """Those without a new byte; 0: the latest one brought some."""
+    unusable: int = 0
+    """Those that ended with an answer that can't be used or an unknown name, and not by an outage."""
+
+    def after(self, error: StokerError, *, has_progress: bool) -> FailedAttempts:
+        """Return the count after one more failed attempt."""
+        if has_progress:
+            return FailedAttempts()
+        return FailedAttempts(idle=self.idle + 1, unusable=0 if is_outage(error) else self.unusable + 1)
+
+
+def is_outage(error: StokerError) -> bool:
+    """Return True if the server, or the way to it, is away or busy for now: the same request may succeed later."""
+    status = error.data.get("status")
+    is_away = not isinstance(status, int) or (is_busy(status) and status not in _NEVER_SERVED)
+    is_named = not error.data.get("is_unknown_name")
+    return isinstance(error, NetworkFailed | RateLimited) and is_away and is_named
+
+
+def decide_again(
+    patience: DownloadTimeouts, tries: FailedAttempts, *, silent_s: float, wait_s: float | None, jitter: float
+) -> RetryAfterDelay | NoRetry:
+    """Decide what follows a failed attempt.
+
+    No byte came for `silent_s`; the server asked for a pause of `wait_s`, or for none.
+    """
+    if patience.attempts is not None and tries.idle >= patience.attempts:
+        return NoRetry(why=_attempts(tries.idle))
+    if patience.attempts is None and tries.unusable >= patience.unusable_attempts:
+        return NoRetry(why=_attempts(tries.unusable))
+    left_s = patience.no_progress_s - silent_s
+    # Our own pause is cut short for one last attempt at the limit; a server's is not worth beginning then.
+    own_s = pause_s(max(tries.idle - 1, 0), jitter, first_s=FIRST_PAUSE_S, longest_s=patience.longest_pause_s)
+    delay_s = min(own_s, left_s) if wait_s is None else wait_s
+    if left_s <= 0 or delay_s > left_s:
+        asked = "" if wait_s is None else f", and the server asks for a pause of {format_duration(wait_s)}"
+        return NoRetry(why=f"no new byte for {format_duration(silent_s)}{asked}", is_timeout=True)
+    return RetryAfterDelay(delay_s=delay_s, why=_attempts(tries.idle))
+
+
+def given_up(error: StokerError, decision: NoRetry) -> StokerError:
+    """Return the error to raise after giving up: the last one, with why no other attempt follows."""
+    error.data["timed_out"] = decision.is_timeout
+    if isinstance(error, NetworkFailed):
+        hint = error.hint or "check this computer's network and the server"
+        return NetworkFailed(f"{error.message} ({decision.why})", hint=hint, **error.data)
+    return error
+
+
+def _attempts(count: int) -> str:
+    return f"{count} attempt{'' if count == 1 else 's'} without a new byte"
+
+
+def retry_after_s(headers: Headers, *, now_s: float, longest_s: float) -> float | None:
+    """Give how long a server asks to wait, between one second and `longest_s`; `None` if it doesn't say, or not sanely.
+
+    A date is compared with the server's own `Date`: its clock and ours may be hours apart.
+    """
+    text = (headers.get("Retry-After") or "").strip()
+    if text.isascii() and text.isdigit():
+        asked_s = float(text[:9])
+    else:
+        until_s, there_s = http_date_s(text), http_date_s(headers.get("Date") or "")
+        if until_s is None:
+            return None
+        asked_s = until_s - (now_s if there_s is None else there_s)
+    return min(max(asked_s, _SHORTEST_RETRY_AFTER_S), longest_s)
+
+
+_PAGES = frozenset({"text/html", "application/xhtml+xml"})
+_PAGE_NAMES = (".html", ".htm", ".xhtml", ".xht", ".shtml")
+_OTHER_DATE = "the file has changed on the server: its date is another"
+_UNKNOWN_VERSION = "the server does not say which version it sends a part of"
+_STALE_LINK = frozenset({400, 401, 403, 404, 410})
+
+
+@frozen
+class ExpectedContent:
+    """What is known beforehand of the bytes that were asked for."""
+
+    label: str
+    url: str
+    size_bytes: int | None = None
+    """Of the wanted file, from whoever listed it: an answer that differs is wrong."""
+    partial_size_bytes: int | None = None
+    """Of the version that the partial file is of, as its server said."""
+    etag: str = ""
+    """Of that version, as this server said, weak or strong."""
+    last_modified: str = ""
+    """Of that version, where it can tell two versions apart."""
+    is_pinned: bool = False
+    """Whether a digest is known, so that bytes of another version could not pass in the end."""
+    longest_retry_after_s: float = 3600.0
+
+
+@frozen
+class RangeResponse:
+    """The head of an answer; `is_elsewhere`: redirects led to another server than the one that was asked."""
+
+    status: int
+    headers: Headers
+    is_elsewhere: bool = False
+
+
+@frozen
+class UsableResponse:
+    """The body holds the bytes from `offset` to the end; from 0 though a rest was asked for: start over with it."""
+
+    offset: int
+    size_bytes: int | None
+    """Of the whole file, if anybody said."""
+    etag: str = ""
+    """As the server says it, weak or strong."""
+    last_modified: str = ""
+    is_date_exact: bool = False
+    """Whether no other version can have the same date."""
+    why: str
+
+
+@frozen
+class UnconditionalRetry:
+    """Ask for the same bytes once more, without a condition."""
+
+    why: str
+
+
+@frozen
+class DownloadRestart:
+    """Throw away what is there and ask for everything."""
+
+    why: str
+
+
+@frozen
+class DownloadComplete:
+    """Nothing is left to be fetched: check what is there."""
+
+    why: str
+
+
+@frozen
+class RetryableResponse:
+    """Ask again after a while; once patience is at its end, raise `error`."""
+
+    error: StokerError
+    wait_s: float | None = None
+    """What the server asks for, if it does."""
+
+
+@frozen
+class FatalResponse:
+    """Raise `error`: asking again is no use."""
+
+    error: StokerError
+
+
+Verdict = UsableResponse | UnconditionalRetry | DownloadRestart | DownloadComplete | RetryableResponse | FatalResponse
+
+
+def judge(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse, *, now_s: float) -> Verdict:
+    """Say what the answer to a request means. `now_s` is the wall time, for a server without a clock of its own."""
+    if answer.status in {200, 206}:
+        fault = _coding_fault(answer.headers)
+        if fault:
+            return RetryableResponse(error=_bad(known, fault))
+        if answer.status == 200 and (fault := _whole_fault(answer.headers)):
+            return DownloadRestart(why=fault) if ask.offset else RetryableResponse(error=_bad(known, fault))
+        return _judge_whole(ask, known, answer.headers) if answer.status == 200 else _judge_part(ask, known, answer)
+    if answer.status in {412, 416} and ask.offset:
+        return _judge_refused_range(ask, known, answer)
+    return _judge_status(known, answer, now_s)
+
+
+def _judge_whole(ask: RangeRequest, known: ExpectedContent, headers: Headers) -> Verdict:
+    length = length_of(headers)
+    if isinstance(length, str):
+        return RetryableResponse(error=_bad(known, length))
+    etag, last_modified = headers.get("ETag") or "", headers.get("Last-Modified") or ""
+    if known.size_bytes is not None and length not in {None, known.size_bytes}:
+        return RetryableResponse(error=_wrong_size(known, length))
+    if _is_page_instead(known, headers):
+        message = f"the server answered a web page, not {_name(known)}: {shown(known.url)}"
+        return FatalResponse(error=BadAnswer(message, hint="is it a login page?", reason="web_page"))
+    if ask.offset and ask.if_range and strong_etag(etag) and etag == known.etag:
+        return UnconditionalRetry(why="the server answers a condition with everything although the version is the same")
+    if ask.offset and ask.if_range and not (etag or last_modified) and length not in {None, known.partial_size_bytes}:
+        fault = f"{length} bytes of no known version where {known.partial_size_bytes} are expected"
+        return RetryableResponse(error=_bad(known, fault, reason="unknown_version"))
+    size_bytes = length if known.size_bytes is None else known.size_bytes
+    why = "the server sends everything" if not ask.offset else _why_from_start(ask, known, etag)
+    return UsableResponse(
+        offset=0,
+        size_bytes=size_bytes,
+        etag=etag,
+        last_modified=last_modified,
+        is_date_exact=is_date_exact(headers),
+        why=why,
+    )
+
+
+def _whole_fault(headers: Headers) -> str:
+    """Say why an answer that claims to be everything is not: some servers send a part under the wrong status."""
+    if _has_several_parts(headers, "byteranges"):
+        return "the server calls several parts everything"
+    span = read_content_range(headers.all("Content-Range"))
+    if span is None or span.first is None or span.last is None:
+        return ""
+    if span.first == 0 and span.total in {None, span.last + 1}:
+        return ""
+    return f"the server calls bytes {span.first} to {span.last} everything"
+
+
+def _has_several_parts(headers: Headers, kind: str = "") -> bool:
+    return (headers.get("Content-Type") or "").strip().lower().startswith(f"multipart/{kind}")
+
+
+def _is_page_instead(known: ExpectedContent, headers: Headers) -> bool:
+    """Whether a page comes where a file was asked for, and nothing that is known of the file would find that out."""
+    kind = (headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+    is_unknown = not known.is_pinned and known.size_bytes is None
+    return is_unknown and kind in _PAGES and not _name(known).lower().endswith(_PAGE_NAMES)
+
+
+def _name(known: ExpectedContent) -> str:
+    return unquote(urlsplit(known.url).path).rpartition("/")[2] or known.label
+
+
+def _why_from_start(ask: RangeRequest, known: ExpectedContent, etag: str) -> str:
+    if ask.if_range and etag != known.etag:
+        return "the file has changed on the server"
+    return "the server does not send parts of it" if not ask.if_range else "the server sends everything"
+
+
+def _judge_part(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> Verdict:
+    fault = _part_fault(ask, known, answer.headers)
+    if fault and ask.offset:
+        return DownloadRestart(why=fault)
+    if fault:
+        return RetryableResponse(error=_bad(known, fault))
+    span = read_content_range(answer.headers.all("Content-Range"))
+    total = known.size_bytes if span is None or span.total is None else span.total
+    headers = answer.headers
+    return UsableResponse(
+        offset=ask.offset,
+        size_bytes=known.partial_size_bytes if total is None else total,
+        etag=headers.get("ETag") or known.etag,
+        last_modified=headers.get("Last-Modified") or known.last_modified,
+        # What counts is how old it was when its first bytes came.
+        is_date_exact=bool(known.last_modified) if ask.offset else is_date_exact(headers),
+        why=f"the server sends the rest from byte {ask.offset}",
+    )
+
+
+def _part_fault(ask: RangeRequest, known: ExpectedContent, headers: Headers) -> str:
+    """Say why a part can't be added to what is there; nothing if it can."""
+    if _has_several_parts(headers):
+        return "the server sends several parts where one was asked for"
+    span = read_content_range(headers.all("Content-Range"))
+    if span is None or span.first is None or span.last is None:
+        return "the server does not say which part it sends"
+    if span.first != ask.offset:
+        return f"the server sends a part from byte {span.first}, not from {ask.offset}"
+    length = length_of(headers)
+    if length not in {None, span.last - span.first + 1}:
+        return f"the server announces {length} bytes for a part of {span.last - span.first + 1}"
+    return _end_fault(known, span) or (_version_fault(known, headers) if ask.offset else "")
+
+
+def _end_fault(known: ExpectedContent, span: ContentRange) -> str:
+    size_bytes = known.partial_size_bytes if known.size_bytes is None else known.size_bytes
+    total = size_bytes if span.total is None else span.total
+    if total is None or span.last != total - 1:
+        return f"the server sends a part that ends at byte {span.last} of {total}"
+    if size_bytes is not None and total != size_bytes:
+        return f"the server says the file has {total} bytes, {size_bytes} are expected"
+    return ""
+
+
+def _version_fault(known: ExpectedContent, headers: Headers) -> str:
+    """Say why a part may be of another version. That it came on a condition proves nothing: servers ignore those."""
+    etag, last_modified = headers.get("ETag") or "", headers.get("Last-Modified") or ""
+    if known.is_pinned and not (strong_etag(known.etag) and etag):
+        # In the end the digest decides; what is plainly another version need not be fetched first.
+        return _OTHER_DATE if known.last_modified and last_modified not in {"", known.last_modified} else ""
+    if known.etag and not etag:
+        return "the server no longer says which version it sends a part of"
+    if etag != known.etag:
+        return "the file has changed on the server: its tag is another"
+    if strong_etag(etag) or (known.last_modified and last_modified == known.last_modified):
+        return ""
+    return _OTHER_DATE if known.last_modified and last_modified else _UNKNOWN_VERSION
+
+
+def _judge_refused_range(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse) -> Verdict:
+    if answer.status == 412:
+        return DownloadRestart(why="the file has changed on the server (412)")
+    size_bytes = known.partial_size_bytes if known.size_bytes is None else known.size_bytes
+    if ask.offset == size_bytes:
+        return DownloadComplete(why="the server has nothing beyond what is there (416)")
+    return DownloadRestart(why=f"the server has no byte {ask.offset} (416)")
+
+
+def _judge_status(known: ExpectedContent, answer: RangeResponse, now_s: float) -> Verdict:
+    status = answer.status
+    is_named = not known.label or known.label == _name(known)
+    where = shown(known.url) if is_named else f"{shown(known.url)} ({known.label})"
+    if answer.is_elsewhere and status in _STALE_LINK:
+        # A signed link that has run out: the first server gives a new one.
+        kind = NotOnServer if status in GONE else NetworkFailed
+        return RetryableResponse(error=kind(f"the link that {where} led to is refused ({status})", status=status))
+    if is_busy(status):
+        return _judge_busy(known, answer, where, now_s)
+    if status < 400:
+        return RetryableResponse(
+            error=BadAnswer(f"the server answers {status} to a plain request: {where}", status=status)
+        )
+    return FatalResponse(error=refusal(where, status, answer.headers))
+
+
+def _judge_busy(known: ExpectedContent, answer: RangeResponse, where: str, now_s: float) -> Verdict:
+    wait_s = retry_after_s(answer.headers, now_s=now_s, longest_s=known.longest_retry_after_s)
+    if answer.status == 429 and wait_s is None:
+        wait_s = RATE_LIMIT_PAUSE_S
+    return RetryableResponse(error=refusal(where, answer.status, answer.headers), wait_s=wait_s)
+
+
+def _coding_fault(headers: Headers) -> str:
+    for name in ("Content-Encoding", "Transfer-Encoding"):
+        words = {word.strip().lower() for value in headers.all(name) for word in value.split(",")}
+        strange = words - {"", "identity"} - ({"chunked"} if name == "Transfer-Encoding" else set())
+        if strange:
+            return f"its body is {min(strange)[:40]!r}-encoded although nobody asked for that"
+    return ""
+
+
+def _wrong_size(known: ExpectedContent, length: int | None) -> HashMismatch:
+    return HashMismatch(
+        f"the server offers {length} bytes, {known.size_bytes} are expected: {known.label or shown(known.url)}",
+        hint="the server has another file there, or a page in its place (a login page, a proxy's message)",
+        expected_bytes=known.size_bytes,
+        offered_bytes=length,
+    )
+
+
+def _bad(known: ExpectedContent, fault: str, **data: str) -> BadAnswer:
+    hint = "the server, or a proxy on the way, is broken"
+    return BadAnswer(f"an answer that can't be used: {fault}: {shown(known.url)}", hint=hint, **data)
+
+
+# How long a file is, asked of a server that sends it without saying so: HEAD, or else one byte with its range.
+#
+# Nothing here fails: a size that can't be learnt stays unknown. Then a body that ends too early looks like one that is
+# whole, and only a digest known beforehand can tell the difference.
+
+
+def probe_size(send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, etag: str) -> int | None:
+    """Ask how long the version with this tag is; `send` follows redirects. Without tags its word counts."""
+    return _by_head(send, wanted, etag) or _by_first_byte(send, wanted, etag)
+
+
+def _by_head(send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, etag: str) -> int | None:
+    return _told(send, Request(url=wanted.url, method="HEAD", headers=dict(wanted.headers)), etag)
+
+
+def _by_first_byte(send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, etag: str) -> int | None:
+    return _told(send, Request(url=wanted.url, headers={**wanted.headers, "Range": "bytes=0-0"}), etag)
+
+
+def _told(send: Callable[[Request], HttpClientResponse], request: Request, etag: str) -> int | None:
+    try:
+        # Closed unread: a server that sends everything instead is cut off, not drained.
+        with closing(send(request)) as reply:
+            told = reply.headers.get("ETag") or ""
+            is_same = not told or not etag or told == etag
+            size_bytes = file_size_of(reply.status, reply.headers)
+            return size_bytes if is_same and isinstance(size_bytes, int) else None
+    except (NetworkFailed, BadAnswer):
+        return None

@@ -1,0 +1,209 @@
+"""What is to be had, where it shall land, and what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest
+from stoker.core.errors import StokerError
+from stoker.core.events import Event
+from stoker.core.frozen import fresh, frozen
+from stoker.host.durable import NO_STEP
+from stoker.host.http.exchange import Transport
+
+
+@frozen
+class DownloadRequest:
+    """One file to be had: where from, and everything that is known of its bytes beforehand."""
+
+    url: str
+    """Pinned to a commit where the server knows commits."""
+    label: str = ""
+    """What people call it: `org/repo: model.gguf`."""
+    commit: str = ""
+    size_bytes: int | None = None
+    sha256: Digest | None = None
+    git_sha1: str = ""
+    """Of the git blob (header and content), where that is what the server names a small file by."""
+    headers: Mapping[str, str] = fresh(factory=dict)
+    """Credentials among them: sent to the url's own origin and to nobody else."""
+
+
+@frozen
+class TargetFile:
+    """Where a file shall lie: a name below a folder that exists or is made. Nothing is written outside the folder."""
+
+    folder: str
+    name: str
+    """Relative, `/`-separated, safe by the rules of `host.folders`."""
+    keeps_validators: bool = False
+    """Whether `.etag` and `.lastmod` are left beside it, for a cheap look whether it is still the newest."""
+    lock_path: str = ""
+    """Where its lock lies if not beside it: other programs may use the same one."""
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.folder, self.name)
+
+
+class Status(StrEnum):
+    """How a wanted file came to be there."""
+
+    DOWNLOADED = "downloaded"
+    CACHED = "cached"
+    """It was there, and its bytes are what was wanted."""
+    LINKED = "linked"
+    """Its bytes were on this machine under another name."""
+
+
+@frozen
+class FetchedFile:
+    """A wanted file that is there now, durable and checked."""
+
+    path: str
+    status: Status
+    size_bytes: int
+    sha256: Digest
+    bytes_from_network: int = 0
+    bytes_resumed: int = 0
+    seconds: float = 0.0
+    url: str = ""
+    """Without its query: signatures are secrets."""
+    commit: str = ""
+    etag: str = ""
+    last_modified: str = ""
+
+
+# What came of one of many wanted files.
+
+
+@frozen
+class DownloadOutcome:
+    """One wanted file: it is there, or the error that kept it away."""
+
+    label: str
+    """What people call it: `org/repo: model.gguf`."""
+    fetched: FetchedFile | None = None
+    """Its path is the one that a person looks for: in the snapshot, or in the folder that was named."""
+    error: StokerError | None = None
+
+
+# What a download works with: everything of the outside world that it touches, handed in.
+
+
+def _silent(event: Event, /) -> None:
+    """Tell nobody."""
+
+
+def _forget(came: Sequence[tuple[DownloadRequest, FetchedFile]], /) -> None:
+    """Keep no receipts."""
+
+
+def _ours(_path: str, /) -> bool:
+    """Believe that nobody else puts files there."""
+    return True
+
+
+def _nothing(_path: str, /) -> Digest | None:
+    """Know of no receipts."""
+    return None
+
+
+ALL_OURS: Callable[[str], bool] = _ours
+NO_RECEIPTS: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = _forget
+
+
+@frozen
+class DownloadTools:
+    """The outside world of a download. One may serve many at once, so what is in it must bear several threads."""
+
+    transport: Transport
+    clock: Clock
+    free_bytes: Callable[[str], int]
+    """What may still be written where a path is."""
+    jitter: Callable[[], float]
+    """A number from 0 to below 1, another each time."""
+    say: Callable[[Event], None] = _silent
+    keep: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = NO_RECEIPTS
+    """Called once files have their names and before `done` is said of them: where receipts are written."""
+    owns: Callable[[str], bool] = ALL_OURS
+    """Whether we have put a file at a path before: any other one there is the user's, and is not replaced unasked."""
+    received: Callable[[str], Digest | None] = _nothing
+    """The digest of what we put at a path before, if that is known: without it a file there is not known to be good."""
+    on_step: Callable[[str], None] = NO_STEP
+    """Called with a step's name just before the step (`engine.STEPS`), so that tests can crash at each of them."""
+
+
+# How patient a download is. What a single wait for a server may take is the transport's (`HttpSettings`).
+
+
+@frozen
+class DownloadTimeouts:
+    """When to give up, and when to give up on a connection that is too slow."""
+
+    attempts: int | None = None
+    """Consecutive attempts without a new byte, the first included. `None`: `no_progress_s` alone bounds an outage."""
+    unusable_attempts: int = 3
+    """Without `attempts`: consecutive failures that are no outage, as answers that can't be used. They may last."""
+    no_progress_s: float = 1800.0
+    """Give up when no byte came for so long, over all attempts and pauses."""
+    slow_bytes_per_s: int = 1024
+    slow_s: float = 60.0
+    """Fewer bytes a second than that, for so long: reconnect."""
+    lock_wait_s: float = 10.0
+    longest_pause_s: float = 30.0
+    longest_retry_after_s: float = 3600.0
+
+
+# Being asked to stop, from a signal's side and from the download's side.
+#
+# `ask` may be called by a signal's own code: it takes no lock and waits for nobody. What waits in a read is woken
+# because
+# its connection is cut; what waits in a pause is woken by a flag. The first error asked with is the one that is
+# raised.
+
+_NAP_S = 0.1
+
+
+class DownloadStop:
+    """A wish that may come at any moment: end, keep what is there, and raise this. One may serve many downloads."""
+
+    def __init__(self) -> None:
+        self._error: StokerError | None = None
+        self._cuts: dict[int, Callable[[], None]] = {}
+
+    def ask(self, error: StokerError) -> None:
+        """Ask for the end: cut what is under way."""
+        if self._error is None:
+            self._error = error
+        for cut in list(self._cuts.values()):
+            with suppress(Exception):
+                cut()
+
+    def check(self) -> None:
+        """Raise what was asked with, if anybody asked."""
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def cutting(self, cut: Callable[[], None]) -> Iterator[None]:
+        """Have `cut` called when somebody asks during this block, which does not begin if somebody has."""
+        key = id(cut)
+        self._cuts[key] = cut
+        try:
+            self.check()
+            yield
+        finally:
+            self._cuts.pop(key, None)
+
+    def sleep(self, seconds: float, clock: Clock) -> None:
+        """Let time pass in short naps, so that asking ends it soon."""
+        deadline_s = clock.monotonic_s() + seconds
+        self.check()
+        while (left_s := deadline_s - clock.monotonic_s()) > 0:
+            clock.sleep(min(_NAP_S, left_s))
+            self.check()

@@ -1,0 +1,519 @@
+"""A hub, asked: which commit a revision is, what it holds, what is known of one file.
+
+Offline nothing is sent: the answers are those that the cache noted when it was last asked. Asking again is cheap, and
+a commit's contents are asked only once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import AuthRefused, BadAnswer, NetworkFailed, NotOnServer, RateLimited, StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.retry import NoRetry
+from stoker.core.text import format_duration
+from stoker.host.folders import check_name
+from stoker.host.http.addresses import origin, shown
+from stoker.host.http.exchange import Headers, HttpClientResponse, Request
+from stoker.host.http.redirects import at_another_origin, follow
+from stoker.store.memo import Memo
+from stoker.transfer.download.download_events import ConnectionSpeed, retry_of
+from stoker.transfer.download.response_rules import (
+    RATE_LIMIT_PAUSE_S,
+    FailedAttempts,
+    decide_again,
+    file_size_of,
+    given_up,
+    is_busy,
+    read_count,
+    refusal,
+    retry_after_s,
+)
+from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools
+from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.listing import (
+    LONGEST_ANSWER_BYTES,
+    LONGEST_LISTING_BYTES,
+    MAIN,
+    MOST_FILES,
+    MOST_PAGES,
+    Repo,
+    RepoFile,
+    Revision,
+    check_revision,
+    choose,
+    file_url,
+    is_commit,
+    read_commit,
+    read_entries,
+    read_licence,
+    read_next,
+    revision_url,
+    tree_url,
+)
+from stoker.transfer.hub.settings import HubSettings
+
+# The body of a small answer, read to its end: one that trickles, or is never over, does not keep us waiting.
+
+LONGEST_S = 600.0
+"""A small answer takes no longer, even if it comes just quickly enough not to be too slow."""
+
+
+def pieces_of(
+    reply: HttpClientResponse, at_most_bytes: int, *, clock: Clock, patience: DownloadTimeouts
+) -> Iterator[bytes]:
+    """Give what comes, piece by piece. Raises `NetworkFailed` if that is too slow, besides what `Reply.read` raises."""
+    began_s = clock.monotonic_s()
+    pace = ConnectionSpeed(began_s, patience)
+    while piece := reply.read(at_most_bytes):
+        now_s = clock.monotonic_s()
+        pace.got(len(piece), now_s)
+        yield piece
+        complaint = pace.complaint
+        if now_s - began_s > LONGEST_S:
+            complaint = f"the answer is not over after {format_duration(LONGEST_S)}"
+        if complaint:
+            raise NetworkFailed(f"{complaint}: {shown(reply.url)}", reason="too_slow")
+
+
+# What a hub means when it says no: the plain error of the status, with what only a hub tells and only a hub needs.
+
+_ABSENT = {
+    "RepoNotFound": ("no such repository", "check the spelling"),
+    "RevisionNotFound": ("no such revision", "check the branch, tag or commit"),
+    "EntryNotFound": ("no such file in that revision", "check the name"),
+}
+
+
+def is_passing(status: int) -> bool:
+    """Whether asking a hub again later may help. What it has not implemented (501), it won't have then either."""
+    return is_busy(status) and status != 501
+
+
+def explained(error: StokerError, url: str, what: str, *, has_token: bool) -> StokerError:
+    """Give an error of `download.response_rules` in a hub's words; any other is given back as it is.
+
+    `url` is what was asked for, `what` the same in a person's words.
+    """
+    status, code = error.data.get("status"), error.data.get("error_code")
+    data = {**error.data, "url": shown(url)}
+    if code == "GatedRepo":
+        hint = f"accept its terms at {_page(url)}, then {_token_hint(has_token=has_token)}"
+        return AuthRefused(f"{what}: this repository is gated", hint=hint, **data)
+    if isinstance(error, AuthRefused):
+        unknown = f"{what}: no such repository, or it is private ({status})"
+        hint = f"check the spelling; if it is private, {_token_hint(has_token=has_token)}"
+        return AuthRefused(unknown if code == "RepoNotFound" else error.message, hint=hint, **data)
+    if isinstance(error, NotOnServer) and code in _ABSENT:
+        message, hint = _ABSENT[code]
+        return NotOnServer(f"{what}: {message} ({status})", hint=hint, reason=code, **data)
+    if isinstance(error, NotOnServer) and status != 451:
+        return NotOnServer(error.message, hint="check the name and the revision", **data)
+    if isinstance(error, RateLimited) and not has_token:
+        return RateLimited(error.message, hint=f"{error.hint}; with a token a hub allows more", **data)
+    return error
+
+
+def _token_hint(*, has_token: bool) -> str:
+    return "use a token whose owner may read it (HF_TOKEN)" if has_token else "set HF_TOKEN to a token that may read it"
+
+
+def _page(url: str) -> str:
+    """Give the page of the repository that an address of the hub belongs to."""
+    path = shown(url).removeprefix(str(origin(url)))
+    return f"{origin(url)}{path.partition('/resolve/')[0]}"
+
+
+# Small questions to a hub: sent, repeated as patience allows, answers bounded.
+#
+# Redirects are followed without credentials where they lead to another server (`host.http.redirects`). The head of a
+# file's answer is never looked for elsewhere: what counts is what the hub itself says.
+
+_NO_SUCH_ROUTE = frozenset({404, 405, 501})
+_PIECE_BYTES = 1 << 16
+
+
+@frozen
+class HubResponse:
+    """The head of an answer, and its body where it was asked for."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+
+
+class HubClient:
+    """Asks one hub, with one set of credentials. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        tools: DownloadTools,
+        patience: DownloadTimeouts,
+        stop: DownloadStop,
+        has_token: bool,
+        is_hub: bool = False,
+    ) -> None:
+        """`is_hub`: it is the hub that was set, and not any other address."""
+        self._headers = headers
+        self._is_hub = is_hub
+        self._tools = tools
+        self._patience = patience
+        self._stop = stop
+        self._has_token = has_token
+
+    def get(self, url: str, what: str) -> HubResponse | None:
+        """Ask a question and read the whole answer; nothing if this server has no such question at all.
+
+        `what` is what it is about, for messages. Raises what `refusing.explained` gives, `NetworkFailed`, `BadAnswer`.
+        """
+        request = Request(url=url, headers={**self._headers, "Accept": "application/json"})
+        answer = self._ask(what, lambda: self._read(request))
+        # A hub says why in a header of its own; any other server just has no such page.
+        if answer.status in _NO_SUCH_ROUTE and answer.headers.get("X-Error-Code") is None:
+            return None
+        return self._accepted(answer, url, what)
+
+    def head(
+        self, url: str, what: str, *, accepts: frozenset[int] = frozenset(), first_byte: bool = False
+    ) -> HubResponse:
+        """Ask for the head of a file's answer only. `first_byte`: by a GET of one byte, where HEAD is refused.
+
+        Statuses in `accepts` are given back, too, instead of raised.
+        """
+        ranged = {"Range": "bytes=0-0"} if first_byte else {}
+        request = Request(url=url, method="GET" if first_byte else "HEAD", headers={**self._headers, **ranged})
+        answer = self._ask(what, lambda: self._glance(request))
+        return answer if answer.status in accepts else self._accepted(answer, url, what)
+
+    def _accepted(self, answer: HubResponse, url: str, what: str) -> HubResponse:
+        if answer.status < 400:
+            return answer
+        raise explained(refusal(what, answer.status, answer.headers), url, what, has_token=self._has_token)
+
+    def _ask(self, what: str, ask: Callable[[], HubResponse]) -> HubResponse:
+        clock = self._tools.clock
+        began_s = clock.monotonic_s()
+        tries = FailedAttempts()
+        while True:
+            self._stop.check()
+            got = self._try(ask)
+            if isinstance(got, HubResponse) and not is_passing(got.status):
+                return got
+            error = refusal(what, got.status, got.headers) if isinstance(got, HubResponse) else got
+            tries = tries.after(error, has_progress=False)
+            decided = decide_again(
+                self._patience,
+                tries,
+                silent_s=clock.monotonic_s() - began_s,
+                wait_s=self._asked_wait_s(got),
+                jitter=self._tools.jitter(),
+            )
+            if isinstance(decided, NoRetry):
+                if isinstance(got, HubResponse):
+                    return got
+                # Whoever set this hub can set another one.
+                got.data["is_hub"] = self._is_hub
+                raise given_up(got, decided)
+            self._say_retry(what, decided.delay_s, got, tries.idle)
+            self._stop.sleep(decided.delay_s, clock)
+
+    def _try(self, ask: Callable[[], HubResponse]) -> HubResponse | NetworkFailed:
+        try:
+            return ask()
+        except NetworkFailed as error:
+            self._stop.check()
+            if error.data.get("is_lasting"):
+                raise
+            return error
+
+    def _asked_wait_s(self, got: HubResponse | NetworkFailed) -> float | None:
+        if not isinstance(got, HubResponse):
+            return None
+        longest_s = self._patience.longest_retry_after_s
+        wait_s = retry_after_s(got.headers, now_s=self._tools.clock.wall_s(), longest_s=longest_s)
+        return RATE_LIMIT_PAUSE_S if wait_s is None and got.status == 429 else wait_s
+
+    def _read(self, request: Request) -> HubResponse:
+        transport = self._tools.transport
+        with self._stop.cutting(transport.abort), closing(follow(transport, request).reply) as reply:
+            return HubResponse(status=reply.status, headers=reply.headers, body=self._bounded(reply))
+
+    def _bounded(self, reply: HttpClientResponse) -> bytes:
+        pieces, size_bytes = [], 0
+        for piece in pieces_of(reply, _PIECE_BYTES, clock=self._tools.clock, patience=self._patience):
+            size_bytes += len(piece)
+            if size_bytes > LONGEST_ANSWER_BYTES:
+                raise BadAnswer(f"the answer has no end: {shown(reply.url)}", hint="is this a hub? check the address")
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _glance(self, request: Request) -> HubResponse:
+        transport = self._tools.transport
+        with self._stop.cutting(transport.abort):
+            followed = follow(transport, request, stops_at=at_another_origin)
+            with closing(followed.reply) as reply:
+                return HubResponse(status=reply.status, headers=reply.headers)
+
+    def _say_retry(self, what: str, wait_s: float, got: HubResponse | NetworkFailed, attempt: int) -> None:
+        why = f"the server answers {got.status}" if isinstance(got, HubResponse) else got.message
+        reason = str(got.status) if isinstance(got, HubResponse) else str(got.data.get("reason", ""))
+        self._tools.say(retry_of(what, wait_s=wait_s, msg=f"{what}: {why}", reason=reason, attempt=attempt))
+
+
+# What a server tells of one file without sending it: HEAD, or one byte where HEAD is refused.
+#
+# A hub answers with the facts itself and points to a content network for the bytes: the facts are those of the hub's
+# own answer, so a redirect to another server is not followed. Only a hub's tags are digests; those of any other server
+# are opaque.
+
+_REFUSED_HEAD = frozenset({403, 405, 501})
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+def look(asker: HubClient, url: str, path: str, what: str) -> tuple[RepoFile, str]:
+    """Ask for what is known of one file, and the commit that it is at, where the server knows commits.
+
+    Raises as `Asker` does; a size that is not told stays unknown.
+    """
+    answer = asker.head(url, what, accepts=_REFUSED_HEAD)
+    if answer.status in _REFUSED_HEAD and answer.headers.get("X-Error-Code") is None:
+        answer = asker.head(url, what, first_byte=True)
+    return read_file(url, path, answer)
+
+
+def read_file(url: str, path: str, answer: HubResponse) -> tuple[RepoFile, str]:
+    """Read the file and its commit from the head of an answer. Raises `BadAnswer` for what can't be."""
+    headers = answer.headers
+    commit = headers.get("X-Repo-Commit") or ""
+    if commit and not is_commit(commit):
+        raise BadAnswer(f"the server names a commit that is none: {shown(url)}")
+    etag = headers.get("X-Linked-Etag") or headers.get("ETag") or ""
+    name = etag.strip().strip('"') if commit and not etag.startswith("W/") else ""
+    xet_hash = headers.get("X-Xet-Hash") or ""
+    file = RepoFile(
+        path=path,
+        size_bytes=_size(answer, url),
+        sha256=Digest(name) if is_digest(name) else None,
+        git_sha1=name if _SHA1.fullmatch(name) else "",
+        xet_hash=xet_hash if is_digest(xet_hash) else "",
+    )
+    return file, commit
+
+
+def _size(answer: HubResponse, url: str) -> int | None:
+    linked = answer.headers.get("X-Linked-Size")
+    size_bytes = file_size_of(answer.status, answer.headers) if linked is None else read_count(linked)
+    if isinstance(size_bytes, str) or (linked is not None and size_bytes is None):
+        raise BadAnswer(f"the server tells a size that is none: {shown(url)}")
+    return size_bytes
+
+
+class Hub:
+    """One hub and its cache, with what a fetch from it needs. Safe to use from several threads."""
+
+    def __init__(
+        self, settings: HubSettings, *, tools: DownloadTools, patience: DownloadTimeouts, stop: DownloadStop, memo: Memo
+    ) -> None:
+        self.settings = settings
+        self.cache = HubCache(settings.cache)
+        self.tools = tools
+        self.patience = patience
+        self.stop = stop
+        self.memo = memo
+        self.headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+        self._listings: dict[tuple[Repo, str], tuple[RepoFile, ...]] = {}
+        self.has_token = bool(settings.token)
+        self._asker = HubClient(
+            self.headers, tools=tools, patience=patience, stop=stop, has_token=self.has_token, is_hub=True
+        )
+
+    def resolve(self, repo: Repo, revision: str = MAIN) -> Revision:
+        """Give the commit that a revision is now. Everything after that names the commit, which can't move.
+
+        A plain mirror, which has no such question, gives a revision without commit. Raises `NotOnServer` for an
+        unknown repository or revision, `AuthRefused` where a token or its terms are missing.
+        """
+        check_revision(revision)
+        if is_commit(revision):
+            return Revision(asked=revision, commit=revision)
+        if self.settings.offline:
+            return Revision(asked=revision, commit=self._noted_commit(repo, revision))
+        url = revision_url(self.settings.endpoint, repo, revision)
+        answer = self._asker.get(url, f"{repo} at {revision}")
+        if answer is None:
+            return Revision(asked=revision, commit="")
+        return Revision(asked=revision, commit=read_commit(answer.body, url))
+
+    def files(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
+        """Give every file of a commit, sorted, as the server says it.
+
+        Raises `NotOnServer` where there is none, and where the server lists nothing: a plain mirror serves files by
+        name only (`file`).
+        """
+        noted = self._listings.get((repo, commit)) or self.cache.read_tree(repo, commit)
+        if noted:
+            return noted
+        if self.settings.offline:
+            return self._snapshot_files(repo, commit)
+        return self._listed(repo, commit)
+
+    def file(self, repo: Repo, revision: str, path: str) -> tuple[RepoFile, str]:
+        """Ask for one file by name: what it is, and the commit that it is at, where the server knows commits.
+
+        For a mirror without listings, and for a file whose commit is not known yet. Offline it is looked up. Raises
+        `BadInput` for a name that can't be written.
+        """
+        check_name(path)
+        url = file_url(self.settings.endpoint, repo, check_revision(revision), path)
+        if self.settings.offline:
+            commit = self.resolve(repo, revision).commit
+            found = next((file for file in self.files(repo, commit) if file.path == path), None)
+            if found is None:
+                raise self._absent(f"{repo} at {revision} has no {path}")
+            return found, commit
+        return look(self._asker, url, path, label_of(repo, path))
+
+    def named_files(
+        self, repo: Repo, revision: Revision, names: Sequence[str]
+    ) -> tuple[Revision, tuple[RepoFile, ...]]:
+        """Ask for files one by one, where nothing lists them. All are of one commit, if the server knows commits.
+
+        The first file tells the commit, and the others are asked for at that commit: a branch may move meanwhile.
+        """
+        files: list[RepoFile] = []
+        for name in names:
+            file, commit = self.file(repo, revision.commit or revision.asked, name)
+            revision = changed(revision, commit=revision.commit or commit)
+            files.append(file)
+        return revision, tuple(files)
+
+    def wanted(self, repo: Repo, revision: str, file: RepoFile) -> DownloadRequest:
+        """Give a file as something that can be fetched; `revision` is a commit wherever there are commits."""
+        return DownloadRequest(
+            url=file_url(self.settings.endpoint, repo, revision, file.path),
+            label=label_of(repo, file.path),
+            commit=revision if is_commit(revision) else "",
+            size_bytes=file.size_bytes,
+            sha256=file.sha256,
+            git_sha1=file.git_sha1,
+            headers=self.headers,
+        )
+
+    def headers_for(self, url: str) -> dict[str, str]:
+        """Give what any address is sent beside the question: the token, if it is an address of this hub."""
+        return dict(self.headers) if self._has(url) else {}
+
+    def explained(self, error: StokerError, url: str, what: str) -> StokerError:
+        """Give an error about any address in a hub's words, if it is an address of this hub."""
+        return explained(error, url, what, has_token=self.has_token) if self._has(url) else error
+
+    def size_at(self, url: str, name: str) -> int | None:
+        """Ask any address how large its file is, as far as it tells. Raises as `Asker` does."""
+        headers = self.headers_for(url)
+        asker = HubClient(headers, tools=self.tools, patience=self.patience, stop=self.stop, has_token=bool(headers))
+        return look(asker, url, name, name)[0].size_bytes
+
+    def licence(self, repo: Repo, commit: str) -> str:
+        """Give the licence that a repository's card names, or nothing where the server tells none."""
+        if self.settings.offline:
+            return ""
+        url = revision_url(self.settings.endpoint, repo, commit)
+        answer = self._asker.get(url, f"{repo} at {commit[:12]}")
+        return "" if answer is None else read_licence(answer.body, url)
+
+    def note_listing(self, repo: Repo, commit: str) -> None:
+        """Leave what a commit holds in the cache, if it was listed just now: others ask for it there, too."""
+        listed = self._listings.get((repo, commit))
+        if listed is not None:
+            self.cache.write_tree(repo, commit, listed)
+
+    def _has(self, url: str) -> bool:
+        return origin(url) == origin(self.settings.endpoint)
+
+    def _listed(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
+        files: list[RepoFile] = []
+        url = tree_url(self.settings.endpoint, repo, commit)
+        asked: set[str] = set()
+        came_bytes = 0
+        while url:
+            is_too_much = len(files) > MOST_FILES or came_bytes > LONGEST_LISTING_BYTES
+            if url in asked or len(asked) >= MOST_PAGES or is_too_much:
+                raise BadAnswer(f"the listing of {repo} has no end", hint="is this a hub? check the address")
+            asked.add(url)
+            answer = self._asker.get(url, f"{repo} at {commit[:12]}")
+            if answer is None:
+                hint = "name the files: this server does not list them"
+                raise NotOnServer(f"the server lists no files of {repo}", hint=hint, repo=str(repo))
+            came_bytes += len(answer.body)
+            files += read_entries(answer.body, url)
+            url = read_next(answer.headers.all("Link"), url)
+        if not files:
+            raise NotOnServer(f"{repo} has no files at {commit[:12]}", hint="check the revision", repo=str(repo))
+        listed = self._listings[repo, commit] = tuple(sorted(files, key=lambda file: file.path))
+        return listed
+
+    def _noted_commit(self, repo: Repo, revision: str) -> str:
+        commit = self.cache.read_ref(repo, revision)
+        if not commit:
+            raise self._absent(f"{repo} at {revision} is not in the cache")
+        return commit
+
+    def _snapshot_files(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
+        files = self.cache.read_snapshot(repo, commit)
+        if not files:
+            raise self._absent(f"{repo} at {commit[:12]} is not in the cache")
+        return files
+
+    def _absent(self, message: str) -> NotOnServer:
+        return NotOnServer(message, cache=self.cache.root, reason="offline")
+
+
+def label_of(repo: Repo, path: str) -> str:
+    """Give what people call a file of a repository."""
+    return f"{repo}: {path}"
+
+
+# What is meant by a repository, a revision and some names: asked of the hub once, and fixed from then on.
+
+
+@frozen
+class RepoListing:
+    """The files of a repository that are meant, at the commit that was found."""
+
+    repo: Repo
+    revision: Revision
+    files: tuple[RepoFile, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        return [label_of(self.repo, file.path) for file in self.files]
+
+
+def find_files(
+    hub: Hub,
+    repo: Repo,
+    revision: str,
+    *,
+    names: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> RepoListing:
+    """Ask what a revision is now, and choose from what it holds, as `choose` does.
+
+    A server that lists nothing is asked for files by their names; some tell the commit with each of them. Raises
+    what `Hub` and `choose` raise, and `NotOnServer` where such a server was given no names.
+    """
+    found = hub.resolve(repo, revision)
+    if found.commit:
+        listed = hub.files(repo, found.commit)
+    elif names:
+        found, listed = hub.named_files(repo, found, names)
+    else:
+        raise NotOnServer(f"the server lists no files of {repo}", hint="name the files: this server does not list them")
+    return RepoListing(repo=repo, revision=found, files=choose(listed, names=names, include=include, exclude=exclude))

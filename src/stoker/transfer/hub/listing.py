@@ -1,0 +1,318 @@
+"""What a hub answers about a repository, read with suspicion.
+
+The answers come from a server, so nothing in them is believed before it is checked: commits and digests have their
+exact form, sizes are counts, and the next page is on the same server. Names are judged once it is known which files
+are wanted (`check_names`), before anything is written, all the bad ones at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import quote
+
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import BadAnswer, BadInput, NotOnServer
+from stoker.core.frozen import frozen
+from stoker.core.text import did_you_mean, one_line
+from stoker.host.folders import clashes, name_fault, shown_name
+from stoker.host.http.addresses import joined, origin, read_address, shown
+
+# Names of repositories and revisions, and the addresses of what they hold.
+#
+# Everything here ends up in a URL and in a path, so a name that could mean something else in either is refused before
+# anything is sent or written. Files that a repository lists are checked elsewhere (`host.folders`).
+
+MAIN = "main"
+"""The revision that is meant when none is named."""
+
+_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REVISION = re.compile(r"[A-Za-z0-9_@+=#%,~-][A-Za-z0-9._@+=#%,~/-]*")
+_LONGEST_NAME = 96
+_LONGEST_REVISION = 200
+
+
+@frozen
+class Repo:
+    """A repository by its kind (model, dataset, space) and its name, `org/name` or just `name`."""
+
+    kind: str = "model"
+    name: str
+
+    @property
+    def prefix(self) -> str:
+        """What stands before its name in a URL and in what people write."""
+        return "" if self.kind == "model" else f"{self.kind}s/"
+
+    @property
+    def folder(self) -> str:
+        """Its folder in the cache: `models--org--name`."""
+        return "--".join([f"{self.kind}s", *self.name.split("/")])
+
+    def __str__(self) -> str:
+        return f"{self.prefix}{self.name}"
+
+
+def read_repo(text: str) -> Repo:
+    """Read `org/name`, `datasets/org/name` or `hf://` before either. Raises `BadInput`."""
+    head, _, rest = text.removeprefix("hf://").rstrip("/").partition("/")
+    kind, name = (_KINDS[head], rest) if head in _KINDS and rest else ("model", f"{head}/{rest}" if rest else head)
+    parts = name.split("/")
+    is_plain = len(parts) <= 2 and all(_PART.fullmatch(part) for part in parts)
+    if not is_plain or "--" in name or ".." in name or name.endswith(".git") or len(name) > _LONGEST_NAME:
+        hint = "write org/name, or datasets/org/name: letters, digits, '-', '_' and '.', never '--' or '..'"
+        raise BadInput(f"not the name of a repository: {text!r}", hint=hint, repo=text)
+    return Repo(kind=kind, name=name)
+
+
+def read_repo_at(text: str) -> tuple[Repo, str]:
+    """Read `org/name@revision`, or `org/name`, which means its main one. Raises `BadInput`."""
+    name, _, revision = text.partition("@")
+    return read_repo(name), check_revision(revision or MAIN)
+
+
+def check_revision(text: str) -> str:
+    """Give a branch, tag, `refs/pr/N` or commit back if it is safe in a URL and below a folder. Raises `BadInput`."""
+    parts = text.split("/")
+    is_plain = _REVISION.fullmatch(text) is not None and len(text) <= _LONGEST_REVISION
+    if not is_plain or ".." in text or any(not part.strip(".") or part.endswith((".", ".lock")) for part in parts):
+        raise BadInput(f"not a revision: {text!r}", hint="give a branch, a tag or a commit", revision=text)
+    return text
+
+
+def is_commit(text: str) -> bool:
+    """Say whether a text is a full commit id, which never changes what it means."""
+    return _COMMIT.fullmatch(text) is not None
+
+
+def check_endpoint(text: str) -> str:
+    """Give the address of a hub without its last slash. Raises `BadInput`."""
+    address = read_address(text)
+    if address.authorization or "?" in address.target or "#" in text:
+        hint = "give http(s)://host[:port][/path]; a token belongs into HF_TOKEN"
+        raise BadInput(f"not the address of a hub: {shown(text)}", hint=hint)
+    return address.url.rstrip("/")
+
+
+def revision_url(endpoint: str, repo: Repo, revision: str) -> str:
+    """Give where a hub says which commit a revision is."""
+    return f"{endpoint}/api/{repo.kind}s/{repo.name}/revision/{quote(revision, safe='')}"
+
+
+def tree_url(endpoint: str, repo: Repo, commit: str) -> str:
+    """Give where a hub lists every file of a commit."""
+    return f"{endpoint}/api/{repo.kind}s/{repo.name}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+
+
+def file_url(endpoint: str, repo: Repo, revision: str, path: str) -> str:
+    """Give where one file of a revision is served."""
+    return f"{endpoint}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
+
+
+# What a repository holds at one commit, as nouns.
+
+
+@frozen
+class Revision:
+    """A revision as it was asked for, and the commit that it was then. Only the commit counts from then on."""
+
+    asked: str
+    commit: str
+    """Empty where the server is a plain mirror that knows no commits."""
+
+
+@frozen
+class RepoFile:
+    """One file of a repository, with everything that the hub says of its bytes."""
+
+    path: str
+    """`/`-separated, as the server says it: judged by the rules of `host.folders` before anything is written."""
+    size_bytes: int | None = None
+    sha256: Digest | None = None
+    """Of large files."""
+    git_sha1: str = ""
+    """Of the git blob (header and content), of files that git itself keeps."""
+    pointer_sha1: str = ""
+    """The same of what git keeps in the place of a large file. Says nothing about its bytes."""
+    xet_hash: str = ""
+    """What the cache's shared store knows its bytes by."""
+
+    @property
+    def blob(self) -> str:
+        """The name of its bytes in the cache: the digest that they have. Empty if the server told none."""
+        return self.sha256 or self.git_sha1
+
+
+# Which files of a repository are meant: by name, by pattern, or all of them.
+#
+# Patterns are those of the hub's own client: `*` also matches `/`, case counts, and a pattern that ends in `/` means
+# everything below that folder.
+
+
+def choose(
+    files: Sequence[RepoFile],
+    *,
+    names: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> tuple[RepoFile, ...]:
+    """Give the files that are meant, in the repository's order.
+
+    A name is a file's path, a folder's with a `/` at its end, or a pattern; a file must fit one of the names, one of
+    `include` and none of `exclude`. Raises `NotOnServer` that lists all the names and patterns that match nothing:
+    asking for something that is not there is never an empty success. Raises `BadInput` where nothing is left.
+    """
+    paths = [file.path for file in files]
+    known = set(paths)
+    idle = [text for text in (*names, *include) if text not in known and not any(map(_Texts([text]).fit, paths))]
+    if idle:
+        message = f"the repository has no {', '.join(map(repr, idle))}"
+        is_folder = any(path.startswith(f"{idle[0]}/") for path in paths)
+        hint = f"{idle[0]}/ is a folder: say {idle[0]}/" if is_folder else did_you_mean(idle[0], paths)
+        raise NotOnServer(message, hint=hint, missing=idle, reason="EntryNotFound")
+    wanted = [_Texts(texts) for texts in (names, include) if texts]
+    unwanted = _Texts(exclude)
+    chosen = tuple(
+        file for file in files if all(texts.fit(file.path) for texts in wanted) and not unwanted.fit(file.path)
+    )
+    if not chosen and files:
+        raise BadInput("nothing is left to fetch", hint="names and patterns exclude every file", files=len(files))
+    return chosen
+
+
+def fitting(files: Sequence[RepoFile], texts: Sequence[str]) -> tuple[RepoFile, ...]:
+    """Give the files at a repository's top that fit one of some names and patterns; what fits nothing is no matter."""
+    wanted = _Texts(texts)
+    return tuple(file for file in files if "/" not in file.path and wanted.fit(file.path))
+
+
+class _Texts:
+    """Names and patterns that a path may fit. A path fits itself, whatever signs are in it."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._names = frozenset(texts)
+        self._patterns = [
+            f"{text}*" if text.endswith("/") else text for text in texts if text.endswith("/") or set(text) & set("*?[")
+        ]
+
+    def fit(self, path: str) -> bool:
+        return path in self._names or any(fnmatchcase(path, pattern) for pattern in self._patterns)
+
+
+LONGEST_ANSWER_BYTES = 8 * 1024 * 1024
+LONGEST_LISTING_BYTES = 256 * 1024 * 1024
+"""Of all its pages together."""
+MOST_FILES = 1_000_000
+MOST_PAGES = 10_000
+
+_LARGEST_FILE_BYTES = 1 << 60
+_SHOWN_FAULTS = 3
+_KEPT_FAULTS = 100
+_LONGEST_LICENCE = 100
+_NEXT = re.compile(r'<([^<>]*)>[^,<]*;\s*rel="?next"?(?:[\s;,]|$)')
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+def read_commit(body: bytes, url: str) -> str:
+    """Read which commit a revision is from the answer about it. Raises `BadAnswer`."""
+    answer = _decoded(body, url)
+    commit = answer.get("sha") if isinstance(answer, dict) else None
+    if not isinstance(commit, str) or not is_commit(commit):
+        raise BadAnswer(f"the server names no commit: {shown(url)}", hint="is this a hub? check the address")
+    return commit
+
+
+def read_licence(body: bytes, url: str) -> str:
+    """Read which licence a repository's card names from the answer about a revision; nothing where it names none."""
+    answer = _decoded(body, url)
+    card = answer.get("cardData") if isinstance(answer, dict) else None
+    licence = card.get("license") if isinstance(card, dict) else None
+    return one_line(licence, _LONGEST_LICENCE) if isinstance(licence, str) else ""
+
+
+def read_entries(body: bytes, url: str) -> list[RepoFile]:
+    """Read the files on one page of a listing; their names are not judged yet. Raises `BadAnswer`."""
+    answer = _decoded(body, url)
+    if not isinstance(answer, list):
+        raise BadAnswer(f"the server's listing is no list: {shown(url)}", hint="is this a hub? check the address")
+    return [read_entry(entry, url) for entry in answer if not _is_folder(entry)]
+
+
+def read_next(links: Iterable[str], url: str) -> str:
+    """Give the address of the next page from the Link fields of a page, or nothing. Raises `BadAnswer`."""
+    found = next((match[1] for link in links if (match := _NEXT.search(link))), "")
+    if not found:
+        return ""
+    following = joined(url, found)
+    try:
+        is_same = origin(following) == origin(url)
+    except BadInput:
+        is_same = False
+    if not is_same:
+        raise BadAnswer(f"the next page of a listing is on another server: {shown(url)}", next=shown(following))
+    return following
+
+
+def read_entry(entry: Any, where: str) -> RepoFile:
+    """Read one file of a listing, as a hub sends it. Raises `BadAnswer`."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        raise BadAnswer(f"a file without a name in the listing: {shown(where)}")
+    large = entry.get("lfs")
+    if large is not None and not isinstance(large, dict):
+        raise _bad(entry, "lfs", where)
+    size_bytes = large.get("size", entry.get("size")) if large else entry.get("size")
+    if type(size_bytes) is not int or not 0 <= size_bytes <= _LARGEST_FILE_BYTES:
+        raise _bad(entry, "size", where)
+    sha256 = large.get("oid") if large else None
+    if large and not (isinstance(sha256, str) and is_digest(sha256)):
+        raise _bad(entry, "lfs.oid", where)
+    oid = entry.get("oid")
+    git_sha1 = oid if isinstance(oid, str) and _SHA1.fullmatch(oid) else ""
+    if not large and not git_sha1:
+        raise _bad(entry, "oid", where)
+    xet_hash = entry.get("xetHash")
+    return RepoFile(
+        path=entry["path"],
+        size_bytes=size_bytes,
+        sha256=Digest(sha256) if isinstance(sha256, str) else None,
+        git_sha1="" if large else git_sha1,
+        pointer_sha1=git_sha1 if large else "",
+        xet_hash=xet_hash if isinstance(xet_hash, str) and is_digest(xet_hash) else "",
+    )
+
+
+def check_names(files: Sequence[RepoFile], repo: Repo) -> None:
+    """Refuse a repository that holds names which can't be written safely, counting all of them. Raises `BadAnswer`."""
+    counts = Counter(file.path for file in files)
+    bad = {path: fault for path in counts if (fault := name_fault(path))}
+    faults = [f"{shown_name(path)}: {fault}" for path, fault in bad.items()]
+    faults += [f"{shown_name(path)}: listed {count} times" for path, count in counts.items() if count > 1]
+    groups = clashes(path for path in counts if path not in bad)
+    faults += [f"{' and '.join(map(shown_name, group[:2]))}: one file on some machines" for group in groups]
+    if faults:
+        told = "; ".join(faults[:_SHOWN_FAULTS]) + (" …" if len(faults) > _SHOWN_FAULTS else "")
+        message = f"{repo} holds {len(faults)} bad names: {told}"
+        raise BadAnswer(message, hint="nothing was written", faults=faults[:_KEPT_FAULTS], reason="bad_names")
+
+
+def _is_folder(entry: object) -> bool:
+    return isinstance(entry, dict) and entry.get("type", "file") != "file"
+
+
+def _decoded(body: bytes, url: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadAnswer(
+            f"the server's answer is not JSON: {shown(url)}", hint="is this a hub? check the address"
+        ) from error
+
+
+def _bad(entry: dict[str, Any], field: str, where: str) -> BadAnswer:
+    return BadAnswer(f"the listing's {field} of {shown_name(entry['path'])} can't be: {shown(where)}")

@@ -1,0 +1,380 @@
+"""The files of a lock list, all at once, each below a folder that is named by its digest.
+
+Any server may hold them, so one that can't be reached, or that refuses, keeps only its own files away. The hub is there
+for the addresses among them that are its own: it has a token, and words for its refusals.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from stoker.core.digests import Digest, digest_bytes
+from stoker.core.errors import (
+    BadAnswer,
+    Cancelled,
+    NoPermission,
+    NoSpace,
+    NotOnServer,
+    NotVerified,
+    Refused,
+    StokerError,
+    Terminated,
+)
+from stoker.core.events import Event, Kinds
+from stoker.core.frozen import changed
+from stoker.host.durable import translated
+from stoker.host.http.addresses import origin, shown
+from stoker.host.http.exchange import HttpClientResponse, Request
+from stoker.host.http.redirects import follow
+from stoker.host.resources import check_space
+from stoker.transfer.download.content import Validators, is_newest, not_ours
+from stoker.transfer.download.download import fetch_file
+from stoker.transfer.download.download_events import DownloadPool
+from stoker.transfer.download.download_preview import (
+    DownloadPreview,
+    PlannedDownload,
+    is_plain_file,
+    known_sum,
+    partial_bytes,
+    seems_there,
+)
+from stoker.transfer.download.lock_fetch import fetch_listed
+from stoker.transfer.download.lock_list import LockedFile
+from stoker.transfer.download.receipts import Receipts
+from stoker.transfer.download.types import ALL_OURS, DownloadOutcome, DownloadRequest, FetchedFile, Status, TargetFile
+from stoker.transfer.hub.client import Hub, RepoListing, label_of
+from stoker.transfer.hub.destinations import look_nearby, take_nearby
+from stoker.transfer.hub.listing import Repo, RepoFile, Revision, file_url
+from stoker.transfer.hub.repository import RepoRequest, device_of, fetch_repository, first_cause, not_expected
+
+# One file from any address, as a plain file in a folder of the user's.
+#
+# The folder is the user's and stays tidy: nothing but the file is left in it, and while it comes its partial file. The
+# lock that keeps two processes apart lies in a folder of our own, named by the digest of the file's path: an empty file
+# that is made once and stays, because deleting a lock would let two processes hold it (`host.locks`). What was
+# fetched before is known by its receipt instead of validators beside it.
+
+
+def plain_landing(folder: str, name: str, *, locks: str) -> TargetFile:
+    """Give where a plain file shall lie; `locks` is the folder of our own for its lock."""
+    lock = f"{digest_bytes(os.fsencode(os.path.join(folder, name)))}.lock"
+    return TargetFile(folder=folder, name=name, lock_path=os.path.join(locks, lock))
+
+
+def wanted_at(hub: Hub, url: str, name: str, *, sha256: Digest | None = None) -> DownloadRequest:
+    """Give the file at an address as something that can be fetched."""
+    return DownloadRequest(url=url, label=name, sha256=sha256, headers=hub.headers_for(url))
+
+
+def wanted_of(hub: Hub, found: RepoListing, *, sha256: Digest | None = None) -> DownloadRequest:
+    """Give the one file that was found as something that can be fetched.
+
+    Raises `HashMismatch` if the hub says at once that it is not the one with this digest.
+    """
+    (file,) = found.files
+    if sha256 is not None and file.sha256 not in {None, sha256}:
+        raise not_expected(label_of(found.repo, file.path), sha256, str(file.sha256))
+    wanted = hub.wanted(found.repo, found.revision.commit or found.revision.asked, file)
+    return wanted if sha256 is None else changed(wanted, sha256=sha256)
+
+
+def fetch_plain(
+    hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
+) -> FetchedFile:
+    """Have a file where `plain_landing` said. Raises as `fetch_file` does."""
+    locks = os.path.dirname(landing.lock_path)
+    with translated(locks):
+        os.makedirs(locks, exist_ok=True)
+    if not force:
+        wanted = _as_received(hub, wanted, landing, receipts)
+    return fetch_file(
+        wanted,
+        landing,
+        tools=hub.tools,
+        patience=hub.patience,
+        stop=hub.stop,
+        force=force,
+        offline=hub.settings.offline,
+    )
+
+
+def preview_plain(
+    hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
+) -> DownloadPreview:
+    """Say what `fetch_plain` would do, and do nothing but ask."""
+    offline = hub.settings.offline
+    if not force:
+        wanted = _as_received(hub, wanted, landing, receipts)
+    if wanted.size_bytes is None and not offline:
+        wanted = changed(wanted, size_bytes=hub.size_at(wanted.url, landing.name))
+    # Without a digest, and without a receipt that says so, what lies there may be anything.
+    is_known = offline or (not force and _has_digest(wanted))
+    is_there = is_known and is_plain_file(landing.path) and seems_there(landing.path, wanted.size_bytes)
+    is_in_the_way = not force and not offline and not is_there and is_plain_file(landing.path)
+    if is_in_the_way and not hub.tools.owns(landing.path):
+        raise not_ours(landing.path)
+    upcoming = PlannedDownload(
+        label=wanted.label or landing.name,
+        path=landing.path,
+        size_bytes=os.path.getsize(landing.path) if is_there else wanted.size_bytes,
+        status=Status.CACHED if is_there else Status.DOWNLOADED,
+        partial_bytes=0 if force or is_there else partial_bytes(landing),
+        is_missing=offline and not is_there,
+    )
+    free = hub.tools.free_bytes(landing.folder)
+    return DownloadPreview(
+        files=(upcoming,), folder=landing.folder, needed_bytes=upcoming.to_come_bytes, free_bytes=free
+    )
+
+
+def _as_received(hub: Hub, wanted: DownloadRequest, landing: TargetFile, receipts: Receipts) -> DownloadRequest:
+    """Add what an earlier receipt knows of the bytes, if the server says that it still has that very version."""
+    if _has_digest(wanted) or hub.settings.offline:
+        return wanted
+    try:
+        receipt = receipts.at(landing.path)
+    except NotVerified:
+        return wanted
+    if receipt is None or receipt.source != shown(wanted.url) or not os.path.isfile(landing.path):
+        return wanted
+    validators = Validators(etag=receipt.etag, last_modified=receipt.last_modified)
+
+    def send(request: Request) -> HttpClientResponse:
+        return follow(hub.tools.transport, request).reply
+
+    with hub.stop.cutting(hub.tools.transport.abort):
+        is_same = bool(validators) and is_newest(send, wanted, receipt.size_bytes, validators)
+    return changed(wanted, sha256=receipt.sha256, size_bytes=receipt.size_bytes) if is_same else wanted
+
+
+def _has_digest(wanted: DownloadRequest) -> bool:
+    return wanted.sha256 is not None or bool(wanted.git_sha1)
+
+
+# One model file and its tokenizer, in a folder of plain files, with validators beside them.
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+"""Tried in this order once the model is there; the first one that the repository has is enough."""
+
+
+class ModelFolder:
+    """Files of one repository at one revision on their way into one folder, under the last parts of their paths."""
+
+    def __init__(self, hub: Hub, repo: Repo, revision: str, folder: str, *, force: bool = False) -> None:
+        self._hub = hub
+        self._repo = repo
+        self._revision = revision
+        self._folder = folder
+        self._force = force
+
+    def fetch(self, path: str, *, sha256: Digest | None = None) -> FetchedFile:
+        """Have a file there. Bytes that the hub's cache has do not come again. Raises as `fetch_file` does."""
+        hub = self._hub
+        landing = TargetFile(folder=self._folder, name=path.rpartition("/")[2], keeps_validators=True)
+        wanted, file = self._wanted(path)
+        if file is not None and sha256 is not None and file.sha256 not in {None, sha256}:
+            raise not_expected(wanted.label, sha256, str(file.sha256))
+        taken = None if file is None else self._take_from_cache(file, wanted, landing, sha256)
+        if taken is not None:
+            return taken
+        return fetch_file(
+            wanted if sha256 is None else changed(wanted, sha256=sha256),
+            landing,
+            tools=hub.tools,
+            patience=hub.patience,
+            stop=hub.stop,
+            force=self._force,
+            offline=hub.settings.offline,
+        )
+
+    def fetch_tokenizer(self) -> FetchedFile | None:
+        """Try the repository's tokenizer. That there is none is no failure; that it can't be had is a warning."""
+        for name in TOKENIZERS:
+            try:
+                return self.fetch(name)
+            except (Cancelled, Terminated):
+                raise
+            except NotOnServer:
+                continue
+            except StokerError as error:
+                message = f"the model is there, {name} is not: {error}"
+                self._hub.tools.say(Event(Kinds.WARNING, {"message": message}))
+                return None
+        return None
+
+    def _wanted(self, path: str) -> tuple[DownloadRequest, RepoFile | None]:
+        """Give a file with all that the hub knows of it: the commit that it is at, its size and its digest."""
+        hub, repo = self._hub, self._repo
+        if hub.settings.offline:
+            # The folder is all that counts then: the cache may never have heard of the repository.
+            url = file_url(hub.settings.endpoint, repo, self._revision, path)
+            return wanted_at(hub, url, label_of(repo, path)), None
+        file, commit = hub.file(repo, self._revision, path)
+        return hub.wanted(repo, commit or self._revision, file), file
+
+    def _take_from_cache(
+        self, file: RepoFile, wanted: DownloadRequest, landing: TargetFile, sha256: Digest | None
+    ) -> FetchedFile | None:
+        hub = self._hub
+        if not file.blob or self._force or os.path.lexists(landing.path):
+            return None
+        found = look_nearby(hub, os.path.join(hub.cache.blobs(self._repo), file.blob), file)
+        if found is None:
+            return None
+        if sha256 not in {None, found.sha256}:
+            raise not_expected(wanted.label, str(sha256), str(found.sha256))
+        return take_nearby(hub, found, wanted, landing, etag=f'"{file.blob}"')
+
+
+_FOR_ALL = (NoPermission, NoSpace)
+
+
+def fetch_list(
+    hub: Hub,
+    files: Sequence[LockedFile],
+    folder: str,
+    *,
+    receipts: Receipts | None = None,
+    force: bool = False,
+    workers: int = 1,
+) -> list[DownloadOutcome]:
+    """Have every file of a list below a folder, and say of each what came of it, in the order of the list.
+
+    Bytes that the hub's cache has, or that lie where a receipt says, do not come again. Raises `NoSpace` before
+    anything is fetched if all of it together has no room.
+    """
+    preview = preview_list(hub, files, folder, receipts=receipts, force=force)
+    if preview.needed_bytes:
+        count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
+        check_space(count, folder, coming_bytes=preview.needed_bytes, free=preview.free_bytes)
+
+    def fetch(file: LockedFile) -> list[DownloadOutcome]:
+        return [_fetch(hub, file, folder, receipts=receipts, force=force)]
+
+    crew = DownloadPool(files, fetch, labels=lambda file: [file.id], ends_all=_FOR_ALL, server=_servers)
+    by_id = {outcome.label: outcome for outcome in crew.work(workers)}
+    return [by_id[file.id] for file in files]
+
+
+def preview_list(
+    hub: Hub, files: Sequence[LockedFile], folder: str, *, receipts: Receipts | None = None, force: bool = False
+) -> DownloadPreview:
+    """Say what `fetch_list` would do; nobody is asked."""
+    upcoming = [_expected(hub, file, folder, receipts=receipts, force=force) for file in files]
+    copies = device_of(folder) != device_of(hub.cache.root)
+    return DownloadPreview(
+        files=upcoming,
+        folder=folder,
+        needed_bytes=known_sum(
+            one.size_bytes if copies and one.status is Status.LINKED else one.to_come_bytes for one in upcoming
+        ),
+        free_bytes=hub.tools.free_bytes(folder),
+    )
+
+
+def _fetch(hub: Hub, file: LockedFile, folder: str, *, receipts: Receipts | None, force: bool) -> DownloadOutcome:
+    landing = TargetFile(folder=folder, name=file.name)
+    try:
+        taken = None if force else _take_nearby(hub, file, landing, receipts)
+        fetched = taken or fetch_listed(
+            file,
+            landing,
+            # Whoever puts other bytes below their digest has damaged them.
+            tools=changed(hub.tools, owns=ALL_OURS),
+            patience=hub.patience,
+            stop=hub.stop,
+            headers_for=hub.headers_for,
+            force=force,
+            offline=hub.settings.offline,
+        )
+    except StokerError as error:
+        return DownloadOutcome(label=file.id, error=hub.explained(error, file.urls[0], file.id))
+    return DownloadOutcome(label=file.id, fetched=fetched)
+
+
+def _take_nearby(hub: Hub, file: LockedFile, landing: TargetFile, receipts: Receipts | None) -> FetchedFile | None:
+    """Take a file from wherever else on this machine its bytes are, unless it is there."""
+    if seems_there(landing.path, file.size_bytes):
+        return None
+    named = RepoFile(path=file.name, size_bytes=file.size_bytes, sha256=file.sha256)
+    for path in _nearby(hub, file, receipts):
+        found = look_nearby(hub, path, named)
+        if found is not None:
+            wanted = DownloadRequest(url=file.urls[0], label=file.id, size_bytes=file.size_bytes, sha256=file.sha256)
+            return take_nearby(hub, found, wanted, landing, may_share=True)
+    return None
+
+
+def _nearby(hub: Hub, file: LockedFile, receipts: Receipts | None) -> list[str]:
+    places = hub.cache.find(file.sha256)
+    if receipts is not None and (place := receipts.place_of(file.sha256)):
+        places.append(place)
+    return [place for place in places if seems_there(place, file.size_bytes)]
+
+
+def _expected(hub: Hub, file: LockedFile, folder: str, *, receipts: Receipts | None, force: bool) -> PlannedDownload:
+    landing = TargetFile(folder=folder, name=file.name)
+    offline = hub.settings.offline
+    is_kept = offline or not force
+    status = Status.DOWNLOADED
+    if is_kept and seems_there(landing.path, file.size_bytes):
+        status = Status.CACHED
+    elif not force and _nearby(hub, file, receipts):
+        status = Status.LINKED
+    is_there = status is not Status.DOWNLOADED
+    return PlannedDownload(
+        label=file.id,
+        path=landing.path,
+        size_bytes=file.size_bytes,
+        status=status,
+        partial_bytes=0 if force or is_there else partial_bytes(landing),
+        is_missing=offline and not is_there,
+    )
+
+
+def _servers(file: LockedFile) -> str:
+    return " ".join(str(origin(url)) for url in file.urls)
+
+
+# A repository as it is now, as a lock list: each file by its digest, and an address that can't move.
+
+
+def freeze(
+    hub: Hub, repo: Repo, revision: Revision, files: Sequence[RepoFile], *, workers: int
+) -> tuple[LockedFile, ...]:
+    """Give the lock list of some files of a commit.
+
+    Of small files a hub tells no sha256: those are fetched into the cache, where their bytes are checked. Raises what
+    keeps one of them away, and `Refused` where the server knows no commits.
+    """
+    if not revision.commit:
+        raise Refused(f"{repo} has no commits on this server", hint="a lock list needs addresses that can't move")
+    unknown = [file for file in files if file.sha256 is None]
+    # By its commit: the cache must not note a branch of which only the small files are there.
+    pinned = changed(revision, asked=revision.commit)
+    outcomes = fetch_repository(hub, RepoRequest(repo=repo, revision=pinned, files=unknown, workers=workers))
+    cause = first_cause(outcomes)
+    if cause is not None:
+        raise cause
+    fetched = {file.path: one.fetched for file, one in zip(unknown, outcomes, strict=True) if one.fetched is not None}
+    known = [
+        changed(file, sha256=fetched[file.path].sha256, size_bytes=fetched[file.path].size_bytes)
+        if file.path in fetched
+        else file
+        for file in files
+    ]
+    licence = hub.licence(repo, revision.commit)
+    return tuple(_listed(hub, repo, revision.commit, file, licence) for file in known)
+
+
+def _listed(hub: Hub, repo: Repo, commit: str, file: RepoFile, licence: str) -> LockedFile:
+    if file.sha256 is None or file.size_bytes is None:
+        raise BadAnswer(f"the server tells no digest of {file.path}")
+    return LockedFile(
+        id=f"{repo}/{file.path}",
+        sha256=file.sha256,
+        size_bytes=file.size_bytes,
+        urls=(hub.wanted(repo, commit, file).url,),
+        license=licence,
+    )

@@ -1,0 +1,212 @@
+"""A tree of this machine's store as a folder: a writable copy for code, or shared bytes for data that is only read.
+
+    check_out(store, record, workspace)                      copies; whoever runs there may change them
+    check_out(store, record, folder, is_writable=False)      hard links or shared blocks, read-only
+
+Where a shared, read-only folder will do that lies in the store itself, `store.tree_views.open_view` costs nothing at
+all. Names, the executable bit and inner links are as in the tree; nothing is written but below the folder, which is
+new.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, Tree, TreeEntry, digest_value, is_digest
+from stoker.core.errors import CorruptBytes, LocalFile
+from stoker.host.durable import remove_tree, translated
+from stoker.host.file_stamps import stamp_of
+from stoker.host.folders import AnchoredFolder
+from stoker.store.links import MaterialiseMethod, copy_bytes, materialise
+from stoker.store.local_store import LocalStore, RecordHit
+from stoker.store.places import names_in
+from stoker.store.put import put_key
+from stoker.store.records import Record
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def check_out(store: LocalStore, record: Record, into: str, *, is_writable: bool = True) -> None:
+    """Lay a record's tree out in a folder that is not there yet, or is empty. Not synced: it can be made again.
+
+    `CorruptBytes` if bytes of it are not in the store, `LocalFile` if the folder is not empty. Whatever ends it early
+    leaves no folder that was not there before.
+    """
+    with _new_folder(into):
+        made = {""}
+        for entry in record.tree.entries:
+            folder, _, name = entry.path.rpartition("/")
+            with translated(into):
+                _make_folders(into, folder, made)
+            target = os.path.join(into, folder, name)
+            if entry.link_to is not None:
+                with translated(target):
+                    os.symlink(entry.link_to, target)
+            elif entry.path in record.inline:
+                _write(target, record.inline[entry.path], _mode(entry, is_writable=is_writable))
+            elif is_writable or entry.executable:
+                _copy(store.blob(entry), target, _mode(entry, is_writable=is_writable))
+            else:
+                _share(store, entry, os.path.join(into, folder), name)
+
+
+@contextmanager
+def _new_folder(path: str) -> Iterator[None]:
+    with translated(path):
+        try:
+            os.makedirs(path)
+            is_ours = True
+        except FileExistsError:
+            is_ours = False
+            if os.path.islink(path) or not os.path.isdir(path) or os.listdir(path):
+                raise LocalFile(f"not an empty folder: {path}", hint="name another one", path=path) from None
+    try:
+        yield
+    except BaseException:
+        if is_ours:
+            remove_tree(path)
+        raise
+
+
+def _make_folders(top: str, folder: str, made: set[str]) -> None:
+    if folder in made:
+        return
+    path = ""
+    for part in folder.split("/"):
+        path = f"{path}/{part}" if path else part
+        if path not in made:
+            # Never there before, so never somebody's link.
+            os.mkdir(os.path.join(top, path))
+            made.add(path)
+
+
+def _mode(entry: TreeEntry, *, is_writable: bool) -> int:
+    return (0o644 if is_writable else 0o444) | (0o111 if entry.executable else 0)
+
+
+def _write(target: str, data: bytes, mode: int) -> None:
+    with translated(target), open(os.open(target, _CREATE, mode), "wb", buffering=0) as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
+
+
+def _copy(source: str, target: str, mode: int) -> None:
+    with (
+        translated(target),
+        open(source, "rb", buffering=0) as original,
+        open(os.open(target, _CREATE, 0o600), "wb") as copy,
+    ):
+        copy_bytes(original, copy)
+        copy.flush()
+        os.fchmod(copy.fileno(), mode)
+
+
+def _share(store: LocalStore, entry: TreeEntry, folder: str, name: str) -> None:
+    blob = store.blob(entry)
+    with translated(blob):
+        before = os.lstat(blob)
+    with AnchoredFolder.open(folder, makes=False) as below:
+        how = materialise(blob, below, name, may_share=True, mode=0o444, is_durable=False)
+    if how is MaterialiseMethod.HARDLINK:
+        # One more name changes a file's ctime, and with it how it is known not to have changed.
+        with translated(blob):
+            after = os.lstat(blob)
+        if stamp_of(before)[:-1] != stamp_of(after)[:-1]:
+            raise CorruptBytes(f"{entry.path} changed while it was linked", hint="fetch it again")
+        store.memo.remember(entry.sha256, stamp_of(after), entry.sha256)
+
+
+# Which trees of the fleet this machine has, so that others may get them here.
+#
+# A mark per tree below the store, set when the tree has come. What was pruned since is no longer told, and its mark
+# goes.
+
+MOST = 10_000
+STAGE = "tree"
+"""What the record of a tree that came says made it. Unlike what somebody put, it needs no name to stay: it goes when it
+is the one that was used the longest ago.
+"""
+
+
+def tree_key(tree: str) -> Digest:
+    """Give the key under which a tree of the fleet lies."""
+    return digest_value("fleet tree", tree)
+
+
+def held_tree(store: LocalStore, tree: str) -> Record | None:
+    """Give the record of a tree that lies in this machine's store, whole; it counts as used now.
+
+    That may be one that came, or one that somebody put here.
+    """
+    for key in _keys(tree):
+        found = store.lookup(key)
+        if isinstance(found, RecordHit) and found.has_bytes:
+            return found.record
+    return None
+
+
+def named_tree(store: LocalStore, tree: str) -> Record | None:
+    """Give the record of a tree that this store names and was not pruned. Its bytes are not looked at, nor used now."""
+    for key in _keys(tree):
+        found = store.peek(key)
+        if isinstance(found, Record) and not found.is_tombstone:
+            return found
+    return None
+
+
+def hold_tree(store: LocalStore, tree: Tree, *, clock: Clock) -> Record:
+    """Name a tree whose files are all blobs of this store, and mark it as one that others may have from here."""
+    digest = tree.digest()
+    body = {"stage": STAGE, "kind": "", "made_at": clock.wall_s()}
+    record = store.publish(Record.of(key=tree_key(digest), tree=tree, inline={}, body=body)).record
+    note_held(store, digest)
+    return record
+
+
+def note_held(store: LocalStore, tree: str) -> None:
+    """Mark a tree as one that others may have from here."""
+    folder = store.places.held
+    with translated(folder):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.close(os.open(os.path.join(folder, tree), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+class HeldTrees:
+    """Looks which trees are here. Safe to use from several threads."""
+
+    def __init__(self, store: LocalStore) -> None:
+        self._store = store
+        self._turn = threading.Lock()
+        self._known: dict[str, tuple[tuple[int, int], bool]] = {}
+
+    def look(self) -> tuple[str, ...]:
+        """Give the trees that are here, in the order of their digests. Cheap where nothing changed."""
+        names = [name for name in names_in(self._store.places.held) if is_digest(name)]
+        with self._turn:
+            self._known = {name: self._known[name] for name in names if name in self._known}
+            return tuple([name for name in names if self._is_here(name)][:MOST])
+
+    def _is_here(self, tree: str) -> bool:
+        for key in _keys(tree):
+            with suppress(OSError):
+                return self._is_whole(tree, key, os.stat(self._store.places.record(key)))
+        with suppress(OSError):
+            os.unlink(os.path.join(self._store.places.held, tree))
+        return False
+
+    def _is_whole(self, tree: str, key: Digest, info: os.stat_result) -> bool:
+        stamp = (info.st_ino, info.st_mtime_ns)
+        known = self._known.get(tree)
+        if known is None or known[0] != stamp:
+            found = self._store.peek(key)
+            known = self._known[tree] = (stamp, isinstance(found, Record) and not found.is_tombstone)
+        return known[1]
+
+
+def _keys(tree: str) -> tuple[Digest, Digest]:
+    """Give the keys under which a tree may lie: one that came, and one that somebody put here."""
+    return tree_key(tree), put_key(Digest(tree))

@@ -1,0 +1,271 @@
+"""Adapters that train together, for people: what is foreseen, how they go, and how they rank at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.frozen import fresh, frozen
+from stoker.core.text import format_size
+from stoker.jobs.shared_forecast import SharedProcessEstimate
+from stoker.jobs.trials import ComparableTrials, TrialEnd, on_grounds
+from stoker.views.config_lines import ground_text, ground_value
+from stoker.views.stage_lines import number
+from stoker.views.text_tables import Signs, span, table, with_signs
+
+if TYPE_CHECKING:
+    from stoker.jobs.sweep_standings import TrialRanking
+
+
+_SPEED = "tokens_per_s"
+_THOUSAND = 1000
+_MOST_RANKED = 20
+
+
+def forecast_lines(one: SharedProcessEstimate, signs: Signs) -> tuple[str, ...]:
+    """Say over which base a company works, and what is foreseen of it."""
+    return (*([with_signs(one.about, signs)] if one.about else []), forecast_text(one))
+
+
+def forecast_text(one: SharedProcessEstimate) -> str:
+    """Say what is foreseen of one company."""
+    adapters = "1 adapter" if one.members == 1 else f"{one.members:,} adapters, one base"
+    free = "" if one.free_bytes is None else f", {format_size(one.free_bytes)} free"
+    where = "" if one.members == 1 else ", one process"
+    text = f"{adapters}{where}: predicted {format_size(one.predicted_bytes)}{free}"
+    if one.free_bytes is not None and one.predicted_bytes > one.free_bytes:
+        return f"{text}: more than is free now"
+    return text if one.members == 1 else f"{text}, {_pace(one)}"
+
+
+def _pace(one: SharedProcessEstimate) -> str:
+    if one.at_once == one.members:
+        return "both at once" if one.members == 2 else f"all {one.members} at once"
+    together = "one after the other" if one.at_once == 1 else f"{one.at_once} at once"
+    return f"{together}, the rest as others leave"
+
+
+def speed_text(tokens_per_s: float) -> str:
+    """Give a speed of training: `31 k tokens/s`."""
+    if tokens_per_s < 10 * _THOUSAND:
+        return f"{tokens_per_s:,.0f} tokens/s"
+    return f"{tokens_per_s / _THOUSAND:,.3g} k tokens/s"
+
+
+class Speed:
+    """How quickly the members of a company go together, from what each says of itself."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, float] = {}
+        self._heard_s = 0.0
+        self._worked_s = 0.0
+        self._tokens = 0.0
+
+    def hear(self, member: str, metrics: Mapping[str, Any], at_s: float) -> None:
+        """Take in what a member says."""
+        told = metrics.get(_SPEED)
+        if isinstance(told, int | float) and math.isfinite(told):
+            self._pass(at_s)
+            self._now[member] = float(told)
+
+    def leave(self, member: str, at_s: float) -> None:
+        """A member has ended."""
+        if member in self._now:
+            self._pass(at_s)
+            del self._now[member]
+
+    @property
+    def members(self) -> int:
+        """How many go at the moment."""
+        return len(self._now)
+
+    @property
+    def now(self) -> float:
+        """Tokens per second at the moment, of all of them."""
+        return sum(self._now.values())
+
+    @property
+    def mean(self) -> float:
+        """Tokens per second, over all the time in which somebody went."""
+        return self._tokens / self._worked_s if self._worked_s > 0 else self.now
+
+    def _pass(self, at_s: float) -> None:
+        passed_s = max(0.0, at_s - self._heard_s) if self._now else 0.0
+        self._worked_s += passed_s
+        self._tokens += passed_s * self.now
+        self._heard_s = at_s
+
+
+@frozen
+class SharedProcessRunView:
+    """What a run knows of those of its trials that work together."""
+
+    lines: tuple[str, ...] = ()
+    """What is foreseen."""
+    is_solo: bool = False
+    """Somebody wants each in a process of its own."""
+    speed: Speed = fresh(factory=Speed)
+
+
+def company_text(speed: Speed, width: int) -> str:
+    """Say how those that work together go at the moment."""
+    return f"{f'{speed.members} together':<{width}}  {speed_text(speed.now)}"
+
+
+def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
+    """List the trials that ended well, best first, each with its place among those that it may be compared with.
+
+    Nothing if there are no two such. Files are called as they are seen from the folder `near`.
+    """
+    grounds, metric, total = ranked.grounds, ranked.measure.metric, len(ranked.standings)
+    if len(grounds) == total:
+        return []
+    shown = [(ground, place, one) for ground in grounds for place, one in enumerate(ground.trials, 1)][:_MOST_RANKED]
+    width = max(len(one.end.trial.label) for _, _, one in shown)
+    digits = len(str(max(place for _, place, _ in shown)))
+    lines = []
+    for ground, place, one in shown:
+        if place == 1 and ground.told_by:
+            lines.append(f"{ground_text(ground.told_by, near)}:")
+        value = one.metrics.get(metric)
+        told = "" if value is None else f"{metric} {number(value)}"
+        lines.append(f"{place:>{digits}} {one.end.trial.label:<{width}}  {told}".rstrip())
+    if total > len(shown):
+        lines.append(f"  and {total - len(shown):,} more")
+    return lines
+
+
+def unaffected_text(others: int) -> str:
+    """Say that a member that failed took nobody with it."""
+    return "" if not others else ", the other one unaffected" if others == 1 else f", the other {others} unaffected"
+
+
+def end_text(ends: Sequence[TrialEnd], total: int, elapsed_s: float, tokens_per_s: float) -> str:
+    """Say how many of a company ended well, how long that took, how quickly it went and what it took at most."""
+    done = sum(end.state == "completed" for end in ends)
+    told = [f"{done} of {total} in {span(elapsed_s)}"]
+    if tokens_per_s:
+        told.append(speed_text(tokens_per_s))
+    on_device = max((end.peak_gpu_bytes or 0 for end in ends), default=0)
+    peak = on_device or max((end.peak_bytes or 0 for end in ends), default=0)
+    if peak:
+        told.append(f"peak {format_size(peak)}{' GPU' if on_device else ''}")
+    return ", ".join(told)
+
+
+# Adapters by their best checkpoints: ascending by validation loss, by average loss where there was no validation.
+#
+# A loss over one text says nothing about an adapter that was measured on another: each has its place among those with
+# the same data, cut and held out alike.
+
+
+@frozen
+class AdapterLeaderboardEntry:
+    """One adapter that has a best checkpoint."""
+
+    n: int
+    """Its number among those of all files."""
+    label: str
+    file: str
+    """Which adapters file names it."""
+    checkpoint: str
+    """Where that checkpoint lies."""
+    measured_on: Mapping[str, Any]
+    """What decided over which text its losses are: `data`, where its examples lie or what they are called, and more."""
+    epoch: int
+    train_loss: float | None
+    val_loss: float | None
+    avg_loss: float | None
+    rank: int
+    alpha: float
+    global_step: int
+
+    @property
+    def loss(self) -> float | None:
+        """What it is ranked by."""
+        return self.val_loss if self.val_loss is not None else self.avg_loss
+
+
+@frozen
+class AdapterLeaderboardRow:
+    """An adapter with its places, each from 1."""
+
+    entry: AdapterLeaderboardEntry
+    place: int
+    """In the order of losses, whatever they are over."""
+    place_on_data: int
+    """Among those that were measured on the same."""
+
+
+def ranked(entries: Sequence[AdapterLeaderboardEntry]) -> list[AdapterLeaderboardRow]:
+    """Give entries in the order of their losses; those without a loss that is a number come last."""
+    places = {entry.n: place for ground in grounds_of(entries) for place, entry in enumerate(ground.trials, 1)}
+    return [
+        AdapterLeaderboardRow(entry=entry, place=place, place_on_data=places[entry.n])
+        for place, entry in enumerate(sorted(entries, key=_place), 1)
+    ]
+
+
+def grounds_of(entries: Sequence[AdapterLeaderboardEntry]) -> list[ComparableTrials[AdapterLeaderboardEntry]]:
+    """Put entries together whose losses may be compared, best first."""
+    ordered = sorted(entries, key=_place)
+    return on_grounds(ordered, [entry for entry in ordered if entry.loss is not None])
+
+
+def row_as_json(row: AdapterLeaderboardRow) -> dict[str, Any]:
+    """Give a row as plain data; `rank` is the adapter's own."""
+    entry = row.entry
+    return {
+        "place": row.place,
+        "place_on_data": row.place_on_data,
+        "label": entry.label,
+        "val_loss": entry.val_loss,
+        "train_loss": entry.train_loss,
+        "avg_loss": entry.avg_loss,
+        "epoch": entry.epoch,
+        "rank": entry.rank,
+        "alpha": entry.alpha,
+        "global_step": entry.global_step,
+        "file": entry.file,
+        "checkpoint": entry.checkpoint,
+        "data": entry.measured_on["data"],
+        "measured_on": dict(entry.measured_on),
+    }
+
+
+def board_lines(rows: Sequence[AdapterLeaderboardRow], columns: int, *, names_files: bool, near: str) -> list[str]:
+    """Draw a leaderboard, with each one's place on its data, and what tells those apart as seen from folder `near`."""
+    grounds = grounds_of([row.entry for row in rows])
+    apart = list(grounds[0].told_by) if grounds else []
+    losses = ["val loss", "train loss"]
+    header = ["", "adapter", *apart, *losses, "epoch", "rank", "alpha", "step", *(["file"] * names_files)]
+    body = [
+        [
+            str(row.place_on_data),
+            one.label,
+            *(ground_value(one.measured_on.get(name), near) for name in apart),
+            _loss(one),
+            "" if one.train_loss is None else number(one.train_loss),
+            str(one.epoch),
+            str(one.rank),
+            number(one.alpha),
+            f"{one.global_step:,}",
+            *([one.file] * names_files),
+        ]
+        for row in rows
+        for one in [row.entry]
+    ]
+    return list(table(body, header=header, columns=columns))
+
+
+def _place(entry: AdapterLeaderboardEntry) -> tuple[bool, float, str]:
+    loss = entry.loss
+    is_number = loss is not None and math.isfinite(loss)
+    return not is_number, loss if is_number and loss is not None else 0.0, entry.label
+
+
+def _loss(entry: AdapterLeaderboardEntry) -> str:
+    if entry.val_loss is not None:
+        return number(entry.val_loss)
+    return "" if entry.avg_loss is None else f"{number(entry.avg_loss)} (average)"

@@ -1,0 +1,215 @@
+"""A comparison of trials as lines, and as rows for a CSV file."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stoker.core.text import format_size, one_line
+from stoker.jobs.comparison import COSTS, Comparison, TrialRow
+from stoker.jobs.job_diff import SECTIONS, ComparisonSide, Fact
+from stoker.views.config_lines import ground_text, not_compared_text
+from stoker.views.recipe_lines import value_text
+from stoker.views.stage_lines import number
+from stoker.views.text_tables import Signs, span, table
+
+METRICS_SHOWN = 5
+"""How many metrics a table on a screen has; a file has them all."""
+COST_HEADS = ("time", "memory", "GPU memory")
+_LABEL = "label"
+_LONGEST_VALUE = 24
+_BESTS_SHOWN = 5
+_LONGEST_MESSAGE = 160
+
+
+def headline(comparison: Comparison) -> str:
+    """Say how many trials there are and how they stand."""
+    counts = Counter("kept" if row.is_kept and row.is_done else row.state for row in comparison.rows)
+    total = len(comparison.rows)
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"{comparison.job}: {total} trial{'' if total == 1 else 's'} ({told})"
+
+
+def measure_line(comparison: Comparison) -> str:
+    """Say what is ranked by, how that was chosen, and how to choose otherwise."""
+    measure = comparison.measure
+    if measure is None:
+        return "nothing to rank by: no trial reported a metric"
+    guess = f" ({measure.why}; --by NAME, --min or --max choose)" if measure.why else ""
+    grounds = comparison.grounds
+    apart = f"; {not_compared_text(measure.metric, grounds)}" if len(grounds) > 1 else ""
+    return f"ranked by {measure.metric}, {measure.direction} is better{guess}{apart}"
+
+
+def best_line(comparison: Comparison, near: str) -> str:
+    """Name the best trial, or the best of those that may be compared; nothing if there is nobody to compare with."""
+    measure, ranked = comparison.measure, sum(map(comparison.is_ranked, comparison.rows))
+    bests = [(ground, best) for ground in comparison.grounds if (best := comparison.best_on(ground)) is not None]
+    told = []
+    for ground, best in bests if len(bests) < max(2, ranked) else ():
+        if measure is not None and math.isfinite(best.metrics[measure.metric]):
+            where = f" ({ground_text(ground.told_by, near)})" if ground.told_by else ""
+            value = number(best.metrics[measure.metric])
+            told.append(f"{best.label or comparison.job}  {measure.metric} {value}{where}")
+    more = f" and {len(told) - _BESTS_SHOWN} more" if len(told) > _BESTS_SHOWN else ""
+    return f"best: {' · '.join(told[:_BESTS_SHOWN])}{more}" if told else ""
+
+
+def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
+    """Lay the best trials out, one a line, those together that may be compared; failed ones last, with why."""
+    ranked_by = comparison.measure.metric if comparison.measure is not None else ""
+    # A metric that is called as what was varied, such as the learning rate, would be a second column of that name.
+    told = [name for name in comparison.metrics if name == ranked_by or name not in comparison.varying]
+    metrics = told[:METRICS_SHOWN]
+    header = ["", "trial", _LABEL, *comparison.varying, *metrics, *COST_HEADS, ""]
+    ordered = [row for ground in comparison.grounds for row in ground.trials]
+    laid = [_cells(row, comparison.varying, metrics, signs) for row in ordered[:rows]]
+    # A column that nobody has anything in only takes room.
+    may_go = (_LABEL, *COST_HEADS)
+    used = [place for place, name in enumerate(header) if name not in may_go or any(r[place] for r in laid)]
+    return table(
+        [[cells[place] for place in used] for cells in laid], header=[header[place] for place in used], columns=columns
+    )
+
+
+def csv_rows(comparison: Comparison) -> Iterator[list[str]]:
+    """Give everything as rows, the header first, numbers in full."""
+    params = [f"param.{name}" for name in comparison.varying]
+    metrics = [f"metric.{name}" for name in comparison.metrics]
+    yield ["rank", "trial", "label", "state", *params, *metrics, *COSTS, "message"]
+    for rank, row in enumerate(comparison.rows, 1):
+        values = [value_text(row.params.get(name)) for name in comparison.varying]
+        measured = [repr(row.metrics[name]) if name in row.metrics else "" for name in comparison.metrics]
+        cost = ["" if value is None else repr(value) for value in row.costs.values()]
+        yield [str(rank), str(row.n), row.label, row.state, *values, *measured, *cost, one_line(row.message)]
+
+
+def short_value(value: Any) -> str:
+    """Write a parameter's value for a narrow column."""
+    return one_line(value_text(value), _LONGEST_VALUE)
+
+
+def state_text(row: TrialRow) -> str:
+    """Say how a trial stands, unless it simply ended well."""
+    if row.is_done:
+        return "kept" if row.is_kept else ""
+    return one_line(f"{row.state}: {row.message}" if row.message else row.state, _LONGEST_MESSAGE)
+
+
+def _cells(row: TrialRow, varying: Sequence[str], metrics: Sequence[str], signs: Signs) -> list[str]:
+    sign = signs.ran if row.is_done else signs.failed if row.is_failed else signs.left
+    return [
+        sign,
+        str(row.n),
+        # What a point is called stands in the columns of what varies.
+        one_line(row.label, _LONGEST_VALUE) if row.is_named else "",
+        *(short_value(row.params.get(name)) for name in varying),
+        *(number(row.metrics[name]) if name in row.metrics else "" for name in metrics),
+        span(row.seconds),
+        *(format_size(size) if size else "" for size in (row.peak_bytes, row.peak_gpu_bytes)),
+        state_text(row),
+    ]
+
+
+# Jobs beside each other as lines: what differs, section by section, and how much is the same.
+
+_COST_NAMES = {"seconds": "time", "peak_bytes": "memory", "peak_gpu_bytes": "GPU memory"}
+_LONGEST = 48
+_DIGEST = 64
+
+
+def side_lines(facts: Sequence[Fact], sides: Sequence[ComparisonSide], *, columns: int) -> list[str]:
+    """Lay a comparison out. Where there are two sides, metrics also say what changed."""
+    labels = [side.label for side in sides]
+    lines = []
+    for section in SECTIONS:
+        own = [fact for fact in facts if fact.section == section]
+        shown = own if section == "metrics" else [fact for fact in own if not fact.is_same]
+        shown = [fact for fact in shown if any(value is not None for value in fact.values)]
+        lines += ["", _title(section, own, shown)]
+        if shown:
+            more = ["change"] if section == "metrics" and len(sides) == 2 else []
+            rows = [_row(fact, with_change=bool(more)) for fact in shown]
+            lines += table(rows, header=["", *labels, *more], columns=columns, indent="  ")
+    return lines
+
+
+def verdict(facts: Sequence[Fact]) -> str:
+    """Say in one line whether anything differs, and where."""
+    decides = [fact for fact in facts if fact.section != "metrics"]
+    measured = [fact for fact in facts if fact.section == "metrics" and fact.name not in COSTS]
+    is_same_outcome = all(fact.is_same for fact in measured)
+    differ = [name for name in SECTIONS if any(fact.section == name and not fact.is_same for fact in decides)]
+    if differ:
+        return f"they differ in {_listed(differ)}{'; what came out is the same' * (bool(measured) and is_same_outcome)}"
+    known = [name for name in SECTIONS if any(fact.section == name for fact in decides)]
+    unknown = [name for name in SECTIONS if name not in known and name != "metrics"]
+    came_out = ", and so is what came out" if is_same_outcome else ", but not what came out"
+    doubt = f"; nothing is known of {_listed(unknown)}" if unknown else ""
+    return f"identical: {_listed(known)} are the same{came_out if measured else ''}{doubt}"
+
+
+def fact_text(fact: Fact, value: Any) -> str:
+    """Write a value of a fact for people."""
+    if value is None:
+        return "–"
+    if fact.section == "metrics":
+        if fact.name == "seconds":
+            return span(value)
+        return format_size(value) if fact.name in COSTS else number(value)
+    if fact.section in ("code", "data") and isinstance(value, str):
+        return ", ".join(_short_digest(one) for one in value.split(", "))
+    return one_line(value_text(value), _LONGEST)
+
+
+def change_text(fact: Fact) -> str:
+    """Say how a number changed between two sides, as a difference and in percent."""
+    before, after = fact.values
+    if not _is_number(before) or not _is_number(after):
+        return ""
+    difference = after - before
+    if difference == 0:
+        return "the same"
+    percent = f" ({difference / abs(before):+.1%})" if before else ""
+    if fact.name in COSTS:
+        return f"{'+' if difference > 0 else '-'}{fact_text(fact, abs(difference))}{percent}"
+    return f"{difference:+.4g}{percent}"
+
+
+def _row(fact: Fact, *, with_change: bool) -> list[str]:
+    origins = fact.origins or ("",) * len(fact.values)
+    cells = []
+    for value, origin in zip(fact.values, origins, strict=True):
+        told = f" ({one_line(origin, _LONGEST)})" if origin and value is not None else ""
+        cells.append(f"{fact_text(fact, value)}{told}")
+    return [_name(fact), *cells, *([change_text(fact)] if with_change else [])]
+
+
+def _name(fact: Fact) -> str:
+    return _COST_NAMES.get(fact.name, fact.name) if fact.section == "metrics" else fact.name
+
+
+def _title(section: str, own: Sequence[Fact], shown: Sequence[Fact]) -> str:
+    if section == "metrics":
+        return "metrics" if shown else "metrics: none were reported"
+    if not own:
+        return f"{section}: {'no input file is known' if section == 'data' else 'nothing is known of it'}"
+    same = sum(fact.is_same for fact in own)
+    if not shown:
+        return f"{section}: the same ({same})"
+    return f"{section}: {len(shown)} differ{'s' * (len(shown) == 1)}{f', {same} the same' if same else ''}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _short_digest(text: str) -> str:
+    words = text.split(":")
+    return words[-1][:12] if len(words[-1]) == _DIGEST else text
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

@@ -1,0 +1,315 @@
+"""Who holds how much of which device, and who waits, as lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stoker.core.capability import Capability
+from stoker.core.device import GIB, Device
+from stoker.core.frozen import frozen
+from stoker.core.text import format_duration, format_size
+from stoker.devices.checkup import Check, CheckStatus
+from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState, DeviceWaiter, HeldBase, LedgerState
+from stoker.gang.gang_check import COLLECTIVE, GangSelfTest, RankSelfTest, last_phase
+from stoker.gang.mailbox import Phase
+from stoker.views.text_tables import Signs, table
+
+_LISTED = 5
+
+
+@frozen
+class UnmeasuredDevice:
+    """A device that was found, but of whose size nobody could say anything: nothing of it can be promised."""
+
+    uuid: str
+    name: str
+
+
+def memory_lines(state: LedgerState, unknown: tuple[UnmeasuredDevice, ...] = (), *, columns: int = 0) -> list[str]:
+    """Lay the ledger out: each device with its holders, then the line."""
+    lines: list[str] = []
+    for device in state.devices:
+        lines += ["", *_device_lines(device, columns)]
+    for one in unknown:
+        lines += ["", f"{one.uuid}  {one.name}: nobody knows its memory, so none of it can be promised"]
+    if state.waiting:
+        lines += ["", "waiting", *table([_waiter(one) for one in state.waiting], columns=columns, indent="  ")]
+    return lines[1:] or ["no accelerator was found here, and nobody holds one"]
+
+
+def _device_lines(state: DeviceState, columns: int) -> list[str]:
+    device = state.device
+    label = "  (invented by STOKER_GPU_FAKE)" if device.is_fake else ""
+    shared = (
+        f"  usable {device.memory_type.usable_percent} % = {format_size(device.usable_bytes)} to share; "
+        f"reserved {_reserved(state)}, available {format_size(state.available_bytes)}"
+    )
+    together = {id(holder) for held in state.bases for holder in held.holders}
+    rows = [row for held in state.bases for row in _company(held)]
+    rows += [_holder(one) for one in state.holders if id(one) not in together]
+    holders = table(rows, columns=columns, indent="  ")
+    return [
+        f"{device.uuid}  {device.name + '  ' if device.name else ''}total {format_size(device.total_bytes)}{label}",
+        shared,
+        f"  {_measured(state)}",
+        *(holders or ["  nobody holds any of it"]),
+    ]
+
+
+def _reserved(state: DeviceState) -> str:
+    return "whole" if state.is_taken else format_size(state.reserved_bytes)
+
+
+def _measured(state: DeviceState) -> str:
+    if state.free_bytes is None:
+        return "not measured: no driver here says what is free"
+    told = f"measured free {format_size(state.free_bytes)}"
+    outside = sorted(state.outside.items(), key=lambda one: -one[1])
+    if outside:
+        users = ", ".join(f"process {pid} ({format_size(size)})" for pid, size in outside[:_LISTED])
+        more = f" and {len(outside) - _LISTED} more" if len(outside) > _LISTED else ""
+        told += f"; used without a reservation by {users}{more}"
+    if state.unseen_bytes:
+        told += f"; {format_size(state.unseen_bytes)} by processes that can't be seen from here"
+    return told
+
+
+def _company(held: HeldBase) -> list[list[str]]:
+    """Lay out who has a base in common: the base once, then what each adds."""
+    pids = list(dict.fromkeys(holder.entry.owner.pid for holder in held.holders))
+    count = len(held.holders)
+    actual = held.actual_bytes
+    return [
+        [
+            f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_LISTED]))}",
+            f"budget {format_size(held.promised_bytes)}, {format_size(held.base_bytes)} of it the base, once",
+            "measuring" if actual is None else f"actual {format_size(actual)}",
+            f"held {format_duration(max(holder.held_s for holder in held.holders))}",
+            f"{count} on one base" if count > 1 else "1 on its base",
+        ],
+        *(
+            [
+                "",
+                f"  + {format_size(holder.own_bytes)}",
+                "",
+                f"held {format_duration(holder.held_s)}",
+                "; ".join([holder.entry.job, *_notes(holder)]),
+            ]
+            for holder in held.holders
+        ),
+    ]
+
+
+def _holder(holder: DeviceHolder) -> list[str]:
+    share, entry = holder.share, holder.entry
+    budget = format_size(share.promised_bytes) if share.promised_bytes else "undeclared"
+    whole = ", has it whole" if share.is_exclusive else ""
+    base = f", {format_size(entry.base_bytes)} of it its base" if entry.base_bytes else ""
+    return [
+        f"process {entry.owner.pid}",
+        f"budget {budget}{base}{whole}",
+        "measuring" if share.measured_bytes is None else f"actual {format_size(share.measured_bytes)}",
+        f"held {format_duration(holder.held_s)}",
+        "; ".join([entry.job, *_notes(holder)]),
+    ]
+
+
+def _notes(holder: DeviceHolder) -> list[str]:
+    if holder.left_behind is not None:
+        return [f"ended; process {holder.left_behind} of it is still there"]
+    return ["its lease is late, and its process lives"] if holder.is_late else []
+
+
+def _waiter(waiter: DeviceWaiter) -> list[str]:
+    ticket = waiter.ticket
+    size = format_size(ticket.vram_bytes) if ticket.vram_bytes else "undeclared"
+    how = "shared" if ticket.may_share else "whole"
+    where = ", ".join(ticket.uuids[:2]) + (" …" if len(ticket.uuids) > 2 else "")
+    count = f"{ticket.count} of " if ticket.count > 1 else ""
+    asleep = "; does not look, and holds nobody up" if waiter.is_asleep else ""
+    return [
+        f"place {waiter.place}",
+        f"process {ticket.owner.pid}",
+        f"{size}, {how}, on {count}{where}",
+        f"waits {format_duration(waiter.waited_s)}",
+        f"{ticket.job}{asleep}",
+    ]
+
+
+# Devices and RAM in a few words: what there is, and how much of it is free.
+
+# What every card of a maker is called says nothing.
+_NOISE = ("NVIDIA GeForce ", "NVIDIA ", "AMD Radeon ", "AMD ")
+_MOST_LISTED = 3
+
+
+def devices_text(devices: Sequence[Device]) -> str:
+    """Say which devices there are: `RTX 4090, 23.1 of 24.0 GiB free`; equal ones together."""
+    kinds: dict[tuple[str, int | None], list[Device]] = {}
+    for device in devices:
+        kinds.setdefault((short_name(device), device.total_bytes), []).append(device)
+    return ", ".join(_kind_text(name, total, alike) for (name, total), alike in kinds.items())
+
+
+def ram_text(capability: Capability) -> str:
+    """Say how much RAM a machine has: `20.0 GiB of 32.0 GiB free`, as far as anybody knows."""
+    total, available = capability.ram_total_bytes, capability.ram_available_bytes
+    if total is None:
+        return "unknown"
+    return format_size(total) if available is None else f"{format_size(available)} of {format_size(total)} free"
+
+
+def short_name(device: Device) -> str:
+    """Give a device's name without its maker's."""
+    for noise in _NOISE:
+        if device.name.startswith(noise):
+            return device.name.removeprefix(noise)
+    return device.name or str(device.backend)
+
+
+def _kind_text(name: str, total_bytes: int | None, alike: Sequence[Device]) -> str:
+    what = f"{len(alike)} x {name}" if len(alike) > 1 else name
+    if total_bytes is None:
+        return what
+    free = [device.free_bytes for device in alike if device.free_bytes is not None]
+    if len(free) < len(alike):
+        return f"{what}, {_gib(total_bytes)} GiB"
+    shown = [_gib(one) for one in free]
+    if len(set(shown)) == 1:
+        told = shown[0]
+    elif len(shown) <= _MOST_LISTED:
+        told = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    else:
+        told = f"{_gib(min(free))} to {_gib(max(free))}"
+    return f"{what}, {told} of {_gib(total_bytes)} GiB free"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f}"
+
+
+# A checkup as lines of text: a sign, the name, what was found, and under it what to do.
+
+_COLOURS = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.BAD: "red"}
+
+
+def check_lines(checks: Sequence[Check], *, signs: Signs, columns: int, paint: Callable[[str, str], str]) -> list[str]:
+    """Lay checks out. `columns` is the width of the screen, 0 for as wide as it gets; `paint` colours a sign."""
+    by_state = {CheckStatus.OK: signs.ran, CheckStatus.WARN: signs.warned, CheckStatus.BAD: signs.failed}
+    rows = []
+    for check in checks:
+        rows.append([check.name, check.message])
+        if check.hint:
+            rows.append(["", f"hint: {check.hint}"])
+    before = iter([paint(by_state[check.verdict], _COLOURS[check.verdict]) for check in checks])
+    # Only where a check begins is there something in the first column.
+    return [
+        f"{next(before)} {line[2:]}" if line[2:3].strip() else line
+        for line in table(rows, columns=columns, indent="  ")
+    ]
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """Say in one line how a checkup came out."""
+    bad = sum(check.verdict is CheckStatus.BAD for check in checks)
+    warned = sum(check.verdict is CheckStatus.WARN for check in checks)
+    if not bad and not warned:
+        return "all well"
+    told = [_count(bad, "problem")] if bad else []
+    told += [_count(warned, "warning")] if warned else []
+    return f"{' and '.join(told)}{'' if bad else ', nothing that stops work'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number} {what}s"
+
+
+# How a rehearsal of a gang went, as lines of a checkup: one for the whole, one for each phase with all times.
+
+_PHASES = (*(phase.name for phase in Phase if phase < Phase.READY), COLLECTIVE)
+_TOGETHER = frozenset({"COMM", COLLECTIVE})
+"""In these everybody waits for the last one, so that a long time is not one rank's own."""
+_GANG_CHECKS_MOST_LISTED = 8
+_SLOW_S = 0.1
+_SLOW_FACTOR = 3
+
+
+@frozen
+class _Fault:
+    """The rank with which it ended, where there is one."""
+
+    rank: int = -1
+    phase: str = ""
+    how: str = ""
+
+
+def check_gang(rehearsal: GangSelfTest) -> tuple[Check, ...]:
+    """Judge a rehearsal."""
+    fault = _fault(rehearsal)
+    return (_whole(rehearsal), *(check for name in _PHASES if (check := _phase(name, rehearsal, fault)) is not None))
+
+
+def _whole(rehearsal: GangSelfTest) -> Check:
+    tried, error = str(rehearsal.trial), rehearsal.error
+    if error is not None:
+        return Check(name="gang", verdict=CheckStatus.BAD, message=f"{tried}: {error.message}", hint=error.hint)
+    warm = f", once torch was imported ({_time(rehearsal.import_s)})" if rehearsal.import_s else ""
+    up = "" if rehearsal.up_s is None else f": up in {_time(rehearsal.up_s)}{warm}, and they add up right"
+    return Check(name="gang", verdict=CheckStatus.OK, message=tried + up)
+
+
+def _phase(name: str, rehearsal: GangSelfTest, fault: _Fault) -> Check | None:
+    """Judge one phase; `None`: nobody got so far."""
+    done = [one for one in rehearsal.ranks if name in one.phases_s]
+    inside = [one for one in rehearsal.ranks if name not in one.phases_s and last_phase(one.phases_s) == name]
+    is_here = fault.phase == name
+    if not done and not is_here:
+        return None
+    told = [_times(done, name)] if done else []
+    if is_here:
+        told += [f"{_who(one)} {fault.how}" for one in inside if one.rank == fault.rank]
+        waiting = [str(one.rank) for one in inside if one.rank != fault.rank]
+        told += [f"rank {', '.join(waiting)} waiting"] if waiting else []
+        return Check(name=f"gang {name}", verdict=CheckStatus.BAD, message="; ".join(told))
+    slowest = max(done, key=lambda one: one.phases_s[name])
+    is_slow = name not in _TOGETHER and _is_slow(slowest, done, name)
+    hint = f"{_who(slowest)} is slow: compare it with the others" if is_slow else ""
+    return Check(
+        name=f"gang {name}", verdict=CheckStatus.WARN if is_slow else CheckStatus.OK, message="; ".join(told), hint=hint
+    )
+
+
+def _times(done: Sequence[RankSelfTest], name: str) -> str:
+    slowest = max(done, key=lambda one: one.phases_s[name])
+    if len(done) > _GANG_CHECKS_MOST_LISTED:
+        median_s = sorted(one.phases_s[name] for one in done)[len(done) // 2]
+        return f"{len(done)} ranks, median {_time(median_s)}, slowest {_who(slowest)} {_time(slowest.phases_s[name])}"
+    listed = ", ".join(f"rank {one.rank} {_time(one.phases_s[name])}" for one in done)
+    return listed if len(done) == 1 else f"{listed}; slowest {_who(slowest)}"
+
+
+def _is_slow(slowest: RankSelfTest, done: Sequence[RankSelfTest], name: str) -> bool:
+    others = sorted(one.phases_s[name] for one in done if one is not slowest)
+    if not others:
+        return False
+    return slowest.phases_s[name] > max(_SLOW_S, _SLOW_FACTOR * others[len(others) // 2])
+
+
+def _fault(rehearsal: GangSelfTest) -> _Fault:
+    data = {} if rehearsal.error is None else rehearsal.error.data
+    rank, phase = data.get("rank"), data.get("phase")
+    if not isinstance(rank, int) or not isinstance(phase, str):
+        return _Fault()
+    said = {"silent": "is silent", "ended": "ended"}.get(str(data.get("how", "")), "failed")
+    # What runs once all are ready is the collective.
+    return _Fault(rank=rank, phase=COLLECTIVE if phase == Phase.RUN.name else phase, how=said)
+
+
+def _who(one: RankSelfTest) -> str:
+    return f"rank {one.rank} ({one.device})"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"

@@ -1,0 +1,394 @@
+"""Jobs and machines of a fleet as text: a row for each in a table, a line for each event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.events import FleetKinds
+from stoker.core.leases import Role
+from stoker.core.text import format_duration, format_size, one_line, outside
+from stoker.protocol.discovery import DEFAULT_PORT
+from stoker.views.stage_lines import metrics_text, number
+from stoker.views.text_tables import Signs, ago, span, table
+
+if TYPE_CHECKING:
+    from stoker.protocol.enrolment_messages import InviteResponse, TokenView
+    from stoker.protocol.operator_messages import HistoryCheck, WebhookView
+    from stoker.protocol.view_messages import AttemptView, JobView, LeaderRow, MachineView, SymptomView
+
+
+# Invitations, tokens and memberships of a fleet, as lines of text.
+
+_USUAL_PORT = f":{DEFAULT_PORT}"
+TOKEN_HEADER = ("id", "name", "role", "made", "last used", "ends", "by")
+
+
+def invited_lines(invited: InviteResponse, *, now_s: float) -> list[str]:
+    """Say what an invitation is for, and what to type on the other side: a line for every way there."""
+    is_machine = invited.role is Role.WORKER
+    who = "a machine" if is_machine else f"a person who may {invited.role}"
+    named = f" called {invited.name}" if invited.name else ""
+    lines = [
+        f"{invited.code} invites {who}{named}, once, within {span(invited.expires_s - now_s)}; on its side:",
+        *(f"  {line}" for line in join_lines(invited)),
+    ]
+    if len(lines) > 2:
+        lines.append("(any one of them: whichever name is known there)")
+    return lines
+
+
+def join_lines(invited: InviteResponse) -> list[str]:
+    """Give the commands that accept an invitation, the best one first."""
+    names = (name.removesuffix(_USUAL_PORT) for name in invited.names or (invited.url.partition("://")[2],))
+    how = "" if invited.role is Role.WORKER else " --operator"
+    return [f"stoker join{how} {invited.code}@{name}" for name in names]
+
+
+def token_row(token: TokenView, now_s: float) -> list[str]:
+    """Give a token as a row of a table."""
+    return [
+        token.id,
+        token.name,
+        str(token.role),
+        ago(token.issued_s, now_s),
+        "never" if token.last_used_s is None else ago(token.last_used_s, now_s),
+        _end(token, now_s),
+        token.by,
+    ]
+
+
+def day(at_s: float | None) -> str:
+    """Give a moment as a date; nothing where there is no end."""
+    return "no end" if at_s is None else f"{datetime.fromtimestamp(at_s).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _end(token: TokenView, now_s: float) -> str:
+    if token.revoked_s is not None:
+        return f"revoked {ago(token.revoked_s, now_s)}"
+    if token.expires_s is None:
+        return "never"
+    if token.expires_s <= now_s:
+        return f"ended {ago(token.expires_s, now_s)}"
+    return f"in {span(token.expires_s - now_s)}"
+
+
+# How machines are, as lines of text: symptoms with the command that helps, and what their workers found out.
+
+HOOK_HEADER = ("id", "url", "on", "jobs", "made", "state", "by")
+_CLOCK_OFF_S = 2.0
+"""A difference below this is the network's."""
+_SHOWN = 10
+
+
+def symptom_lines(symptoms: Sequence[SymptomView], now_s: float) -> Iterator[str]:
+    """Say what is wrong, each with what helps; of very much the first."""
+    for one in symptoms[:_SHOWN]:
+        where = f"{one.machine} {one.device}" if one.device else one.machine
+        yield one_line(f"! {where} {one.symptom} (since {ago(one.since_s, now_s)}): {one.message}")
+        if one.hint:
+            yield f"    {one_line(one.hint)}"
+    if len(symptoms) > _SHOWN:
+        yield f"and {len(symptoms) - _SHOWN} more symptoms: stoker machines show NAME"
+
+
+def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
+    """Say in rows what is known of a machine's program, clock, certificate, environments and symptoms."""
+    report = machine.report
+    skew = "; not the coordinator's version" if machine.is_skewed else ""
+    protocol = f", protocol {report['protocol']}" if report.get("protocol") else ""
+    yield ["Stoker", f"{machine.version or 'says no version'}{protocol}{skew}"]
+    if isinstance(offset_s := report.get("offset_s"), int | float):
+        yield ["clock", _offset(float(offset_s))]
+    if machine.certificate_until_s is not None:
+        yield ["certificate", f"until {day(machine.certificate_until_s)}"]
+    ready = machine.environments.get("environments") or ()
+    impossible = machine.environments.get("impossible") or {}
+    if ready or impossible:
+        cannot = f"; {len(impossible)} can't be made there" if impossible else ""
+        yield ["environments", f"{len(ready)} ready{cannot}"]
+    if machine.trees:
+        yield ["trees", str(machine.trees)]
+    for one in machine.symptoms:
+        where = f"{one.device}: " if one.device else ""
+        yield ["symptom", f"{one.symptom} since {ago(one.since_s, now_s)}: {where}{one.message}; {one.hint}"]
+    findings = [line for line in report.get("findings", ()) if isinstance(line, dict)]
+    told = [line for line in findings if line.get("verdict") != "ok"]
+    if findings:
+        at = f" ({ago(float(report.get('at_s', now_s)), now_s)})"
+        yield ["doctor", f"{len(findings)} checks, {len(told)} of them not ok{at}"]
+    for line in told:
+        hint = f"; {line['hint']}" if line.get("hint") else ""
+        yield [f"{line.get('name', '')} (doctor)", f"{line.get('verdict', '')}: {line.get('message', '')}{hint}"]
+
+
+def hook_row(hook: WebhookView, now_s: float) -> list[str]:
+    """Give a hook as a row of a table."""
+    if hook.closed_s is not None:
+        state = f"closed {ago(hook.closed_s, now_s)}: {hook.last_error}"
+    elif hook.failures:
+        times = "once" if hook.failures == 1 else f"{hook.failures} times"
+        state = f"failed {times}: {hook.last_error}"
+    else:
+        state = "open"
+    told = ", ".join(hook.on) or "the usual"
+    return [str(hook.id), hook.url, told, str(hook.jobs or "all"), ago(hook.made_s, now_s), one_line(state), hook.by]
+
+
+def _offset(offset_s: float) -> str:
+    if abs(offset_s) < _CLOCK_OFF_S:
+        return "as the coordinator's"
+    return f"{format_duration(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} the coordinator's"
+
+
+JOB_HEADER = ("job", "state", "where", "when", "took", "id", "")
+_SHORT_ID = 12
+_LONGEST_WHY = 200
+
+
+def job_row(view: JobView, now_s: float) -> list[str]:
+    """Lay out one job of the fleet for a list."""
+    return [
+        view.name,
+        state_text(view),
+        view.machine,
+        ago(view.started_s or view.submitted_s, now_s),
+        span(took_s(view, now_s)),
+        view.id[:_SHORT_ID],
+        "  ".join(filter(None, (view.recipe, view.label, progress_text(view), one_line(view.why, _LONGEST_WHY)))),
+    ]
+
+
+def local_row(job: Mapping[str, Any], now_s: float) -> list[str]:
+    """Lay out one job of this machine for the same list."""
+    when = ago(job["started_s"], now_s) if job["started_s"] else ""
+    what = "  ".join(filter(None, (str(job["recipe"]), one_line(str(job["why"] or ""), _LONGEST_WHY))))
+    return [job["name"], job["state"], "here", when, span(job["elapsed_s"]), job["attempt"], what]
+
+
+def state_text(view: JobView) -> str:
+    """Say where a job stands, and that somebody wants it to end."""
+    return "cancelling" if view.is_cancelling else view.state
+
+
+def took_s(view: JobView, now_s: float) -> float | None:
+    """Say how long it took, or has been running."""
+    if view.started_s is None or view.state == "pending":
+        return None
+    # A job that was queued again still has the end of its last attempt.
+    is_over = view.ended_s is not None and view.state not in ("claimed", "running")
+    return max(0.0, (view.ended_s if is_over and view.ended_s is not None else now_s) - view.started_s)
+
+
+def progress_text(view: JobView) -> str:
+    """Say how far a job is, or how it ended, in its own numbers."""
+    step = ""
+    if view.step is not None and view.state == "running":
+        step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
+    says = view.says if view.state in ("claimed", "running") and not view.metrics else ""
+    return "  ".join(
+        filter(None, (step, metrics_text(view.metrics, is_over=view.state != "running"), one_line(says, _LONGEST_WHY)))
+    )
+
+
+def attempt_row(attempt: AttemptView, now_s: float) -> list[str]:
+    """Lay out one try at a job."""
+    began_s = attempt.started_s or attempt.granted_s
+    ended_s = attempt.ended_s if attempt.ended_s is not None else now_s
+    # A failure of its own program is the plain one.
+    cause = f" ({attempt.cause})" if attempt.cause not in ("", "user", attempt.ending) else ""
+    stands = "runs" if attempt.started_s is not None else "is prepared"
+    return [
+        str(attempt.number),
+        attempt.machine,
+        f"{attempt.ending or stands}{cause}",
+        ago(began_s, now_s),
+        span(max(0.0, ended_s - began_s)),
+        one_line(attempt.message, _LONGEST_WHY),
+    ]
+
+
+def machine_row(machine: MachineView, now_s: float) -> list[str]:
+    """Lay out one machine of the fleet."""
+    capability = machine.capability
+    state = machine.state
+    if machine.until_s is not None and machine.until_s > now_s:
+        state += f" for {format_duration(machine.until_s - now_s)}"
+    ram = machine.ram_bytes or capability.get("ram_total_bytes")
+    leaves = _leaves(machine, now_s)
+    told = [devices_text(machine.devices), machine.why, leaves, ", ".join(machine.jobs), *machine.drift]
+    return [
+        machine.name,
+        state,
+        f"{machine.held} of {machine.slots}",
+        str(machine.cores or capability.get("cpu_cores", "")),
+        format_size(ram) if isinstance(ram, int) else "",
+        ago(machine.last_seen_s, now_s),
+        one_line("; ".join(filter(None, told))),
+    ]
+
+
+MACHINE_HEADER = ("machine", "state", "jobs", "cores", "RAM", "heard", "")
+
+
+def machine_lines(machine: MachineView, now_s: float) -> list[str]:
+    """Say everything about one machine of the fleet."""
+    capability = machine.capability
+    until = machine.until_s
+    span_text = f" for {format_duration(until - now_s)}" if until is not None and until > now_s else ""
+    system = " ".join(str(capability[name]) for name in ("os", "arch") if capability.get(name))
+    ram = capability.get("ram_total_bytes")
+    cores = capability.get("cpu_cores")
+    rows = [
+        ["state", f"{machine.state}{span_text}{f': {machine.why}' if machine.why else ''}"],
+        ["jobs", ": ".join(filter(None, (f"{machine.held} of {machine.slots}", ", ".join(machine.jobs))))],
+        ["heard", ago(machine.last_seen_s, now_s)],
+        *([["end", leaves]] if (leaves := _leaves(machine, now_s)) else []),
+        ["system", system],
+        ["cpu", str(capability.get("cpu_name") or "unknown")],
+        ["cores", _counts(machine.cores, cores, str)],
+        ["RAM", _counts(machine.ram_bytes, ram, format_size)],
+        *(["device", _device_text(device)] for device in machine.devices),
+        *health_rows(machine, now_s),
+        *(["drift", one] for one in machine.drift),
+    ]
+    return [machine.name, *table([[name, one_line(text)] for name, text in rows], indent="  ")]
+
+
+def _leaves(machine: MachineView, now_s: float) -> str:
+    """Return in how long a machine goes away; empty if no end is known."""
+    return "" if machine.ends_s is None else f"leaves in {format_duration(max(0.0, machine.ends_s - now_s))}"
+
+
+def _counts(offered: int | None, found: object, text: Callable[[int], str]) -> str:
+    """Say how much of something counts, and beside it what was found, if that is another."""
+    there = text(found) if isinstance(found, int) and found else "unknown"
+    if not offered or text(offered) == there:
+        return there
+    return f"{text(offered)} for jobs (found {there})"
+
+
+def _device_text(device: Mapping[str, Any]) -> str:
+    holds = ", ".join(map(str, device.get("jobs") or ()))
+    uuid = str(device.get("uuid", ""))
+    return "; ".join(filter(None, (devices_text([device]), uuid, f"taken by {holds}" if holds else "")))
+
+
+def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Say which devices a machine has and which of them are closed."""
+    told = []
+    for device in devices:
+        name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
+        total = device.get("total_bytes")
+        closed = device.get("closed")
+        size = f" {format_size(total)}" if isinstance(total, int) else ""
+        told.append(f"{name}{size}{f' ({closed})' if closed else ''}")
+    return ", ".join(told)
+
+
+def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> list[str]:
+    """Lay out a leaderboard."""
+    shown = [
+        [str(row.place), row.name, row.label, number(row.value), span(row.seconds), row.machine, row.recipe]
+        for row in rows
+    ]
+    return table(shown, header=("", "job", "point", metric, "took", "machine", "recipe"), columns=columns)
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Say one event in a line, without its time."""
+    kind = str(event.get("kind", ""))
+    name = str(event.get("name") or event.get("machine") or "")
+    on = f" on {event['machine']}" if event.get("machine") and event.get("name") else ""
+    said = _SAID.get(kind, kind.replace("_", " "))
+    if kind == FleetKinds.JOB_CHECKPOINT and event.get("step") is not None:
+        said += f" of step {event['step']}"
+    by = f" by {one_line(str(event['by']), _LONGEST_WHY)}" if event.get("by") else ""
+    why = one_line(str(event.get("why") or event.get("message") or event.get("cause") or ""), _LONGEST_WHY)
+    back = ", back in the queue" if kind == FleetKinds.JOB_EXPIRED and event.get("to") == "pending" else ""
+    return outside(
+        f"{name} {said}{by}{on}{back}{f': {why}' if why else ''}{'; not your failure' if back else ''}".strip()
+    )
+
+
+def story_texts(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say a job's events, oldest first, in a line each; a start after a checkpoint tells which one it was given."""
+    texts, step = [], None
+    for event in events:
+        kind, text = event.get("kind"), event_text(event)
+        if kind == FleetKinds.JOB_CHECKPOINT:
+            step = event.get("step")
+        elif kind == FleetKinds.JOB_REQUEUED:
+            step = None
+        elif kind == FleetKinds.JOB_STARTED and step is not None:
+            text += outside(f", with the checkpoint of step {step}")
+        texts.append(text)
+    return texts
+
+
+_SAID = {
+    FleetKinds.JOB_SUBMITTED: "submitted",
+    FleetKinds.JOB_GRANTED: "granted",
+    FleetKinds.JOB_STARTED: "runs",
+    FleetKinds.JOB_CHECKPOINT: "saved a checkpoint",
+    FleetKinds.JOB_FINISHED: "completed",
+    FleetKinds.JOB_FAILED: "failed",
+    FleetKinds.JOB_RETRYING: "failed, and is tried again",
+    FleetKinds.JOB_RELEASED: "given back",
+    FleetKinds.JOB_DECLINED: "declined",
+    FleetKinds.JOB_EXPIRED: "interrupted",
+    FleetKinds.JOB_CANCELLING: "is to be cancelled",
+    FleetKinds.JOB_CANCELLED: "cancelled",
+    FleetKinds.JOB_REQUEUED: "queued again",
+    FleetKinds.JOB_CHANGED: "changed",
+    FleetKinds.JOB_READY: "may start: what it waited for has completed",
+    FleetKinds.EXEC_BEGUN: "somebody runs a command in it",
+    FleetKinds.EXEC_ENDED: "that command has ended",
+    FleetKinds.MACHINE_JOINED: "joined",
+    FleetKinds.MACHINE_CHANGED: "changed",
+    FleetKinds.MACHINE_LEFT: "left: its worker ended",
+    FleetKinds.MACHINE_LOST: "was lost",
+    FleetKinds.MACHINE_FORGOTTEN: "was forgotten",
+    FleetKinds.SYMPTOM: "is not well",
+    FleetKinds.SYMPTOM_OVER: "is well again",
+}
+
+
+# The history checker's verdict as lines: every promise, kept or broken.
+
+PROMISES = {
+    "one_lease": "at most one live lease per job, at any time",
+    "epochs_grow": "epochs strictly grow, and never return",
+    "no_stale_write": "nothing was accepted under an old epoch, attempt or generation",
+    "terminal_is_final": "a terminal state is only left by a requeue",
+    "waits_with_reason": "every job has ended, or waits for something that can be named",
+    "within_budgets": "no job was granted again after its attempts were used up",
+    "bundle_has_bytes": "no result is recorded whose bytes are not there",
+    "events_replay": "the events alone lead to the state that each job's row shows",
+    "one_event_per_move": "every move is exactly one event",
+    "time_goes_on": "stored time never goes back",
+    "counters": "counters say what rows do",
+}
+
+
+def verdict_lines(verdict: HistoryCheck, signs: Signs, *, columns: int) -> Iterator[str]:
+    """Say it."""
+    rows = [
+        [
+            signs.failed if broken else signs.ran,
+            rule,
+            PROMISES.get(rule, ""),
+            f"broken {broken} times" if broken else "",
+        ]
+        for rule, broken in verdict.rules.items()
+    ]
+    yield from table(rows, columns=columns)
+    for one in verdict.violations[:_SHOWN]:
+        yield one_line(f"  {one.get('rule', '')}: job {str(one.get('job', ''))[:12]}: {one.get('message', '')}")
+
+
+def counts_lines(tried: Mapping[str, int], refused: Mapping[str, int], *, columns: int) -> list[str]:
+    """Say what was tried, and how much of it was refused, as some of it must be."""
+    rows = [[what, f"{count:,}", f"{refused.get(what, 0):,} refused"] for what, count in tried.items()]
+    return table(rows, columns=columns)

@@ -1,0 +1,252 @@
+"""Why a job of the fleet is where it is: the verdict, every machine and device with its score or reason, what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.job import JobState
+from stoker.core.text import format_duration, one_line
+from stoker.scheduler.explain import DeviceVerdict, Explanation, NodeVerdict, PlannedPlacements
+from stoker.scheduler.node_index import PlacedJob
+from stoker.scheduler.reasons import ScoreTerm
+from stoker.views.stage_lines import number
+from stoker.views.text_tables import Signs, moment, table
+
+if TYPE_CHECKING:
+    from stoker.protocol.view_messages import JobExplanation
+
+
+# Placements as text: a line for each job, what would change it, and every machine and device with its why.
+
+_MOST_REASONS = 4
+_MOST_CHANGES = 4
+
+
+def job_line(planned: PlannedPlacements, signs: Signs, types: Mapping[str, str]) -> str:
+    """Say in one line what becomes of a job; `types` are the devices' by UUID."""
+    wanted, waiting = planned.wanted, planned.waiting
+    sign = signs.failed if waiting else signs.ran
+    name = wanted.job.name
+    if wanted.count == 1:
+        return f"{sign} {name}  {_place(planned.placed[0], types) if planned.placed else _left(planned)}"
+    parts = [f"{count} on {node}" for node, count in _by_node(planned.placed).items()]
+    if waiting:
+        parts.append(f"{waiting} {_left(planned)}")
+    return f"{sign} {name}  {wanted.count} jobs: {', '.join(parts)}"
+
+
+def why_lines(told: Explanation, *, is_waiting: bool) -> Iterator[str]:
+    """Say why a job waits and what would change it, the nearest first; and what the cost rule says, if anything."""
+    if told.advice.is_worth is not None:
+        yield f"cost rule: {told.advice}{'; so it would rather have the CPU' if told.is_advised_against else ''}"
+    if not is_waiting:
+        return
+    if told.never:
+        yield f"never on this fleet: {told.never}"
+        # What would start it now would make it possible, too.
+        now = {(change.what, change.relative) for change in told.changes}
+        ever = [change for change in told.ever if (change.what, change.relative) not in now]
+        yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
+    else:
+        for verdict in told.nodes[:_MOST_REASONS]:
+            yield f"{verdict.node}: {_reasons(verdict)}"
+        if len(told.nodes) > _MOST_REASONS:
+            yield f"and {len(told.nodes) - _MOST_REASONS} more machines; --explain lists them"
+        yield f"fits, once jobs or programs there end: {_some(told.waits_for)}"
+    first = [told.nearest] if told.nearest is not None else []
+    for change in [*first, *(one for one in told.changes if one not in first)][:_MOST_CHANGES]:
+        yield f"starts now if {change.text}"
+
+
+def explain_lines(told: Explanation, *, columns: int) -> list[str]:
+    """Lay out every machine and each of its devices: the score with its terms, or what stands in the way."""
+    rows: list[list[str]] = []
+    for verdict in told.nodes:
+        rows.append([verdict.node, "", *_node_cells(verdict, is_best=verdict.node == told.best)])
+        rows += [["", f"{device.uuid} {device.type}", *_device_cells(device)] for device in verdict.devices]
+    return table(rows, header=("machine", "device", "score", "why"), columns=columns, indent="    ")
+
+
+def _node_cells(verdict: NodeVerdict, *, is_best: bool) -> list[str]:
+    if verdict.score is None:
+        return ["-", _reasons(verdict)]
+    where = f"on {', '.join(verdict.on)}" if verdict.on else f"on the CPU: {_terms(verdict.terms)}"
+    rank = verdict.rank
+    before = [
+        *(["not what the job would rather have"] if rank and not rank.wished else []),
+        *(["preferred"] if rank and rank.preferred else []),
+        *([f"priority {rank.priority}"] if rank and rank.priority else []),
+    ]
+    text = "; ".join([*(["the best"] if is_best else []), where, *before])
+    return [f"{verdict.score:.4g}", text]
+
+
+def _device_cells(device: DeviceVerdict) -> list[str]:
+    if device.obstacle is not None:
+        return ["-", device.obstacle.why]
+    score = "-" if device.score is None else f"{device.score:.4g}"
+    return [score, _terms(device.terms)]
+
+
+def _terms(terms: Sequence[ScoreTerm]) -> str:
+    return " × ".join(f"{term.name} {term.value:.4g}{f' ({term.text})' if term.text else ''}" for term in terms)
+
+
+def _reasons(verdict: NodeVerdict) -> str:
+    return "; ".join(f"{one.device}: {one.why}" if one.device else one.why for one in verdict.obstacles)
+
+
+def _place(placed: PlacedJob, types: Mapping[str, str]) -> str:
+    if not placed.devices:
+        return f"{placed.node}  CPU  score {placed.score:.4g}"
+    named = ", ".join(f"{uuid} {types.get(uuid, '')}".strip() for uuid in placed.devices)
+    return f"{placed.node}  {named}{', shared' if placed.is_shared else ''}  score {placed.score:.4g}"
+
+
+def _left(planned: PlannedPlacements) -> str:
+    """Say what becomes of jobs that have no place now."""
+    is_one = planned.waiting == 1
+    if planned.explanation is not None and planned.explanation.never:
+        return "fits nowhere" if is_one else "fit nowhere"
+    return "waits" if is_one else "wait"
+
+
+def _by_node(placed: Sequence[PlacedJob]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in placed:
+        counts[one.node] = counts.get(one.node, 0) + 1
+    return counts
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - 8
+    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
+
+
+_MOST_HELD = 3
+_HEADER = ("machine", "device", "score", "why")
+
+
+def explanation_lines(told: JobExplanation, *, now_s: float, columns: int) -> Iterator[str]:
+    """Draw an explanation."""
+    place = _place_fleet_explaining(told)
+    yield f"{told.job.name}: {one_line(told.verdict)}{f' ({place})' if place else ''}"
+    if told.starts_s is not None:
+        based = f" ({told.based_on})" if told.based_on else ""
+        left_s = told.starts_s - now_s
+        when = f"in about {format_duration(left_s)}" if left_s >= 1 else "any moment"
+        yield f"may start {when}{based}"
+    elif told.expected is not None and told.expected.machine and not told.declines:
+        yield "no start estimate: a job before it has no estimate of its duration"
+    yield from _forecast_lines(told, now_s)
+    rows = [row for machine in told.machines for row in _machine_rows(machine, now_s)]
+    # Where a job could go matters while it waits.
+    if rows and told.job.state == JobState.PENDING:
+        yield ""
+        yield from table(rows, header=_HEADER, columns=columns)
+    for decline in told.declines:
+        yield f"declined by {decline.get('machine', '?')}: {_said(decline)}"
+    for change in told.changes:
+        text = one_line(change)
+        yield text if text.startswith(("starts", "possible", "never")) else f"starts now if {text}"
+
+
+def _forecast_lines(told: JobExplanation, now_s: float) -> Iterator[str]:
+    """Return where and when it is expected, why not now where there is room, and how its submitter stands."""
+    expected = told.expected
+    if expected is not None and expected.machine:
+        starts = f" from {moment(expected.starts_s, now_s)}" if expected.starts_s is not None else ""
+        ends = f" until {moment(expected.ends_s, now_s)}" if expected.ends_s is not None else ""
+        if starts or ends:
+            yield one_line(f"expected on {expected.machine}{starts}{ends}")
+    for held in told.held_back[:_MOST_HELD]:
+        ends = f" (until {moment(held.ends_s, now_s)})" if held.ends_s is not None else ""
+        yield one_line(f"not now on {held.machine}{ends}: {held.text}")
+    if len(told.held_back) > _MOST_HELD:
+        yield f"not now on {len(told.held_back) - _MOST_HELD:,} more machines: --json lists them"
+    if told.job.state == JobState.PENDING and expected is not None and not told.based_on:
+        yield "no estimate of its duration: order and score decide"
+    if told.chosen:
+        yield one_line(f"granted: {told.chosen}")
+    share = told.share
+    if share is not None and share.share is not None and share.fair_share is not None and share.fair_share < 1:
+        part = f"{share.share:.0%} of recent usage, fair is {share.fair_share:.0%}"
+        yield one_line(
+            f"share of {share.user or 'unnamed submitters'}: {part}; "
+            f"{_counted(share.jobs, 'job')} and {_counted(share.devices, 'device')} now"
+        )
+
+
+def _place_fleet_explaining(told: JobExplanation) -> str:
+    if told.place_in_line is None or "in line" in told.verdict:
+        return ""
+    return f"{_ordinal(told.place_in_line)} in line"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _ordinal(count: int) -> str:
+    if count % 100 in (11, 12, 13):
+        return f"{count}th"
+    return f"{count}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(count % 10, 'th') }"
+
+
+def _machine_rows(machine: Mapping[str, Any], now_s: float) -> Iterator[list[str]]:
+    devices = [one for one in machine.get("devices") or () if isinstance(one, Mapping)]
+    why = "; ".join(filter(None, (_node_why(machine), _held(machine, now_s))))
+    yield [str(machine.get("node", "?")), "", _score(machine), one_line(why)]
+    for device in devices:
+        name = " ".join(filter(None, (str(device.get("uuid", "")), str(device.get("type", "")))))
+        obstacle = device.get("obstacle")
+        said = str(obstacle.get("why", "")) if isinstance(obstacle, Mapping) else _terms_fleet_explaining(device)
+        yield ["", name, _score(device), one_line("; ".join(filter(None, (said, _held(device, now_s)))))]
+
+
+def _node_why(machine: Mapping[str, Any]) -> str:
+    obstacles = [one for one in machine.get("obstacles") or () if isinstance(one, Mapping)]
+    if obstacles:
+        return "; ".join(
+            f"{one['device']}: {one['why']}" if one.get("device") else str(one["why"]) for one in obstacles
+        )
+    on = ", ".join(map(str, machine.get("on") or ()))
+    return f"on {on}" if on else f"on the CPU: {_terms_fleet_explaining(machine)}" if machine.get("fits") else ""
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    score = row.get("score")
+    return number(score) if isinstance(score, int | float) else "-"
+
+
+def _terms_fleet_explaining(row: Mapping[str, Any]) -> str:
+    terms = [one for one in row.get("terms") or () if isinstance(one, Mapping)]
+    return " × ".join(_term(one) for one in terms)
+
+
+def _term(one: Mapping[str, Any]) -> str:
+    text = f" ({one['text']})" if one.get("text") else ""
+    return f"{one.get('name')} {number(one.get('value'))}{text}"
+
+
+def _held(row: Mapping[str, Any], now_s: float) -> str:
+    """Say which jobs hold it now, and until about when."""
+    held = row.get("held") or row.get("jobs") or ()
+    told = []
+    for one in held if isinstance(held, list | tuple) else ():
+        if isinstance(one, Mapping):
+            told.append(f"{one.get('name') or one.get('job')}{_until(one.get('until_s'), now_s)}")
+        else:
+            told.append(str(one))
+    return f"taken by {', '.join(told)}{_until(row.get('until_s'), now_s)}" if told else ""
+
+
+def _until(until_s: object, now_s: float) -> str:
+    if not isinstance(until_s, int | float) or until_s <= now_s:
+        return ""
+    return f" for about {format_duration(until_s - now_s)}"
+
+
+def _said(decline: Mapping[str, Any]) -> str:
+    return one_line(": ".join(filter(None, (str(decline.get("reason") or ""), str(decline.get("message") or "")))))

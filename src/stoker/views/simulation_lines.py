@@ -1,0 +1,173 @@
+"""A simulation's report as text and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker.scheduler.simulation.simulation_report import NodeTypeUse, SimulationReport, SimulationResult
+from stoker.views.charts import LEGEND, Chart, ChartLine, Panel, Scale, scale_over
+from stoker.views.text_tables import moment, span, table
+
+_HOUR_S = 3600.0
+_PANEL = 900, 300
+
+
+def report_lines(simulated: SimulationResult, columns: int) -> Iterator[str]:
+    """Tell what came out: the makespan beside its bound, the pace, how machines were used, how long jobs waited."""
+    report = simulated.report
+    yield f"makespan    {span(report.makespan_s)}: {report.ratio:.2f} × the lower bound, {span(report.bound.seconds)}"
+    yield f"decisions   {simulated.decisions_per_s:,.0f}/s: {report.decisions:,} in {span(simulated.seconds)}"
+    kept = f"machines were kept for one {report.times_kept:,} times"
+    yield f"fairness    no job began more than {span(report.most_behind_s)} behind its place in the queue; {kept}"
+    if report.not_placeable:
+        yield _left_out(report)
+    rows = [
+        [use.sort, f"{use.machines:,}", f"{use.devices:,}" if use.devices else "", f"{use.jobs:,}", f"{use.used:.0%}"]
+        for use in sorted(report.uses, key=lambda use: -use.used)
+    ]
+    yield ""
+    yield from table(rows, header=("sort of machine", "machines", "devices", "jobs", "used"), columns=columns)
+    rows = [
+        [str(waits.priority), f"{waits.jobs:,}", span(waits.median_s), span(waits.p95_s), span(waits.max_s)]
+        for waits in report.waits
+    ]
+    yield ""
+    yield from table(rows, header=("priority", "jobs", "median wait", "95 % wait", "longest"), columns=columns)
+
+
+def timeline_chart(report: SimulationReport, title: str) -> Chart:
+    """Draw how the sorts of machine with most to do were used over time, and below it how many jobs waited."""
+    width, height = _PANEL
+    step_h = report.step_s / _HOUR_S
+    uses = sorted(report.uses, key=lambda use: (-use.used * max(use.devices, use.machines), use.sort))[:LEGEND]
+    lines = tuple(
+        ChartLine(
+            label=f"{use.sort} ({use.machines} machines, {use.used:.0%} used)",
+            points=tuple((place * step_h, part * 100) for place, part in enumerate(use.timeline)),
+            rank=rank,
+        )
+        for rank, use in enumerate(uses)
+    )
+    makespan_h, bound_h = report.makespan_s / _HOUR_S, report.bound.seconds / _HOUR_S
+    across = Scale(low=0.0, high=max(makespan_h, 1e-9))
+    bound = ChartLine(label="lower bound", points=((bound_h, 0.0), (bound_h, 100.0)), rank=-1)
+    waiting = tuple((place * step_h, float(count)) for place, count in enumerate(report.waiting))
+    line = ChartLine(label="jobs that wait", points=waiting, rank=0)
+    panels = (
+        Panel(x_label="hours", y_label="% used", x=across, y=Scale(low=0.0, high=105.0), lines=(*lines, bound)),
+        Panel(
+            x_label="hours",
+            y_label="jobs that wait",
+            x=across,
+            y=scale_over([0.0, *(count for _, count in waiting)]),
+            lines=(line,),
+        ),
+    )
+    return Chart(
+        name="timeline",
+        title=title,
+        panels=panels,
+        columns=1,
+        panel_width=width,
+        panel_height=height,
+        legend=lines,
+    )
+
+
+def live_lines(  # noqa: PLR0913 - what is shown of a forecast
+    as_is: tuple[SimulationReport, int],
+    as_changed: tuple[SimulationReport, int] | None,
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    at_s: float,
+    blocked: int,
+    is_guess: bool,
+    columns: int,
+) -> Iterator[str]:
+    """Return when everything is done, as the fleet is and as it would be; how machines are used; when jobs start.
+
+    With each report comes how many jobs can't be finished.
+    """
+    now, changed = as_is[0], None if as_changed is None else as_changed[0]
+    running = _counted(now.running, "job runs", "jobs run")
+    yield f"{_counted(now.machines, 'machine', 'machines')}, {running}, {now.jobs - now.running:,} wait"
+    yield f"all done    {_end_text(*as_is, at_s)}"
+    if as_changed is not None and changed is not None:
+        gained_s = now.makespan_s - changed.makespan_s
+        is_comparable = not as_is[1] and not as_changed[1]
+        difference = _difference(gained_s) if is_comparable else ""
+        yield f"changed     {_end_text(*as_changed, at_s)}{difference}"
+        if changed.failures:
+            lost = _counted(changed.failures, "attempt", "attempts")
+            yield f"lost        {lost} that failed or ended with a machine; the jobs run again"
+    if is_guess:
+        yield "note        some jobs have no estimate of their duration: 10 minutes are assumed for each"
+    if blocked:
+        waiting = _counted(
+            blocked, "pending job waits for other jobs, or for its", "pending jobs wait for other jobs, or for their"
+        )
+        yield f"not counted {waiting} next try"
+    if now.not_placeable:
+        yield _left_out(now)
+    then = {use.sort: use for use in changed.uses} if changed is not None else {}
+    rows = [
+        [use.sort, f"{use.machines:,}", f"{use.jobs:,}", f"{use.used:.0%}", *_changed_use(then.get(use.sort), changed)]
+        for use in sorted(now.uses, key=lambda use: -use.used)
+    ]
+    known = {use.sort for use in now.uses}
+    rows += [
+        [use.sort, "", "", "", f"{use.machines:,}", f"{use.jobs:,}", f"{use.used:.0%}"]
+        for use in then.values()
+        if use.sort not in known
+    ]
+    header = ["sort of machine", "machines", "jobs", "used", *(["changed", "jobs", "used"] if changed else [])]
+    yield ""
+    yield from table(rows, header=header, columns=columns)
+    if jobs:
+        yield ""
+        yield from table(
+            [_job_row(job, at_s, has_changed=changed is not None) for job in jobs],
+            header=["job", "user", "machine", "starts", *(["changed: machine", "starts"] if changed else [])],
+            columns=columns,
+        )
+
+
+def _end_text(report: SimulationReport, unfinished: int, at_s: float) -> str:
+    if unfinished:
+        return f"never: {_counted(unfinished, 'job finds', 'jobs find')} no machine"
+    return f"{moment(at_s + report.makespan_s, at_s)}, in about {span(report.makespan_s)}"
+
+
+def _difference(gained_s: float) -> str:
+    if abs(gained_s) < 1:
+        return ", no difference"
+    return f", {span(abs(gained_s))} {'earlier' if gained_s > 0 else 'later'}"
+
+
+def _left_out(report: SimulationReport) -> str:
+    jobs = _counted(report.not_placeable, "job fits", "jobs fit")
+    return f"left out    {jobs} no machine of this fleet, even an idle one"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def _changed_use(use: NodeTypeUse | None, changed: SimulationReport | None) -> list[str]:
+    if changed is None:
+        return []
+    return ["", "", ""] if use is None else [f"{use.machines:,}", f"{use.jobs:,}", f"{use.used:.0%}"]
+
+
+def _job_row(job: Mapping[str, Any], at_s: float, *, has_changed: bool) -> list[str]:
+    row = [str(job["job"]), str(job["user"]), *_start_cells(job, at_s)]
+    return [*row, *_start_cells(job["changed"], at_s)] if has_changed else row
+
+
+def _start_cells(start: Mapping[str, Any], at_s: float) -> list[str]:
+    if start["machine"] is None:
+        return ["-", "never"]
+    in_s = start["starts_s"] - at_s
+    when = f"in {span(in_s)}" if 1 <= in_s < _HOUR_S else moment(start["starts_s"], at_s)
+    return [str(start["machine"]), when + (" (guess)" if start["is_guess"] else "")]

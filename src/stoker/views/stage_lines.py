@@ -1,0 +1,174 @@
+"""A stage of a run as one line: while it runs, and when it is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stoker.core.text import format_size
+from stoker.engine.ranking import known_direction, preference
+from stoker.engine.runners.member_usage import MemberUsage, read_stay
+from stoker.jobs.job_history import NodeHistory
+from stoker.views.text_tables import Signs, span
+
+_METRICS_SHOWN = 3
+_SCHEDULED = frozenset({"lr", "learning_rate"})
+_LONG_ENOUGH_S = 1.0
+
+
+def sign_of(node: NodeHistory, signs: Signs) -> str:
+    """Give the sign of how a stage ended."""
+    return {"ran": signs.ran, "hit": signs.hit, "failed": signs.failed, "diverged": signs.failed}.get(
+        node.ending, signs.left
+    )
+
+
+def finished_text(node: NodeHistory, width: int, *, was_told: bool = False) -> str:
+    """Say how a stage ended: name, time, word, and what is worth adding; not again what it told if that `was_told`."""
+    took = span(node.seconds) if node.ending in ("ran", "failed", "diverged") else ""
+    word = node.ending
+    if node.ending in ("failed", "diverged", "pruned") and node.message:
+        word = f"{'left out' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
+    said = "" if was_told else node.told
+    told = [said, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
+    more = "  ".join(filter(None, told))
+    return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
+
+
+def memory_text(ram_bytes: int | None, gpu_bytes: int | None) -> str:
+    """Say how much memory work took: the machine's, and its devices' if it had any."""
+    ram = format_size(ram_bytes) if ram_bytes else ""
+    if gpu_bytes:
+        return f"{format_size(gpu_bytes)} GPU{f', {ram} RAM' if ram else ''}"
+    return ram
+
+
+class StageStepRate:
+    """How quickly a stage goes, from the steps that were heard of since this began: it may have gone on from one."""
+
+    def __init__(self, step: int, at_s: float) -> None:
+        self._first = self._last = (step, at_s)
+
+    def hear(self, step: int, at_s: float) -> None:
+        """Take in a step."""
+        self._last = (step, at_s)
+
+    def steps_per_s(self) -> float | None:
+        """Give the pace, if enough was heard to tell."""
+        steps, passed_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        return steps / passed_s if steps > 0 and passed_s >= _LONG_ENOUGH_S else None
+
+
+def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRate | None = None) -> str:
+    """Say how far a stage is: name, time so far, step, metrics, how quickly it goes and when it will be there."""
+    passed_s = now_s - node.began_s if node.began_s is not None else 0.0
+    parts = [
+        f"{node.title or node.node:<{width}}",
+        f"{span(max(0.0, passed_s)):>6}",
+        step_text(node),
+        metrics_text(node.metrics, is_over=False),
+        pace_text(node, pace.steps_per_s() if pace else None),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def waiting_text(node: NodeHistory, width: int, now_s: float) -> str:
+    """Say how long a stage has been waiting for its devices, and for which."""
+    waited_s = max(0.0, now_s - (node.waits_since_s or now_s))
+    return f"{node.title or node.node:<{width}}  {span(waited_s):>6}  {node.waits_for}"
+
+
+def step_text(node: NodeHistory) -> str:
+    """Say at which step a stage is."""
+    if node.step is None:
+        return ""
+    return f"step {node.step}/{node.of}" if node.of else f"step {node.step}"
+
+
+def pace_text(node: NodeHistory, steps_per_s: float | None) -> str:
+    """Say how quickly a stage goes and how long it will still take."""
+    if steps_per_s is None:
+        return ""
+    said = f"{steps_per_s:.3g} step/s"
+    if node.of is None or node.step is None or node.step > node.of:
+        return said
+    return f"{said}  ETA {span((node.of - node.step) / steps_per_s)}"
+
+
+def metrics_text(metrics: Mapping[str, Any], *, is_over: bool = True) -> str:
+    """Give the first few metrics of work that goes on, or is over."""
+    return "  ".join(f"{name} {number(value)}" for name, value in few_metrics(metrics, is_over=is_over).items())
+
+
+def few_metrics(metrics: Mapping[str, Any], *, is_over: bool = True) -> dict[str, Any]:
+    """Give the first few metrics; what results would be ranked by is always among them."""
+    if is_over:
+        # Where a schedule has ended is not the rate that somebody set.
+        metrics = {name: value for name, value in metrics.items() if name not in _SCHEDULED}
+    few = dict(list(metrics.items())[:_METRICS_SHOWN])
+    best = min(metrics, key=preference, default="")
+    if best in few or known_direction(best) is None:
+        return few
+    return {**dict(list(few.items())[:-1]), best: metrics[best]}
+
+
+def number(value: object) -> str:
+    """Write a number with as many digits as say something."""
+    if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
+        return f"{value:.4g}"
+    if isinstance(value, float) and math.isfinite(value):
+        # Nobody means minus zero.
+        return f"{value + 0.0:g}"
+    return str(value)
+
+
+def _in_one_line(message: str) -> str:
+    """Give what a message begins with, and the first of what it lists: all of it is told at the end of the run."""
+    first, *listed = message.splitlines()
+    if not listed:
+        return message
+    return f"{first} {listed[0]}{' …' if len(listed) > 1 else ''}"
+
+
+def _peak_on_devices(node: NodeHistory) -> str:
+    return f"peak {memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)}" if node.peak_gpu_bytes else ""
+
+
+# With whom the stages of a job shared a process, for people. Pure.
+
+_MOST_NAMED = 4
+
+
+def companions_text(node: NodeHistory) -> str:
+    """Say with whom a stage shared a process, and how many sat there at once; nothing of one that was alone."""
+    stay = read_stay(node.company)
+    if stay is None or not stay.others:
+        return ""
+    others = "1 other" if stay.others == 1 else f"{stay.others} others"
+    return f"in one process with {others}, {stay.members} at once: {_named(stay.named, stay.others)}"
+
+
+def companies_lines(job: str, nodes: Iterable[NodeHistory]) -> list[str]:
+    """Say how many stages of a job shared each process, and who else was in it; nothing where each was alone."""
+    processes: dict[int, list[tuple[NodeHistory, MemberUsage]]] = {}
+    for node in nodes:
+        stay = read_stay(node.company)
+        if stay is not None and stay.others:
+            processes.setdefault(stay.process, []).append((node, stay))
+    return [_line(job, stays) for stays in processes.values()]
+
+
+def _line(job: str, stays: list[tuple[NodeHistory, MemberUsage]]) -> str:
+    if len(stays) == 1:
+        return f"{stays[0][0].node}: {companions_text(stays[0][0])}"
+    ours = {f"{job}/{node.node}" for node, _ in stays}
+    named = tuple(dict.fromkeys(name for _, stay in stays for name in stay.named if name not in ours))
+    told = f"{len(stays)} in one process, {max(stay.members for _, stay in stays)} at once"
+    return f"{told}, beside {_named(named, len(named))}" if named else told
+
+
+def _named(names: tuple[str, ...], count: int) -> str:
+    shown = names[:_MOST_NAMED]
+    more = count - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

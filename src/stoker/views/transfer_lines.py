@@ -1,0 +1,200 @@
+"""Files on their way as lines: each one in flight, all of them together, and each when it is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.core.events import Event, Kinds
+from stoker.core.text import format_duration, format_size, outside
+from stoker.views.text_tables import span
+
+_BAR_CELLS = 20
+_FEWEST_CELLS = 5
+_WORTH_A_ROW_BYTES = 1 << 20
+_WORTH_A_RATE_S = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferDisplay:
+    """One file, as far as its events have told."""
+
+    file: str
+    began_s: float
+    start: int = 0
+    downloaded: int = 0
+    total: int | None = None
+    rate_bytes_per_s: float | None = None
+    eta_s: float | None = None
+    has_begun: bool = False
+    """Whether its bytes come, or have come so far."""
+    pause: str = ""
+    """Why nothing comes just now."""
+    attempt: int = 0
+    """Which attempt failed last, while another is waited for; else 0."""
+    retry_at_s: float = 0.0
+    """When the next attempt begins."""
+    ended: str = ""
+    """`done` or `failed`, once it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawStyle:
+    """How something is drawn: with a bar or without, in which signs, and in how much room (0: in any)."""
+
+    is_drawn: bool = True
+    is_unicode: bool = False
+    room: int = 0
+
+
+class Transfers:
+    """What has been heard of a set of files: how many are wanted, and where each of them is."""
+
+    def __init__(self, *, files: int = 1, total_bytes: int | None = None) -> None:
+        self.files = files
+        self.total_bytes = total_bytes
+        self._known: dict[str, TransferDisplay] = {}
+
+    def take(self, event: Event, at_s: float) -> TransferDisplay | None:
+        """Take in one event; give the file it is about."""
+        told: dict[str, Any] = event.fields
+        name = str(told.get("file", ""))
+        if event.kind not in _KINDS:
+            return None
+        known = self._known.get(name) or TransferDisplay(file=name, began_s=at_s)
+        if event.kind != Kinds.DOWNLOAD_RETRY:
+            # Who is only tried again may be a question to a server, and no file at all.
+            self._known[name] = known
+        if event.kind == Kinds.DOWNLOAD_START:
+            known.start = known.downloaded = int(told.get("start") or 0)
+            known.total, known.pause, known.has_begun = told.get("total"), "", True
+        elif event.kind == Kinds.DOWNLOAD_PROGRESS:
+            known.downloaded, known.total = int(told.get("downloaded") or 0), told.get("total")
+            known.rate_bytes_per_s, known.eta_s, known.pause = told.get("rate_bytes_per_s"), told.get("eta_s"), ""
+            known.has_begun = True
+        elif event.kind in (Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING):
+            known.pause, known.rate_bytes_per_s, known.eta_s = str(told.get("msg", "")), None, None
+            wait_s = seconds_of(told)
+            known.attempt, known.retry_at_s = int(told.get("attempt") or 0) if wait_s else 0, at_s + wait_s
+        elif event.kind == Kinds.DOWNLOAD_DONE:
+            known.ended, known.downloaded = "done", int(told.get("bytes") or 0)
+            known.total = known.downloaded
+        else:
+            known.ended = "failed"
+        return known
+
+    def in_flight(self) -> list[TransferDisplay]:
+        return [one for one in self._known.values() if not one.ended]
+
+    def worth_rows(self) -> list[TransferDisplay]:
+        """Give the files that a person watches one by one: those under way, and of many only the large ones."""
+        return [
+            one
+            for one in self.in_flight()
+            if self.files == 1
+            or ((one.has_begun or one.pause) and (one.total is None or one.total >= _WORTH_A_ROW_BYTES))
+        ]
+
+    def together(self, how: DrawStyle) -> str:
+        """Say how far all files are."""
+        flying = self.in_flight()
+        over = [one for one in self._known.values() if one.ended]
+        got = sum(one.downloaded for one in self._known.values() if one.ended != "failed")
+        rate = sum(one.rate_bytes_per_s or 0.0 for one in flying)
+        left = self.total_bytes - got if self.total_bytes is not None else None
+        left_s = left / rate if left is not None and left > 0 and rate else None
+        if left_s is not None:
+            # All are there no sooner than the slowest of them.
+            left_s = max([left_s, *(one.eta_s for one in flying if one.eta_s is not None)])
+        news = [rate_text(rate or None), left_text(left_s)]
+        return _fitted(how, f"{len(over)} of {self.files} files", got, self.total_bytes, news)
+
+
+def short_name(label: str, within: str) -> str:
+    """Give a file's name without the repository that all files on the screen are of, safe to show."""
+    return outside(label.removeprefix(f"{within}: ") if within else label)
+
+
+def flying_text(one: TransferDisplay, how: DrawStyle, now_s: float) -> str:
+    """Say how far one file is: bar, amount, rate, time left. Where room is scarce, the bar goes first."""
+    if one.pause and how.is_drawn and one.attempt and one.retry_at_s > now_s:
+        return f"{again_text(one.attempt, one.retry_at_s - now_s)}: {outside(one.pause)}"
+    if one.pause:
+        return outside(one.pause)
+    news = [rate_text(one.rate_bytes_per_s), left_text(one.eta_s)]
+    return _fitted(how, "", one.downloaded, one.total, news)
+
+
+def again_text(attempt: int, wait_s: float) -> str:
+    """Return which attempt failed, and when the next one begins."""
+    return f"attempt {attempt}, next try in {span(wait_s)}"
+
+
+def seconds_of(told: dict[str, Any]) -> float:
+    """Return the pause of an event before the next attempt."""
+    wait_s = told.get("wait_secs")
+    return float(wait_s) if isinstance(wait_s, int | float) else 0.0
+
+
+def done_text(told: dict[str, Any]) -> str:
+    """Say how a file came to be there: its size, and what it cost."""
+    size_bytes, seconds = int(told.get("bytes") or 0), float(told.get("ms") or 0) / 1000
+    head = f"{format_size(size_bytes):>9}"
+    status = told.get("status")
+    if status == "cached":
+        return f"{head}  was there"
+    if status == "linked":
+        return f"{head}  was on this machine"
+    network, resumed = int(told.get("bytes_from_network") or 0), int(told.get("bytes_resumed") or 0)
+    pace = f" ({rate_text(network / seconds)})" if seconds >= _WORTH_A_RATE_S and network else ""
+    return f"{head}  in {span(seconds)}{pace}{f', {format_size(resumed)} were there' if resumed else ''}"
+
+
+def _fitted(how: DrawStyle, head: str, done: int, total: int | None, news: list[str]) -> str:
+    room = how.room
+    text = "  ".join(part for part in (head, amount_text(done, total), *news) if part)
+    if room and len(text) > room and total:
+        return "  ".join(part for part in (head, f"{min(100, 100 * done // total)}%", *news) if part)
+    cells = min(_BAR_CELLS, room - len(text) - 2) if room else _BAR_CELLS
+    if not how.is_drawn or not total or cells < _FEWEST_CELLS:
+        return text
+    drawn = bar(done, total, is_unicode=how.is_unicode, cells=cells)
+    return "  ".join(part for part in (head, drawn, text.removeprefix(head).lstrip()) if part)
+
+
+def bar(done: int, total: int | None, *, is_unicode: bool, cells: int = _BAR_CELLS) -> str:
+    """Draw how much of a whole is done; nothing where the whole is not known."""
+    if not total:
+        return ""
+    filled = min(cells, cells * done // total)
+    full, empty = ("━", "╌") if is_unicode else ("#", ".")
+    return full * filled + empty * (cells - filled)
+
+
+def amount_text(done: int, total: int | None) -> str:
+    """Say how much of how much there is."""
+    if total is None:
+        return format_size(done)
+    return f"{format_size(min(done, total))} of {format_size(total)}"
+
+
+def rate_text(bytes_per_s: float | None) -> str:
+    """Say how quickly bytes come."""
+    return "" if bytes_per_s is None else f"{format_size(round(bytes_per_s))}/s"
+
+
+def left_text(seconds: float | None) -> str:
+    """Say how long it will still take."""
+    return "" if seconds is None else f"{format_duration(seconds)} left"
+
+
+_KINDS = frozenset(
+    {
+        Kinds.DOWNLOAD_START,
+        Kinds.DOWNLOAD_PROGRESS,
+        Kinds.DOWNLOAD_RETRY,
+        Kinds.DOWNLOAD_WAITING,
+        Kinds.DOWNLOAD_DONE,
+        Kinds.DOWNLOAD_FAILED,
+    }
+)

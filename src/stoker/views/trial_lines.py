@@ -1,0 +1,91 @@
+"""How trials are called and shown: by what varies, not by their numbers in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.core.frozen import fresh, frozen
+from stoker.engine.plan import Plan
+from stoker.engine.ranking import known_direction, preference
+from stoker.jobs.trials import Trial, is_sweep, shared_nodes
+from stoker.views.adapter_lines import unaffected_text
+from stoker.views.stage_lines import memory_text, metrics_text
+from stoker.views.text_tables import near_path, span
+
+_METRICS_OF_MEMBERS = 2
+
+
+@frozen
+class Titles:
+    """What the nodes of a plan are called on a screen."""
+
+    names: Mapping[str, str] = fresh(factory=dict)
+    """By node."""
+    of_trials: frozenset[str] = frozenset()
+    """Nodes that belong to one trial: their ends are told by the trial's."""
+    width: int = 0
+    job: str = ""
+    """Whose trials they are, for whoever wants to see a log."""
+    together: frozenset[str] = frozenset()
+    """Nodes that share a process with their like."""
+    trials: int = 0
+
+
+_WIDEST = 40
+
+
+def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bool = False) -> Titles:
+    """Name the nodes of a plan."""
+    together = frozenset(node.id for node in plan.nodes if node.stage.together and not is_solo)
+    if not is_sweep(trials):
+        plain = [f"{node.id}[0]" if node.fans_out else node.id for node in plan.nodes]
+        width = min(_WIDEST, max(map(len, plain), default=0))
+        return Titles(width=width, job=job, together=together)
+    shared = shared_nodes(trials)
+    names: dict[str, str] = {}
+    for trial in trials:
+        own = [node for node in trial.nodes.nodes if node not in shared]
+        for node in own:
+            stage = node.removeprefix(f"{trial.number}.")
+            names[node] = trial.label if len(own) == 1 else f"{trial.label} {stage}"
+    widest = max((len(trial.label) for trial in trials), default=0)
+    return Titles(
+        names=names,
+        of_trials=frozenset(names),
+        width=min(_WIDEST, widest),
+        job=job,
+        together=together,
+        trials=len(trials),
+    )
+
+
+def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: int = 0) -> str:
+    """Say how a trial ended: label, time, and what is worth adding; `others` went on beside one that diverged."""
+    width = titles.width
+    label = f"{fields.get('label', ''):<{width}}"
+    seconds = fields.get("seconds")
+    took = f"{span(seconds) if isinstance(seconds, int | float) else '':>6}"
+    if fields.get("state") == "failed":
+        log = f"  hint: stoker logs {titles.job}/{fields.get('trial')}" if titles.job else ""
+        alone = unaffected_text(others) if fields.get("cause") == "diverged" else ""
+        return f"{label}  {took}  {fields.get('message') or fields.get('cause')}{alone}{log}"
+    if fields.get("state") != "completed":
+        return f"{label}  {took}  {fields.get('state')}"
+    metrics = _shown(fields.get("metrics"))
+    if titles.together:
+        # Of members what they are ranked by comes first; what they took is told of all of them together.
+        metrics = {name: metrics[name] for name in sorted(metrics, key=preference) if known_direction(name)}
+        metrics = dict(list(metrics.items())[:_METRICS_OF_MEMBERS])
+    told = [text] if (text := metrics_text(metrics)) else []
+    memory = memory_text(fields.get("peak_bytes"), fields.get("peak_gpu_bytes"))
+    told += [f"peak {memory}"] if memory else []
+    if fields.get("is_kept"):
+        told.append("kept")
+    if fields.get("out"):
+        told.append(f"→ {near_path(str(fields['out']), near)}")
+    return "  ".join([label, took, *told])
+
+
+def _shown(metrics: Any) -> Mapping[str, Any]:
+    return metrics if isinstance(metrics, Mapping) else {}

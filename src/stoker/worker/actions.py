@@ -1,0 +1,412 @@
+"""Does what was decided: threads, children, files and questions. Decides nothing; what comes of it is reported.
+
+Nothing here keeps the keeper's loop waiting: what takes time has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from stoker.core.errors import StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.leases import AttemptToken, Partition
+from stoker.engine.scratch import EARLIER_ATTEMPT
+from stoker.host.identity import Liveness, ProcessIdentity
+from stoker.protocol.lease_messages import ExecCall, LeaseReport, WorkerMeasurements
+from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.worker.attempt_process import AttemptContext, AttemptJournalTail, AttemptProgress, RunningAttempt
+from stoker.worker.checkpoint_transfer import bring_checkpoint
+from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, told_as_bug
+from stoker.worker.exec_command import Sessions
+from stoker.worker.machine_checks import StartRefusal
+from stoker.worker.state_machine import LAST_MOMENT_S
+from stoker.worker.uploader import AttemptReporter, AttemptReporterContext, PreparingLog
+from stoker.worker.worker_state import (
+    COORDINATOR,
+    AttemptEnded,
+    AttemptNotStarted,
+    AttemptPhase,
+    AttemptStarted,
+    AttemptStopped,
+    ClaimJobs,
+    Forget,
+    Happening,
+    HeldLease,
+    Instruction,
+    Journal,
+    JournaledLease,
+    LogLine,
+    OpenExec,
+    Predecessor,
+    Renew,
+    ReportStart,
+    SendFinalReport,
+    SendHello,
+    SendResult,
+    StartAttempt,
+    StopAttempt,
+    WithdrawClaim,
+    WorkerState,
+)
+
+_IDLE_WAIT_S = 1.0
+"""Who ends when nothing is left does not wait long for something to come."""
+
+
+@frozen
+class InstructionRunnerContext:
+    """What acting works with."""
+
+    site: AttemptContext
+    questions: ClaimLoop
+    post: AttemptReporterContext
+    journal: Journal
+    incarnation: str
+    report: Callable[[Happening], None]
+    tell: Callable[[str, dict[str, object]], None]
+    claim_wait_s: Callable[[], float]
+    sessions: Sessions | None = None
+    """Commands of operators beside attempts; nothing: there are none."""
+
+
+class InstructionRunner:
+    """The doing half of a keeper. The loop calls `perform`; threads of its own read what is known."""
+
+    def __init__(self, hands: InstructionRunnerContext, keeping: WorkerState) -> None:
+        self._hands = hands
+        self.keeping = keeping
+        """What is known now; replaced by the loop, read from everywhere."""
+        self._attempts: dict[AttemptToken, tuple[RunningAttempt, AttemptReporter]] = {}
+        self._hearings: dict[AttemptToken, AttemptJournalTail] = {}
+        self._logs: dict[AttemptToken, PreparingLog] = {}
+        self._writing = threading.Lock()
+
+    def adopt(self, lease: HeldLease) -> None:
+        """Go on with an attempt that an earlier keeper began."""
+        underway, _ = self._new(lease)
+        if lease.child is not None:
+            underway.adopt(lease.run, lease.child)
+            self._watch(lease.token, underway)
+
+    def note(self, keeping: WorkerState) -> None:
+        """Take in what is known now, and write down what a successor has to know."""
+        before, self.keeping = self.keeping, keeping
+        if before.leases is keeping.leases:
+            return
+        with suppress(StokerError):
+            for token, lease in keeping.leases.items():
+                known = before.leases.get(token)
+                if lease.run and (known is None or known.ends_s != lease.ends_s or not known.run):
+                    self._hands.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.on_partition)
+            self.write_down()
+
+    def write_down(self) -> None:
+        """Write down what is held, and for whom."""
+        self._write_journal()
+
+    def perform(self, instruction: Instruction) -> None:
+        """Do one thing, or begin to."""
+        match instruction:
+            case SendHello() | ClaimJobs() | WithdrawClaim() | Renew():
+                self._ask(instruction)
+            case StartAttempt(token=token):
+                self._begin(token)
+            case ReportStart(token=token):
+                self._tell_start(token)
+            case StopAttempt(token=token, grace_s=grace_s):
+                self._stop(token, grace_s)
+            case SendResult(token=token, last=last, end=end):
+                self._attempt(token)[1].send(last, end)
+            case SendFinalReport(token=token, last=last, end=end):
+                courier = self._attempt(token)[1]
+                self._in_thread(lambda: courier.say_now(last, end))
+            case OpenExec(call=call):
+                self._open_exec(call)
+            case Forget(token=token):
+                self._forget(token)
+            case LogLine(kind=kind, fields=fields):
+                self._hands.tell(kind, fields)
+
+    def keep_warm(self) -> None:
+        """See that a child is ready for the next assignment, while there is room for one."""
+        keeping = self.keeping
+        if keeping.is_known and keeping.wanted and not keeping.closed:
+            with suppress(StokerError):
+                self._hands.site.nursery.keep_spare()
+
+    def say_goodbye(self) -> None:
+        """Tell a coordinator that knows us, and answers, that nobody works here from now on."""
+        if self.keeping.is_known and not self.keeping.is_away:
+            self._hands.questions.say_goodbye(self._measured, within_s=LAST_MOMENT_S)
+
+    def close(self) -> None:
+        """Let go of everything; what is held has been given back."""
+        self._hands.questions.close()
+        if self._hands.sessions is not None:
+            self._hands.sessions.close("the worker ends")
+        for _, courier in self._attempts.values():
+            courier.close()
+        self._hands.site.nursery.close()
+
+    def may_speak(self, token: AttemptToken) -> bool:
+        """Whether a lease is ours by our own clock, at this very moment."""
+        lease = self.keeping.leases.get(token)
+        if lease is None:
+            return False
+        is_over = lease.is_over or self._hands.site.clock.boottime_s() >= lease.ends_s
+        return lease.is_harmless or not is_over
+
+    def _new(self, lease: HeldLease) -> tuple[RunningAttempt, AttemptReporter]:
+        hands = self._hands
+        log = self._logs[lease.token] = PreparingLog(hands.post.spool, lease.token, hands.post.line, hands.site.clock)
+        underway = RunningAttempt(hands.site, lease.grant, hands.journal.lease_file, log.hear)
+        made = (underway, AttemptReporter(hands.post, lease.grant))
+        self._attempts[lease.token] = made
+        return made
+
+    def _attempt(self, token: AttemptToken) -> tuple[RunningAttempt, AttemptReporter]:
+        found = self._attempts.get(token)
+        return self._new(self.keeping.leases[token]) if found is None else found
+
+    def _ask(self, instruction: SendHello | ClaimJobs | WithdrawClaim | Renew) -> None:
+        questions = self._hands.questions
+        match instruction:
+            case SendHello():
+                questions.greet()
+            case WithdrawClaim():
+                questions.call_back()
+            case Renew():
+                questions.renew(self._reports, self._measured)
+            case ClaimJobs(most=most):
+                self._ask_for_work(most)
+
+    def _ask_for_work(self, most: int) -> None:
+        keeping = self.keeping
+        is_brief = keeping.wishes.until_idle and most > 0
+        # Its times count from its beginning: a long question would eat up a short lease.
+        wait_s = min(self._hands.claim_wait_s(), keeping.lease_s / 3)
+        wait_s = min(wait_s, _IDLE_WAIT_S) if is_brief else wait_s
+        said = PendingClaim(
+            most=most, wait_s=wait_s, measured=self._measured, stopping=self._stopping, looks_around=is_brief
+        )
+        self._hands.questions.claim(said)
+
+    def _stopping(self) -> tuple[str, ...]:
+        """Name the jobs that are on their way to an end."""
+        return tuple(lease.grant.job for lease in self.keeping.leases.values() if lease.last is not None)
+
+    def _begin(self, token: AttemptToken) -> None:
+        underway, _ = self._attempt(token)
+        lease = self.keeping.leases[token]
+        self._in_thread(lambda: self._begin_now(lease, underway))
+
+    def _begin_now(self, lease: HeldLease, underway: RunningAttempt) -> None:
+        def write_down(run: str, child: ProcessIdentity) -> None:
+            self._write_journal(changed(lease, run=run, child=child))
+
+        token = lease.token
+        try:
+            begun = told_as_bug(
+                lambda: underway.begin(
+                    lambda: self.keeping.leases.get(token, lease).ends_s,
+                    lambda stop: self._bring(lease, underway, stop),
+                    write_down,
+                )
+            )
+        except StokerError as error:
+            begun = StartRefusal(reason="start", message=str(error))
+        log = self._logs.get(token)
+        if log is not None:
+            if isinstance(begun, StartRefusal):
+                log.hear(f"not started here: {begun.message}")
+                # While the lease is ours: what comes later is not taken.
+                log.close()
+            else:
+                self._in_thread(log.close)
+        now_s = self._hands.site.clock.boottime_s()
+        if isinstance(begun, StartRefusal):
+            self._hands.report(
+                AttemptNotStarted(
+                    now_s=now_s,
+                    token=token,
+                    reason=begun.reason,
+                    message=begun.message,
+                    lasts=begun.lasts,
+                    has_brought=underway.has_brought,
+                )
+            )
+        elif begun is not None:
+            self._hands.report(
+                AttemptStarted(
+                    now_s=now_s, token=token, child=begun, run=underway.run, has_brought=underway.has_brought
+                )
+            )
+            self._report_end(token, underway)
+
+    def _bring(self, lease: HeldLease, underway: RunningAttempt, stop: threading.Event) -> None:
+        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins anew.
+
+        Heartbeats tell how much of it has come: its start is waited for as long as that grows.
+        """
+        granted = lease.grant.checkpoint
+        if granted is None:
+            return
+        post = self._hands.post
+        passage = TransferConnection(line=post.line, stop=stop, clock=post.clock)
+
+        def heed(size_bytes: int) -> None:
+            underway.prepared += size_bytes
+
+        try:
+            arrived = told_as_bug(
+                lambda: bring_checkpoint(passage, granted, post.scratch, run_id=EARLIER_ATTEMPT, heed=heed)
+            )
+        except StokerError as error:
+            self._hands.tell("checkpoint_missing", {"job": lease.grant.shown, "why": str(error)})
+        else:
+            self._hands.tell("checkpoint", {"job": lease.grant.shown, "why": arrived.why, "placed": arrived.is_placed})
+
+    def _watch(self, token: AttemptToken, underway: RunningAttempt) -> None:
+        self._in_thread(lambda: self._report_end(token, underway))
+
+    def _report_end(self, token: AttemptToken, underway: RunningAttempt) -> None:
+        end = underway.wait()
+        self._end_execs(token)
+        self._hands.report(AttemptEnded(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+
+    def _open_exec(self, call: ExecCall) -> None:
+        sessions, lease = self._hands.sessions, self.keeping.leases.get(call.token())
+        if sessions is None or lease is None:
+            return
+        if lease.phase is AttemptPhase.RUNNING:
+            sessions.open(call, self._attempt(lease.token)[0].place)
+            self._hands.tell("exec", {"job": lease.grant.shown, "program": call.argv[0] if call.argv else "a shell"})
+        else:
+            sessions.refuse(call, f"{lease.grant.shown} is {lease.phase}: it does not run now")
+
+    def _end_execs(self, token: AttemptToken) -> None:
+        if self._hands.sessions is not None:
+            self._hands.sessions.end(token, "the job has ended")
+
+    def _tell_start(self, token: AttemptToken) -> None:
+        underway, courier = self._attempt(token)
+        courier.follow(underway.folder)
+        courier.tell_start(underway.run)
+        self._hearings[token] = AttemptJournalTail(underway.folder.status_path)
+
+    def _stop(self, token: AttemptToken, grace_s: float) -> None:
+        underway, _ = self._attempt(token)
+
+        def stop() -> None:
+            self._end_execs(token)
+            end = underway.stop(grace_s)
+            self._hands.report(AttemptStopped(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+
+        self._in_thread(stop)
+
+    def _forget(self, token: AttemptToken) -> None:
+        underway, courier = self._attempts.pop(token, (None, None))
+        hearing = self._hearings.pop(token, None)
+        self._logs.pop(token, None)
+        if hearing is not None:
+            hearing.close()
+        if courier is not None:
+            self._in_thread(courier.close)
+        if underway is not None:
+            underway.forget()
+
+    def _reports(self, now_s: float) -> tuple[LeaseReport, ...]:
+        """Say of each lease how it stands; of one that is over by our own clock only if its job keeps on."""
+        reports = []
+        for token, lease in list(self.keeping.leases.items()):
+            if now_s >= lease.ends_s and not lease.keeps_on:
+                continue
+            reports.append(self._report_of(token, lease))
+        return tuple(reports)
+
+    def _report_of(self, token: AttemptToken, lease: HeldLease) -> LeaseReport:
+        found, hearing = self._attempts.get(token), self._hearings.get(token)
+        runs = lease.phase in (AttemptPhase.RUNNING, AttemptPhase.STOPPING)
+        heard = AttemptProgress() if hearing is None else hearing.look()
+        return LeaseReport(
+            job=token.job,
+            attempt=token.attempt,
+            epoch=token.epoch,
+            generation=token.generation,
+            is_alive=not runs or (found is not None and found[0].is_alive()),
+            step=heard.step,
+            of=heard.of,
+            metrics=heard.metrics,
+            stage=heard.stage,
+            says=_says(lease, heard, "" if found is None else found[0].says),
+            prepared=0 if found is None else found[0].prepared,
+        )
+
+    def _measured(self) -> WorkerMeasurements:
+        own = {by: why for by, why in self.keeping.closed.items() if by != COORDINATOR}
+        return self._hands.site.machine.measured(own)
+
+    def _write_journal(self, also: HeldLease | None = None) -> None:
+        with self._writing:
+            leases = dict(self.keeping.leases)
+            if also is not None:
+                leases[also.token] = also
+            self._hands.journal.write(
+                incarnation=self._hands.incarnation, coordinator=self._hands.site.coordinator, leases=leases.values()
+            )
+
+    def _in_thread(self, act: Callable[[], None]) -> None:
+        threading.Thread(target=act, name="stoker-attempt", daemon=True).start()
+
+
+def _says(lease: HeldLease, heard: AttemptProgress, prepares: str) -> str:
+    """Give a line for people; that it has not started yet, its state tells better."""
+    if lease.phase is AttemptPhase.RUNNING:
+        return heard.says
+    return prepares if lease.phase is AttemptPhase.STARTING else str(lease.phase)
+
+
+# What becomes of attempts that an earlier keeper left: gone on with, or ended. Decided purely, from what is known.
+
+
+@frozen
+class WorkerRecovery:
+    """What a keeper begins with."""
+
+    incarnation: str
+    """The predecessor's, if there is something to go on with; else empty: a new one."""
+    adopted: tuple[HeldLease, ...]
+    ended: tuple[JournaledLease, ...]
+    """Whose processes must not go on."""
+
+
+def inherit(
+    predecessor: Predecessor | None, *, coordinator: str, now_s: float, liveness: Mapping[str, Liveness]
+) -> WorkerRecovery:
+    """Decide; `liveness` says of each run whether its very process lives.
+
+    An attempt whose lease is over by the clock that also counts suspend is ended, unless its job keeps on. One whose
+    process is gone but whose lease lasts is still ours to report.
+    """
+    if predecessor is None:
+        return WorkerRecovery(incarnation="", adopted=(), ended=())
+    adopted, ended = [], []
+    for written in predecessor.leases:
+        keeps_on = written.grant.on_partition is Partition.KEEP
+        is_ours = predecessor.coordinator == coordinator and (keeps_on or now_s < written.ends_s)
+        if is_ours and liveness[written.run] is not Liveness.UNKNOWN:
+            lease = HeldLease(
+                grant=written.grant,
+                phase=AttemptPhase.RUNNING,
+                ends_s=written.ends_s,
+                run=written.run,
+                child=written.child,
+                is_over=now_s >= written.ends_s,
+            )
+            adopted.append(lease)
+        else:
+            ended.append(written)
+    incarnation = predecessor.incarnation if adopted else ""
+    return WorkerRecovery(incarnation=incarnation, adopted=tuple(adopted), ended=tuple(ended))

@@ -1,0 +1,153 @@
+"""What a keeper hands to the child that runs one attempt: one line on its standard input, and a lease file.
+
+The lease file says until when the attempt may run. The keeper writes it with every renewal, the child reads it: so a
+job ends with its lease even if its keeper was killed or stands still.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from stoker.core.clock import Clock
+from stoker.core.frozen import fields_of, fresh, frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.core.leases import Partition
+from stoker.host.durable import read_regular, translated
+
+_LARGEST_BYTES = 200
+
+
+@frozen
+class JobBrief:
+    """What an attempt's child has to know of its job, without the wire's libraries: it has to be ready in no time."""
+
+    job: str
+    attempt: int
+    epoch: int
+    generation: int
+    name: str
+    number: int
+    label: str
+    point: dict[str, Any]
+    recipe: str
+    schema_version: int
+    args: dict[str, Any]
+    seed: int | None
+    folder: str
+    timeout_s: float | None
+    devices: list[str]
+    is_shared: bool
+    vram_bytes: int
+    unproven: dict[str, Any] = fresh(factory=dict)
+    """Arguments whose files have to be digested here before it starts, as the job's identity has them."""
+    found: dict[str, str] = fresh(factory=dict)
+    """Arguments that are the whole path of what the job's identity names, as the identity has them."""
+
+
+@frozen
+class Assignment:
+    """One attempt, for its child."""
+
+    job: JobBrief
+    run: str
+    """What its folder in `runs/` is called."""
+    lease_path: str
+    coordinator: str = ""
+    worker: str = ""
+    grace_s: float = 10.0
+    environment: dict[str, str] = fresh(factory=dict)
+    """Variables that are added for this attempt."""
+    secrets: dict[str, str] = fresh(factory=dict)
+    """Variables that are added, too, and whose values are kept out of everything that is written. Never on a disk."""
+    paths: dict[str, str] = fresh(factory=dict)
+    """Where on this machine each input lies (`InputBody.where` → path)."""
+    facts: dict[str, Any] = fresh(factory=dict)
+    """What it runs with, by digest: code, commit, data."""
+    python: dict[str, Any] = fresh(factory=dict)
+    """Of a program with an environment: its interpreter and packages (`environments.answers.Ready.facts`)."""
+
+    run_as: dict[str, Any] = fresh(factory=dict)
+    """The user that its programs run as (`host.users`); empty: the worker's own."""
+
+    def to_line(self) -> bytes:
+        """Give it as one line."""
+        return dumps({**fields_of(self), "job": fields_of(self.job)}).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Assignment:
+        """Read what `to_line` gave. Raises `ValueError`, `KeyError` or `TypeError` on anything else."""
+        raw: dict[str, Any] = loads(line)
+        return cls(**{**raw, "job": JobBrief(**raw["job"])})
+
+
+class LeaseFile:
+    """Until when an attempt may run, on the clock that also counts suspend."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def write(self, ends_s: float, partition: Partition) -> None:
+        """Say it anew. Readers see the old line or the new one; it need not survive a power cut, nothing else does."""
+        with translated(self.path):
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            fresh_path = f"{self.path}.new"
+            with open(fresh_path, "w", encoding="ascii") as file:
+                file.write(f"{ends_s:.6f} {partition}\n")
+            os.replace(fresh_path, self.path)
+
+    def remove(self) -> None:
+        """Take the right to run away; who still runs ends."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def why_over(self, now_s: float) -> str:
+        """Say why whoever runs under it has to end; nothing if it may go on."""
+        try:
+            ends, partition = read_regular(self.path, _LARGEST_BYTES).decode("ascii").split()
+            if partition == Partition.KEEP or now_s < float(ends):
+                return ""
+        except FileNotFoundError:
+            return "its worker has let go of it"
+        except (OSError, ValueError):
+            return "nobody can say how long its lease lasts"
+        return "its lease is over, and nobody renewed it"
+
+
+# Ends an attempt whose lease is over: its own look at the lease file, whatever became of its keeper.
+
+LOOK_EVERY_S = 0.5
+
+
+class LeaseWatch:
+    """A block beside which the lease is watched; `on_over` is called once, from a thread, with the reason."""
+
+    def __init__(
+        self, lease: LeaseFile, *, clock: Clock, on_over: Callable[[str], None], every_s: float = LOOK_EVERY_S
+    ) -> None:
+        self._lease = lease
+        self._clock = clock
+        self._on_over = on_over
+        self._every_s = every_s
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stoker-lease-watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_done.wait(self._every_s):
+            why = self._lease.why_over(self._clock.boottime_s())
+            if why:
+                self._on_over(why)
+                return

@@ -1,0 +1,416 @@
+"""One attempt on this machine: looked at, handed to a child, watched, and stopped for certain. For threads: it blocks.
+
+Beginning and stopping exclude each other: who is to be stopped before it began never begins.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO
+
+from stoker.core.clock import Clock
+from stoker.core.errors import InternalError, InvalidTransition, NotFound, StokerError
+from stoker.core.events import Kinds
+from stoker.core.frozen import fresh, frozen
+from stoker.core.job import attempt_id
+from stoker.core.jsontext import loads
+from stoker.core.text import one_line
+from stoker.host.durable import open_regular
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.processes import stop_group
+from stoker.host.users import give_to
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_history import NodeHistory, RunHistory
+from stoker.jobs.program import RECIPE
+from stoker.jobs.stop import stop_job
+from stoker.protocol.client_identity import found_args, unproven_args
+from stoker.protocol.lease_messages import Grant
+from stoker.worker.assignment import Assignment, JobBrief, LeaseFile
+from stoker.worker.attempt_end import AttemptEnd, end_of
+from stoker.worker.child_pool import AttemptProcess, AttemptSpawner
+from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
+from stoker.worker.job_users import UserPool
+from stoker.worker.machine_checks import LocalMachine, StartRefusal, why_not
+from stoker.worker.preparation.code_check import refusal_by_tree
+from stoker.worker.preparation.input_check import PreparedInputs, PresentInputs
+from stoker.worker.preparation.prepare_child import InputPreparer, NotPrepared
+from stoker.worker.preparation.prepare_messages import PrepareLine
+
+# An attempt's process gives its stages the grace, and gets some for itself.
+_OWN_S = 5.0
+_LOOK_AGAIN_S = 2.0
+_DEVICES_S = 10.0
+_PROGRAM_S = 3.0
+
+
+@frozen
+class AttemptContext:
+    """What every attempt of a keeper has in common."""
+
+    machine: LocalMachine
+    nursery: AttemptSpawner
+    clock: Clock
+    runs: str
+    coordinator: str
+    worker: str
+    grace_s: float
+    entropy: Callable[[], int]
+    users: UserPool | None = None
+    """Whom programs run as; nothing: the worker's own user."""
+    preparing: InputPreparer | None = None
+    """Brings code, data and environments; nothing: jobs that need some are declined."""
+
+
+class RunningAttempt:
+    """One attempt."""
+
+    def __init__(
+        self,
+        site: AttemptContext,
+        grant: Grant,
+        lease_file: Callable[[str], LeaseFile],
+        hear: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Make it; `hear` gets what there is to say before it starts, line by line."""
+        self._site = site
+        self.hear = hear
+        self.grant = grant
+        self._lease_file = lease_file
+        self._turn = threading.Lock()
+        self._stopped = threading.Event()
+        self._ward: AttemptProcess | None = None
+        self._prepared = PreparedInputs()
+        self.run = ""
+        self.prepared = 0
+        """Grows as long as it gets on with what the attempt needs."""
+        self.has_brought = False
+        """Whether the machine got something for it that it had not."""
+        self.says = ""
+        """What it is doing before it starts."""
+
+    @property
+    def folder(self) -> JobFolder:
+        """Where it is told."""
+        return JobFolder(os.path.join(self._site.runs, self.run))
+
+    def adopt(self, run: str, child: ProcessIdentity) -> None:
+        """Take over an attempt that an earlier keeper began."""
+        self.run, self._ward = run, AttemptProcess(child)
+
+    def begin(
+        self,
+        ends_s: Callable[[], float],
+        prepare: Callable[[threading.Event], None],
+        write_down: Callable[[str, ProcessIdentity], None],
+    ) -> ProcessIdentity | StartRefusal | None:
+        """Start it, or say why not; nothing if it was stopped meanwhile.
+
+        `prepare` brings what it goes on from, until its event is set, and may take longer than the lease that was
+        granted: `ends_s` is asked afterwards. `write_down` is called before the child knows what to do.
+        """
+        site = self._site
+        with self._turn:
+            if self._stopped.is_set():
+                return None
+            refusal = why_not(self.grant, site.machine.look(self.grant))
+            if refusal is not None:
+                return refusal
+            self.run = attempt_id(site.clock.now(), site.entropy())
+            try:
+                prepare(self._stopped)
+                held = None if self._stopped.is_set() else self._bring()
+                if not isinstance(held, PresentInputs):
+                    self._give_up()
+                    return held
+                child, said_path = site.nursery.take()
+            except StokerError as error:
+                self._give_up()
+                return StartRefusal(reason="start", message=str(error))
+            lease = self._lease_file(self.run)
+            try:
+                self._put_in_place(held, child.identity)
+                lease.write(ends_s(), self.grant.on_partition)
+                write_down(self.run, child.identity)
+                site.nursery.hand(child, self._assignment(lease.path))
+            except StokerError as error:
+                self._give_user_back()
+                self._leave()
+                site.nursery.dismiss(child, said_path)
+                return StartRefusal(reason="start", message=str(error))
+            self._ward = AttemptProcess(child.identity, child, said_path)
+            return child.identity
+
+    def wait(self) -> AttemptEnd:
+        """Wait until its process is gone; give how it ended."""
+        ward = self._ward
+        if ward is None:
+            raise InternalError("an attempt without a process is waited for")
+        how = ward.wait(self._site.clock)
+        self._give_user_back()
+        written = self.folder.ended()
+        said = ward.last_words() if written is None else ""
+        return end_of(written, how=", ".join(filter(None, (how, said))))
+
+    def stop(self, grace_s: float) -> AttemptEnd:
+        """End whatever runs of it, and see that nothing is left; asked again with less grace, it hurries."""
+        clock = self._site.clock
+        self._stopped.set()
+        with self._turn:
+            ward = self._ward
+        if ward is None:
+            return end_of(None, how="it had not begun")
+        held = self._site.machine.holdings(self.grant, ward.identity)
+        while True:
+            try:
+                self._stop_processes(ward, grace_s)
+                break
+            except StokerError:
+                # Nothing is said of it until it is gone: it may hang in a device or on a network disk, or its folder
+                # can't be read just now.
+                clock.sleep(_LOOK_AGAIN_S)
+                grace_s = 0.0
+        self._see_devices_free(held)
+        return self.wait()
+
+    def is_alive(self) -> bool:
+        """Whether its very process runs."""
+        return self._ward is not None and is_alive(self._ward.identity) is Liveness.ALIVE
+
+    def place(self) -> ExecTarget:
+        """Give where an operator's command runs beside it. Raises `InvalidTransition` if it runs no more."""
+        site, ward = self._site, self._ward
+        if ward is None or not self.is_alive():
+            raise InvalidTransition(f"{self.grant.shown} runs no more", state="ended", move="exec")
+        given = AttemptEnv(
+            folder=self.folder.spec().folder,
+            environment={**site.machine.child_environment(), **self._variables()},
+            secrets=site.machine.secrets(self.grant).values,
+            user=None if site.users is None else site.users.of(self.run),
+        )
+        patience_s = _PROGRAM_S if self.grant.recipe == RECIPE else 0.0
+        return place_beside(ward.identity, given, clock=site.clock, patience_s=patience_s)
+
+    def forget(self) -> None:
+        """Remove what was only for its time here."""
+        if self.run:
+            self._lease_file(self.run).remove()
+        if self._ward is not None:
+            self._ward.forget(self.folder.path)
+        self._leave()
+
+    def _bring(self) -> PresentInputs | StartRefusal | None:
+        """Have what it needs brought here, by whatever it takes; nothing if it was stopped meanwhile."""
+        grant, preparing = self.grant, self._site.preparing
+        if not (grant.code_tree or grant.inputs or grant.environment):
+            return PresentInputs()
+        if preparing is None:
+            return StartRefusal(reason="preparing", message="this worker brings neither code nor data")
+        before = self.prepared
+
+        def heed(told: PrepareLine) -> None:
+            self.has_brought = True
+            self.prepared = max(self.prepared, before + told.count)
+            self.says = told.says or self.says
+            self.hear(told.line)
+
+        # Its environment is built as the user that it runs as.
+        user = None if self._site.users is None else self._site.users.take(self.run)
+        answer = preparing.prepare(grant, self._stopped, heed, user)
+        if isinstance(answer, NotPrepared):
+            return StartRefusal(reason=answer.reason, message=answer.message, lasts=answer.lasts)
+        accepts = self._site.machine.accepts
+        if answer is not None and accepts and grant.code_tree:
+            here = preparing.here
+            why = refusal_by_tree(grant, accepts, here.code_tree(grant), lambda: here.code_view(grant))
+            return StartRefusal(reason="code", message=why, lasts=True) if why else answer
+        return answer
+
+    def _put_in_place(self, held: PresentInputs, child: ProcessIdentity) -> None:
+        if self._site.preparing is not None:
+            here = self._site.preparing.here
+            self._prepared = here.put_in_place(self.grant, self.run, held)
+            if self._site.users is not None and self._prepared.workspace:
+                give_to(self._site.users.take(self.run), self._prepared.workspace)
+            here.mark(self.grant, self.run, child, self._prepared)
+
+    def _leave(self) -> None:
+        """Remove what was made for it alone."""
+        if self._site.preparing is not None and self.run:
+            with suppress(StokerError):
+                self._site.preparing.here.leave(self.grant, self.run, self._prepared)
+
+    def _stop_processes(self, ward: AttemptProcess, grace_s: float) -> None:
+        clock = self._site.clock
+        # It may have ended, or never have come so far as to have a folder.
+        with suppress(InvalidTransition, NotFound):
+            stop_job(self.folder, clock=clock, patience_s=grace_s + _OWN_S if grace_s else 0.0)
+        stop_group(ward.identity, grace_s=grace_s, clock=clock)
+
+    def _see_devices_free(self, held: frozenset[str]) -> None:
+        """Wait until the ledger sees nothing of it any more: whoever comes next finds its devices free."""
+        clock = self._site.clock
+        until_s = clock.monotonic_s() + _DEVICES_S
+        while self._site.machine.is_held(self.grant, held) and clock.monotonic_s() < until_s:
+            clock.sleep(0.1)
+
+    def _give_up(self) -> None:
+        """Release what it held before anything of it was put in place."""
+        self._give_user_back()
+        self.run = ""
+
+    def _give_user_back(self) -> None:
+        if self._site.users is not None:
+            self._site.users.give_back(self.run)
+
+    def _assignment(self, lease_path: str) -> Assignment:
+        site, prepared = self._site, self._prepared
+        ready = prepared.ready
+        return Assignment(
+            job=_brief(self.grant, prepared.folder(self.grant), site.machine.python_beside(self.grant)),
+            secrets=dict(site.machine.secrets(self.grant).values),
+            paths=dict(prepared.paths),
+            facts=prepared.facts(self.grant),
+            python={} if ready is None else ready.facts(),
+            run=self.run,
+            lease_path=lease_path,
+            coordinator=site.coordinator,
+            worker=site.worker,
+            grace_s=site.grace_s,
+            run_as={} if site.users is None else site.users.take(self.run).to_dict(),
+            environment=self._variables(),
+        )
+
+    def _variables(self) -> dict[str, str]:
+        grant = self.grant
+        return {
+            **self._site.machine.variables(grant),
+            **self._prepared.variables(grant),
+            "STOKER_TOKEN": grant.token().to_text(),
+            "STOKER_JOB": grant.job,
+            "STOKER_JOB_NAME": grant.name,
+            **({} if grant.seed is None else {"STOKER_SEED": str(grant.seed)}),
+        }
+
+
+def _brief(grant: Grant, folder: str, python: str) -> JobBrief:
+    return JobBrief(
+        job=grant.job,
+        attempt=grant.attempt,
+        epoch=grant.epoch,
+        generation=grant.generation,
+        name=grant.name,
+        number=grant.number,
+        label=grant.label,
+        point=grant.point,
+        recipe=grant.recipe,
+        schema_version=grant.schema_version,
+        args={**grant.args, "python": python} if python else grant.args,
+        seed=grant.seed,
+        folder=folder,
+        timeout_s=grant.timeout_s,
+        devices=list(grant.devices),
+        is_shared=grant.is_shared,
+        vram_bytes=grant.vram_bytes,
+        unproven=unproven_args(grant),
+        found=found_args(grant),
+    )
+
+
+# What an attempt says while it runs, from its journal: how far it is, what it measured, one line for people.
+
+_MOST_BYTES = 4 * 1024 * 1024
+_MOST_METRICS = 64
+_LONGEST_LINE = 200
+
+
+@frozen
+class AttemptProgress:
+    """How an attempt stands."""
+
+    step: int | None = None
+    of: int | None = None
+    metrics: dict[str, float] = fresh(factory=dict)
+    stage: str = ""
+    says: str = ""
+
+
+class AttemptJournalTail:
+    """Follows one journal; each look costs what was written since the last one."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._torn = b""
+        self._story = RunHistory()
+        self._last: NodeHistory | None = None
+        self._says = ""
+
+    def look(self) -> AttemptProgress:
+        """Read on, and say how it stands. A journal that is not there yet, or can't be read, says nothing."""
+        for line in self._new_lines():
+            try:
+                event = loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                self._take(event)
+        node = self._last
+        if node is None:
+            return AttemptProgress(says=self._says)
+        numbers = {
+            one_line(name, _LONGEST_LINE): number
+            for name, value in list(node.metrics.items())[:_MOST_METRICS]
+            if (number := _number(value)) is not None
+        }
+        step, of = (value if isinstance(value, int) else None for value in (node.step, node.of))
+        return AttemptProgress(step=step, of=of, metrics=numbers, stage=node.node, says=self._says)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _take(self, event: dict[str, object]) -> None:
+        node = self._story.take(event)
+        self._last = node or self._last
+        kind = event.get("kind")
+        if kind in (Kinds.STAGE_LOG, Kinds.STAGE_TOLD):
+            self._says = one_line(str(event.get("text", "")), _LONGEST_LINE)
+        elif kind == Kinds.STAGE_WAITING:
+            self._says = one_line(f"waits: {event.get('why', '')}", _LONGEST_LINE)
+        elif kind == Kinds.STAGE_BEGIN:
+            self._says = ""
+
+    def _new_lines(self) -> list[bytes]:
+        read = self._read()
+        lines = (self._torn + read).split(b"\n")
+        self._torn = lines.pop()
+        return lines
+
+    def _read(self) -> bytes:
+        try:
+            if self._file is None:
+                self._file = open_regular(self._path)
+            read = self._file.read(_MOST_BYTES)
+            if not read and os.fstat(self._file.fileno()).st_ino != os.stat(self._path).st_ino:
+                # It was full and set aside; what was written to it before that has been read.
+                self.close()
+                self._file = open_regular(self._path)
+                read = self._file.read(_MOST_BYTES)
+        except OSError:
+            return b""
+        return read
+
+
+def _number(value: object) -> float | None:
+    """Give a metric as a heartbeat tells it: what a job measured must never cost its worker the heartbeat."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

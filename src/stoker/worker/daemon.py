@@ -1,0 +1,361 @@
+"""The keeper's loop: what happened, what follows from it, doing it. Nothing in it waits for a network or a child."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from stoker.core.capability import Capability
+from stoker.core.clock import Clock
+from stoker.core.errors import Cancelled, LockHeld, ProcessLost, StokerError, Terminated
+from stoker.core.frozen import frozen
+from stoker.core.leases import AttemptToken
+from stoker.host.durable import translated
+from stoker.host.identity import is_alive, mine
+from stoker.host.locks import FileLock
+from stoker.host.processes import stop_group
+from stoker.host.sockets import NotifySocket
+from stoker.host.users import OtherUser
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.stop import stop_job
+from stoker.protocol.lease_messages import Hello, MachineInventory
+from stoker.protocol.operator_messages import EXEC
+from stoker.store.local_store import LocalStore
+from stoker.worker.actions import InstructionRunner, InstructionRunnerContext, WorkerRecovery, inherit
+from stoker.worker.attempt_process import AttemptContext
+from stoker.worker.child_pool import AttemptSpawner
+from stoker.worker.coordinator_calls import ClaimLoop, LeaseGuardedConnection, WorkerConnections
+from stoker.worker.exec_command import Sessions
+from stoker.worker.job_users import USERS, UserPool
+from stoker.worker.machine_checks import DeviceChange, DeviceRedetection, LocalMachine, why_closed
+from stoker.worker.owner_pause import read_pause
+from stoker.worker.preparation.prepare_child import InputPreparer
+from stoker.worker.state_machine import decide
+from stoker.worker.uploader import AttemptReporterContext
+from stoker.worker.worker_state import (
+    AttemptEnded,
+    AttemptNotStarted,
+    ClockTick,
+    DevicesChanged,
+    ExitWorker,
+    Happening,
+    HelloAnswered,
+    Instruction,
+    Journal,
+    JournaledLease,
+    MachineClosed,
+    ReportStart,
+    SendHello,
+    WorkerPolicy,
+    WorkerShutdownMode,
+    WorkerState,
+    WorkerStopRequested,
+)
+
+OWNER, DISK = "owner", "disk"
+_TICK_S = 0.25
+_LOOK_EVERY_S = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@frozen
+class Worker:
+    """Everything that one worker is made of, handed in."""
+
+    name: str
+    wishes: WorkerPolicy
+    slots: int | None
+    """As asked for; nothing: as the coordinator's cluster file says."""
+    declared: dict[str, Any]
+    version: str
+    lines: WorkerConnections
+    machine: LocalMachine
+    argv: tuple[str, ...]
+    """What an attempt's child is started with."""
+    folder: str
+    """Where it starts."""
+    state: str
+    """Below it lie the worker's own files, and its owner's wishes."""
+    place: str
+    """The folder of the worker's own files."""
+    runs: str
+    scratch: str
+    store: Callable[[], LocalStore]
+    clock: Clock
+    entropy: Callable[[], int]
+    new_word: Callable[[], str]
+    tell: Callable[[str, dict[str, Any]], None]
+    users: tuple[OtherUser, ...] = ()
+    """Whom programs of jobs run as, one job each; none: the worker's own user."""
+    supervisor: NotifySocket | None = None
+    """Who started us as a service, if somebody did."""
+    holds: Callable[[], MachineInventory] | None = None
+    """What it has of the fleet's trees and environments: told with hello, and again when it is another."""
+    preparing: InputPreparer | None = None
+    """Brings code, data and environments of jobs."""
+    contents_at: str = ""
+    """Where other machines get trees from it; empty: nowhere."""
+    detect: Callable[[], Capability] | None = None
+    """Looks at this machine again; nothing: what it had at the start is offered for good."""
+
+
+def keep(worker: Worker) -> int:
+    """Work until there is a reason to end; give the exit code. Raises `LockHeld` if the name is taken here."""
+    journal = Journal(worker.place)
+    with translated(worker.place):
+        os.makedirs(worker.place, mode=0o700, exist_ok=True)
+    lock = FileLock(journal.lock_path, f"worker {worker.name}", wait_s=0.0, clock=worker.clock)
+    try:
+        lock.acquire()
+    except LockHeld as error:
+        message = f"a worker called {worker.name} already works here: {error}"
+        raise LockHeld(message, hint="give this one another --name, or stop that one", **error.data) from None
+    try:
+        journal.open()
+        return Daemon(worker, journal).run()
+    finally:
+        lock.release()
+
+
+class Daemon:
+    """One keeper at work."""
+
+    def __init__(self, worker: Worker, journal: Journal) -> None:
+        self._worker = worker
+        self._clock = worker.clock
+        self._journal = journal
+        self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._inherited = self._inherit(journal)
+        incarnation = self._inherited.incarnation or worker.new_word()
+        self._claim_wait_s = 0.0
+        self._looked_s = 0.0
+        self._incarnation = incarnation
+        self._hello = self._hello_of(incarnation)
+        self._redetecting = (
+            DeviceRedetection(worker.machine.offer, worker.detect, self._report_devices) if worker.detect else None
+        )
+        leases = {lease.token: lease for lease in self._inherited.adopted}
+        self._keeping = WorkerState(wishes=worker.wishes, leases=leases)
+        self._acting = InstructionRunner(self._hands(journal, incarnation), self._keeping)
+
+    def run(self) -> int:
+        """Work to the end."""
+        for written in self._inherited.ended:
+            self._end_left_behind(written)
+        for lease in self._inherited.adopted:
+            self._acting.adopt(lease)
+            self._worker.tell("adopted", {"job": lease.grant.shown, "run": lease.run, "pid": _pid(lease.child)})
+        self._acting.write_down()
+        if self._worker.preparing is not None:
+            self._worker.preparing.sweep()
+        before = self._listen_to_signals()
+        try:
+            self._perform([SendHello(), *(ReportStart(token=lease.token) for lease in self._inherited.adopted)])
+            self._tell_supervisor(NotifySocket.ready)
+            if self._redetecting is not None:
+                self._redetecting.start()
+            while True:
+                self._tell_supervisor(NotifySocket.alive)
+                self._look_around()
+                self._acting.keep_warm()
+                code = self._take(self._next())
+                if code is not None:
+                    self._acting.say_goodbye()
+                    return code
+        finally:
+            self._tell_supervisor(NotifySocket.ending)
+            if self._redetecting is not None:
+                self._redetecting.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._acting.close()
+
+    def leave(self, error: type[StokerError], why: str) -> None:
+        """Ask it to end: the first time in order, the second time now. From any thread, and from a signal's code."""
+        self._report(WorkerStopRequested(now_s=self._clock.boottime_s(), exit_code=error.exit_code, why=why))
+
+    def _tell_supervisor(self, word: Callable[[NotifySocket], None]) -> None:
+        if self._worker.supervisor is not None:
+            word(self._worker.supervisor)
+
+    def _listen_to_signals(self) -> dict[signal.Signals, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {number: signal.signal(number, self._on_signal) for number in _SIGNALS if _is_ours(number)}
+
+    def _next(self) -> Happening:
+        try:
+            return self._happenings.get(timeout=_TICK_S)
+        except queue.Empty:
+            return ClockTick(now_s=self._clock.boottime_s())
+
+    def _take(self, happening: Happening) -> int | None:
+        """Decide, remember, then do; give the exit code if that is what is to be done."""
+        if isinstance(happening, HelloAnswered):
+            self._claim_wait_s = happening.welcome.claim_wait_s
+        elif isinstance(happening, DevicesChanged):
+            self._hello = self._hello_of(self._incarnation)
+        elif isinstance(happening, AttemptEnded | AttemptNotStarted):
+            self._suspect_devices(happening)
+        decision = decide(self._keeping, happening)
+        self._keeping = decision.keeping
+        self._acting.note(decision.keeping)
+        return self._perform(decision.instructions)
+
+    def _perform(self, instructions: Iterable[Instruction]) -> int | None:
+        for instruction in instructions:
+            if isinstance(instruction, ExitWorker):
+                return instruction.code
+            self._acting.perform(instruction)
+        return None
+
+    def _look_around(self) -> None:
+        """See now and then whether the owner wants the machine, and whether there is room on the disk."""
+        now_s = self._clock.boottime_s()
+        if now_s - self._looked_s < _LOOK_EVERY_S or self._keeping.leaving is not WorkerShutdownMode.NO:
+            return
+        self._looked_s = now_s
+        pause = read_pause(self._worker.state, now_s=self._clock.wall_s())
+        why = "" if pause is None else pause.why()
+        self._report(MachineClosed(now_s=now_s, by=OWNER, why=why, gives_back=True))
+        full = why_closed(self._worker.machine.disk_free_bytes())
+        is_full = DISK in self._keeping.closed
+        if bool(full) != is_full:
+            self._report(MachineClosed(now_s=now_s, by=DISK, why=full))
+
+    def _suspect_devices(self, happening: AttemptEnded | AttemptNotStarted) -> None:
+        """Look at the devices soon, after an attempt that was granted some failed or did not begin."""
+        lease = self._keeping.leases.get(happening.token)
+        has_failed = isinstance(happening, AttemptNotStarted) or not happening.end.is_completed
+        if self._redetecting is not None and has_failed and lease is not None and lease.grant.devices:
+            self._redetecting.hurry()
+
+    def _report_devices(self, change: DeviceChange) -> None:
+        """Called from the thread that looks at the devices."""
+        usable = len(self._worker.machine.capability.usable_devices)
+        slots = max(1, usable) if self._worker.slots is None else None
+        now_s = self._clock.boottime_s()
+        self._report(DevicesChanged(now_s=now_s, gone=change.gone, back=change.back, slots=slots))
+
+    def _report(self, happening: Happening) -> None:
+        self._happenings.put(happening)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.leave(Cancelled, "it was interrupted")
+        else:
+            self.leave(Terminated, "the terminal went away" if number == signal.SIGHUP else "it was asked to end")
+
+    def _inherit(self, journal: Journal) -> WorkerRecovery:
+        predecessor = journal.read()
+        leases = predecessor.leases if predecessor is not None else ()
+        return inherit(
+            predecessor,
+            coordinator=self._worker.lines.url,
+            now_s=self._clock.boottime_s(),
+            liveness={written.run: is_alive(written.child) for written in leases},
+        )
+
+    def _end_left_behind(self, written: JournaledLease) -> None:
+        """End what an earlier keeper left and nobody may go on with."""
+        worker = self._worker
+        worker.tell("left_behind", {"job": written.grant.shown, "run": written.run, "pid": written.child.pid})
+        # It ends by itself as soon as it looks; asked or not, nothing of it is left when we go on.
+        self._journal.lease_file(written.run).remove()
+        with suppress(StokerError):
+            stop_job(JobFolder(os.path.join(worker.runs, written.run)), clock=self._clock)
+        with suppress(ProcessLost):
+            stop_group(written.child, clock=self._clock)
+
+    def _hello_of(self, incarnation: str) -> Hello:
+        worker, capability = self._worker, self._worker.machine.capability
+        return Hello(
+            worker=worker.name,
+            incarnation=incarnation,
+            boot_id=mine().boot_id,
+            version=worker.version,
+            capability=capability.to_dict(),
+            capability_digest=str(capability.digest),
+            slots=worker.slots,
+            declared=worker.declared,
+            accepts=worker.machine.accepts,
+            contents_at=worker.contents_at,
+            features=() if worker.lines.execs is None else (EXEC,),
+        )
+
+    def _hands(self, journal: Journal, incarnation: str) -> InstructionRunnerContext:
+        worker = self._worker
+        site = AttemptContext(
+            machine=worker.machine,
+            nursery=AttemptSpawner(
+                worker.argv,
+                folder=worker.folder,
+                said_folder=journal.said_folder,
+                environment=worker.machine.child_environment,
+            ),
+            clock=worker.clock,
+            runs=worker.runs,
+            coordinator=worker.lines.url,
+            worker=worker.name,
+            grace_s=worker.wishes.stop_grace_s,
+            entropy=worker.entropy,
+            users=self._open_users(journal),
+            preparing=worker.preparing,
+        )
+        post = AttemptReporterContext(
+            words=worker.lines.words,
+            line=LeaseGuardedConnection(worker.lines.bytes, self._may_speak),
+            store=worker.store,
+            scratch=worker.scratch,
+            spool=journal.spool_folder,
+            clock=worker.clock,
+            may_speak=self._may_speak,
+            report=self._report,
+            tell=worker.tell,
+            worker=worker.name,
+        )
+        questions = ClaimLoop(
+            worker.lines,
+            hello=lambda: self._hello,
+            ends_s=worker.wishes.ends_s,
+            holds=worker.holds or (lambda: None),
+            clock=worker.clock,
+            report=self._report,
+            new_word=worker.new_word,
+        )
+        return InstructionRunnerContext(
+            site=site,
+            questions=questions,
+            post=post,
+            journal=journal,
+            incarnation=incarnation,
+            report=self._report,
+            tell=worker.tell,
+            claim_wait_s=lambda: self._claim_wait_s,
+            sessions=None if worker.lines.execs is None else Sessions(worker.lines.execs, worker.clock),
+        )
+
+    def _open_users(self, journal: Journal) -> UserPool | None:
+        if not self._worker.users:
+            return None
+        users = UserPool(self._worker.users, os.path.join(journal.folder, USERS), self._clock)
+        users.open(lease.run for lease in self._inherited.adopted)
+        return users
+
+    def _may_speak(self, token: AttemptToken) -> bool:
+        return self._acting.may_speak(token)
+
+
+def _is_ours(number: signal.Signals) -> bool:
+    """Whether a signal is to be heard: one that this process was started to ignore stays ignored."""
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _pid(child: Any) -> int | None:
+    return None if child is None else child.pid

@@ -1,0 +1,529 @@
+"""The joining side of an invitation: prove whose CA it is, look at the machine, then ask for a certificate or a token.
+
+    proven = begin(invitation, door)          # over TLS that proves nothing; the code's key proves the CA
+    membership = finish(proven, name, door)   # over TLS of that CA alone
+
+What is asked for is written down before it is asked, and what was given replaces it: who is killed in between goes on
+with `resume`, by the same code. A code that is mistyped and a stranger in between look alike at
+`begin`: the proof is not the one that this code makes. A stranger who only passes the first answer on is found at
+`finish`: they have no certificate of the proven CA.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import closing, suppress
+from http import HTTPStatus
+from math import isfinite
+from typing import Protocol
+
+from stoker.core.capability import Capability
+from stoker.core.clock import Clock
+from stoker.core.errors import (
+    BadAnswer,
+    Forbidden,
+    LocalFile,
+    NetworkFailed,
+    NoCoordinator,
+    NoSpace,
+    Refused,
+    StokerError,
+    Unavailable,
+    Usage,
+)
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
+from stoker.core.leases import Role
+from stoker.core.text import format_duration, is_node_name, one_line
+from stoker.devices.checkup import Check, CheckStatus, MachineSurvey, check_devices, check_machine, check_surroundings
+from stoker.host.durable import read_regular, write_file
+from stoker.host.http.addresses import asked_directly, read_address
+from stoker.host.http.client import UnverifiedResponse
+from stoker.host.http.exchange import Transport
+from stoker.host.http.http_errors import Reason
+from stoker.host.http.http_settings import FleetIdentity
+from stoker.protocol.client import JOIN_BEGIN, FleetClient
+from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, to_json
+from stoker.protocol.discovery import (
+    DEFAULT_PORT,
+    FOLDER,
+    SECURE,
+    JoinCredentials,
+    Membership,
+    make_folder,
+    write_joined,
+)
+from stoker.protocol.enrolment_messages import JoinBegin, JoinBeginResponse, JoinFinish, JoinFinishResponse, JoinPurpose
+from stoker.protocol.join_proofs import (
+    NONCE_BYTES,
+    JoinCode,
+    NotACode,
+    NotOneCertificate,
+    begin_proof,
+    fingerprint,
+    finish_proof,
+    is_same_proof,
+    join_key,
+    one_certificate,
+    read_code,
+    unseal,
+)
+from stoker.protocol.refusals import no_coordinator_there, refusal
+from stoker.protocol.transport import RequestTimeouts
+
+# `CODE@HOST[:PORT]`, as a person pastes it: the code taken apart, and where to join.
+
+_HINT = "CODE@HOST[:PORT], as `stoker machines invite` printed it"
+
+
+@frozen
+class Invitation:
+    """Where to join, and with what."""
+
+    code: JoinCode
+    url: str
+    """`https://HOST:PORT`"""
+
+    @property
+    def host(self) -> str:
+        """Where, as people say it."""
+        return self.url.removeprefix(SECURE)
+
+
+def read_invitation(text: str) -> Invitation:
+    """Read what a person pasted. Raises `Usage` with what is wrong with it."""
+    code, at, host = text.strip().partition("@")
+    if not at or not host:
+        raise Usage(f"{text!r} does not say where to join", hint=_HINT)
+    scheme, separator, rest = host.partition("://")
+    if separator and scheme != "https":
+        raise Usage("a fleet is joined over TLS alone", hint=_HINT)
+    host = (rest if separator else host).rstrip("/")
+    if "/" in host:
+        raise Usage(f"{host!r} is no host to join at", hint=_HINT)
+    has_port = not host.endswith("]") and host.rpartition(":")[2].isdigit()
+    address = read_address(f"{SECURE}{host}{'' if has_port else f':{DEFAULT_PORT}'}")
+    if address.authorization or address.target != "/":
+        # What stands before a second @ may be a password: it is not repeated.
+        raise Usage(f"{address.origin.host!r} is no host to join at as it stands", hint=_HINT)
+    try:
+        return Invitation(code=read_code(code), url=str(address.origin))
+    except NotACode as error:
+        raise Usage(f"{code!r} is no code: {error}", hint=_HINT) from None
+
+
+# `state/joined/pending-ID.json`: the words of an attempt to join, kept until their answer is.
+#
+# A code works once. Who was killed between the coordinator's answer and the last of its own files says the very same
+# words again and gets the very same answer. The file has the machine's new key, for its owner alone; it is there before
+# the words go out and gone once what they brought is kept.
+
+_PREFIX = "pending-"
+_LARGEST_BYTES = 64 * 1024
+_OLD_S = 86_400.0
+"""No code lives so long: what is left of such an attempt is of no use."""
+
+
+@frozen
+class PendingJoin:
+    """An attempt to join whose answer is not kept yet."""
+
+    url: str
+    ca_pem: str
+    """What the coordinator proved to be its own."""
+    role: Role
+    key_pem: str
+    """A machine's; empty for a person."""
+    said: JoinFinish
+
+
+def write_pending(state: str, pending: PendingJoin, *, now_s: float) -> None:
+    """Keep an attempt before it is made. Those that nobody can go on with are removed."""
+    folder = make_folder(state)
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if name.startswith(_PREFIX) and now_s - os.lstat(path).st_mtime > _OLD_S:
+                os.unlink(path)
+    told = {
+        "v": 1,
+        "url": pending.url,
+        "ca_pem": pending.ca_pem,
+        "role": pending.role.value,
+        "key_pem": pending.key_pem,
+        "said": pending.said.model_dump(mode="json"),
+    }
+    write_file(_path(state, pending.said.id), dumps(told).encode(), mode=0o600)
+
+
+def read_pending(state: str, invite: str) -> PendingJoin | None:
+    """Give the attempt that was made with an invitation; nothing if there is none that can be read."""
+    try:
+        told = loads(read_regular(_path(state, invite), _LARGEST_BYTES))
+        return PendingJoin(
+            url=str(told["url"]),
+            ca_pem=str(told["ca_pem"]),
+            role=Role(told["role"]),
+            key_pem=str(told["key_pem"]),
+            said=JoinFinish.model_validate(told["said"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, StokerError):
+        return None
+
+
+def drop_pending(state: str, invite: str) -> None:
+    """Remove it, and the folder if nothing else was ever in it."""
+    with suppress(OSError):
+        os.unlink(_path(state, invite))
+        os.rmdir(os.path.join(state, FOLDER))
+
+
+def _path(state: str, invite: str) -> str:
+    return os.path.join(state, FOLDER, f"{_PREFIX}{invite}.json")
+
+
+_ANSWER_S = 15.0
+_LONGEST_VERSION = 40
+_NOT_YET_VALID, _EXPIRED = 9, 10
+_OTHER_NAME = frozenset({62, 64})
+_ON_THE_WAY = frozenset({"clock", "host", "intercepted"})
+"""Reasons that are none of the coordinator's: it has not heard of the attempt."""
+
+
+class JoinTransport(Protocol):
+    """How whoever joins reaches a coordinator."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnverifiedResponse:
+        """Ask one question of somebody who has proven nothing."""
+
+    def open_transport(
+        self, longest_wait_s: float, *, direct: tuple[str, ...] = (), fleet: FleetIdentity | None = None
+    ) -> Transport: ...
+
+
+@frozen
+class VerifiedCoordinator:
+    """A coordinator that has proven itself, and what it invites to."""
+
+    url: str
+    host: str
+    code: JoinCode
+    key: bytes
+    nonce: str
+    server_nonce: str
+    ca_pem: str
+    """Exactly the certificate that was proven."""
+    role: Role
+    name: str
+    """The only one that may join; empty: any."""
+    version: str
+    offset_s: float
+    """How far this machine's clock is ahead of the coordinator's. Not proven, and only told."""
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.ca_pem)
+
+
+def begin(invitation: Invitation, door: JoinTransport) -> VerifiedCoordinator:
+    """Ask who is there, and have them prove by the code which CA is the fleet's."""
+    nonce = secrets.token_hex(NONCE_BYTES)
+    asked_s = door.clock.wall_s()
+    begun = _ask_begin(invitation, JoinBegin(id=invitation.code.id, nonce=nonce), door)
+    heard_s = door.clock.wall_s()
+    key = join_key(invitation.code)
+    try:
+        expected = begin_proof(
+            key, nonce=nonce, server_nonce=begun.nonce, ca_pem=begun.ca_pem, role=begun.role, name=begun.name
+        )
+        is_proven = is_same_proof(expected, begun.proof)
+    except NotOneCertificate:
+        is_proven = False
+    purpose = _purpose(begun, key, nonce) if is_proven else None
+    if purpose is None:
+        raise _unproven(invitation)
+    if purpose.name and not is_node_name(purpose.name):
+        raise no_coordinator_there(invitation.url, f"it invites {one_line(purpose.name, 100)!r}, which is no name")
+    return VerifiedCoordinator(
+        url=invitation.url,
+        host=invitation.host,
+        code=invitation.code,
+        key=key,
+        nonce=nonce,
+        server_nonce=begun.nonce,
+        ca_pem=_pem(one_certificate(begun.ca_pem)),
+        role=purpose.role,
+        name=purpose.name,
+        # Neither is proven: anybody on the way may have put it there.
+        version=one_line(begun.version, _LONGEST_VERSION),
+        offset_s=(asked_s + heard_s) / 2 - begun.server_s if isfinite(begun.server_s) and begun.server_s else 0.0,
+    )
+
+
+def _purpose(begun: JoinBeginResponse, key: bytes, nonce: str) -> JoinPurpose | None:
+    """Return what the invitation is for; nothing if whoever answered has not sealed it with the code's key."""
+    if not begun.sealed:
+        return JoinPurpose(role=begun.role, name=begun.name)
+    text = unseal(key, begun.sealed, nonce=nonce, server_nonce=begun.nonce)
+    return None if text is None else from_json(JoinPurpose, text.encode())
+
+
+def resume(invitation: Invitation, name: str, door: JoinTransport, *, state: str) -> Membership | None:
+    """Go on with an attempt by this code that was cut off after its words were written down; nothing if none was.
+
+    Nothing, too, if the coordinator does not take those words any more: whoever asks begins anew then. `name` is the
+    one that is wanted now; empty: any.
+    """
+    pending = read_pending(state, invitation.code.id)
+    if pending is None or pending.url != invitation.url or name not in ("", pending.said.name):
+        return None
+    said, key = pending.said, join_key(invitation.code)
+    proof = finish_proof(key, nonce=said.nonce, server_nonce=said.server_nonce, name=said.name, csr_pem=said.csr_pem)
+    if not is_same_proof(proof, said.proof):
+        return None
+    proven = VerifiedCoordinator(
+        url=invitation.url,
+        host=invitation.host,
+        code=invitation.code,
+        key=key,
+        nonce=said.nonce,
+        server_nonce=said.server_nonce,
+        ca_pem=pending.ca_pem,
+        role=pending.role,
+        name=said.name,
+        version="",
+        offset_s=0.0,
+    )
+    try:
+        return _complete(proven, said, pending.key_pem, door, state)
+    except (Forbidden, Refused) as error:
+        if error.data.get("reason") in _ON_THE_WAY:
+            raise
+        drop_pending(state, said.id)
+        return None
+
+
+def finish(proven: VerifiedCoordinator, name: str, door: JoinTransport, *, state: str) -> Membership:
+    """Prove that we have the code, get what it is for, and keep it."""
+    from stoker.host.tls.certificates import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
+
+    is_machine = proven.role is Role.WORKER
+    key_pem = make_key() if is_machine else ""
+    csr_pem = make_csr(key_pem, name) if is_machine else ""
+    said = JoinFinish(
+        id=proven.code.id,
+        nonce=proven.nonce,
+        server_nonce=proven.server_nonce,
+        name=name,
+        csr_pem=csr_pem,
+        proof=finish_proof(
+            proven.key, nonce=proven.nonce, server_nonce=proven.server_nonce, name=name, csr_pem=csr_pem
+        ),
+    )
+    pending = PendingJoin(url=proven.url, ca_pem=proven.ca_pem, role=proven.role, key_pem=key_pem, said=said)
+    write_pending(state, pending, now_s=door.clock.wall_s())
+    try:
+        return _complete(proven, said, key_pem, door, state)
+    except StokerError as error:
+        if not _is_open(error):
+            drop_pending(state, said.id)
+        raise
+
+
+def _complete(
+    proven: VerifiedCoordinator, said: JoinFinish, key_pem: str, door: JoinTransport, state: str
+) -> Membership:
+    """Say the words, keep what they bring, and only then forget them."""
+    joined = _with_client(proven, door, lambda client: client.finish_join(said))
+    _check(joined, proven, said.name, said.csr_pem)
+    given = JoinCredentials(
+        url=proven.url,
+        name=joined.name,
+        role=joined.role,
+        ca_pem=proven.ca_pem,
+        fingerprint=proven.fingerprint,
+        certificate_pem=joined.certificate_pem,
+        key_pem=key_pem,
+        token=joined.token,
+        joined_s=door.clock.wall_s(),
+        expires_s=joined.expires_s,
+    )
+    membership = write_joined(state, given)
+    drop_pending(state, said.id)
+    return membership
+
+
+def _ask_begin(invitation: Invitation, said: JoinBegin, door: JoinTransport) -> JoinBeginResponse:
+    url = invitation.url
+    try:
+        answer = door.ask_unproven(f"{url}{JOIN_BEGIN}", to_json(said), {VERSION_HEADER: str(VERSION)})
+    except NetworkFailed as error:
+        raise _unreachable(error, invitation.host) from error
+    if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+        raise refusal(answer.status, answer.data, is_ours=VERSION_HEADER in answer.headers, url=url)
+    try:
+        return from_json(JoinBeginResponse, answer.data)
+    except ValueError as error:
+        raise no_coordinator_there(url, f"{JOIN_BEGIN}: {error}") from None
+
+
+def _with_client(
+    proven: VerifiedCoordinator, door: JoinTransport, act: Callable[[FleetClient], JoinFinishResponse]
+) -> JoinFinishResponse:
+    identity = FleetIdentity(ca_pem=proven.ca_pem)
+    transport = door.open_transport(_ANSWER_S, direct=asked_directly(proven.url), fleet=identity)
+    with closing(transport):
+        client = FleetClient(
+            transport, proven.url, clock=door.clock, patience=RequestTimeouts(answer_s=_ANSWER_S, retry_s=_ANSWER_S)
+        )
+        try:
+            return act(client)
+        except NoCoordinator as error:
+            raise _untrusted(error, proven) from error
+
+
+def _is_open(error: StokerError) -> bool:
+    """Say whether the coordinator may have taken the words although this came of it: no answer, or no room for it."""
+    is_answer = isinstance(error, BadAnswer) or bool(error.data.get("is_lasting"))
+    return isinstance(error, LocalFile | NoSpace | Unavailable) and not is_answer
+
+
+def _check(joined: JoinFinishResponse, proven: VerifiedCoordinator, name: str, csr_pem: str) -> None:
+    """Refuse an answer that does not give what the invitation was for, under the name that was said."""
+    lacks = not joined.certificate_pem if csr_pem else not joined.token
+    # A token goes into a header, and whatever a terminal obeys in a name would be shown.
+    is_odd = joined.name != name or not (joined.token.isascii() and joined.token.isprintable())
+    if lacks or is_odd or joined.role is not proven.role:
+        raise no_coordinator_there(proven.url, "it gave something else than the invitation was for")
+
+
+def _unproven(invitation: Invitation) -> Forbidden:
+    return Forbidden(
+        f"what answers at {invitation.host} can't prove that it made this code; nothing was sent to it",
+        hint=(
+            "check the code's letters, and that nobody has used or withdrawn it; else somebody stands between here and "
+            "the coordinator: join from another network"
+        ),
+        reason="unproven",
+    )
+
+
+def _unreachable(error: NetworkFailed, host: str) -> StokerError:
+    reason = error.data.get("reason")
+    hint = error.hint
+    if reason == Reason.REFUSED:
+        hint = "is `stoker serve --listen 0.0.0.0` running there? without --listen it serves its own machine alone"
+    elif reason == Reason.DNS:
+        hint = "use the coordinator's address instead of its name: CODE@192.168.1.10"
+    elif reason in (Reason.CONNECT_TIMEOUT, Reason.UNREACHABLE):
+        hint = "is it on the same network, and does its firewall let the port through?"
+    elif reason == Reason.TLS:
+        hint = "what listens there speaks no TLS as coordinators do: is the port right?"
+    about = {name: error.data.get(name) for name in ("reason", "is_lasting")}
+    return NoCoordinator(f"no coordinator can be reached at {host}: {error.message}", hint=hint, **about)
+
+
+def _untrusted(error: NoCoordinator, proven: VerifiedCoordinator) -> StokerError:
+    """Say plainly what it means that whoever answers now has not the certificate that was proven."""
+    if error.data.get("reason") != Reason.CERTIFICATE:
+        return error
+    code = error.data.get("verify_code")
+    if code in (_NOT_YET_VALID, _EXPIRED):
+        off = "behind" if proven.offset_s < 0 else "ahead"
+        return Forbidden(
+            f"this machine's clock is {abs(proven.offset_s):.0f} s {off}: certificates of {proven.host} don't hold now",
+            hint="set the clock (`timedatectl set-ntp true`), then join again with the same code",
+            reason="clock",
+        )
+    if code in _OTHER_NAME:
+        bare = proven.host.rpartition(":")[0]
+        return Forbidden(
+            f"the coordinator's certificate is not for {bare}",
+            hint=f"join by a name that `stoker machines invite` printed, or `stoker serve --advertise {bare}` there",
+            reason="host",
+        )
+    return Forbidden(
+        f"somebody stands between here and {proven.host}: the certificate shown is not of the fleet's CA; nothing was "
+        "given to them",
+        hint="join from another network, or by another address of the coordinator",
+        reason="intercepted",
+    )
+
+
+def _pem(der: bytes) -> str:
+    import ssl  # noqa: PLC0415 - only who joins needs it here
+
+    return ssl.DER_cert_to_PEM_cert(der)
+
+
+# What a machine is looked at for before it joins a fleet: what it has, its disk, its clock, whether it can write.
+#
+# Pure: facts in, checks out. One that is bad stops the join, before anybody hears of the machine.
+
+_TRUE_S = 1.0
+_HARMLESS_S = 600.0
+_TOO_FAR_S = 12 * 3600.0
+"""Certificates hold from a day before they are made; nearer to that, none may be relied on."""
+_OF_SURVEY = frozenset({"disk", "containment"})
+
+
+@frozen
+class JoinCheckFacts:
+    """What was found."""
+
+    capability: Capability
+    survey: MachineSurvey
+    store_trouble: str
+    """What keeps this machine from keeping anything; empty: nothing does."""
+    offset_s: float
+    """How far its clock is ahead of the coordinator's."""
+    version: str
+    """Of this program."""
+    coordinator_version: str
+
+
+def self_test(facts: JoinCheckFacts) -> tuple[Check, ...]:
+    """Judge a machine that wants to join."""
+    return (
+        *check_machine(facts.capability),
+        *check_devices(facts.capability),
+        *(check for check in check_surroundings(facts.survey) if check.name in _OF_SURVEY),
+        _store(facts.store_trouble),
+        check_clock(facts.offset_s),
+        _python(facts),
+    )
+
+
+def check_clock(offset_s: float) -> Check:
+    """Judge how far this machine's clock is ahead of the coordinator's."""
+    away_s = abs(offset_s)
+    if away_s < _TRUE_S:
+        return Check(name="clock", verdict=CheckStatus.OK, message="as the coordinator's")
+    way = "ahead of" if offset_s > 0 else "behind"
+    span = f"{away_s:.1f} s" if away_s < 60 else format_duration(away_s)
+    message = f"{span} {way} the coordinator's"
+    if away_s <= _HARMLESS_S:
+        return Check(name="clock", verdict=CheckStatus.WARN, message=f"{message} (harmless)")
+    hint = "`timedatectl set-ntp true` keeps it right"
+    verdict = CheckStatus.WARN if away_s <= _TOO_FAR_S else CheckStatus.BAD
+    return Check(name="clock", verdict=verdict, message=f"{message}: certificates may not hold here", hint=hint)
+
+
+def _store(trouble: str) -> Check:
+    if not trouble:
+        return Check(name="store", verdict=CheckStatus.OK, message="can be written")
+    return Check(name="store", verdict=CheckStatus.BAD, message=trouble, hint="STOKER_HOME names another place")
+
+
+def _python(facts: JoinCheckFacts) -> Check:
+    told = f"{facts.capability.python_version}, Stoker {facts.version}"
+    if facts.coordinator_version in ("", facts.version):
+        return Check(name="python", verdict=CheckStatus.OK, message=told)
+    message = f"{told}; the coordinator has {facts.coordinator_version}"
+    hint = "fine within one version; `pip install --upgrade stoker` brings both to the same"
+    return Check(name="python", verdict=CheckStatus.WARN, message=message, hint=hint)

@@ -1,0 +1,453 @@
+"""One command beside a running job: started, fed, listened to, and ended for certain. Blocks: it has its own threads.
+
+What it writes is sent as fast as its operator reads, and no faster; secrets of the job are kept out of it. When `run`
+returns nothing of it runs, whatever went wrong; if the keeper is killed, a shell beside it sees to that.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from stoker.core.clock import Clock
+from stoker.core.errors import InternalError, LocalFile, NoPermission, ProcessLost, ProgramNotFound, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.leases import AttemptToken
+from stoker.engine.runners.program.sandbox import SecretRedactor
+from stoker.host.attach import AttachedCommand, procs_files_of, take_seat
+from stoker.host.box_entry import find_program
+from stoker.host.containment.box import MARK
+from stoker.host.containment.watchdog import CleanupShell
+from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessIdentity
+from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.process_table import ProcessRow, living_rows
+from stoker.host.processes import stop_group
+from stoker.host.users import OtherUser
+from stoker.protocol.lease_messages import ExecCall
+from stoker.protocol.operator_messages import EXEC_PIECE_BYTES, OUT, ExecEnd, ExecInput, ExecListen
+from stoker.protocol.view_messages import DoneView
+from stoker.transfer.trees.tree_sources import TransferBackoff, is_later
+
+# Where a command runs beside a job: the folder, the variables, the limits and the user of the job's own program.
+#
+# They are read from the program as it runs, so they are its own, also after the keeper that started it is gone. A job
+# whose stages are no programs, or which is between two of them, gives what its attempt was given.
+
+_PROGRAMS_OWN = "STOKER_OUT"
+_REPORTS = ("STOKER_CONTROL", "STOKER_METRICS", _PROGRAMS_OWN)
+"""By these a program reports and gives its result: a command beside it must not do so by mistake."""
+_RESULT = "STOKER_JOB_OUT"
+"""Where a command beside the program finds the folder of its result."""
+_LOOK_AGAIN_S = 0.05
+_SHELLS = ("/bin/bash", "/bin/sh")
+
+
+@frozen
+class ExecTarget:
+    """Where a command runs."""
+
+    folder: str
+    environment: Mapping[str, str]
+    procs_files: tuple[str, ...] = ()
+    """By which it enters the job's control groups."""
+    user: OtherUser | None = None
+    hidden: tuple[str, ...] = ()
+    """Values that stand in nothing that it prints."""
+
+
+@frozen
+class AttemptEnv:
+    """What an attempt was given."""
+
+    folder: str
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
+    user: OtherUser | None
+
+
+def place_beside(child: ProcessIdentity, given: AttemptEnv, *, clock: Clock, patience_s: float) -> ExecTarget:
+    """Find the place beside an attempt's program; `child` is the attempt's own process.
+
+    A program that is only just being started is waited for, for so long.
+    """
+    until_s = clock.monotonic_s() + patience_s
+    while (found := find_running(child, living_rows())) is None and clock.monotonic_s() < until_s:
+        clock.sleep(_LOOK_AGAIN_S)
+    theirs = {**given.environment, **given.secrets} if found is None else found[1]
+    return ExecTarget(
+        folder=given.folder,
+        environment=_beside(theirs),
+        procs_files=() if found is None else procs_files_of(found[0]),
+        user=given.user,
+        hidden=tuple({*given.secrets.values(), *(theirs[name] for name in given.secrets if theirs.get(name))}),
+    )
+
+
+def _beside(theirs: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a command beside a program that has these."""
+    kept = {name: value for name, value in theirs.items() if name not in _REPORTS}
+    return {**kept, _RESULT: theirs[_PROGRAMS_OWN]} if _PROGRAMS_OWN in theirs else kept
+
+
+def find_running(child: ProcessIdentity, rows: Iterable[ProcessRow]) -> tuple[int, dict[str, str]] | None:
+    """Give the program that an attempt runs now, with the variables it was started with; nothing if there is none."""
+    if sys.platform != "linux":
+        return None
+    below: dict[int, list[ProcessRow]] = {}
+    for row in rows:
+        below.setdefault(row.parent_pid, []).append(row)
+    family, waiting = [], [child.pid]
+    while waiting:
+        children = below.pop(waiting.pop(), [])
+        family += children
+        waiting += [row.pid for row in children]
+    for row in sorted(family, key=lambda row: (row.start_ticks, row.pid)):
+        variables = _variables_of(row.pid)
+        if MARK in variables and _PROGRAMS_OWN in variables:
+            return row.pid, variables
+    return None
+
+
+def command_for(argv: tuple[str, ...], place: ExecTarget, term: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Give a command with its program found, and its variables; without one, a shell. Raises `ProgramNotFound`."""
+    environment = dict(place.environment)
+    if term:
+        environment["TERM"] = term
+    if not argv:
+        wanted = (environment.get("SHELL", ""), *_SHELLS)
+        shell = next((path for path in wanted if path and os.access(path, os.X_OK)), _SHELLS[-1])
+        return (shell,), environment
+    try:
+        return (_find(argv[0], place.folder, environment), *argv[1:]), environment
+    except NoPermission:
+        raise ProgramNotFound(f"{argv[0]} may not be executed there", hint="name its interpreter") from None
+    except LocalFile as error:
+        if not os.path.isdir(place.folder):
+            raise
+        hint = error.hint or "it is looked for on the job's PATH, and in its folder as ./NAME"
+        raise ProgramNotFound(f"there is no program {argv[0]} there", hint=hint) from None
+
+
+def _find(word: str, folder: str, environment: Mapping[str, str]) -> str:
+    """Return the program that a word means beside the job; `python` is the interpreter that the job itself gets."""
+    if is_bare_python(word):
+        python = find_python("", folder=folder, environment=environment, own_prefix=sys.prefix, word=word)
+        if python.path:
+            return python.path
+    return find_program(word, cwd=folder, env=environment)
+
+
+def _variables_of(pid: int) -> dict[str, str]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = os.fsdecode(file.read()).split("\0")
+    except OSError:
+        return {}
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+NOT_STARTED, NOT_FOUND, BY_SIGNAL = 126, 127, 128
+"""Exit codes as shells give them; of a signal, its number is added."""
+_WAIT_S = 20.0
+_AWAY_S = 60.0
+_LOOK_EVERY_S = 0.1
+_LAST_READ_S = 0.2
+_LAST_TRIES = 3
+
+
+class ExecConnection(Protocol):
+    """What a session needs of a coordinator."""
+
+    def hear_exec(self, job: str, session: str, said: ExecListen) -> ExecInput: ...
+    def put_exec(
+        self, token: AttemptToken, session: str, data: bytes, *, stream: int, offset: int, wait_s: float
+    ) -> int: ...
+    def finish_exec(self, job: str, session: str, said: ExecEnd) -> DoneView: ...
+
+
+class ExecSession:
+    """One session."""
+
+    def __init__(self, call: ExecCall, line: ExecConnection, clock: Clock) -> None:
+        self.call = call
+        self.token = call.token()
+        self._line = line
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._seat: AttachedCommand | None = None
+        self._sent = 0
+        self.why = ""
+        """Why it was ended before its command."""
+
+    def run(self, place: Callable[[], ExecTarget]) -> None:
+        """See a command through."""
+        try:
+            code, message = self._run(place)
+        except ProgramNotFound as error:
+            code, message = NOT_FOUND, _said(error)
+        except StokerError as error:
+            code, message = NOT_STARTED, _said(error)
+        except Exception as problem:  # noqa: BLE001 - whoever waits for it is told
+            code, message = NOT_STARTED, str(InternalError(f"{type(problem).__name__}: {problem}"))
+        self._over.set()
+        self.tell_end(code, message)
+
+    def end(self, why: str) -> None:
+        """End the command and whatever it started. From any thread; nothing begins after this."""
+        self.why = self.why or why
+        self._over.set()
+        with self._lock:
+            seat = self._seat
+        if seat is not None:
+            self._kill(seat)
+
+    def tell_end(self, code: int, message: str) -> None:
+        """Tell how it ended; who does not hear it finds out by itself."""
+        token, pauses = self.token, TransferBackoff()
+        said = ExecEnd(
+            attempt=token.attempt,
+            epoch=token.epoch,
+            generation=token.generation,
+            exit_code=code,
+            message=message[:2000],
+        )
+        for _ in range(_LAST_TRIES):
+            try:
+                self._line.finish_exec(token.job, self.call.id, said)
+            except StokerError as error:
+                if not is_later(error):
+                    return
+                self._clock.sleep(pauses.failed())
+            else:
+                return
+
+    def _run(self, place: Callable[[], ExecTarget]) -> tuple[int, str]:
+        call, found = self.call, place()
+        argv, environment = command_for(call.argv, found, call.term)
+        guard = CleanupShell()
+        try:
+            with self._lock:
+                if self._over.is_set():
+                    return NOT_STARTED, self.why
+                self._seat = seat = take_seat(
+                    argv,
+                    folder=found.folder,
+                    env=environment,
+                    size=(call.rows, call.columns) if call.is_tty else None,
+                    procs_files=found.procs_files,
+                    user=found.user,
+                )
+            guard.guard_session(seat.child.identity)
+            try:
+                ended = self._see_through(seat, found.hidden)
+            finally:
+                self._kill(seat)
+                # Before its descriptors are closed: the system gives their numbers to others.
+                self._over.set()
+                with self._lock:
+                    seat.close()
+        finally:
+            guard.dismiss()
+        code = ended.status if ended.status is not None else BY_SIGNAL + (ended.signal or 0)
+        return code, self.why
+
+    def _see_through(self, seat: AttachedCommand, hidden: tuple[str, ...]) -> ProcessExit:
+        for descriptor in (seat.input, *seat.outputs):
+            os.set_blocking(descriptor, False)
+        threading.Thread(target=self._listen, args=(seat,), name="stoker-exec-in", daemon=True).start()
+        hidings = {descriptor: SecretRedactor(hidden) for descriptor in seat.outputs}
+        with selectors.DefaultSelector() as selector:
+            for stream, descriptor in enumerate(seat.outputs, OUT):
+                selector.register(descriptor, selectors.EVENT_READ, stream)
+            while (ended := seat.child.poll()) is None:
+                if not self._pump(selector, hidings, _LOOK_EVERY_S) and seat.is_tty:
+                    # A prompt must be seen, even if it looks like the beginning of a secret.
+                    self._send(hidings[seat.outputs[0]].finish(), OUT)
+            # Its background goes with it; what was written before is still there to be read.
+            self._kill(seat)
+            while selector.get_map() and self._pump(selector, hidings, _LAST_READ_S):
+                pass
+            for stream, descriptor in enumerate(seat.outputs, OUT):
+                self._send(hidings[descriptor].finish(), stream)
+        return ended
+
+    def _pump(self, selector: selectors.BaseSelector, hidings: dict[int, SecretRedactor], wait_s: float) -> bool:
+        """Send what was written; say whether anything was."""
+        if not selector.get_map():
+            self._over.wait(wait_s)
+            return False
+        ready = selector.select(wait_s)
+        for key, _ in ready:
+            try:
+                data = os.read(key.fd, EXEC_PIECE_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                # What a terminal says when nobody has it open any more.
+                data = b""
+            if not data:
+                selector.unregister(key.fd)
+            self._send(hidings[key.fd].feed(data), key.data)
+        return bool(ready)
+
+    def _send(self, data: bytes, stream: int) -> None:
+        """Send bytes, however long that takes; what nobody wants any more is dropped."""
+        pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
+        while data and not self._over.is_set():
+            try:
+                end = self._line.put_exec(
+                    self.token, self.call.id, data[:EXEC_PIECE_BYTES], stream=stream, offset=self._sent, wait_s=_WAIT_S
+                )
+            except StokerError as error:
+                self._pause_or_end(error, pauses, until_s)
+                continue
+            data, self._sent = data[end - self._sent :], end
+            pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
+
+    def _listen(self, seat: AttachedCommand) -> None:
+        """Give the command what it is to read, and do what else its operator wants, until it has ended."""
+        token, call = self.token, self.call
+        rows, columns, offset, is_eof = call.rows, call.columns, 0, False
+        pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
+        while not self._over.is_set():
+            said = ExecListen(
+                attempt=token.attempt,
+                epoch=token.epoch,
+                generation=token.generation,
+                offset=offset,
+                rows=rows,
+                columns=columns,
+                is_eof=is_eof,
+                wait_s=_WAIT_S,
+            )
+            try:
+                heard = self._line.hear_exec(token.job, call.id, said)
+            except StokerError as error:
+                self._pause_or_end(error, pauses, until_s)
+                continue
+            pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
+            if heard.over:
+                self.end(heard.over)
+                return
+            if (heard.rows, heard.columns) != (rows, columns):
+                rows, columns = heard.rows, heard.columns
+                self._while_seated(lambda: seat.resize(rows, columns))  # noqa: B023 - called at once
+            self._type(seat, heard.data)
+            offset += len(heard.data)
+            if heard.is_eof and not is_eof:
+                is_eof = True
+                self._while_seated(seat.end_input)
+
+    def _while_seated(self, act: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._over.is_set():
+                act()
+
+    def _type(self, seat: AttachedCommand, data: bytes) -> None:
+        while data and not self._over.is_set():
+            with self._lock:
+                if self._over.is_set():
+                    return
+                try:
+                    data = data[os.write(seat.input, data) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    # It reads no more; what it goes on to write is still wanted.
+                    return
+            if data:
+                self._over.wait(_LOOK_EVERY_S / 2)
+
+    def _pause_or_end(self, error: StokerError, pauses: TransferBackoff, until_s: float) -> None:
+        if is_later(error) and self._clock.monotonic_s() < until_s:
+            self._over.wait(pauses.failed())
+        else:
+            self.end(str(error))
+
+    def _kill(self, seat: AttachedCommand) -> None:
+        with suppress(ProcessLost):
+            stop_group(seat.child.identity, grace_s=0.0, clock=self._clock)
+
+
+def _said(error: StokerError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
+
+
+# All commands of operators beside the attempts of one keeper. Nothing here keeps the keeper waiting.
+
+MOST_PER_JOB = 4
+_REMEMBERED = 1000
+
+
+class Sessions:
+    """A thread for each session."""
+
+    def __init__(self, line: ExecConnection, clock: Clock) -> None:
+        self._line = line
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._live: dict[str, ExecSession] = {}
+        self._known: deque[str] = deque(maxlen=_REMEMBERED)
+
+    def open(self, call: ExecCall, place: Callable[[], ExecTarget]) -> None:
+        """Begin a session; one that was begun before is not begun again: a machine is told until it has answered."""
+        session = self._new(call)
+        if session is None:
+            return
+        with self._lock:
+            theirs = [one for one in self._live.values() if one.token == session.token]
+            is_room = len(theirs) < MOST_PER_JOB
+            if is_room:
+                self._live[call.id] = session
+        if is_room:
+            self._in_thread(lambda: self._see_through(session, place))
+        else:
+            self._refuse(session, f"{MOST_PER_JOB} commands run inside this job already")
+
+    def refuse(self, call: ExecCall, why: str) -> None:
+        """Say why a session is not begun."""
+        session = self._new(call)
+        if session is not None:
+            self._refuse(session, why)
+
+    def end(self, token: AttemptToken, why: str) -> None:
+        """End all commands beside an attempt, and see them gone."""
+        for session in self._of(token):
+            session.end(why)
+
+    def close(self, why: str) -> None:
+        """End all commands."""
+        for session in self._of(None):
+            session.end(why)
+
+    def _new(self, call: ExecCall) -> ExecSession | None:
+        with self._lock:
+            if call.id in self._known:
+                return None
+            self._known.append(call.id)
+        return ExecSession(call, self._line, self._clock)
+
+    def _of(self, token: AttemptToken | None) -> list[ExecSession]:
+        with self._lock:
+            return [one for one in self._live.values() if token in (None, one.token)]
+
+    def _see_through(self, session: ExecSession, place: Callable[[], ExecTarget]) -> None:
+        try:
+            session.run(place)
+        finally:
+            with self._lock:
+                self._live.pop(session.call.id, None)
+
+    def _refuse(self, session: ExecSession, why: str) -> None:
+        self._in_thread(lambda: session.tell_end(NOT_STARTED, why))
+
+    def _in_thread(self, act: Callable[[], None]) -> None:
+        threading.Thread(target=act, name="stoker-exec", daemon=True).start()

@@ -1,1 +1,0 @@
-"""Commands of operators inside running jobs, on the machine where the job runs."""

@@ -1,0 +1,504 @@
+"""This machine, as its keeper asks about it: what is free, and whether a job could start. Looks, decides nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from stoker.core.capability import Capability
+from stoker.core.clock import Clock
+from stoker.core.errors import StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.text import format_size
+from stoker.devices.ledger.entries import Reservation
+from stoker.devices.ledger.ledger import Ledger
+from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
+from stoker.devices.memory_admission import Admission, MachineMemory, admit, memory_here
+from stoker.engine.catalogue import Catalogue
+from stoker.engine.device_gate import HIDDEN, device_variables, held_base
+from stoker.engine.runners.program.sandbox import reachable_path
+from stoker.host.background import RecurringTask
+from stoker.host.identity import ProcessIdentity
+from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.process_table import living_rows
+from stoker.host.resources import free_bytes
+from stoker.host.users import OtherUser, may_execute, no_such_program
+from stoker.jobs.program import RECIPE
+from stoker.protocol.client_identity import identity_fault
+from stoker.protocol.codec import VERSION
+from stoker.protocol.lease_messages import Grant, WorkerMeasurements
+from stoker.protocol.operator_messages import DoctorFinding, MachineReport
+from stoker.protocol.view_messages import DoneView
+from stoker.worker.preparation.code_check import python_beside, refusal_of
+from stoker.worker.secrets import FILE, FoundSecrets, find_secrets
+
+# The second look before a start: what was granted from an older picture of this machine may not fit it now. Pure.
+
+LEAST_FREE_BYTES = 256 * 1024 * 1024
+"""Of disk: with less, a worker takes no work, and starts none."""
+
+
+@frozen
+class Precheck:
+    """What was seen just now of what a job needs."""
+
+    memory: MachineMemory
+    disk_free_bytes: int | None
+    recipe_version: int | None
+    """None: this machine has no recipe of that name."""
+    recipe_trouble: str = ""
+    missing_folder: str = ""
+    missing_program: str = ""
+    """Why what it is to run with can't be found."""
+    unaccepted_code: str = ""
+    """Why its code is not run here."""
+    secret_trouble: str = ""
+    """Why not all of its secrets are known here."""
+    device_trouble: str = ""
+
+
+@frozen
+class StartRefusal:
+    """Why it is not started here: a word for machines, a line for people."""
+
+    reason: str
+    message: str
+    lasts: bool = False
+    """It stays so until something is done on this machine."""
+
+
+def why_not(grant: Grant, look: Precheck) -> StartRefusal | None:
+    """Say why a job does not start here and now; nothing if it does."""
+    checks = (_identity, _recipe, _surroundings, _room)
+    return next((found for found in (check(grant, look) for check in checks) if found is not None), None)
+
+
+def _identity(grant: Grant, _look: Precheck) -> StartRefusal | None:
+    """Refuse a job that is not the one its id names: the coordinator, or its database, was tampered with."""
+    fault = identity_fault(grant.job, grant)
+    return (
+        StartRefusal(reason="identity", message=f"not the job that its id names: {fault}", lasts=True)
+        if fault
+        else None
+    )
+
+
+def _recipe(grant: Grant, look: Precheck) -> StartRefusal | None:
+    if look.recipe_version is None:
+        return StartRefusal(reason="recipe", message=look.recipe_trouble or f"there is no recipe {grant.recipe} here")
+    if grant.recipe != RECIPE and (grant.code_tree or grant.environment):
+        # It would be imported by a process that runs as the worker.
+        message = f"{grant.recipe} runs the code of this machine, and the job brings its own"
+        return StartRefusal(reason="recipe", message=message)
+    if look.recipe_version != grant.schema_version:
+        versions = f"version {look.recipe_version} here, made for {grant.schema_version}"
+        return StartRefusal(reason="recipe_version", message=f"{grant.recipe} is of {versions}")
+    return None
+
+
+def _surroundings(_grant: Grant, look: Precheck) -> StartRefusal | None:
+    if look.unaccepted_code:
+        return StartRefusal(reason="code", message=look.unaccepted_code, lasts=True)
+    if look.missing_folder:
+        return StartRefusal(reason="folder", message=f"there is no folder {look.missing_folder} here")
+    if look.missing_program:
+        return StartRefusal(reason="program", message=look.missing_program)
+    if look.secret_trouble:
+        return StartRefusal(reason="secrets", message=look.secret_trouble)
+    return None
+
+
+def _room(grant: Grant, look: Precheck) -> StartRefusal | None:
+    if full := why_closed(look.disk_free_bytes):
+        return StartRefusal(reason="disk", message=full)
+    answer = admit(grant.ram_bytes, look.memory)
+    if not isinstance(answer, Admission):
+        return StartRefusal(reason="memory", message=answer.why)
+    return StartRefusal(reason="device", message=look.device_trouble) if look.device_trouble else None
+
+
+def why_closed(disk_free_bytes: int | None) -> str:
+    """Say why a machine takes no work at all; nothing if it does."""
+    if disk_free_bytes is None or disk_free_bytes >= LEAST_FREE_BYTES:
+        return ""
+    return f"its disk is full: {format_size(disk_free_bytes)} are free, {format_size(LEAST_FREE_BYTES)} are the least"
+
+
+# Devices detected again while a worker lives: one that vanishes is no longer offered, one that comes back is.
+#
+# In a thread of its own, every minute and soon after an attempt on a device failed; the probes run in children of their
+# own, as at the start. A device is withdrawn only when two looks in a row do not find it: one look may have asked a
+# driver that was busy.
+
+EVERY_S = 60.0
+CONFIRM_S = 2.0
+"""Between two looks, where the first one misses a device."""
+
+
+class MachineOffer:
+    """What this machine offers now. Replaced as a whole, so any thread may read it."""
+
+    def __init__(self, capability: Capability) -> None:
+        self.capability = capability
+
+
+@frozen
+class DeviceChange:
+    """What a look at the devices means for the offer."""
+
+    gone: tuple[str, ...] = ()
+    """UUIDs of devices that are not offered any more."""
+    back: tuple[str, ...] = ()
+    """UUIDs of devices that are offered again, or for the first time."""
+    missed: frozenset[str] = frozenset()
+    """Offered, and not found by this look: the next one decides."""
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self.gone or self.back)
+
+
+def compare_devices(offered: Capability, found: Capability, missed: frozenset[str]) -> DeviceChange:
+    """Decide what changes; `missed` are the devices that the look before this one did not find."""
+    had = {device.uuid for device in offered.usable_devices}
+    has = {device.uuid for device in found.usable_devices}
+    if not (had - has) <= missed:
+        return DeviceChange(missed=frozenset(had - has))
+    return DeviceChange(gone=tuple(sorted(had - has)), back=tuple(sorted(has - had)))
+
+
+class DeviceRedetection(RecurringTask):
+    """Looks at the devices until it is closed, and changes the offer."""
+
+    def __init__(
+        self, offer: MachineOffer, detect: Callable[[], Capability], report: Callable[[DeviceChange], None]
+    ) -> None:
+        """`report` is called with every change, after the offer was replaced."""
+        super().__init__("devices", first_s=EVERY_S)
+        self._offer = offer
+        self._detect = detect
+        self._report = report
+        self._missed: frozenset[str] = frozenset()
+
+    def act(self) -> float:
+        """Look once; return after how many seconds to look again."""
+        offered = self._offer.capability
+        found = self._detect()
+        change = compare_devices(offered, found, self._missed)
+        self._missed = change.missed
+        if change.missed:
+            return CONFIRM_S
+        if change.is_any:
+            self._offer.capability = changed(found, hostname=offered.hostname)
+            self._report(change)
+        return EVERY_S
+
+    def _after(self, problem: Exception) -> float:
+        # A look that failed says nothing about the devices.
+        return EVERY_S
+
+
+_NO_PROJECT = "/"
+"""Where programs are looked for if the project's own folder is not here: no `.venv` there is the project's."""
+
+
+@frozen
+class LocalMachine:
+    """What a keeper needs of where it runs."""
+
+    offer: MachineOffer
+    catalogue: Catalogue
+    environment: Mapping[str, str]
+    own_prefix: str
+    """Where our own interpreter lives."""
+    home: str
+    ledger: Callable[[], Ledger]
+    users: tuple[OtherUser, ...] = ()
+    """The users that programs of jobs run as; none: the worker's own user."""
+    accepts: tuple[str, ...] = ()
+    """Trees whose code alone is run here; none: any."""
+    memory: Callable[[], MachineMemory] = memory_here
+    disk: Callable[[str], int] = free_bytes
+
+    @property
+    def capability(self) -> Capability:
+        """What it offers now."""
+        return self.offer.capability
+
+    def look(self, grant: Grant) -> Precheck:
+        """See whether what a job needs is here now."""
+        version, trouble = self._recipe(grant.recipe)
+        is_program = grant.recipe == RECIPE
+        lacks_folder = is_program and not grant.code_tree and not os.path.isdir(grant.folder)
+        return Precheck(
+            memory=self.memory(),
+            disk_free_bytes=self.disk_free_bytes(),
+            recipe_version=version,
+            recipe_trouble=trouble,
+            missing_folder=(grant.folder or "without a name") if lacks_folder else "",
+            missing_program=self._program_trouble(grant) if is_program and not lacks_folder else "",
+            unaccepted_code=refusal_of(grant, self.accepts),
+            secret_trouble=self.secrets(grant).trouble,
+            device_trouble=self._device_trouble(grant) if grant.devices else "",
+        )
+
+    def secrets(self, grant: Grant) -> FoundSecrets:
+        """Give the values of a job's secrets, or why they are not known here."""
+        if not grant.secrets:
+            return FoundSecrets()
+        path = os.path.join(self.home, "state", FILE)
+        return find_secrets(grant.secrets, environment=self.child_environment(), path=path)
+
+    def closed_python(self) -> str:
+        """Return why programs that are started with `python` can't run as this machine's users; empty: they can."""
+        return self._closed_to_users("python", "", _NO_PROJECT)
+
+    def python_beside(self, grant: Grant) -> str:
+        """Return the interpreter that lies beside a packed program where it was submitted, if that is here.
+
+        Where only some code is accepted there is none: the submitter names that folder.
+        """
+        if not grant.code_tree or grant.environment or self.accepts:
+            return ""
+        return python_beside(grant.args, grant.folder, environment=self.environment, own_prefix=self.own_prefix)
+
+    def measured(self, closed: Mapping[str, str]) -> WorkerMeasurements:
+        """Say what is free now; `closed` is why nothing may be put here."""
+        reasons = {"": "; ".join(closed.values())} if closed else {}
+        memory = self.memory()
+        return WorkerMeasurements(
+            ram_available_bytes=memory.available_bytes,
+            ram_room_bytes=memory.room_bytes,
+            disk_free_bytes=self.disk_free_bytes(),
+            free_bytes=self._device_free_bytes(),
+            closed=reasons,
+        )
+
+    def disk_free_bytes(self) -> int | None:
+        """Give what may still be written where results and logs go."""
+        try:
+            return self.disk(self.home)
+        except StokerError:
+            return None
+
+    def variables(self, grant: Grant) -> dict[str, str]:
+        """Give what an attempt's process gets so that it sees the devices it was granted, and no others."""
+        if not self.capability.devices:
+            return {}
+        granted = [device for device in self.capability.devices if device.uuid in grant.devices]
+        return device_variables(granted, self.environment) if granted else dict(HIDDEN)
+
+    def child_environment(self) -> dict[str, str]:
+        """Return the environment of attempts: a copy of ours."""
+        return dict(self.environment)
+
+    def holdings(self, grant: Grant, child: ProcessIdentity) -> frozenset[str]:
+        """Name the ledger's entries on an attempt's devices that its process, or one below it, owns."""
+        entries = self._entries(grant)
+        if not entries:
+            return frozenset()
+        parents = {row.pid: row.parent_pid for row in living_rows()}
+        return frozenset(entry.id for entry in entries if _is_below(entry.owner.pid, child.pid, parents))
+
+    def is_held(self, grant: Grant, holdings: frozenset[str]) -> bool:
+        """Whether any of these entries still stands: its owner, or one of its group, is not gone."""
+        return bool(holdings) and any(entry.id in holdings for entry in self._entries(grant))
+
+    def _recipe(self, name: str) -> tuple[int | None, str]:
+        try:
+            return self.catalogue.find(name).version, ""
+        except StokerError as error:
+            return None, str(error)
+
+    def _program_trouble(self, grant: Grant) -> str:
+        argv, python = grant.args.get("argv") or ("",), str(grant.args.get("python") or "")
+        word = str(argv[0])
+        if grant.environment and is_bare_python(word):
+            # The environment is checked where it is made.
+            return ""
+        if self.users:
+            beside = self.python_beside(grant)
+            is_inside = bool(grant.code_tree) and not beside and _is_relative(python)
+            folder = _NO_PROJECT if grant.code_tree else grant.folder
+            return "" if is_inside else self._closed_to_users(word, beside or python, folder)
+        return "" if grant.environment else self._missing_program(grant, word, python)
+
+    def _closed_to_users(self, word: str, python: str, folder: str) -> str:
+        """Return why a user that programs run as can't execute what a word means; empty: every user can.
+
+        Any of them may get the job. The program is found as its start finds it (`plan.program`). A word that is found
+        on PATH is not checked, except Python.
+        """
+        for user in self.users:
+            # All that a program of another user gets of what an interpreter is found by.
+            around = {"PATH": reachable_path(user, self.environment.get("PATH", os.defpath))}
+            if python and not may_execute(user, self._path_of("python", python, folder, around)):
+                return no_such_program(python, user)
+            program = word if os.path.isabs(word) and "{" not in word else ""
+            if is_bare_python(word):
+                program = self._path_of(word, python, folder, around)
+                if not program:
+                    return f"there is no {word} that {user.name} can reach, and jobs run as {user.name} here"
+            if program and not may_execute(user, program):
+                return no_such_program(program, user)
+        return ""
+
+    def _path_of(self, word: str, python: str, folder: str, environment: Mapping[str, str]) -> str:
+        try:
+            return find_python(
+                python, folder=folder, environment=environment, own_prefix=self.own_prefix, word=word
+            ).path
+        except StokerError:
+            return ""
+
+    def _missing_program(self, grant: Grant, word: str, python: str) -> str:
+        if not python and not is_bare_python(word):
+            return ""
+        # Packed code runs in a folder that does not exist yet; its files are checked when the program starts.
+        is_elsewhere = bool(grant.code_tree) and not os.path.isdir(grant.folder)
+        folder = _NO_PROJECT if is_elsewhere else grant.folder
+        if is_elsewhere and _is_relative(python):
+            return ""
+        try:
+            found = find_python(
+                python,
+                folder=folder,
+                environment=self.environment,
+                own_prefix=self.own_prefix,
+                word=word if is_bare_python(word) else "python",
+            )
+        except StokerError as error:
+            return str(error)
+        return "" if found.path else found.why
+
+    def _device_trouble(self, grant: Grant) -> str:
+        """Ask the ledger for the room, and give it back at once: the attempt's own process takes it."""
+        candidates = self._candidates(grant)
+        missing = [uuid for uuid in grant.devices if uuid not in {one.uuid for one in candidates}]
+        if missing:
+            return f"this machine has no {', '.join(missing)} now"
+        try:
+            answer = self.ledger().reserve(room_for(grant, candidates))
+            if isinstance(answer, HeldReservation):
+                self.ledger().release(answer)
+                return ""
+        except StokerError as error:
+            return str(error)
+        return answer.why
+
+    def _candidates(self, grant: Grant) -> tuple[CandidateDevice, ...]:
+        devices = [device for device in self.capability.devices if device.uuid in grant.devices]
+        return tuple(one for one in map(CandidateDevice.of, devices) if one is not None)
+
+    def _entries(self, grant: Grant) -> list[Reservation]:
+        candidates = self._candidates(grant)
+        if not candidates:
+            return []
+        try:
+            state = self.ledger().state(candidates)
+        except StokerError:
+            return []
+        return [holder.entry for device in state.devices for holder in device.holders]
+
+    def _device_free_bytes(self) -> dict[str, int]:
+        if not self.capability.usable_devices:
+            return {}
+        found: dict[str, int] = {}
+        with suppress(StokerError):
+            candidates = tuple(
+                one for one in map(CandidateDevice.of, self.capability.usable_devices) if one is not None
+            )
+            for device in self.ledger().state(candidates).devices:
+                if device.left_bytes is not None:
+                    found[device.device.uuid] = device.left_bytes
+        return found
+
+
+def room_for(grant: Grant, candidates: tuple[CandidateDevice, ...]) -> DeviceRequest:
+    """Return what is asked of the ledger for a job before it starts: what was granted, on all of these devices."""
+    return DeviceRequest(
+        job=grant.name,
+        devices=candidates,
+        count=len(candidates),
+        vram_bytes=grant.vram_bytes,
+        may_share=grant.is_shared,
+        base=held_base(grant.base) if grant.base else "",
+        base_bytes=min(grant.base_bytes, grant.vram_bytes) if grant.base else 0,
+    )
+
+
+def _is_relative(python: str) -> bool:
+    return "/" in python and not os.path.isabs(os.path.expanduser(python))
+
+
+def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
+    """Say whether a process is another one, or descends from it."""
+    seen: set[int] = set()
+    while pid != top and pid in parents and pid not in seen:
+        seen.add(pid)
+        pid = parents[pid]
+    return pid == top
+
+
+# What a worker finds out about its machine, told to its coordinator: soon after its start, and once a day.
+#
+# In a thread of its own, and never in the way: a coordinator that knows no reports, or is away, is asked again later.
+
+FIRST_S = 3.0
+"""Let it say hello and begin its first job."""
+AGAIN_S = 60.0
+"""The longest pause before a report that was not taken comes again; the first ones are short: it may come too early."""
+DAY_S = 24 * 3600.0
+_TRIES = 10
+
+
+class ReportConnection(Protocol):
+    """A line to the coordinator."""
+
+    def report(self, report: MachineReport) -> DoneView: ...
+
+
+class MachineReporter(RecurringTask):
+    """Reports until it is closed."""
+
+    def __init__(
+        self,
+        line: ReportConnection,
+        *,
+        name: str,
+        version: str,
+        look: Callable[[], tuple[DoctorFinding, ...]],
+        clock: Clock,
+    ) -> None:
+        super().__init__("report", first_s=FIRST_S)
+        self._line = line
+        self._name = name
+        self._version = version
+        self._look = look
+        self._clock = clock
+        self._tries = 0
+
+    def act(self) -> float:
+        """Look and report once; say after how many seconds to do so again."""
+        try:
+            self._line.report(
+                MachineReport(
+                    worker=self._name,
+                    version=self._version,
+                    protocol=VERSION,
+                    findings=self._look(),
+                    wall_s=self._clock.wall_s(),
+                )
+            )
+        except StokerError:
+            self._tries += 1
+            if self._tries < _TRIES:
+                return min(FIRST_S * 2.0**self._tries, AGAIN_S)
+        self._tries = 0
+        return DAY_S
+
+    def _after(self, problem: Exception) -> float:
+        # What a look that failed would have said is missing for a day.
+        return DAY_S

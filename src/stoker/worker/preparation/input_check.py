@@ -1,0 +1,303 @@
+"""What of a job's needs this machine has: a quick look, and everything put in its place when nothing is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
+from typing import Any
+
+from stoker.core.digests import Tree, digest_value
+from stoker.core.errors import BadInput, CorruptBytes, StokerError
+from stoker.core.frozen import fresh, frozen
+from stoker.core.text import format_size
+from stoker.host.durable import remove_tree, translated
+from stoker.host.identity import ProcessIdentity
+from stoker.host.users import OtherUser
+from stoker.jobs.pack.data_trees import known_tree
+from stoker.protocol.job_messages import InputBody, InputKind
+from stoker.protocol.lease_messages import Grant
+from stoker.store.local_store import LocalStore
+from stoker.store.records import Record
+from stoker.store.tree_views import open_view
+from stoker.transfer.hub.client import Hub
+from stoker.transfer.hub.listing import Repo, Revision, is_commit, read_repo
+from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
+from stoker.transfer.trees.holdings import held_tree
+from stoker.worker.environments.environment_builder import Maker
+from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady
+from stoker.worker.preparation.data_folders import NEW, REPOSITORY, DataCache
+from stoker.worker.preparation.workspaces import Workspaces
+
+# What a job needs and this machine does not have yet. Pure: who looks is elsewhere, and so is who brings it.
+
+CODE = "code"
+
+
+class InputStatus(StrEnum):
+    """How something that a job reads stands on this machine."""
+
+    IN_PLACE = "in_place"
+    """It lies where whoever submitted it has it, and is still that."""
+    UNSURE = "unsure"
+    """Something lies there; whether it is still that is not known without reading it."""
+    HELD = "held"
+    """It is in this machine's store, or its cache."""
+    ABSENT = "absent"
+
+
+@frozen
+class PresentInputs:
+    """What a quick look found."""
+
+    code: bool = False
+    """The code's tree is in the store; of a job without one it does not matter."""
+    inputs: Mapping[str, InputStatus] = fresh(factory=dict)
+    """By `InputBody.where`."""
+    environment: EnvironmentReady | EnvironmentImpossible | None = None
+    """Nothing: it has to be made, or the job has none."""
+
+
+@frozen
+class MissingInputs:
+    """What has to be brought before a job can start."""
+
+    code: bool = False
+    inputs: tuple[InputBody, ...] = ()
+    environment: bool = False
+    impossible: str = ""
+    """Why no bringing will do: this machine can't have its environment."""
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.code or self.inputs or self.environment or self.impossible)
+
+    @property
+    def is_code_alone(self) -> bool:
+        return self.code and not (self.inputs or self.environment or self.impossible)
+
+    def words(self) -> str:
+        """Say it in a line: `code, DATA (12.1 GiB), environment`."""
+        named = [CODE] if self.code else []
+        named += [f"{name_of(one)} ({format_size(one.size_bytes)})" for one in self.inputs]
+        return ", ".join([*named, *(["environment"] if self.environment else [])])
+
+
+def what_is_missing(grant: Grant, held: PresentInputs) -> MissingInputs:
+    """Compare what a job needs with what was found."""
+    if isinstance(held.environment, EnvironmentImpossible):
+        return MissingInputs(impossible=held.environment.why)
+    here = (InputStatus.IN_PLACE, InputStatus.HELD)
+    return MissingInputs(
+        code=bool(grant.code_tree) and not held.code,
+        inputs=tuple(one for one in grant.inputs if held.inputs.get(one.where, InputStatus.ABSENT) not in here),
+        environment=bool(grant.environment) and held.environment is None,
+    )
+
+
+def name_of(needed: InputBody) -> str:
+    """Give what people call an input: its variable or argument."""
+    return needed.where.partition(":")[2]
+
+
+def is_repository(needed: InputBody) -> bool:
+    """Say whether each machine fetches it from the hub itself."""
+    return needed.kind is InputKind.REPO
+
+
+# Repositories of the hub as data: fetched by this machine itself, at one commit, into the machine's cache, verified.
+#
+# What jobs read is a plain folder on the data shelf that shares the cache's bytes where the disk can.
+
+
+def split_repository(text: str) -> tuple[Repo, str]:
+    """Read `org/name@commit` as it travels. Raises `BadInput`."""
+    name, _, commit = text.rpartition("@")
+    if not name or not is_commit(commit):
+        raise BadInput(f"not a repository at a commit: {text[:200]!r}")
+    return read_repo(name), commit
+
+
+def repository_name(text: str) -> str:
+    """Give what its folder on the data shelf is called."""
+    return f"{REPOSITORY}{digest_value('repository', text)}"
+
+
+def fetch_to_shelf(hub: Hub, text: str, place: str) -> None:
+    """Have a repository's files in a folder that appears whole; what came of it before is used. Raises `StokerError`.
+
+    Several machines' processes may do so at once: each file is fetched by one of them.
+    """
+    if os.path.isdir(place):
+        return
+    repo, commit = split_repository(text)
+    files = hub.files(repo, commit)
+    making = os.path.join(os.path.dirname(place), f"{NEW}{os.getpid()}-{os.path.basename(place)[:16]}")
+    with translated(making):
+        os.makedirs(making, exist_ok=True)
+    try:
+        order = RepoRequest(repo=repo, revision=Revision(asked=commit, commit=commit), files=files, out=making)
+        error = first_cause(fetch_repository(hub, order))
+        if error is not None:
+            raise error
+        with translated(place):
+            try:
+                os.rename(making, place)
+            except OSError:
+                if not os.path.isdir(place):
+                    raise
+    finally:
+        remove_tree(making)
+
+
+def why_not_fetched(text: str, error: StokerError) -> str:
+    """Say in a line why a repository did not come."""
+    return f"{text} can't be fetched: {error.message}"
+
+
+@frozen
+class PreparedInputs:
+    """Everything that a job needs, in its place."""
+
+    workspace: str = ""
+    """Where its program runs; empty: in the folder that it was submitted from."""
+    paths: Mapping[str, str] = fresh(factory=dict)
+    """Where each input lies, by `InputBody.where`."""
+    ready: EnvironmentReady | None = None
+    """Its environment."""
+
+    def folder(self, grant: Grant) -> str:
+        """Give where its program runs."""
+        return os.path.normpath(os.path.join(self.workspace, grant.code_folder)) if self.workspace else grant.folder
+
+    def variables(self, grant: Grant) -> dict[str, str]:
+        """Give what its process finds its own packages by."""
+        if self.ready is None or not self.workspace:
+            return {}
+        return {"PYTHONPATH": os.pathsep.join(self.ready.python_path(self.folder(grant)))}
+
+    def facts(self, grant: Grant) -> dict[str, Any]:
+        """Give what its papers and its result tell of what it ran with: digests, never places of this machine."""
+        told = {"code_tree": grant.code_tree, "commit": grant.commit, "data": data_facts(grant)}
+        return {name: value for name, value in told.items() if value}
+
+
+def data_facts(grant: Grant) -> dict[str, str]:
+    """Give what a job reads, by variable or argument: digests, and repositories at their commits."""
+    return {name_of(one): one.repo if is_repository(one) else f"tree:{one.tree}" for one in grant.inputs}
+
+
+class LocalInputs:
+    """This machine, as far as jobs' code, data and environments go."""
+
+    def __init__(
+        self,
+        *,
+        store: Callable[[], LocalStore],
+        maker: Maker,
+        workspaces: Workspaces,
+        data: Callable[[], DataCache],
+        host: str,
+        may_read_in_place: bool = True,
+    ) -> None:
+        """Make it; `host` is what whoever submits from this machine calls it.
+
+        A program of another user reads no file in place: that may be closed to it.
+        """
+        self.maker = maker
+        self.workspaces = workspaces
+        self._store = store
+        self._data = data
+        self._host = host
+        self._may_read_in_place = may_read_in_place
+
+    def look(self, grant: Grant, verified: Collection[str] = (), user: OtherUser | None = None) -> PresentInputs:
+        """See what is here, without reading or making anything; `verified` inputs were read in place just now.
+
+        `user` is the one that the job will run as, if not as the worker.
+        """
+        return PresentInputs(
+            code=bool(grant.code_tree) and held_tree(self._store(), grant.code_tree) is not None,
+            inputs={one.where: self._standing(one, verified) for one in grant.inputs},
+            environment=self._environment(grant, user),
+        )
+
+    def code_tree(self, grant: Grant) -> Tree:
+        """Return the tree of a job's code, which is here."""
+        return self._record(grant.code_tree).tree
+
+    def code_view(self, grant: Grant) -> str:
+        """Return the job's folder in a view of its code, which is here."""
+        return os.path.join(open_view(self._store(), self._record(grant.code_tree)), grant.code_folder)
+
+    def put_in_place(self, grant: Grant, run: str, held: PresentInputs) -> PreparedInputs:
+        """Make an attempt's workspace and give the paths of all that it reads. Nothing is missing."""
+        workspace = ""
+        paths = {one.where: self._path(one, held.inputs[one.where]) for one in grant.inputs}
+        if grant.code_tree:
+            workspace = self.workspaces.make(run, grant.code_tree, self._store(), self._record(grant.code_tree))
+            with translated(workspace):
+                os.makedirs(os.path.join(workspace, grant.code_folder), exist_ok=True)
+        ready = held.environment if isinstance(held.environment, EnvironmentReady) else None
+        return PreparedInputs(workspace=workspace, paths=paths, ready=ready)
+
+    def mark(self, grant: Grant, run: str, owner: ProcessIdentity, prepared: PreparedInputs) -> None:
+        """Say which process uses what: it stays while that lives."""
+        if prepared.ready is not None and prepared.ready.key:
+            self.maker.shelf.mark(prepared.ready.key, owner, run)
+        names = [os.path.basename(os.path.dirname(path)) for path in prepared.paths.values()]
+        names += [os.path.basename(path) for path in prepared.paths.values()]
+        if grant.inputs:
+            self._data().mark(run, owner, names)
+
+    def leave(self, grant: Grant, run: str, prepared: PreparedInputs) -> None:
+        """Take away what was only for one attempt."""
+        if prepared.ready is not None and prepared.ready.key:
+            self.maker.shelf.unmark(prepared.ready.key, run)
+        if grant.inputs:
+            self._data().unmark(run)
+        if grant.code_tree:
+            self.workspaces.remove(run)
+
+    def is_unread(self, needed: InputBody) -> bool:
+        """Say whether something lies where an input was submitted from, on this very machine."""
+        is_same = bool(needed.path) and needed.host == self._host
+        return is_same and os.path.exists(needed.path)
+
+    def _environment(self, grant: Grant, user: OtherUser | None) -> EnvironmentReady | EnvironmentImpossible | None:
+        if not grant.environment:
+            return None
+        maker = self.maker if user is None else self.maker.for_user(user)
+        return maker.look(grant.environment, folder="/" if grant.code_tree else grant.folder)
+
+    def _standing(self, needed: InputBody, verified: Collection[str]) -> InputStatus:
+        if is_repository(needed):
+            is_here = os.path.isdir(self._data().place(repository_name(needed.repo)))
+            return InputStatus.HELD if is_here else InputStatus.ABSENT
+        is_unsure = False
+        if self._may_read_in_place and self.is_unread(needed):
+            if needed.where in verified:
+                return InputStatus.IN_PLACE
+            known = known_tree(needed.path, needed.name, memo=self._store().memo)
+            if known is not None and known.digest() == needed.tree:
+                return InputStatus.IN_PLACE
+            is_unsure = known is None
+        if held_tree(self._store(), needed.tree) is not None:
+            return InputStatus.HELD
+        return InputStatus.UNSURE if is_unsure else InputStatus.ABSENT
+
+    def _path(self, needed: InputBody, standing: InputStatus) -> str:
+        if standing is InputStatus.IN_PLACE:
+            return needed.path
+        shelf = self._data()
+        if is_repository(needed):
+            return shelf.use(repository_name(needed.repo))
+        folder = shelf.open(self._record(needed.tree))
+        return os.path.join(folder, needed.name) if needed.kind is InputKind.FILE else folder
+
+    def _record(self, tree: str) -> Record:
+        record = held_tree(self._store(), tree)
+        if record is None:
+            # Pruned in this very moment.
+            raise CorruptBytes(f"tree {tree[:12]} is no longer here", hint="it is brought again")
+        return record

@@ -1,0 +1,239 @@
+"""Whether work goes on of which nobody tells us: a silent compiler's, or another job's that we wait for.
+
+A second counts while the processes of uv compute, or while bytes of the tree arrive. One that hangs counts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol
+
+from stoker.core.clock import Clock
+from stoker.core.errors import Cancelled, Refused, StokerError
+from stoker.core.frozen import frozen
+from stoker.core.jsontext import loads
+from stoker.host.durable import read_regular, write_file
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.processes import group_cpu_ticks
+from stoker.host.users import OtherUser
+from stoker.protocol.environment_messages import choose
+from stoker.protocol.job_messages import EnvironmentChoice
+from stoker.protocol.lease_messages import Grant
+from stoker.store.local_store import LocalStore
+from stoker.transfer.download.types import DownloadStop
+from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
+from stoker.transfer.trees.tree_sources import TreeSourceFinder
+from stoker.worker.environments.environment_builder import Maker
+from stoker.worker.preparation.input_check import LocalInputs, PresentInputs, what_is_missing
+from stoker.worker.preparation.prepare_messages import REFUSED, PrepareLine, PreparingProgram, bring_by_child
+
+# A tree of which little is missing, brought at once: a changed line of code is not worth a process of its own.
+
+MOST_BYTES = 4 << 20
+MOST_FILES = 200
+_LOOK_EVERY_S = 0.1
+
+
+@frozen
+class SmallTrees:
+    """Brings them."""
+
+    store: Callable[[], LocalStore]
+    open_origins: Callable[[], AbstractContextManager[TreeSourceFinder]]
+    """Opens the ways to whoever has trees."""
+    clock: Clock
+
+    def bring(self, tree: str, stop: threading.Event) -> bool:
+        """Have a tree here, if little of it is missing and nothing is in the way; says whether it is."""
+        inner, over = DownloadStop(), threading.Event()
+        watch = threading.Thread(target=_pass_on, args=(stop, over, inner), name="stoker-small-tree", daemon=True)
+        watch.start()
+        try:
+            with self.open_origins() as origins:
+                receive_tree(origins, tree, self.store(), stop=inner, clock=self.clock, on_outlook=_refuse_much)
+        except StokerError:
+            # Whoever has more time finds out what is wrong, and tells it.
+            return False
+        finally:
+            over.set()
+            watch.join()
+        return True
+
+
+def _refuse_much(outlook: TreeFetchEstimate) -> None:
+    if outlook.missing_bytes > MOST_BYTES or outlook.missing_files > MOST_FILES:
+        raise Refused("too much of it is missing")
+
+
+def _pass_on(stop: threading.Event, over: threading.Event, inner: DownloadStop) -> None:
+    while not over.wait(_LOOK_EVERY_S):
+        if stop.is_set():
+            inner.ask(Cancelled("it is no longer wanted"))
+            return
+
+
+# From a grant to a start: a quick look; if something is missing, a process of its own that brings it.
+
+_MOST_LOOKS = 3
+"""What was brought may be pruned again before it is used; not for ever."""
+
+
+@frozen
+class NotPrepared:
+    """Why a job does not start here: a word for machines, a line for people."""
+
+    reason: str
+    message: str
+    lasts: bool = False
+    """It stays so until something is done on this machine."""
+
+
+@frozen
+class InputPreparer:
+    """What prepares jobs on this machine."""
+
+    here: LocalInputs
+    program: PreparingProgram
+    ticket: Callable[[Grant, OtherUser | None], bytes]
+    """What such a process is told: the job, the user that it runs as if it has one, the way to the coordinator."""
+    clock: Clock
+    small: SmallTrees | None = None
+    """Brings code of which little is missing, without a process."""
+
+    def prepare(
+        self, grant: Grant, stop: threading.Event, heed: Callable[[PrepareLine], None], user: OtherUser | None = None
+    ) -> PresentInputs | NotPrepared | None:
+        """Have everything here that a job needs; or say why not. Nothing if it was stopped.
+
+        With a `user`, the job runs as that user, and its environment is built so. `heed` hears of nothing but what is
+        brought: what was all here is not told.
+        """
+        verified: tuple[str, ...] = ()
+        for _ in range(_MOST_LOOKS):
+            held = self.here.look(grant, verified, user)
+            missing = what_is_missing(grant, held)
+            if missing.impossible:
+                return NotPrepared(reason="environment", message=missing.impossible, lasts=True)
+            if missing.is_nothing:
+                return held
+            if missing.is_code_alone and self._is_brought_at_once(grant, stop):
+                heed(PrepareLine())
+                continue
+            ended = bring_by_child(self.program, self.ticket(grant, user), stop, heed)
+            if ended is None or stop.is_set():
+                return None
+            if ended.end == REFUSED:
+                return NotPrepared(reason=ended.reason, message=ended.message, lasts=ended.lasts)
+            verified = ended.verified
+        return NotPrepared(reason="preparing", message="what was brought was gone again before it could be used")
+
+    def _is_brought_at_once(self, grant: Grant, stop: threading.Event) -> bool:
+        return self.small is not None and self.small.bring(grant.code_tree, stop)
+
+    def sweep(self) -> None:
+        """Take away what attempts left that ended with their keeper."""
+        with suppress(StokerError):
+            self.here.workspaces.sweep(self.clock.wall_s())
+
+
+_LARGEST_BYTES = 1 << 20
+
+
+class InputActivity(Protocol):
+    """Feels whether something goes on."""
+
+    def beats(self) -> bool:
+        """Say whether it has got on since it was last asked."""
+
+
+class TreeActivity:
+    """Feels the arrival of one tree, whoever brings it."""
+
+    def __init__(self, store: LocalStore, tree: str) -> None:
+        self._incoming = store.places.incoming
+        self._staging = store.places.staging
+        self._mark = tree[:12]
+        self._before: tuple[int, int] | None = None
+
+    def beats(self) -> bool:
+        """Say whether anything of it has grown since it was last asked."""
+        arriving = _looks_of(self._incoming, "")
+        staged = _looks_of(self._staging, self._mark)
+        now = (arriving[0] + staged[0], max(arriving[1], staged[1]))
+        has_moved = self._before is not None and now != self._before
+        self._before = now
+        return has_moved
+
+
+class EnvironmentActivity:
+    """Feels the making of one environment."""
+
+    def __init__(self, maker: Maker, choices: Sequence[EnvironmentChoice]) -> None:
+        choice = choose(choices, maker.platform) if choices else None
+        self._path = ""
+        if choice is not None and choice.digest:
+            place = maker.shelf.place(maker.key_of(choice.digest))
+            self._path = os.path.join(place, "building.json")
+        self._before = (0, 0)
+
+    def beats(self) -> bool:
+        """Say whether its processes have computed since it was last asked."""
+        group = self._group()
+        ticks = group_cpu_ticks(group.pid) if group is not None else None
+        now = (group.pid, ticks) if group is not None and ticks is not None else self._before
+        has_moved, self._before = now != self._before, now
+        return has_moved
+
+    def _group(self) -> ProcessIdentity | None:
+        try:
+            told = loads(read_regular(self._path, _LARGEST_BYTES)) if self._path else {}
+            group = ProcessIdentity.from_dict(told["group"])
+            return group if is_alive(group) is not Liveness.GONE else None
+        except (OSError, ValueError, KeyError, TypeError, StokerError):
+            return None
+
+
+def _looks_of(folder: str, part: str) -> tuple[int, int]:
+    """Give how much lies in a folder under names that hold a text, and when that last changed."""
+    size_bytes, changed_ns = 0, 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if part in entry.name:
+                    info = entry.stat(follow_symlinks=False)
+                    size_bytes += info.st_size
+                    changed_ns = max(changed_ns, info.st_mtime_ns)
+    except OSError:
+        # It comes and goes under our eyes.
+        return size_bytes, changed_ns
+    return size_bytes, changed_ns
+
+
+# How fast data came to this machine when it last did, for whoever wants to know how long more of it takes.
+
+_WORTH_BYTES = 4 << 20
+"""Of less, the rate says nothing."""
+_NAME = "rate"
+_RATE_LARGEST_BYTES = 40
+
+
+def note_rate(store: LocalStore, size_bytes: int, seconds: float) -> None:
+    """Note that so much came in such a time, if that says anything."""
+    if size_bytes >= _WORTH_BYTES and seconds > 0:
+        with suppress(StokerError):
+            write_file(_path(store), f"{int(size_bytes / seconds)}".encode(), mode=0o600)
+
+
+def read_rate(store: LocalStore) -> int:
+    """Give bytes a second; 0 if nobody knows."""
+    try:
+        return max(0, int(read_regular(_path(store), _RATE_LARGEST_BYTES)))
+    except (OSError, ValueError, StokerError):
+        return 0
+
+
+def _path(store: LocalStore) -> str:
+    return os.path.join(store.places.incoming, _NAME)

@@ -1,1 +1,0 @@
-"""What a worker sends to its coordinator and has from it: attempts' files, results, checkpoints."""

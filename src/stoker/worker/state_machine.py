@@ -1,0 +1,627 @@
+"""What a keeper does next: from what it knows and what happened to what it knows then and what is to be done. Pure.
+
+Rules, in order of precedence:
+
+- A lease that is over by our own clock, counted from before the request that renewed it, is not spoken under: its job
+  is stopped and its result dropped. A job that keeps on goes on; its result is offered if somebody renews it again.
+- What the coordinator drops is stopped and forgotten; what it cancels is stopped, confirmed gone, then confirmed.
+- Nothing is said of an attempt that is being stopped until nothing of it runs.
+- Who leaves gives everything back first, and takes nothing new; told a second time, it ends everything now, and waits
+  only a moment for the coordinator to hear it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.core.errors import Drained, NotFound, RateLimited
+from stoker.core.frozen import changed, frozen
+from stoker.core.job import JobState
+from stoker.core.leases import AttemptToken
+from stoker.core.retry import pause_s
+from stoker.protocol.lease_messages import ExecCall, Grant, LeaseInstruction, LeaseInstructionKind
+from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.owner_pause import PAUSED
+from stoker.worker.worker_state import (
+    COORDINATOR,
+    AttemptEnded,
+    AttemptNotStarted,
+    AttemptPhase,
+    AttemptStarted,
+    AttemptStopped,
+    ClaimAnswered,
+    ClaimJobs,
+    ClockTick,
+    DevicesChanged,
+    ExitWorker,
+    FinalReport,
+    FinalReportAccepted,
+    FinalReportKind,
+    Forget,
+    Happening,
+    HeldLease,
+    HelloAnswered,
+    Instruction,
+    LeaseLost,
+    LogLine,
+    MachineClosed,
+    OpenExec,
+    Renew,
+    RenewalAnswered,
+    ReportStart,
+    RequestUnanswered,
+    SendFinalReport,
+    SendHello,
+    SendResult,
+    StartAttempt,
+    StopAttempt,
+    WithdrawClaim,
+    WorkerRejected,
+    WorkerShutdownMode,
+    WorkerState,
+    WorkerStopRequested,
+)
+
+# One decision on its way: what a keeper knows changes, instructions gather, and at the end whatever is due is done.
+
+HURRY_S = 2.0
+"""How long what runs under a lease that is over may take to stop: less than the coordinator waits for before it gives
+the job to another (`FleetTimes.grace_s`)."""
+LAST_MOMENT_S = 1.0
+"""How long who is told to end now waits for the coordinator to hear it."""
+_RANK = {FinalReportKind.RELEASE: 0, FinalReportKind.CANCELLED: 1, FinalReportKind.NOTHING: 2}
+
+
+class DecisionBuilder:
+    """One decision on its way."""
+
+    def __init__(self, keeping: WorkerState, now_s: float) -> None:
+        self.keeping = keeping
+        self.now_s = now_s
+        self.instructions: list[Instruction] = []
+
+    def do(self, *instructions: Instruction) -> None:
+        self.instructions += instructions
+
+    def tell(self, kind: str, lease: HeldLease | None = None, **fields: Any) -> None:
+        about = _about(lease.grant) if lease is not None else {}
+        self.do(LogLine(kind=kind, fields={**about, **fields}))
+
+    def now_knows(self, **fields: Any) -> None:
+        self.keeping = changed(self.keeping, **fields)
+
+    def lease(self, token: AttemptToken) -> HeldLease | None:
+        return self.keeping.leases.get(token)
+
+    def put(self, lease: HeldLease) -> None:
+        self.now_knows(leases={**self.keeping.leases, lease.token: lease})
+
+    def remove(self, lease: HeldLease) -> None:
+        self.now_knows(leases={token: one for token, one in self.keeping.leases.items() if token != lease.token})
+        self.do(Forget(token=lease.token))
+
+    def stop(self, lease: HeldLease, last: FinalReport, *, grace_s: float | None = None) -> None:
+        """Let an attempt end and say this of it then; what weighs more than what was wanted before replaces it."""
+        if lease.last is not None and _RANK.get(lease.last.word, 0) > _RANK.get(last.word, 0):
+            last = lease.last
+        if lease.phase is AttemptPhase.SENDING:
+            self._stop_sending(lease, last)
+            return
+        is_new = lease.phase is not AttemptPhase.STOPPING
+        self.put(changed(lease, phase=AttemptPhase.STOPPING, last=last))
+        if is_new or grace_s is not None:
+            wanted_s = self.keeping.wishes.stop_grace_s if grace_s is None else grace_s
+            self.do(StopAttempt(token=lease.token, grace_s=wanted_s))
+        if is_new:
+            self.tell("stopping", lease, why=last.why)
+
+    def _stop_sending(self, lease: HeldLease, last: FinalReport) -> None:
+        """Nothing of it runs any more; what is being sent may be no longer wanted."""
+        if last.word is FinalReportKind.NOTHING:
+            self.tell("dropped", lease, why=last.why)
+            self.remove(lease)
+        elif last.word is FinalReportKind.CANCELLED and (
+            lease.last is None or lease.last.word is not FinalReportKind.CANCELLED
+        ):
+            self.send(lease, last, lease.end)
+
+    def send(self, lease: HeldLease, last: FinalReport, end: AttemptEnd | None) -> None:
+        """Let its last word be said; nothing, if it is no longer ours to speak of."""
+        if last.word is FinalReportKind.NOTHING:
+            self.tell("dropped", lease, why=last.why)
+            self.remove(lease)
+            return
+        if self.keeping.leaving is WorkerShutdownMode.NOW:
+            self._say_now(lease, last, end)
+            return
+        self.put(changed(lease, phase=AttemptPhase.SENDING, last=last, end=end))
+        self.do(SendResult(token=lease.token, last=last, end=end))
+
+    def _say_now(self, lease: HeldLease, last: FinalReport, end: AttemptEnd | None) -> None:
+        """Let its last word be said without what belongs to it: a result that did not go in time is made again."""
+        if last.word is FinalReportKind.FINISH:
+            last = FinalReport(
+                word=FinalReportKind.RELEASE, why="the worker was told to end before its result had gone"
+            )
+        until_s = self.now_s + LAST_MOMENT_S
+        self.put(changed(lease, phase=AttemptPhase.SENDING, last=last, end=end, say_until_s=until_s))
+        self.do(SendFinalReport(token=lease.token, last=last, end=end))
+
+    def look_around(self) -> None:
+        """Do what is due: end leases, renew, ask for work, leave."""
+        self.end_leases()
+        self._end_waiting()
+        keeping = self.keeping
+        if keeping.leaving is not WorkerShutdownMode.NO:
+            if not keeping.leases and (not keeping.asking or keeping.leaving is WorkerShutdownMode.NOW):
+                self.do(ExitWorker(code=keeping.exit_code))
+            elif self._may_renew(keeping):
+                self._renew()
+            return
+        if self._may_renew(keeping):
+            self._renew()
+        is_free = keeping.is_known and not keeping.leases and not keeping.asking
+        if is_free and keeping.wishes.is_once and keeping.taken:
+            self._exit(0)
+        elif is_free and keeping.wishes.until_idle and keeping.closed:
+            # It would wait for whoever closed it: it is to be started again when that is over.
+            self._exit(Drained.exit_code)
+        elif keeping.asking == 0 and keeping.wanted:
+            # It only listens, and there is room now.
+            self.call_back()
+        elif self._may_ask(keeping):
+            self.now_knows(asking=keeping.wanted)
+            self.do(ClaimJobs(most=keeping.wanted))
+
+    def _exit(self, code: int) -> None:
+        self.leave(code, softly=True)
+        self.do(ExitWorker(code=code))
+
+    def call_back(self) -> None:
+        """Have an open question answered now: what it brought must not be lost."""
+        if self.keeping.asking is not None and not self.keeping.is_called_back:
+            self.now_knows(is_called_back=True)
+            self.do(WithdrawClaim())
+
+    def _may_ask(self, keeping: WorkerState) -> bool:
+        has_reason = bool(keeping.wanted or keeping.leases)
+        return has_reason and keeping.is_known and keeping.asking is None and self.now_s >= keeping.ask_at_s
+
+    def _may_renew(self, keeping: WorkerState) -> bool:
+        is_time = keeping.has_news or self.now_s >= keeping.renew_at_s
+        is_due = keeping.is_known and not keeping.is_renewing and is_time
+        return is_due and keeping.leaving is not WorkerShutdownMode.NOW
+
+    def _renew(self) -> None:
+        self.now_knows(is_renewing=True, has_news=False)
+        self.do(Renew())
+
+    def end_leases(self) -> None:
+        """Notice which leases are over by our own clock."""
+        for held in list(self.keeping.leases.values()):
+            if held.is_over:
+                self._hurry(held)
+            if held.is_over or self.now_s < held.ends_s or held.is_harmless:
+                continue
+            lease = changed(held, is_over=True)
+            self.put(lease)
+            if lease.keeps_on and (lease.last is None or lease.last.word is FinalReportKind.FINISH):
+                self.tell("lease_over", lease, why="it goes on, and its result is offered when the coordinator is back")
+            else:
+                self.stop(lease, FinalReport(word=FinalReportKind.NOTHING, why="its lease was not renewed in time"))
+
+    def _hurry(self, lease: HeldLease) -> None:
+        """End what was asked to stop when its lease ended: somebody else may have its job in a moment."""
+        is_due = lease.phase is AttemptPhase.STOPPING and self.now_s >= lease.ends_s + HURRY_S
+        if is_due and not lease.is_hurried:
+            self.put(changed(lease, is_hurried=True))
+            self.do(StopAttempt(token=lease.token, grace_s=0.0))
+
+    def _end_waiting(self) -> None:
+        """Drop what nobody heard in the last moment."""
+        for lease in list(self.keeping.leases.values()):
+            if lease.say_until_s is not None and self.now_s >= lease.say_until_s:
+                self.tell("dropped", lease, why="the coordinator was not to be told in time")
+                self.remove(lease)
+
+    def leave(self, code: int, *, softly: bool) -> None:
+        self.now_knows(leaving=WorkerShutdownMode.SOFTLY if softly else WorkerShutdownMode.NOW, exit_code=code)
+
+
+def _about(grant: Grant) -> dict[str, Any]:
+    return {"job": grant.shown, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}
+
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 30.0
+_BY_ORDER = {
+    LeaseInstructionKind.CANCEL: FinalReportKind.CANCELLED,
+    LeaseInstructionKind.DROP: FinalReportKind.NOTHING,
+    LeaseInstructionKind.RELEASE: FinalReportKind.RELEASE,
+}
+
+
+@frozen
+class WorkerDecision:
+    """What is known from now on, and what is to be done, in this order."""
+
+    keeping: WorkerState
+    instructions: tuple[Instruction, ...]
+
+
+def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
+    """Take in what happened."""
+    turn = DecisionBuilder(keeping, happening.now_s)
+    if not isinstance(happening, RenewalAnswered):
+        # First of all: who was suspended past its lease must notice before it does anything else. Only an answer may
+        # come late and still renew, if it was asked for in time.
+        turn.end_leases()
+    _TAKERS[type(happening)](turn, happening)
+    ends_s = turn.keeping.wishes.ends_s
+    if ends_s is not None and turn.now_s >= ends_s and turn.keeping.leaving is WorkerShutdownMode.NO:
+        _leave_softly(turn, 0, "its time is over")
+    turn.look_around()
+    return WorkerDecision(keeping=turn.keeping, instructions=tuple(turn.instructions))
+
+
+def _take_tick(_turn: DecisionBuilder, _ticked: ClockTick) -> None:
+    """Whatever is due is done for every happening."""
+
+
+def _take_greeting(turn: DecisionBuilder, greeted: HelloAnswered) -> None:
+    welcome = greeted.welcome
+    _hear_closed(turn, welcome.closed)
+    wishes = turn.keeping.wishes
+    if welcome.slots:
+        wishes = changed(wishes, slots=welcome.slots, beside=0)
+    _hear_voice(turn)
+    turn.now_knows(
+        wishes=wishes,
+        is_known=True,
+        heartbeat_s=welcome.heartbeat_s,
+        lease_s=welcome.lease_s,
+        renew_at_s=turn.now_s,
+        ask_at_s=turn.now_s,
+    )
+    turn.tell("joined", worker=welcome.worker, slots=wishes.slots, lease_s=welcome.lease_s, drift=list(welcome.drift))
+
+
+def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
+    _hear_voice(turn)
+    had_asked, was_called_back = bool(turn.keeping.asking), turn.keeping.is_called_back
+    turn.now_knows(asking=None, is_called_back=False)
+    _hear_closed(turn, given.answer.closed)
+    for grant in given.answer.grants:
+        _take_grant(turn, given, grant)
+    for order in given.answer.orders:
+        _hear_order(turn, order)
+    _hear_calls(turn, given.answer.execs)
+    keeping = turn.keeping
+    if given.answer.grants:
+        # The question may have been open for long, and its times count from its beginning.
+        if turn.now_s - given.asked_s > keeping.heartbeat_s / 4:
+            turn.now_knows(renew_at_s=min(keeping.renew_at_s, turn.now_s))
+    elif had_asked and keeping.wishes.until_idle and _is_nothing_left(keeping, given):
+        turn.tell("idle", waiting=dict(given.answer.waiting))
+        turn.leave(0, softly=True)
+    elif not was_called_back:
+        turn.now_knows(ask_at_s=turn.now_s + _FIRST_PAUSE_S)
+
+
+def _is_nothing_left(keeping: WorkerState, given: ClaimAnswered) -> bool:
+    """Say whether nothing will come, as far as can be known: no job was put off, and nobody's end brings another."""
+    return not (keeping.leases or keeping.closed or given.others_work or given.answer.next_s is not None)
+
+
+def _take_grant(turn: DecisionBuilder, given: ClaimAnswered, grant: Grant) -> None:
+    keeping, token = turn.keeping, grant.token()
+    if token in keeping.leases:
+        return
+    lease = HeldLease(grant=grant, phase=AttemptPhase.STARTING, ends_s=given.asked_s + grant.lease_s)
+    turn.put(lease)
+    turn.now_knows(taken=keeping.taken + 1)
+    turn.tell("granted", lease)
+    why = _why_not(turn, lease)
+    if why:
+        turn.send(lease, FinalReport(word=FinalReportKind.RELEASE, why=why), None)
+    else:
+        turn.do(StartAttempt(token=token))
+
+
+def _why_not(turn: DecisionBuilder, lease: HeldLease) -> str:
+    """Say why a grant is given back unstarted; nothing if it is not."""
+    if turn.keeping.leaving is not WorkerShutdownMode.NO:
+        return "the worker is leaving"
+    if turn.now_s >= lease.ends_s:
+        return "the grant came too late"
+    return next(iter(turn.keeping.closed.values()), "")
+
+
+def _hear_order(turn: DecisionBuilder, order: LeaseInstruction) -> None:
+    """Do what is wished of a lease; one that is not ours any more needs no order."""
+    lease = next((one for one in turn.keeping.leases.values() if _is_meant(order, one)), None)
+    if lease is not None:
+        _obey(turn, lease, order)
+
+
+def _is_meant(order: LeaseInstruction, lease: HeldLease) -> bool:
+    return (order.job, order.epoch) == (lease.token.job, lease.token.epoch)
+
+
+def _take_answer(turn: DecisionBuilder, answered: RenewalAnswered) -> None:
+    _hear_voice(turn)
+    answer = answered.answer
+    turn.now_knows(
+        is_renewing=False,
+        heartbeat_s=answer.heartbeat_s,
+        lease_s=answer.lease_s,
+        renew_at_s=answered.now_s if answer.wants_holdings else answered.asked_s + answer.heartbeat_s,
+    )
+    _hear_closed(turn, answer.closed)
+    orders = {(order.job, order.epoch): order for order in answer.orders}
+    for token in answered.tokens:
+        lease = turn.lease(token)
+        if lease is None:
+            continue
+        order = orders.get((token.job, token.epoch))
+        if order is None or order.do is not LeaseInstructionKind.DROP:
+            lease = _renewed(turn, lease, answered.asked_s + answer.lease_s)
+        if order is not None:
+            _obey(turn, lease, order)
+    _hear_calls(turn, answer.execs)
+
+
+def _hear_calls(turn: DecisionBuilder, calls: tuple[ExecCall, ...]) -> None:
+    """Have operators' commands run beside attempts that are ours now, and no others."""
+    for call in calls:
+        if turn.lease(call.token()) is not None:
+            turn.do(OpenExec(call=call))
+
+
+def _renewed(turn: DecisionBuilder, lease: HeldLease, ends_s: float) -> HeldLease:
+    # Whose job is on its way out because it ended by our clock does not come back.
+    is_past = lease.is_over and not lease.keeps_on
+    if not is_past:
+        lease = changed(lease, ends_s=max(ends_s, lease.ends_s), is_over=False)
+        turn.put(lease)
+    return lease
+
+
+def _obey(turn: DecisionBuilder, lease: HeldLease, order: LeaseInstruction) -> None:
+    is_sending = lease.phase is AttemptPhase.SENDING
+    if is_sending and (
+        order.do is LeaseInstructionKind.RELEASE or (order.do is LeaseInstructionKind.DROP and not lease.is_over)
+    ):
+        # Its last word may have been heard already, and only the answer lost: saying it again tells.
+        return
+    turn.stop(lease, FinalReport(word=_BY_ORDER[order.do], why=order.why or str(order.do)))
+
+
+def _take_silence(turn: DecisionBuilder, unanswered: RequestUnanswered) -> None:
+    """Go on, and ask again: later each time, and never all workers at once."""
+    if isinstance(unanswered.error, NotFound):
+        # It was restarted, or somebody made it forget us.
+        turn.now_knows(is_known=False)
+        turn.do(SendHello())
+    keeping = turn.keeping
+    # What will not pass by itself is told even to who knows already that nobody answers.
+    is_lasting = bool(unanswered.error.data.get("is_lasting"))
+    if not keeping.is_away or (is_lasting and not keeping.is_barred):
+        about = {"hint": unanswered.error.hint} if is_lasting else {}
+        turn.tell("away", None, why=str(unanswered.error), held=len(keeping.leases), **about)
+    turn.now_knows(is_barred=keeping.is_barred or is_lasting)
+    first_s = _LONGEST_PAUSE_S if isinstance(unanswered.error, RateLimited) else _FIRST_PAUSE_S
+    # With leases to lose, it is asked at least three times before the first of them ends.
+    longest_s = min(_LONGEST_PAUSE_S, keeping.lease_s / 4)
+    again_s = turn.now_s + pause_s(keeping.misses, unanswered.jitter, first_s=first_s, longest_s=longest_s)
+    if unanswered.was_claim:
+        # It may have been started anew, and forgotten what only a heartbeat says: that is not left for later.
+        renew_at_s = keeping.renew_at_s if keeping.is_away else min(keeping.renew_at_s, again_s)
+        turn.now_knows(
+            asking=None, is_called_back=False, ask_at_s=again_s, renew_at_s=renew_at_s, misses=keeping.misses + 1
+        )
+    else:
+        turn.now_knows(is_renewing=False, renew_at_s=again_s, misses=keeping.misses + 1)
+
+
+def _take_fatal(turn: DecisionBuilder, fatal: WorkerRejected) -> None:
+    if turn.keeping.leaving is WorkerShutdownMode.NO:
+        turn.tell("refused", why=str(fatal.error), hint=fatal.error.hint)
+    turn.leave(fatal.error.exit_code, softly=False)
+    turn.now_knows(asking=None, is_renewing=False)
+    for lease in list(turn.keeping.leases.values()):
+        turn.stop(
+            lease,
+            FinalReport(word=FinalReportKind.NOTHING, why=str(fatal.error)),
+            grace_s=turn.keeping.wishes.stop_grace_s,
+        )
+
+
+def _take_begin(turn: DecisionBuilder, began: AttemptStarted) -> None:
+    turn.now_knows(has_news=turn.keeping.has_news or began.has_brought)
+    lease = turn.lease(began.token)
+    if lease is None:
+        return
+    lease = changed(lease, child=began.child, run=began.run)
+    if lease.phase is not AttemptPhase.STARTING:
+        # It was to be stopped while it was being started: whoever stops it saw to the child.
+        turn.put(lease)
+        return
+    turn.put(changed(lease, phase=AttemptPhase.RUNNING))
+    turn.tell("started", lease, run=began.run)
+    turn.do(ReportStart(token=began.token))
+
+
+def _take_refusal(turn: DecisionBuilder, refused: AttemptNotStarted) -> None:
+    turn.now_knows(has_news=turn.keeping.has_news or refused.has_brought)
+    lease = turn.lease(refused.token)
+    if lease is None or lease.phase is not AttemptPhase.STARTING:
+        return
+    turn.tell("declined", lease, reason=refused.reason, why=refused.message)
+    # What was declined would be offered again at once: somebody else may have it first.
+    turn.now_knows(ask_at_s=max(turn.keeping.ask_at_s, turn.now_s + 1.0))
+    last = FinalReport(word=FinalReportKind.DECLINE, why=refused.message, reason=refused.reason, lasts=refused.lasts)
+    turn.send(lease, last, None)
+
+
+def _take_end(turn: DecisionBuilder, ended: AttemptEnded) -> None:
+    lease = turn.lease(ended.token)
+    if lease is None or lease.phase not in (AttemptPhase.STARTING, AttemptPhase.RUNNING):
+        return
+    end = ended.end
+    turn.tell("ended", lease, state=str(end.state), why=end.message, seconds=end.seconds)
+    if end.is_completed:
+        turn.send(lease, FinalReport(word=FinalReportKind.FINISH), end)
+    elif lease.is_over:
+        turn.send(lease, FinalReport(word=FinalReportKind.NOTHING, why="its lease was over"), end)
+    else:
+        turn.send(lease, FinalReport(word=FinalReportKind.FAIL, why=end.message), end)
+
+
+def _take_stop(turn: DecisionBuilder, stopped: AttemptStopped) -> None:
+    lease = turn.lease(stopped.token)
+    if lease is None or lease.phase is not AttemptPhase.STOPPING:
+        return
+    last = lease.last or FinalReport(word=FinalReportKind.RELEASE)
+    # Who ends now was not asked whether it had come to an end by itself.
+    is_asked = last.word is FinalReportKind.RELEASE and turn.keeping.leaving is not WorkerShutdownMode.NOW
+    if is_asked and stopped.end.is_completed:
+        # It had just come to its end by itself.
+        last = FinalReport(word=FinalReportKind.FINISH)
+    elif is_asked and stopped.end.state is JobState.FAILED and stopped.end.is_told:
+        last = FinalReport(word=FinalReportKind.FAIL, why=stopped.end.message)
+    turn.tell("stopped", lease, why=last.why, word=str(last.word))
+    turn.send(lease, last, stopped.end)
+
+
+def _take_settlement(turn: DecisionBuilder, settled: FinalReportAccepted) -> None:
+    lease = turn.lease(settled.token)
+    if lease is None:
+        return
+    last = lease.last or FinalReport(word=FinalReportKind.NOTHING)
+    turn.tell("settled", lease, word=str(last.word), why=last.why)
+    turn.remove(lease)
+    if last.word is not FinalReportKind.DECLINE:
+        # A slot is free, and somebody listens.
+        turn.now_knows(ask_at_s=min(turn.keeping.ask_at_s, turn.now_s))
+
+
+def _take_staleness(turn: DecisionBuilder, stale: LeaseLost) -> None:
+    lease = turn.lease(stale.token)
+    if lease is None:
+        return
+    if lease.phase is AttemptPhase.SENDING:
+        turn.tell("dropped", lease, why=stale.message)
+        turn.remove(lease)
+    else:
+        turn.stop(lease, FinalReport(word=FinalReportKind.NOTHING, why=stale.message))
+
+
+def _take_closing(turn: DecisionBuilder, closed: MachineClosed) -> None:
+    before = turn.keeping.closed.get(closed.by, "")
+    if closed.why == before:
+        return
+    others = {by: why for by, why in turn.keeping.closed.items() if by != closed.by}
+    turn.now_knows(
+        closed={**others, closed.by: closed.why} if closed.why else others,
+        renew_at_s=min(turn.keeping.renew_at_s, turn.now_s),
+    )
+    _tell_closed(turn, closed.by, closed.why, before)
+    if closed.why and turn.keeping.asking:
+        turn.call_back()
+    if closed.why and closed.gives_back:
+        _give_all_back(turn, closed.why)
+
+
+def _take_devices(turn: DecisionBuilder, devices: DevicesChanged) -> None:
+    """Say hello again, with what the machine offers now. An attempt on a device that is gone fails by itself."""
+    if devices.gone:
+        turn.tell("devices_gone", devices=list(devices.gone))
+    if devices.back:
+        turn.tell("devices_back", devices=list(devices.back))
+    if devices.slots is not None:
+        turn.now_knows(wishes=changed(turn.keeping.wishes, slots=devices.slots))
+    turn.do(SendHello())
+
+
+def _take_leave(turn: DecisionBuilder, asked: WorkerStopRequested) -> None:
+    keeping = turn.keeping
+    if keeping.leaving is WorkerShutdownMode.NO:
+        _leave_softly(turn, asked.exit_code, asked.why)
+        return
+    if keeping.leaving is WorkerShutdownMode.NOW:
+        return
+    turn.leave(asked.exit_code, softly=False)
+    turn.tell("leaving_now", held=len(keeping.leases))
+    last = FinalReport(word=FinalReportKind.RELEASE, why="the worker was told to end now")
+    for lease in list(keeping.leases.values()):
+        if lease.phase is AttemptPhase.SENDING:
+            turn.send(lease, lease.last or last, lease.end)
+        else:
+            turn.stop(lease, last, grace_s=0.0)
+
+
+def _leave_softly(turn: DecisionBuilder, exit_code: int, why: str) -> None:
+    """Take nothing more, give everything back, then end."""
+    turn.leave(exit_code, softly=True)
+    turn.tell("leaving", why=why, held=len(turn.keeping.leases))
+    if turn.keeping.asking:
+        turn.call_back()
+    _give_all_back(turn, why)
+
+
+def _give_all_back(turn: DecisionBuilder, why: str) -> None:
+    for lease in list(turn.keeping.leases.values()):
+        if lease.phase is not AttemptPhase.SENDING:
+            turn.stop(lease, FinalReport(word=FinalReportKind.RELEASE, why=why))
+
+
+def _hear_voice(turn: DecisionBuilder) -> None:
+    if turn.keeping.is_away:
+        turn.tell("back")
+    turn.now_knows(misses=0, is_barred=False)
+
+
+def _hear_closed(turn: DecisionBuilder, why: str) -> None:
+    """Take in that the coordinator gives us nothing; what runs it orders back itself if it wants to."""
+    others = {by: one for by, one in turn.keeping.closed.items() if by != COORDINATOR}
+    if why in others.values():
+        # Our own words.
+        why = ""
+    before = turn.keeping.closed.get(COORDINATOR, "")
+    if why == before:
+        return
+    turn.now_knows(closed={**others, COORDINATOR: why} if why else others)
+    _tell_closed(turn, COORDINATOR, why, before)
+
+
+def _tell_closed(turn: DecisionBuilder, by: str, why: str, before: str) -> None:
+    """Tell that it is closed, or open again. A pause comes from its owner and from the coordinator: it is told once."""
+    others = [one for who, one in turn.keeping.closed.items() if who != by]
+    if _is_pause(why or before) and any(_is_pause(one) for one in others):
+        return
+    turn.tell("closed" if why else "open", by=by, why=why)
+
+
+def _is_pause(why: str) -> bool:
+    return why.startswith(PAUSED)
+
+
+_TAKERS: dict[type, Callable[[DecisionBuilder, Any], None]] = {
+    ClockTick: _take_tick,
+    HelloAnswered: _take_greeting,
+    ClaimAnswered: _take_grants,
+    RenewalAnswered: _take_answer,
+    RequestUnanswered: _take_silence,
+    WorkerRejected: _take_fatal,
+    AttemptStarted: _take_begin,
+    AttemptNotStarted: _take_refusal,
+    AttemptEnded: _take_end,
+    AttemptStopped: _take_stop,
+    FinalReportAccepted: _take_settlement,
+    LeaseLost: _take_staleness,
+    MachineClosed: _take_closing,
+    DevicesChanged: _take_devices,
+    WorkerStopRequested: _take_leave,
+}

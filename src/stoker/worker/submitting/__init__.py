@@ -1,1 +1,0 @@
-"""From what a person wrote to jobs that can be submitted: checked, default-filled, under stable ids."""

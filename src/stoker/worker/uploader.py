@@ -1,0 +1,388 @@
+"""What an attempt made and what is said of it, on their way to the coordinator: in order, and as often as it takes.
+
+Bytes, then name: logs and metrics are mirrored and the bundle lies with the coordinator before the word that points at
+it is said. A word is only said while the lease is ours by our own clock. Whoever is told that an attempt is no longer
+its own says nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from stoker.core.clock import Clock
+from stoker.core.errors import BadInput, Conflict, Forbidden, InternalError, Refused, StokerError, VersionSkew
+from stoker.core.frozen import frozen
+from stoker.core.job import JobState
+from stoker.core.leases import AttemptToken
+from stoker.core.retry import FailureCause
+from stoker.core.text import one_line
+from stoker.engine.journal import read_status
+from stoker.host.durable import remove_tree, translated
+from stoker.host.writers import LogFile
+from stoker.jobs.job_folder import JobFolder, read_python
+from stoker.jobs.job_history import tell
+from stoker.jobs.rerun_spec import trials_of_job
+from stoker.jobs.result_archives import pack_result
+from stoker.jobs.secret_mask import read_config
+from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of
+from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, Release, Start
+from stoker.store.local_store import LocalStore
+from stoker.transfer.mirror import AttemptFolderSync
+from stoker.transfer.trees.archive_upload import Archive, ArchiveSendOutcome, send
+from stoker.transfer.trees.tree_sources import FleetConnection, TransferBackoff, TransferConnection
+from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch
+from stoker.worker.coordinator_calls import CoordinatorConnection
+from stoker.worker.preparation.input_check import data_facts
+from stoker.worker.worker_state import (
+    FinalReport,
+    FinalReportAccepted,
+    FinalReportKind,
+    Happening,
+    LeaseLost,
+    WorkerRejected,
+)
+
+# What is said of an attempt that completed: its bundle, what it measured, its code, and where it ran.
+
+
+def finish_of(
+    grant: Grant, folder: JobFolder, end: AttemptEnd, archive: Archive, *, store: LocalStore, worker: str
+) -> Finish:
+    """Give the word that points the job at its bundle, which lies with the coordinator already."""
+    trial = trials_of_job(folder)[0]
+    told = KnownMetrics(store).added_to(end_of(trial, tell(read_status(folder.status_path)), frozenset()))
+    code = read_config(folder).get("code")
+    return Finish(
+        attempt=grant.attempt,
+        epoch=grant.epoch,
+        generation=grant.generation,
+        tree=archive.tree,
+        archive_sha256=archive.sha256,
+        size_bytes=archive.size_bytes,
+        metrics={name: float(value) for name, value in told.metrics.items()},
+        seconds=max(0.0, end.seconds),
+        code={str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else grant.code,
+        facts=_facts(grant, folder, told, worker),
+    )
+
+
+def _facts(grant: Grant, folder: JobFolder, told: TrialEnd, worker: str) -> dict[str, Any]:
+    facts = {
+        "worker": worker,
+        "run": folder.attempt,
+        "devices": list(grant.devices),
+        "environment": folder.environment(),
+        "python": read_python(folder),
+        "code_tree": grant.code_tree,
+        "commit": grant.commit,
+        "data": data_facts(grant),
+        "was_known": told.is_kept,
+        "peak_bytes": told.peak_bytes,
+        "peak_gpu_bytes": told.peak_gpu_bytes,
+    }
+    return {name: value for name, value in facts.items() if value not in (None, "", [], {}, False)}
+
+
+DRAIN_S = 30.0
+"""How long a release or a cancellation waits for the rest of logs and checkpoints."""
+_LOOK_AGAIN_S = 0.2
+_DRAIN_TURN_S = 1.0
+_LONGEST_MESSAGE = 3900
+_LONGEST_HINT = 1900
+_MOST_REFUSALS = 3
+
+
+@frozen
+class AttemptReporterContext:
+    """What couriers have in common."""
+
+    words: CoordinatorConnection
+    line: FleetConnection
+    """For bytes, silent while it may not speak."""
+    store: Callable[[], LocalStore]
+    scratch: str
+    spool: str
+    clock: Clock
+    may_speak: Callable[[AttemptToken], bool]
+    """Whether an attempt's lease is ours by our own clock, at this very moment."""
+    report: Callable[[Happening], None]
+    tell: Callable[[str, dict[str, object]], None]
+    """Tells people."""
+    worker: str
+
+
+class AttemptReporter:
+    """Speaks for one attempt, from a thread of its own."""
+
+    def __init__(self, post: AttemptReporterContext, grant: Grant) -> None:
+        self._post = post
+        self._grant = grant
+        self._token = grant.token()
+        self._fence = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
+        self._orders: queue.SimpleQueue[tuple[threading.Event, Callable[[], None]] | None] = queue.SimpleQueue()
+        # Each is set once its order is no longer wanted.
+        self._unwanted: list[threading.Event] = []
+        self._stop = threading.Event()
+        self._is_closed = False
+        self._mirror: AttemptFolderSync | None = None
+        self._checkpoints: CheckpointShipper | None = None
+        self._folder: JobFolder | None = None
+        self._thread = threading.Thread(target=self._work, name="stoker-courier", daemon=True)
+        self._thread.start()
+
+    def follow(self, folder: JobFolder) -> None:
+        """Begin to mirror what an attempt writes, and to ship what it saves."""
+        post = self._post
+        self._folder = folder
+        self._mirror = AttemptFolderSync(folder.path, self._token, post.line, clock=post.clock)
+        self._mirror.begin()
+        watched = WatchedScratch(root=post.scratch, run_id=folder.attempt, spool=post.spool)
+        self._checkpoints = CheckpointShipper(
+            watched, self._token, post.line, clock=post.clock, tell=self._tell_not_shipped
+        )
+        self._checkpoints.begin()
+
+    def tell_start(self, run: str) -> None:
+        """Say that it runs."""
+        said = Start(**self._fence, run=run)
+        self._order(lambda: self._tell_start(said))
+
+    def send(self, last: FinalReport, end: AttemptEnd | None) -> None:
+        """Send what it made and say the last word; what was to be sent before is no longer wanted."""
+        for event in self._unwanted:
+            event.set()
+        stop = self._order(lambda: self._conclude(last, end))
+        self._unwanted.append(stop)
+
+    def say_now(self, last: FinalReport, end: AttemptEnd | None) -> None:
+        """Say the last word at once, from whatever thread, and once; what is on its way is no longer wanted."""
+        for event in self._unwanted:
+            event.set()
+        post = self._post
+        try:
+            if post.may_speak(self._token):
+                self._word(last, end)()
+        except StokerError as error:
+            post.report(LeaseLost(now_s=post.clock.boottime_s(), token=self._token, message=str(error)))
+        else:
+            post.report(FinalReportAccepted(now_s=post.clock.boottime_s(), token=self._token))
+
+    def close(self) -> None:
+        """Say and send nothing more."""
+        self._is_closed = True
+        for event in (*self._unwanted, self._stop):
+            event.set()
+        self._orders.put(None)
+        for follower in (self._mirror, self._checkpoints):
+            if follower is not None:
+                follower.close()
+        for trouble in self._mirror.troubles if self._mirror is not None else ():
+            self._tell_not_shipped(trouble)
+
+    def _tell_not_shipped(self, why: str) -> None:
+        """What stays on this machine alone is told."""
+        grant = self._grant
+        about = {"job": grant.shown, "id": grant.job, "attempt": grant.attempt}
+        self._post.tell("not_shipped", {**about, "why": why})
+
+    def _order(self, act: Callable[[], None]) -> threading.Event:
+        stop = threading.Event()
+        self._orders.put((stop, act))
+        return stop
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            self._stop, act = order
+            if self._is_closed:
+                # Whoever closed it could not know of this order's own event.
+                return
+            try:
+                act()
+            except StokerError as error:
+                self._give_up(error)
+            except Exception as problem:  # noqa: BLE001 - a bug of ours must not keep a lease for ever
+                self._give_up(InternalError(f"{type(problem).__name__}: {problem}"))
+
+    def _give_up(self, error: StokerError) -> None:
+        if isinstance(error, VersionSkew | Forbidden):
+            self._post.report(WorkerRejected(now_s=self._post.clock.boottime_s(), error=error))
+            return
+        if not isinstance(error, Refused):
+            # A bug, or bytes that do not hold: it is heard of now, and not when the lease ends.
+            with suppress(Exception):
+                why = f"its worker could not bring it to an end: {error}"
+                self._fail(FailureCause.IO, why, hint=error.hint, end=AttemptEnd(state=JobState.FAILED, exit_code=1))
+        self._post.report(LeaseLost(now_s=self._post.clock.boottime_s(), token=self._token, message=str(error)))
+
+    def _tell_start(self, said: Start) -> None:
+        self._say(lambda: self._post.words.start(self._token.job, said))
+
+    def _conclude(self, last: FinalReport, end: AttemptEnd | None) -> None:
+        if last.word is FinalReportKind.FINISH and end is not None and self._folder is not None:
+            is_said = self._finish(self._folder, end)
+        else:
+            self._bring_rest(last, end)
+            is_said = self._say(self._word(last, end))
+        if is_said:
+            self._post.report(FinalReportAccepted(now_s=self._post.clock.boottime_s(), token=self._token))
+
+    def _bring_rest(self, last: FinalReport, end: AttemptEnd | None) -> None:
+        """Bring what there is besides a result: all that tells of a failure, of the others what goes in time."""
+        if last.word is FinalReportKind.DECLINE:
+            return
+        if last.word is FinalReportKind.FAIL and end is not None:
+            self._drain(wait_s=None)
+            return
+        if last.word is not FinalReportKind.CANCELLED and self._checkpoints is not None:
+            self._checkpoints.settle(self._post.clock.monotonic_s() + DRAIN_S)
+        self._drain(wait_s=DRAIN_S)
+
+    def _word(self, last: FinalReport, end: AttemptEnd | None) -> Callable[[], object]:
+        """Give what says a last word that points at no result."""
+        words, job, why = self._post.words, self._token.job, one_line(last.why, _LONGEST_HINT)
+        if last.word is FinalReportKind.DECLINE:
+            declined = Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)
+            return lambda: words.decline(job, declined)
+        if last.word is FinalReportKind.CANCELLED:
+            confirmed = CancelConfirmed(**self._fence, why=why)
+            return lambda: words.cancelled(job, confirmed)
+        if last.word is FinalReportKind.FAIL and end is not None:
+            failed = self._failure(end.cause, end.message, hint=end.hint, end=end)
+            return lambda: words.fail(job, failed)
+        released = Release(**self._fence, why=why)
+        return lambda: words.release(job, released)
+
+    def _finish(self, folder: JobFolder, end: AttemptEnd) -> bool:
+        self._drain(wait_s=None)
+        refusals = 0
+        while True:
+            try:
+                archive = self._pack(folder)
+            except StokerError as error:
+                # What it made is no longer whole here, or there is no room to pack it: it has to be made again.
+                return self._fail(FailureCause.IO, f"its result can't be packed: {error}", hint=error.hint, end=end)
+            try:
+                return self._finish_with(folder, end, archive)
+            except Conflict:
+                # It is said to have no such bytes, though they were sent: it may have lost them.
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    raise
+            finally:
+                remove_tree(archive.path)
+
+    def _pack(self, folder: JobFolder) -> Archive:
+        spool = self._post.spool
+        with translated(spool):
+            os.makedirs(spool, mode=0o700, exist_ok=True)
+        return pack_result(self._post.store(), folder, spool)
+
+    def _finish_with(self, folder: JobFolder, end: AttemptEnd, archive: Archive) -> bool:
+        post = self._post
+        if (
+            send(TransferConnection(line=post.line, stop=self._stop, clock=post.clock), archive)
+            is ArchiveSendOutcome.STOPPED
+        ):
+            return False
+        said = finish_of(self._grant, folder, end, archive, store=post.store(), worker=post.worker)
+        return self._say(lambda: post.words.finish(self._token.job, said))
+
+    def _fail(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> bool:
+        said = self._failure(cause, message, hint=hint, end=end)
+        return self._say(lambda: self._post.words.fail(self._token.job, said))
+
+    def _failure(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> Fail:
+        return Fail(
+            **self._fence,
+            cause=str(cause),
+            message=one_line(message, _LONGEST_MESSAGE),
+            hint=one_line(hint, _LONGEST_HINT),
+            error=dict(end.error),
+            exit_code=end.exit_code or 1,
+            seconds=max(0.0, end.seconds),
+        )
+
+    def _drain(self, wait_s: float | None) -> None:
+        """Bring the rest of logs and metrics; without a limit, until it is there or no longer wanted."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+        mirror, clock = self._mirror, self._post.clock
+        if mirror is None:
+            return
+        until_s = None if wait_s is None else clock.monotonic_s() + wait_s
+        while not self._stop.is_set():
+            turn_s = clock.monotonic_s() + _DRAIN_TURN_S
+            if mirror.drain(turn_s if until_s is None else min(turn_s, until_s)):
+                return
+            if mirror.ended_by is not None:
+                raise mirror.ended_by
+            if until_s is not None and clock.monotonic_s() >= until_s:
+                return
+
+    def _say(self, say: Callable[[], object]) -> bool:
+        """Say it until it is heard; false if it is no longer wanted. Raises what says that it never will be."""
+        pauses = TransferBackoff()
+        while not self._stop.is_set():
+            if not self._post.may_speak(self._token):
+                # The lease is renewed in a moment, or somebody decides that it is over.
+                self._stop.wait(_LOOK_AGAIN_S)
+                continue
+            try:
+                say()
+            except (Refused, BadInput):
+                raise
+            except StokerError:
+                self._stop.wait(pauses.failed())
+            else:
+                return True
+        return False
+
+
+# What is said of an attempt before it starts, written down and mirrored beside what it prints later.
+#
+# Made with its first line: an attempt that finds everything here has none.
+
+_DRAIN_S = 2.0
+
+
+class PreparingLog:
+    """One attempt's. Lines come from one thread at a time."""
+
+    def __init__(self, spool: str, token: AttemptToken, line: FleetConnection, clock: Clock) -> None:
+        self._folder = os.path.join(spool, f"preparing-{token.job[:16]}-{token.attempt}-{token.epoch}")
+        self._open: Callable[[], AttemptFolderSync] = lambda: AttemptFolderSync(self._folder, token, line, clock=clock)
+        self._clock = clock
+        self._turn = threading.Lock()
+        self._log: LogFile | None = None
+        self._mirror: AttemptFolderSync | None = None
+
+    def hear(self, text: str) -> None:
+        """Write a line. What can't be written stops nobody."""
+        if not text:
+            return
+        with self._turn, suppress(StokerError):
+            if self._log is None:
+                logs = os.path.join(self._folder, "logs")
+                with translated(logs):
+                    os.makedirs(logs, mode=0o700, exist_ok=True)
+                self._log = LogFile(os.path.join(logs, "preparing.log"))
+                self._mirror = self._open()
+                self._mirror.begin()
+            self._log.write(f"{text}\n".encode(errors="replace"))
+
+    def close(self) -> None:
+        """Bring what is left of it, for a moment, and remove it here."""
+        with self._turn:
+            log, mirror, self._log, self._mirror = self._log, self._mirror, None, None
+        if log is not None:
+            log.close()
+        if mirror is not None:
+            mirror.drain(self._clock.monotonic_s() + _DRAIN_S)
+            with suppress(StokerError):
+                remove_tree(self._folder)

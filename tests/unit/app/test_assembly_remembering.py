@@ -1,0 +1,26 @@
+"""What a plan learns of earlier companies."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import pytest
+
+from stoker.app.run_context import remembered
+from stoker.devices.estimate.model_shapes import read_shape
+from stoker.devices.estimate.shared_base import MultiAdapterTraining
+from stoker.devices.estimate.terms import CalibrationFile, keys_of
+
+COMPANY = MultiAdapterTraining(shape=read_shape({"model_type": "llama"}))
+
+
+def test_a_plan_learns_what_companies_of_its_kind_took_and_where_to_note_the_next(tmp_path):
+    pytest.importorskip("torch")
+    path = str(tmp_path / "vram.json")
+    first = remembered(path, COMPANY)
+    assert first.correction is None
+    CalibrationFile(path).note_under(first.names, measured_bytes=110, foretold_bytes=100)
+    told = remembered(path, COMPANY)
+    assert told.names == keys_of(COMPANY, version("torch"))
+    assert told.correction is not None
+    assert round(told.correction.percent) == 110

@@ -1,0 +1,170 @@
+"""`stoker work` in a home whose coordinator is not up yet, and until when it works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.app import App
+from stoker.app.settings import AppSettings
+from stoker.cli.main import run_command_line
+from stoker.cli.work import seconds_until
+from stoker.core.clock import FakeClock
+from stoker.host.identity import mine
+from stoker.protocol.discovery import ServeFile
+from stoker.worker.worker_options import WorkOptions
+
+URL = "http://127.0.0.1:7999"
+WAITS = "no coordinator serves this home yet: waiting up to 10 s for `stoker serve`"
+
+
+class Sleeps(FakeClock):
+    """A clock that acts once it has slept this long."""
+
+    def __init__(self, after_s: float, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.after_s, self.act = after_s, act
+        self.slept_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.slept_s += seconds
+        if self.slept_s >= self.after_s:
+            self.act()
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], tuple[int, list[str], float]]:
+    """Run `stoker work` where a coordinator writes its file so many seconds later."""
+    home = tmp_path / "home"
+    state = home / "state"
+    state.mkdir(parents=True)
+    urls: list[str] = []
+
+    def run(serves_after_s: float) -> tuple[int, list[str], float]:
+        clock = Sleeps(serves_after_s, lambda: ServeFile(url=URL, owner=mine()).write(str(state)))
+        parts = App(AppSettings(home=str(home), folder=str(tmp_path), environment={"PATH": "/usr/bin:/bin"}))
+
+        def keep(options: WorkOptions, tell: Any) -> int:
+            urls.append(options.url)
+            return 0
+
+        monkeypatch.setattr(parts, "clock", clock)
+        monkeypatch.setattr(parts, "work", keep)
+        code = run_command_line(["work"], build=lambda: parts)
+        return code, urls, clock.slept_s
+
+    return run
+
+
+def test_a_worker_waits_for_a_coordinator_that_was_started_at_the_same_time(work, capfd) -> None:
+    code, urls, slept_s = work(3.0)
+    assert (code, urls) == (0, [URL])
+    assert 3.0 <= slept_s < 4.0
+    assert capfd.readouterr().err.splitlines() == [WAITS]
+
+
+def test_a_worker_that_finds_no_coordinator_says_after_ten_seconds_how_to_get_one(work, capfd) -> None:
+    code, urls, slept_s = work(60.0)
+    assert (code, urls) == (34, [])
+    assert 10.0 <= slept_s < 11.0
+    err = capfd.readouterr().err
+    assert err.count(WAITS) == 1
+    assert "`stoker serve` starts one here" in err
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], float]]:
+    """Let this process be in a zone with summer time; what this returns reads a local time there."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield lambda text: datetime.fromisoformat(text).timestamp()
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("18:00", 2.0),
+        ("16:30:30", 0.5 + 30 / 3600),
+        ("8:00", 16.0),
+        ("16:00", 24.0),
+        ("2026-11-17T16:00", 24.0),
+        ("2026-11-17 16:00", 24.0),
+        ("2026-11-17", 8.0),
+        ("2026-11-16T16:00Z", 1.0),
+        ("2026-11-16T16:00-05:00", 6.0),
+    ],
+    ids=str,
+)
+def test_an_end_is_a_time_of_the_local_clock_or_in_iso_format(
+    berlin: Callable[[str], float], text: str, hours: float
+) -> None:
+    assert seconds_until(text, berlin("2026-11-16T16:00")) == pytest.approx(hours * 3600)
+
+
+@pytest.mark.parametrize(("now", "hours"), [("2026-03-28T12:00", 23.0), ("2026-10-24T12:00", 25.0)], ids=str)
+def test_the_same_time_tomorrow_is_not_always_24_hours_away(
+    berlin: Callable[[str], float], now: str, hours: float
+) -> None:
+    assert seconds_until("12:00", berlin(now)) == pytest.approx(hours * 3600)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("soon", "'soon' is not a time; write for example 18:00 or 2026-11-17T08:00"),
+        ("25:00", "'25:00' is not a time"),
+        ("18", "'18' is not a time"),
+        ("nan", "'nan' is not a time"),
+        ("", "'' is not a time"),
+        ("2026-11-16T15:59", "'2026-11-16T15:59' is in the past"),
+        ("9000-01-01", "'9000-01-01' is too far away"),
+        ("9999-12-31T23:59", "'9999-12-31T23:59' is not a time"),
+    ],
+    ids=str,
+)
+def test_what_is_no_time_to_end_at_is_refused(berlin: Callable[[str], float], text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        seconds_until(text, berlin("2026-11-16T16:00"))
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--until", "18:00", "--for", "2h"], "--until and --for both say when the worker ends"),
+        (["--until", "soon"], "--until: 'soon' is not a time"),
+        (["--for", "0s"], "--for: '0s' is not a time from now on"),
+        (["--for", "soon"], "--for: 'soon' is not a duration"),
+        (["--for", f"{'9' * 400}h"], "is not a time from now on"),
+        (["--until", "18:00", "--install", "--yes"], "a service goes on: --until is for a worker that ends"),
+    ],
+    ids=str,
+)
+def test_a_wrong_end_is_a_fault_of_the_command_line(tmp_path: Path, capfd, words: list[str], fault: str) -> None:
+    parts = App(AppSettings(home=str(tmp_path / "home"), folder=str(tmp_path), environment={"PATH": "/usr/bin:/bin"}))
+    assert run_command_line(["work", *words], build=lambda: parts) == 2
+    assert fault in capfd.readouterr().err
+
+
+def test_how_long_a_worker_works_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    (home / "state").mkdir(parents=True)
+    ServeFile(url=URL, owner=mine()).write(str(home / "state"))
+    parts = App(AppSettings(home=str(home), folder=str(tmp_path), environment={"PATH": "/usr/bin:/bin"}))
+    found: list[float | None] = []
+
+    def keep(options: WorkOptions, tell: Any) -> int:
+        found.append(options.for_s)
+        return 0
+
+    monkeypatch.setattr(parts, "work", keep)
+    for words in ([], ["--for", "90m"]):
+        assert run_command_line(["work", *words], build=lambda: parts) == 0
+    assert found == [None, 5400.0]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from stoker.cli.aliases import ALIASES, expand
+from stoker.cli.commands import COMMANDS, find_command, top_help, verbs_of
+from stoker.cli.flags import take_flags
+
+
+def test_flags_of_every_command_are_taken_from_anywhere_but_behind_two_dashes() -> None:
+    words, flags = take_flags(["--json", "run", "x", "-q", "--", "--debug"])
+    assert words == ["run", "x", "--", "--debug"]
+    assert (flags.json, flags.quiet, flags.debug) == (True, True, False)
+
+
+def test_the_longest_command_wins() -> None:
+    assert find_command(["admin", "db", "check", "x"]) == (
+        next(one for one in COMMANDS if one.words == "admin db check"),
+        ["x"],
+    )
+    assert find_command(["jobs", "show", "x"])[0] is next(one for one in COMMANDS if one.words == "jobs show")
+    command, rest = find_command(["jobs", "--limit", "3"])
+    assert command is not None
+    assert (command.words, rest) == ("jobs", ["--limit", "3"])
+    assert find_command(["nothing"]) == (None, ["nothing"])
+
+
+def test_verbs_of_a_noun_are_those_one_word_longer() -> None:
+    assert "admin db" in [verb.words for verb in verbs_of("admin")]
+    assert all(len(verb.path) == 2 for verb in verbs_of("admin"))
+    assert {verb.path[-1] for verb in verbs_of("admin db")} == {"migrate", "check", "backup", "restore", "move"}
+
+
+@pytest.mark.parametrize(("old", "new"), ALIASES)
+def test_an_alias_leads_to_a_command_and_is_not_one_itself(old: tuple[str, ...], new: tuple[str, ...]) -> None:
+    assert expand([*old, "more"]) == [*new, "more"]
+    assert find_command(list(new))[0] is not None
+    assert find_command(list(old))[0] is None
+    assert f"  {old[0]} " not in top_help()
+
+
+def test_a_longer_alias_wins_over_a_shorter_one() -> None:
+    assert expand(["plan", "inspect", "tabular/gbt"]) == ["run", "--dry-run", "tabular/gbt"]
+    assert expand(["plan", "tabular/gbt", "lr=1"]) == ["run", "--dry-run", "tabular/gbt", "lr=1"]
+    assert expand(["plan", "resume", "plan.json"]) == ["run", "plan.json"]
+    assert expand(["train", "tabular/gbt"]) == ["run", "tabular/gbt"]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.cli import interrupts
+from stoker.cli.progress import Amount, ElapsedSeconds, under_way
+from stoker.core.clock import FakeClock
+from stoker.core.errors import Cancelled, StokerError, Terminated
+
+
+def a_call() -> Any:
+    out = SimpleNamespace(is_terminal=False, is_quiet=False, is_unicode=True)
+    return SimpleNamespace(out=out, parts=SimpleNamespace(clock=FakeClock()))
+
+
+def test_how_far_it_is_becomes_one_line_with_rate_and_time_left() -> None:
+    amount = Amount("putting data", 4 << 20, 100.0, is_unicode=False)
+    assert amount.lines(100.1, 0.0) == ["putting data  ....................  0 B of 4.0 MiB"]
+    amount.heed(1 << 20)
+    assert amount.lines(102.0, 0.0) == [
+        "putting data  #####...............  1.0 MiB of 4.0 MiB  512.0 KiB/s  6.0s left"
+    ]
+
+
+def test_work_that_lasts_for_a_time_shows_how_much_of_it_has_passed() -> None:
+    elapsed = ElapsedSeconds("torturing", 180, 100.0, is_unicode=False, hint="")
+    elapsed.reach(45)
+    assert elapsed.lines(145.0, 0.0) == ["torturing  #####...............  45s of 3m00s  2m15s left"]
+
+
+def test_what_has_no_known_end_shows_what_is_done() -> None:
+    amount = Amount("packing", None, 0.0, is_unicode=True)
+    amount.heed(2048)
+    assert amount.lines(1.0, 0.0) == ["packing  2.0 KiB  2.0 KiB/s"]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, Cancelled), (signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated)]
+)
+def test_a_signal_ends_the_work_and_passes_through_whoever_catches_our_errors(
+    number: signal.Signals, error: type[StokerError]
+) -> None:
+    before = signal.getsignal(number)
+    caught: list[StokerError] = []
+
+    def work() -> None:
+        with under_way(a_call(), "x", None) as amount:
+            try:
+                os.kill(os.getpid(), number)
+                amount.heed(1)
+            except StokerError as wrong:
+                caught.append(wrong)
+
+    with pytest.raises(error, match=r"interrupted|asked to end|went away") as ended:
+        work()
+    assert "begins anew" in ended.value.hint
+    assert caught == []
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_does_not_disturb_what_is_cleared_up_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work ends at its next byte, not in the middle of whatever the program does; a second Ctrl-C waits, too."""
+    monkeypatch.setattr(interrupts, "rows", list)
+    cleared: list[str] = []
+
+    def work() -> None:
+        with under_way(a_call(), "x", None) as amount:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                cleared.append("still at work")
+                amount.heed(1)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                cleared.append("all of it")
+
+    with pytest.raises(Cancelled):
+        work()
+    assert cleared == ["still at work", "all of it"]
+
+
+def test_work_that_is_done_before_it_could_be_stopped_is_done() -> None:
+    with under_way(a_call(), "x", None) as amount:
+        amount.heed(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with under_way(a_call(), "x", None):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,46 @@
+"""Checkpoints that were asked for, and that nobody wrote because the result was known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.cli.local_run import unwritten_text
+from stoker.cookbooks.language.train_lora import train_lora
+from stoker.core.digests import digest_value
+from stoker.engine.plan import Plan, PlanNode, TrialNodes
+from stoker.engine.types import NodeEnding, NodeResult
+from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.job_folder import JobRecord
+from stoker.jobs.trials import Trial
+
+WORDS = "no checkpoints where they were wanted; --rerun train_lora trains again and writes them"
+
+
+def order(folder: Path, *labels: str) -> CompiledJob:
+    """Order one training for each label, with a folder for checkpoints that is called like it."""
+    spec = JobRecord(
+        attempt="a", job_id=digest_value("t", 1), name="job", recipe="", args={}, folder="", started_s=0.0, stoker=""
+    )
+    nodes, trials = [], []
+    for number, label in enumerate(labels, 1):
+        node = f"{number}.train_lora"
+        nodes.append(PlanNode(id=node, stage=train_lora, args={"checkpoints": str(folder / label)}))
+        parts = TrialNodes(final=node, keep=(), nodes=(node,))
+        trials.append(Trial(number=number, label=label, point={}, args={}, job_id=spec.job_id, nodes=parts))
+    return CompiledJob(plan=Plan(name="job", nodes=tuple(nodes), final=nodes[0].id), spec=spec, trials=tuple(trials))
+
+
+def told(wanted: CompiledJob, ending: NodeEnding) -> str:
+    return unwritten_text(wanted, {node.id: NodeResult(ending=ending) for node in wanted.plan.nodes})
+
+
+def test_what_was_known_and_has_no_checkpoints_is_named_in_a_sweep_and_alone(tmp_path: Path) -> None:
+    assert told(order(tmp_path, "a", "b"), NodeEnding.HIT) == f"a, b were known, and have {WORDS}"
+    assert told(order(tmp_path, ""), NodeEnding.HIT) == f"job was known, and has {WORDS}"
+    (tmp_path / "a" / "best").mkdir(parents=True)
+    assert told(order(tmp_path, "a", "b"), NodeEnding.HIT) == f"b was known, and has {WORDS}"
+    assert told(order(tmp_path, "a"), NodeEnding.HIT) == ""
+
+
+def test_what_ran_or_failed_is_none_that_was_known(tmp_path: Path) -> None:
+    assert told(order(tmp_path, "a", "b"), NodeEnding.RAN) == told(order(tmp_path, "a"), NodeEnding.FAILED) == ""

@@ -1,0 +1,159 @@
+"""The error tree and the table of exit codes, held together."""
+
+import inspect
+import re
+
+import pytest
+
+from stoker.core import errors, exits
+from stoker.core.errors import Fault, InvalidInput, StokerError
+from stoker.core.jsontext import dumps, loads
+
+CLASSES = list(
+    dict.fromkeys(
+        found
+        for module in (errors, errors, errors)
+        for found in vars(module).values()
+        if inspect.isclass(found) and issubclass(found, StokerError)
+    )
+)
+BRANCHES = [errors.BadInput, errors.Refused, errors.Unavailable, errors.Damaged, errors.WorkFailed]
+EVERY_CLASS = pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
+
+
+def make(error: type[StokerError]) -> StokerError:
+    if issubclass(error, InvalidInput):
+        return error("it is wrong", hint="make it right", faults=(Fault("lr", "is not a number"),), path="a.toml")
+    return error("it is wrong", hint="make it right", path="a.toml")
+
+
+@EVERY_CLASS
+def test_every_error_declares_a_code_of_its_own(error):
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", vars(error)["code"])
+    assert [other for other in CLASSES if other.code == error.code] == [error]
+
+
+@EVERY_CLASS
+def test_every_error_declares_an_exit_code_of_the_table(error):
+    assert vars(error)["exit_code"] in exits.MEANINGS
+    assert error.exit_code != exits.DONE
+
+
+@EVERY_CLASS
+def test_every_error_says_what_it_stands_for(error):
+    assert inspect.cleandoc(vars(error)["__doc__"]).endswith(".")
+
+
+@EVERY_CLASS
+def test_every_error_keeps_message_hint_and_data_apart(error):
+    made = make(error)
+    assert str(made) == made.message == "it is wrong"
+    assert made.hint == "make it right"
+    assert made.data["path"] == "a.toml"
+
+
+@EVERY_CLASS
+def test_every_error_becomes_a_plain_object_that_json_can_carry(error):
+    body = make(error).to_dict()
+    assert body["error"] == error.code
+    assert body["exit_code"] == error.exit_code
+    assert body["message"] == "it is wrong"
+    assert body["hint"] == "make it right"
+    assert loads(dumps(body)) == body
+
+
+@EVERY_CLASS
+def test_every_error_leaves_the_program_with_its_own_exit_code(error):
+    assert exits.exit_code_of(make(error)) == error.exit_code
+
+
+def test_the_tree_has_five_branches_and_the_bug():
+    assert {error for error in CLASSES if error.__base__ is StokerError} == {*BRANCHES, errors.InternalError}
+
+
+@pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: branch.__name__)
+def test_every_branch_has_a_leaf(branch):
+    assert [error for error in CLASSES if issubclass(error, branch) and error is not branch]
+
+
+@EVERY_CLASS
+def test_no_error_sits_on_two_branches(error):
+    assert sum(issubclass(error, branch) for branch in BRANCHES) == (error not in {StokerError, errors.InternalError})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "branch", "exit_code"),
+    [
+        (errors.Usage, errors.BadInput, 2),
+        (errors.LocalFile, errors.BadInput, 16),
+        (errors.UnknownRecipe, errors.BadInput, 27),
+        (errors.ArgsFaults, errors.BadInput, 28),
+        (errors.PlanFaults, errors.BadInput, 40),
+        (errors.LockHeld, errors.Refused, 16),
+        (errors.NoSpace, errors.Unavailable, 10),
+        (errors.NoPermission, errors.Unavailable, 16),
+        (errors.CorruptBytes, errors.Damaged, 13),
+        (errors.StageFailed, errors.WorkFailed, 1),
+        (errors.Cancelled, errors.WorkFailed, 130),
+        (errors.Terminated, errors.WorkFailed, 143),
+        (errors.InternalError, StokerError, 70),
+    ],
+    ids=lambda part: getattr(part, "__name__", part),
+)
+def test_the_exit_codes_that_shells_rely_on_stay(leaf, branch, exit_code):
+    assert issubclass(leaf, branch)
+    assert leaf.exit_code == exit_code
+
+
+def test_hint_and_data_are_left_out_of_the_object_where_there_are_none():
+    assert errors.NotFound("no such job").to_dict() == {
+        "error": "not_found",
+        "exit_code": 1,
+        "message": "no such job",
+    }
+
+
+def test_several_faults_are_reported_together_as_objects_and_as_data():
+    faults = (Fault("lr", "is not a number", "write 0.1"), Fault("depth", "must be at least 1"))
+    error = errors.ArgsFaults("2 faults in the arguments", faults=faults, recipe="tabular/gbt")
+    assert error.faults == faults
+    assert error.data == {
+        "recipe": "tabular/gbt",
+        "faults": [
+            {"where": "lr", "message": "is not a number", "hint": "write 0.1"},
+            {"where": "depth", "message": "must be at least 1"},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (Fault("lr", "is not a number"), "lr: is not a number"),
+        (Fault("lr", "is not a number", "write 0.1"), "lr: is not a number (write 0.1)"),
+        (Fault("", "the plan is empty"), "the plan is empty"),
+    ],
+)
+def test_a_fault_is_one_line(fault, text):
+    assert str(fault) == text
+    assert text in repr(fault)
+
+
+def test_faults_are_values():
+    assert Fault("a", "b") == Fault("a", "b")
+    assert len({Fault("a", "b"), Fault("a", "b"), Fault("a", "b", "c"), Fault("a", "c"), Fault("b", "b")}) == 4
+    assert Fault("a", "b") != "a: b"
+
+
+def test_every_exit_code_has_a_meaning_and_fits_a_shell():
+    assert all(0 <= code <= 255 and meaning for code, meaning in exits.MEANINGS.items())
+    assert len(set(exits.MEANINGS.values())) == len(exits.MEANINGS)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(KeyboardInterrupt(), 130), (ValueError("unforeseen"), 70), (MemoryError(), 70), (StokerError("odd"), 70)],
+    ids=repr,
+)
+def test_what_is_no_leaf_of_ours_is_an_interrupt_or_a_bug(error, exit_code):
+    assert exits.exit_code_of(error) == exit_code

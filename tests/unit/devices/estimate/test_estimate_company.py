@@ -1,0 +1,236 @@
+"""Companies of adapters: what their base takes once, what each member adds, how many fit, and what would."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.core.device import GIB
+from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.frozen import changed
+from stoker.devices.estimate.model_shapes import read_shape
+from stoker.devices.estimate.shared_base import (
+    COMPANY_KEYS,
+    MANY,
+    MemoryLocation,
+    MultiAdapterCapacity,
+    MultiAdapterTraining,
+    at_once,
+    company_of_many,
+    estimate_company,
+    is_of_company,
+    loss_bytes,
+    no_room,
+    read_company,
+    smaller,
+)
+from stoker.devices.estimate.terms import CalibrationFile, Correction
+from stoker.devices.estimate.training_setup import Width, adapter_parameters, read_training
+
+SHAPE = read_shape(
+    {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000,
+    }
+)  # fmt: skip
+COMPANY = MultiAdapterTraining(shape=SHAPE, adapters=8, sequence=512)
+
+
+def test_terms_add_up_and_the_base_counts_once():
+    told = estimate_company(COMPANY)
+    assert [term.name for term in told.base] == ["weights", "loss", "context"]
+    assert [term.name for term in told.member] == ["adapter", "activations", "backward", "fragmentation"]
+    assert all(term.why for term in (*told.base, *told.member))
+    assert told.total_bytes == told.needs.base_bytes + 8 * told.needs.member_bytes
+    assert told.to_dict()["base_bytes"] == sum(term.size_bytes for term in told.base)
+    assert told.base[0].size_bytes == 2 * SHAPE.parameters
+
+
+def test_an_adapter_holds_itself_its_moments_its_gradients_and_a_copy():
+    count = adapter_parameters(SHAPE, ("all-linear",), 16)
+    adapter = estimate_company(COMPANY).member[0]
+    assert adapter.size_bytes == count * (4 + 4 + 4 + 4 + 2)
+    assert estimate_company(changed(COMPANY, dtype=Width.FP32)).member[0].size_bytes == count * 20
+    # On a GPU ranks are filled up.
+    assert estimate_company(changed(COMPANY, rank=9)).member[0] == adapter
+    assert (
+        estimate_company(changed(COMPANY, rank=9, where=MemoryLocation.CPU)).member[0].size_bytes < adapter.size_bytes
+    )
+
+
+def test_logits_of_all_tokens_are_never_counted():
+    few, many = (estimate_company(changed(COMPANY, rows=rows)) for rows in (8, 64))
+    assert few.base[1].size_bytes <= 512 * 1024**2
+    assert many.base[1].size_bytes <= few.base[1].size_bytes
+
+
+@pytest.mark.parametrize("field", ["adapters", "rank", "rows", "sequence"])
+def test_more_of_anything_takes_more(field):
+    more = changed(COMPANY, **{field: 2 * getattr(COMPANY, field)})
+    assert estimate_company(more).total_bytes > estimate_company(COMPANY).total_bytes
+
+
+def test_kernels_that_are_not_compiled_take_more():
+    eager = changed(COMPANY, is_compiled=False)
+    assert estimate_company(eager).total_bytes > estimate_company(COMPANY).total_bytes
+
+
+def test_members_that_take_turns_share_their_activations():
+    turns = estimate_company(changed(COMPANY, is_synchronized=False))
+    assert [term.name for term in turns.member] == ["adapter"]
+    assert "activations" in [term.name for term in turns.base]
+    assert turns.total_bytes < estimate_company(COMPANY).total_bytes
+
+
+def test_where_the_update_takes_more_than_the_rows_it_is_what_counts():
+    told = estimate_company(changed(COMPANY, rank=512, sequence=8, where=MemoryLocation.CPU, dtype=Width.FP32))
+    assert [term.name for term in told.member] == ["adapter", "loss", "update"]
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("count", [1, 5, MANY, 100])
+def test_on_the_cpu_a_toy_s_loss_is_each_member_s_own_and_enough_for_all(count, rows):
+    shape = changed(SHAPE, vocabulary=264, hidden=64, inner=128)
+    toy = changed(COMPANY, shape=shape, where=MemoryLocation.CPU, dtype=Width.FP32, adapters=MANY, rows=rows)
+    assert "loss" not in [term.name for term in estimate_company(toy).base]
+    at_once = loss_bytes(shape, toy.dtype, count * toy.tokens, is_compiled=False)
+    assert estimate_company(toy).needs.member_bytes * count >= at_once + count * toy.passing.kept_bytes()
+
+
+def test_on_the_cpu_a_loss_that_fills_its_chunks_is_there_once():
+    real = changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32, adapters=MANY)
+    assert "loss" in [term.name for term in estimate_company(real).base]
+
+
+def test_on_the_cpu_there_is_no_context_and_nothing_is_compiled():
+    told = estimate_company(changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32))
+    assert told.base[-1].name == "process"
+    assert told == estimate_company(changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32, is_compiled=False))
+
+
+def test_scores_count_where_attention_holds_them():
+    wide = changed(COMPANY, dtype=Width.FP32)
+    assert wide.passing.kept_bytes() > 3 * COMPANY.passing.kept_bytes()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, MANY, 100])
+def test_what_a_recipe_asks_is_enough_however_many_there_will_be(count):
+    one = company_of_many(SHAPE, dtype="bfloat16", rank=16, targets=("all-linear",), rows=1, sequence=512, where="cuda")
+    asked = estimate_company(one).needs
+    told = estimate_company(changed(COMPANY, adapters=count))
+    assert asked.base_bytes + count * asked.member_bytes >= told.total_bytes
+    assert asked.total_bytes == asked.base_bytes + asked.member_bytes
+
+
+def test_targets_that_name_nothing_are_refused():
+    with pytest.raises(BadInput, match="no matrix of a llama model is called c_attn"):
+        estimate_company(changed(COMPANY, targets=("c_attn",)))
+
+
+def test_as_many_as_fit_are_at_once_and_one_byte_less_is_one_less():
+    needs = estimate_company(COMPANY).needs
+    exactly = needs.base_bytes + 5 * needs.member_bytes
+    assert at_once(exactly, COMPANY) == 5
+    assert at_once(exactly - 1, COMPANY) == 4
+    assert at_once(needs.total_bytes - 1, COMPANY) == 0
+    assert at_once(1000 * GIB, COMPANY) == 8
+
+
+def test_where_not_all_fit_the_largest_change_of_each_number_that_would_is_told():
+    room = 8 * GIB
+    company = changed(COMPANY, rows=4)
+    found = {one.change.partition("=")[0]: one for one in smaller(room, company)}
+    assert set(found) == {"adapters", "max_seq_len"}
+    assert found["adapters"].change.endswith("(instead of 8)")
+    assert all(one.total_bytes <= room for one in found.values())
+    longest = int(found["max_seq_len"].change.split("=")[1].split()[0])
+    assert estimate_company(changed(company, sequence=longest + 64)).total_bytes > room
+    assert smaller(1000 * GIB, company) == ()
+
+
+def test_where_nothing_alone_is_enough_the_least_of_everything_is_told_or_nothing():
+    long = MultiAdapterTraining(shape=SHAPE, adapters=2, rank=64, rows=64, sequence=65536)
+    assert [one.change for one in smaller(3 * GIB, long)] == ["adapters=1 batch=1 max_seq_len=64 rank=1"]
+    assert smaller(GIB, long) == ()
+
+
+def test_no_room_on_any_device_is_told_with_numbers_and_what_would_fit():
+    company = MultiAdapterTraining(shape=SHAPE, adapters=8, rows=8, sequence=2048)
+    rooms = [
+        MultiAdapterCapacity(name="small", room_bytes=4 * GIB),
+        MultiAdapterCapacity(name="card", room_bytes=8 * GIB),
+    ]
+    error = no_room(company, rooms)
+    assert error is not None
+    assert error.exit_code == 50
+    assert "for the base and" in str(error)
+    assert "card has 8.0 GiB, the most of any" in str(error)
+    assert error.hint.startswith("would fit: batch=")
+    assert no_room(company, [MultiAdapterCapacity(name="card", room_bytes=100 * GIB)]) is None
+    none = no_room(company, [])
+    assert none is not None
+    assert "no device" in str(none)
+    tiny = no_room(company, [MultiAdapterCapacity(name="card", room_bytes=GIB)])
+    assert tiny is not None
+    assert "even the base is too large" in tiny.hint
+
+
+def test_a_measured_company_corrects_the_next_its_own_size_first(tmp_path):
+    book = CalibrationFile(str(tmp_path / "vram.json"))
+    book.note(COMPANY, "2.11", measured_bytes=110, foretold_bytes=100)
+    book.note(changed(COMPANY, rows=4), "2.11", measured_bytes=120, foretold_bytes=100)
+
+    def percent(company: MultiAdapterTraining) -> float | None:
+        found = book.correction(company, "2.11")
+        return None if found is None else round(found.percent)
+
+    assert percent(COMPANY) == 110
+    assert percent(changed(COMPANY, rows=4)) == 120
+    # Of a size that never ran, the worst of its kind.
+    assert percent(changed(COMPANY, rows=2)) == 120
+    assert percent(changed(COMPANY, adapters=3)) == 110
+    assert percent(changed(COMPANY, rank=64)) is None
+    assert book.correction(COMPANY, "2.11+cu128") == book.correction(COMPANY, "2.11")
+
+
+def test_a_correction_is_a_term_of_each_member():
+    plain, told = (estimate_company(COMPANY, correction=one) for one in (None, Correction(percent=110.0, runs=2)))
+    assert told.member[-1].name == "calibration"
+    assert told.base == plain.base
+    assert told.needs.member_bytes == pytest.approx(1.1 * plain.needs.member_bytes, rel=1e-6)
+    assert told.measured_runs == 2
+
+
+def test_words_become_a_company():
+    words = ("adapters=8", "r=32", "target_modules=q_proj,v_proj", "batch_size=2", "seq_len=256", "compiled=no")
+    assert is_of_company(words)
+    assert not is_of_company(("rank=8",))
+    assert read_company(SHAPE, words) == MultiAdapterTraining(
+        shape=SHAPE, adapters=8, rank=32, targets=("q_proj", "v_proj"), rows=2, sequence=256, is_compiled=False
+    )
+    on_cpu = read_company(SHAPE, ("adapters=2", "device=cpu", "turns=one", "packed=false"))
+    assert (on_cpu.where, on_cpu.dtype) == (MemoryLocation.CPU, Width.FP32)
+    assert (on_cpu.is_synchronized, on_cpu.is_packed) == (False, False)
+    assert set(COMPANY_KEYS) == {"adapters", "device", "compiled", "packed", "turns"}
+
+
+def test_every_fault_of_a_company_is_told_at_once():
+    words = ("adapters=0", "method=full", "optimiser=sgd", "dtype=fp16", "turns=maybe", "bach=2", "targets=c_attn")
+    with pytest.raises(ArgsFaults) as caught:
+        read_company(SHAPE, words)
+    assert [fault.where for fault in caught.value.faults] == [
+        "adapters", "optimiser", "dtype", "turns", "bach", "method", "targets",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("adaptors=8", "did you mean 'adapters'?"), ("device=cpu", "say how many: adapters=8")],
+)
+def test_a_word_of_a_company_without_one_brings_what_was_meant(word, hint):
+    with pytest.raises(ArgsFaults) as caught:
+        read_training(SHAPE, (word,), of_company=COMPANY_KEYS)
+    assert [fault.hint for fault in caught.value.faults] == [hint]
+
+
+def test_a_sequence_may_be_called_as_the_recipe_calls_it():
+    assert read_company(SHAPE, ("adapters=2", "max_seq_len=128")).sequence == 128

@@ -1,0 +1,135 @@
+"""A stage whose attempts share one process, without any library: members count, each at its own pace."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.authoring import Alone, Company, JsonKind, Seat, StageContext, Together, arg, stage
+from stoker.core.errors import Cancelled, StageDiverged
+from stoker.core.retry import RetryPolicy
+
+
+class Counted(JsonKind):
+    """How far a member counted, and where."""
+
+    name = "test/counted"
+
+
+@dataclass(frozen=True)
+class CountArgs:
+    """How one member counts."""
+
+    member: str = arg("", help="Who it is.")
+    base: str = arg("base", help="What it has in common with others.")
+    to: int = arg(3, help="How far it counts.")
+    fails_at: int = arg(-1, help="Where it fails.")
+    breaks_at: int = arg(-1, help="Where it takes the whole process along.")
+    waits_for: str = arg("", help="Counts on only while this file is not there.", runtime=True)
+    marks: str = arg("", help="A folder for a file per member that was seated.", runtime=True)
+
+
+def same_base(args: CountArgs, _digests: Mapping[str, tuple[str, ...]]) -> str:
+    return args.base
+
+
+def count_together(company: Company) -> None:
+    """Count for everybody who is seated, one each per round."""
+    counts: dict[Seat, int] = {}
+    while not company.is_over:
+        for seat in company.arrivals(0.002 if counts else 0.5):
+            counts[seat] = _kept(seat)
+            print(f"seated {seat.args.member}, at most {company.ceiling_bytes} bytes")
+            if seat.args.marks:
+                Path(seat.args.marks, f"{seat.args.member}.{os.getpid()}").touch()
+        for seat in list(counts):
+            _count_one(seat, counts)
+
+
+def _count_one(seat: Seat, counts: dict[Seat, int]) -> None:
+    args: CountArgs = seat.args
+    try:
+        seat.job.check()
+        if args.waits_for and not Path(args.waits_for).exists():
+            return
+        counts[seat] += 1
+        if counts[seat] == args.fails_at:
+            raise StageDiverged(f"{args.member} diverged")
+        if counts[seat] == args.breaks_at:
+            os._exit(7)
+        seat.job.step(counts[seat], of=args.to, count=float(counts[seat]))
+        seat.job.scratch.joinpath("count").write_text(str(counts[seat]))
+        if counts[seat] >= args.to:
+            body = {"member": args.member, "count": counts[seat], "process": os.getpid(), "seat": seat.number}
+            seat.job.tell(f"{args.member} is done", at_once=True)
+            seat.finished(seat.job.save(Counted, body))
+            del counts[seat]
+    except (Cancelled, StageDiverged, OSError) as error:
+        del counts[seat]
+        seat.failed(error)
+
+
+def _kept(seat: Seat) -> int:
+    kept = seat.job.scratch / "count"
+    return int(kept.read_text()) if kept.exists() else 0
+
+
+@stage(
+    "test/count",
+    together=Together(run="tests.unit.engine.together_stages:count_together", key=same_base),
+    retry=RetryPolicy(attempts=3, backoff_s=0.0),
+)
+def count(job: StageContext, args: CountArgs) -> Counted:
+    """Count, alone."""
+    alone = Alone(job, {}, args)
+    count_together(alone)
+    made: Counted = alone.result()
+    return made
+
+
+@stage("test/hang", together=Together(run="tests.unit.engine.together_stages:hang", key=same_base))
+def hanging(job: StageContext, args: CountArgs) -> Counted:
+    """Never ends."""
+    hang(Alone(job, {}, args))
+    return job.made(Counted)
+
+
+def hang(company: Company) -> None:
+    """Seat whoever comes, and never look at them again."""
+    while not company.arrivals(1.0):
+        pass
+    time.sleep(600)
+
+
+@stage("test/broken", together=Together(run="tests.unit.engine.together_stages:break_down", key=same_base))
+def broken(job: StageContext, args: CountArgs) -> Counted:
+    """Fails, alone, too."""
+    break_down(Alone(job, {}, args))
+    return job.made(Counted)
+
+
+def break_down(company: Company) -> None:
+    """Wait for somebody, and fail for everybody."""
+    company.arrivals(10.0)
+    message = "nothing works"
+    raise RuntimeError(message)
+
+
+@stage("test/greedy", together=Together(run="tests.unit.engine.together_stages:eat", key=same_base))
+def greedy(job: StageContext, args: CountArgs) -> Counted:
+    """Takes more memory than there is."""
+    eat(Alone(job, {}, args))
+    return job.made(Counted)
+
+
+def eat(company: Company) -> None:
+    """Take memory until somebody objects."""
+    company.arrivals(10.0)
+    print("hungry")
+    eaten = []
+    while True:
+        eaten.append(b"x" * (1 << 24))
+        time.sleep(0.005)
