@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _figures(parts: Parts, side: str) -> Parts:
-    """Give every measured case under one name, whichever part it was measured in."""
+    """Return every measured case under one name, whichever part it was measured in."""
     found: Parts = {}
     for name, part in parts.items():
         if "tokens_per_s" in part:

@@ -34,10 +34,10 @@ CASES: dict[str, Case] = {
 
 
 def shape_of(*, tiny: bool) -> dict[str, Any]:
-    """Give the base's config.json."""
+    """Return the base's config.json."""
     return TINY if tiny else MODEL
 
 
 def targets() -> tuple[str, ...]:
-    """Give the matrices that get an adapter."""
+    """Return the matrices that get an adapter."""
     return TARGETS

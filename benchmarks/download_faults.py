@@ -134,7 +134,7 @@ def _order(bench: Benchmark, server: FaultyServer, scene: Scene, fetcher: Fetche
 
 
 def _judged(code: int | None, path: Path, scene: Scene) -> str:
-    """Say how a run ended: what lies under the final name, and what the exit code says of it."""
+    """Return how a run ended: what lies under the final name, and what the exit code says of it."""
     data = path.read_bytes() if path.is_file() else None
     if code == 0:
         return "ok" if data in scene.whole else f"{_wrong(data, scene)}, exit 0"

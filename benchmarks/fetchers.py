@@ -80,7 +80,7 @@ class Fetcher:
 
 
 def installed(bench: harness.Benchmark) -> list[Fetcher]:
-    """Give every program that is here; the version of each is kept with the answer, absent ones are told."""
+    """Return every program that is here; the version of each is kept with the answer, absent ones are told."""
     found = []
     hub = bench.peer("huggingface_hub")
     if isinstance(hub, peers.Installed):

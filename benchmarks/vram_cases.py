@@ -121,7 +121,7 @@ CASES: list[Case] = [
 
 
 def name_of(case: Case) -> str:
-    """Give a case a name that says what it is: `llama-1.1b lora 4×512`."""
+    """Return a case a name that says what it is: `llama-1.1b lora 4×512`."""
     said = dict(case["training"])
     size = f"{said.pop('batch')}×{said.pop('sequence')}"
     rest = [f"{key}={value}" for key, value in said.items() if key != "method"]

@@ -118,14 +118,14 @@ def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
 
 
 def _rate(events: list[dict[str, Any]], node: str, tokens: float) -> float:
-    """Give the tokens a second of one member, from two of its reports."""
+    """Return the tokens a second of one member, from two of its reports."""
     steps = [event for event in events if event["kind"] == "stage_step" and event["node"] == node]
     first, *_, last = (event for event in steps if event["of"] / 4 <= event["step"] < event["of"])
     return float((last["step"] - first["step"]) * tokens / (last["ts"] - first["ts"]))
 
 
 def _tokens_of_update(case: Case) -> float:
-    """Give the tokens of a member's update in the mean, no padding: a letter is one, and so is a text's end."""
+    """Return the tokens of a member's update in the mean, no padding: a letter is one, and so is a text's end."""
     from stoker.cookbooks.language.data.batches import pack
 
     lengths = [min(len(json.loads(line)["text"]) + 1, SEQUENCE) for line in _text(case.words).splitlines()]
@@ -134,7 +134,7 @@ def _tokens_of_update(case: Case) -> float:
 
 
 def _first_update_s(events: list[dict[str, Any]]) -> float:
-    """Give what passed from the first event to the first update of all."""
+    """Return what passed from the first event to the first update of all."""
     updates = (one["ts"] for one in events if one["kind"] == "stage_step" and one["node"].endswith("train_lora"))
     return float(next(updates) - events[0]["ts"])
 

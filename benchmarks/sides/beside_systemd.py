@@ -14,7 +14,7 @@ BESIDE = Path(__file__).resolve().parents[2] / "tests" / "unit" / "host" / "besi
 
 
 def is_there() -> bool:
-    """Whether this process was started beside one."""
+    """Return whether this process was started beside one."""
     return "GROUPS_OF_OURS" in os.environ
 
 

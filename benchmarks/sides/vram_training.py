@@ -130,7 +130,7 @@ def _measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(config: dict[str, Any], wanted: dict[str, Any], *, device: str = "cuda") -> Any:
-    """Give a model with random weights, ready to be trained as wanted."""
+    """Return a model with random weights, ready to be trained as wanted."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -227,7 +227,7 @@ def _forward(model: Any, ids: Any, wanted: dict[str, Any]) -> Any:
 
 
 def _chunked(model: Any, ids: Any, chunk: int) -> Any:
-    """Give the loss without ever having all logits: chunk by chunk, each computed again for the backward pass."""
+    """Return the loss without ever having all logits: chunk by chunk, each computed again for the backward pass."""
     from types import SimpleNamespace
 
     import torch

@@ -112,7 +112,7 @@ class Client(Closable):
     def jobs(
         self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", limit: int | None = None
     ) -> Iterator[JobView]:
-        """Give jobs, the newest first, fetched page by page as they are taken. `state` may be several: `a,b`."""
+        """Return jobs, the newest first, fetched page by page as they are taken. `state` may be several: `a,b`."""
         after, left = "", limit
         while left is None or left > 0:
             size = _PAGE if left is None else min(_PAGE, left)
@@ -124,7 +124,7 @@ class Client(Closable):
                 return
 
     def job(self, name: str) -> JobDetails:
-        """Give everything about one job."""
+        """Return everything about one job."""
         return self._wire.job(name)
 
     def wait(self, name: str, timeout_s: float | None = None) -> list[JobView]:
@@ -140,7 +140,7 @@ class Client(Closable):
         return [ended[point.id] for point in points]
 
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
-        """Give what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
+        """Return what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
         client = self._wire.more_patient() if follow else self._wire
         shown = 0
         story = client.job(name)
@@ -163,7 +163,7 @@ class Client(Closable):
             story = client.job(story.job.id)
 
     def explain(self, name: str) -> JobExplanation:
-        """Give why a job is where it is: every machine and device with its reason, and what would change it."""
+        """Return why a job is where it is: every machine and device with its reason, and what would change it."""
         return self._wire.explain(name)
 
     def cancel(self, name: str, *, wait: bool = False) -> list[JobView]:
@@ -191,15 +191,15 @@ class Client(Closable):
         return self._wire.set_priority_of_jobs([point.id for point in self._points(name)], priority, by=self._who())
 
     def machines(self) -> tuple[MachineView, ...]:
-        """Give every machine of the fleet."""
+        """Return every machine of the fleet."""
         return self._wire.machines()
 
     def status(self) -> FleetStatus:
-        """Give the whole fleet in one look."""
+        """Return the whole fleet in one look."""
         return self._wire.status()
 
     def leaderboard(self, metric: str = "", *, limit: int = 20) -> Leaderboard:
-        """Give completed jobs by a metric, best first."""
+        """Return completed jobs by a metric, best first."""
         return self._wire.leaderboard(metric, limit=limit)
 
     def get(self, name: str, folder: str | os.PathLike[str]) -> list[str]:
@@ -218,7 +218,7 @@ class Client(Closable):
         return files
 
     def events(self, after: int | None = None) -> Iterator[FleetEvent]:
-        """Give what happens on the fleet, as it happens; `after` an event's id, everything behind that one first."""
+        """Return what happens on the fleet, as it happens; `after` an event's id, everything behind that one first."""
         return (event for event in self._wire.more_patient().events(after) if event is not None)
 
     def close(self) -> None:

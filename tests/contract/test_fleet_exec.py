@@ -60,7 +60,7 @@ def said(grant: Grant) -> dict[str, Any]:
 
 
 def running(fleet: Fleet, features: tuple[str, ...] = (EXEC,)) -> Grant:
-    """Give the lease of a job that runs."""
+    """Return the lease of a job that runs."""
     client = fleet.client()
     client.submit(Submission(jobs=(order("train"),)))
     join(fleet, features)

@@ -31,7 +31,7 @@ class Bench(Protocol):
     clock: FakeClock
 
     def reopen(self) -> ObjectStore:
-        """Give the same place as another process would see it."""
+        """Return the same place as another process would see it."""
 
     def rot(self, digest: Digest) -> None:
         """Flip a bit of an object where it lies, without its times showing it."""

@@ -41,7 +41,7 @@ PARTS = ("attempt", "epoch", "generation")
 
 
 def other(grant: Grant, part: str) -> Grant:
-    """Give a grant that is another in one part."""
+    """Return a grant that is another in one part."""
     return grant.model_copy(update={part: getattr(grant, part) + 1})
 
 

@@ -20,7 +20,7 @@ def listened(fleet: Driven, number: int = 0, **more: Any) -> ClaimResponse:
 
 
 def called(fleet: Driven) -> list[Sequence[str]]:
-    """Give a list that grows with every call of machines."""
+    """Return a list that grows with every call of machines."""
     found: list[Sequence[str]] = []
     fleet.queue.on_wish(found.append)
     return found

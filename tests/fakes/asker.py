@@ -12,7 +12,7 @@ RECORDINGS = Path(__file__).parents[1] / "recordings"
 
 
 def recorded(name: str, *, exit_code: int = 0) -> ProbeOutput:
-    """Give a recording as a program's answer."""
+    """Return a recording as a program's answer."""
     # As the real asker does, NULs and bytes that are no text included.
     text = (RECORDINGS / name).read_bytes().decode("utf-8", "replace").replace("\0", "")
     return ProbeOutput(out=text, exit_code=exit_code)

@@ -119,7 +119,7 @@ class FakeCoordinator:
             time.sleep(0.01)
 
     def words(self, job: str) -> list[str]:
-        """Give what was said of a job, in order."""
+        """Return what was said of a job, in order."""
         return [word for word, said in self.told if said[0] == job]
 
     def hello(self, hello: Hello) -> Welcome:

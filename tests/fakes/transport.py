@@ -51,7 +51,7 @@ class FakeTransport:
 
     @classmethod
     def saying(cls, answers: Iterable[Scripted | Exception]) -> FakeTransport:
-        """Give one that answers with these, one after the other."""
+        """Return one that answers with these, one after the other."""
         rest = iter(answers)
         return cls(lambda _request: next(rest))
 

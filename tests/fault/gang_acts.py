@@ -39,7 +39,7 @@ def in_call(victim: int, act: str, seed: int = 0) -> None:
 
 
 def add(number: float) -> float:
-    """Give the sum over all ranks."""
+    """Return the sum over all ranks."""
     import torch
     from torch import distributed
 
@@ -74,7 +74,7 @@ def _do(act: str, seed: int) -> None:
 
 
 def _mailbox() -> int:
-    """Give the descriptor of our own mailbox; no other rank's can be found here."""
+    """Return the descriptor of our own mailbox; no other rank's can be found here."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:stoker-rank-"):
@@ -136,7 +136,7 @@ def _a_huge_text(_seed: int) -> bytes:
 
 
 def _random_numbers(seed: int) -> bytes:
-    """Give a page that is in order by its checksum, with a state that exists, and nonsense in all else."""
+    """Return a page that is in order by its checksum, with a state that exists, and nonsense in all else."""
     rng = random.Random(seed)
     made = bytearray(whole(_page(state=RankState(rng.randrange(len(RankState))))))
     made[_BODY_AT:] = rng.randbytes(PAGE_BYTES - _BODY_AT)

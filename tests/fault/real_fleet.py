@@ -53,7 +53,7 @@ class Started:
         return self.process.pid
 
     def told(self) -> list[dict[str, Any]]:
-        """Give what it said as JSON, as far as it is whole."""
+        """Return what it said as JSON, as far as it is whole."""
         lines = self.said.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
@@ -151,7 +151,7 @@ class RealFleet:
         (self.shell.folder / "go").touch()
 
     def programs(self) -> list[int]:
-        """Give the programs that were started, by their pids, in their order."""
+        """Return the programs that were started, by their pids, in their order."""
         path = self.shell.folder / "pids"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -170,7 +170,7 @@ class RealFleet:
             database.close()
 
     def is_so(self, name: str, claim: Callable[[JobDetails], object]) -> bool:
-        """Say whether something is so of a job; of one that can't be looked at just now, nothing is."""
+        """Return whether something is so of a job; of one that can't be looked at just now, nothing is."""
         try:
             return bool(claim(self.story(name)))
         except StokerError:

@@ -133,7 +133,7 @@ def test_a_replacement_killed_at_every_step_shows_the_old_file_or_the_new_one(me
 
 
 def is_explained(name: str) -> bool:
-    """Whether a file may lie in a folder after a run was killed and another one finished.
+    """Return whether a file may lie in a folder after a run was killed and another one finished.
 
     The record of a partial file that has its final name already is removed by the next run that has to write.
     """

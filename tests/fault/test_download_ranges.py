@@ -46,7 +46,7 @@ NONSENSE = {
 
 
 def _short_ranges(asked: Asked, version: Version) -> Answer:
-    """Give at most 10,000 bytes of what was asked for, and say so."""
+    """Return at most 10,000 bytes of what was asked for, and say so."""
     last = min(len(version.data), asked.first_byte + 10_000) - 1
     return version.answer(asked.having("Range", f"bytes={asked.first_byte}-{last}"))
 

@@ -121,7 +121,7 @@ def is_about(error: BaseException, beginning: str) -> bool:
 
 
 def wrong_about(error: BaseException | None, kind: str, phase: str) -> str:
-    """Say what a fault's error does not tell; nothing, if it tells all."""
+    """Return what a fault's error does not tell; nothing, if it tells all."""
     if not isinstance(error, RankTimeout if kind == "hang" else RankFailed):
         return f"{error!r}"
     verb = "is silent in" if kind == "hang" else "failed in"

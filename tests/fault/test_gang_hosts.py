@@ -104,7 +104,7 @@ def test_a_pulled_cable_ends_both_sides_with_who_did_not_arrive_and_nothing_is_l
 
 
 def _pids(link: CutLink) -> list[str]:
-    """Give the processes that are left in either namespace."""
+    """Return the processes that are left in either namespace."""
     names = (link.here[-1], link.there[-1])
     listed = [
         subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True) for name in names

@@ -69,7 +69,7 @@ class Marked:
         return self.hear()
 
     def living(self) -> set[int]:
-        """Give all who have the mark. Whoever is dead and not yet reaped has no variables any more."""
+        """Return all who have the mark. Whoever is dead and not yet reaped has no variables any more."""
         found = set()
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:

@@ -183,7 +183,7 @@ class Database:
         return False
 
     def lies(self) -> list[int]:
-        """Give the rows that name bytes which are not there."""
+        """Return the rows that name bytes which are not there."""
         objects = self.keeping.objects
         return [row.id for row in self.bundles() if objects.size(row.archive_sha256) is None]
 

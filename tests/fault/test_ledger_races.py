@@ -45,7 +45,7 @@ class Table:
         return sum(row[3] for row in self.rows())
 
     def most_at_once(self) -> int:
-        """Give what is certainly held at one moment."""
+        """Return what is certainly held at one moment."""
         first = self.rows()
         second = self.rows()
         same = [one for one, other in zip(first, second, strict=True) if one[:3] == other[:3] and one[2]]

@@ -326,7 +326,7 @@ class Project:
         return builder.finish(builder.start(getattr(stages, stage), stages.AroundArgs(way=way, gate=gate), id="t0"))
 
     def has_begun(self) -> bool:
-        """Whether a trial has: of those that share a process, any may be the first."""
+        """Return whether a trial has: of those that share a process, any may be the first."""
         return any(self.gate.parent.glob("gate.began-*"))
 
 

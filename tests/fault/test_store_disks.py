@@ -227,7 +227,7 @@ def others(open_path):
 
 
 def refuses_nobody(action: Callable[[LocalStore], object], store: LocalStore) -> bool:
-    """Say whether a user without rights is refused an action with `NoPermission`."""
+    """Return whether a user without rights is refused an action with `NoPermission`."""
 
     def as_nobody() -> None:
         os.setgid(65534)

@@ -155,7 +155,7 @@ class Torture:
 
 
 def strays(home: Path) -> list[str]:
-    """Give every process that was started by a Stoker with this home, wherever it went since."""
+    """Return every process that was started by a Stoker with this home, wherever it went since."""
     mark = f"STOKER_HOME={home}".encode()
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -154,7 +154,7 @@ class Model:
             job.until_s = now_s + LASTS_S
 
     def sweep(self, now_s: float) -> set[str]:
-        """Give the jobs whose leases end now."""
+        """Return the jobs whose leases end now."""
         if now_s < self.started_s + LASTS_S:
             return set()
         over = {id for id, job in self.jobs.items() if job.state in LIVE and job.until_s <= now_s}

@@ -174,7 +174,7 @@ def test_an_override_in_a_groups_file_reaches_the_groups_that_hydra_lets_it_reac
 
 
 def is_listed(files: Files, words: list[str], theirs: Any) -> bool:
-    """Whether a difference that the page lists may be the reason for another one."""
+    """Return whether a difference that the page lists may be the reason for another one."""
     leaf = theirs == REFUSED and any(word.startswith(("~g", "~h")) for word in words)
     # Also an `override /g: …` of another group's file reaches several options; for Hydra there is no match.
     chosen = [*(word.lstrip("+~") for word in words), *("g" for text in files.values() if "override /g:" in text)]

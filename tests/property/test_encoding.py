@@ -97,7 +97,7 @@ def decode(data: bytes, start: int = 0) -> tuple[object, int]:
 
 
 def reordered(value: Any, draw: Any) -> Any:
-    """Give an equal value whose maps, at every level, were filled in another order."""
+    """Return an equal value whose maps, at every level, were filled in another order."""
     if isinstance(value, dict):
         return {key: reordered(value[key], draw) for key in draw(st.permutations(list(value)))}
     if isinstance(value, list):

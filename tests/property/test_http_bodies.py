@@ -25,7 +25,7 @@ def _chunked(pieces: list[bytes]) -> bytes:
 
 
 def _received(sent: bytes, cuts: list[int], frame: Framing, piece_bytes: int) -> tuple[bytes, bool]:
-    """Give the bytes that came out, and whether they were said to be all."""
+    """Return the bytes that came out, and whether they were said to be all."""
     near, far = socket.socketpair()
     places = sorted({min(cut, len(sent)) for cut in cuts} | {0, len(sent)})
 

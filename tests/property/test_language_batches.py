@@ -31,7 +31,7 @@ lengths_of_examples = st.lists(st.integers(2, WIDEST), min_size=1, max_size=40)
 
 
 def _examples(lengths: list[int], held_out: int = 0) -> ExampleSet:
-    """Give examples whose tokens tell which example and place they are of; every third token is not learned."""
+    """Return examples whose tokens tell which example and place they are of; every third token is not learned."""
     total = sum(lengths)
     tokens = [100 * number + place for number, length in enumerate(lengths) for place in range(length)]
     return ExampleSet(
@@ -44,7 +44,7 @@ def _examples(lengths: list[int], held_out: int = 0) -> ExampleSet:
 
 
 def _pieces(rows: MemberRows) -> list[list[int]]:
-    """Give the examples that stand in some rows, as their tokens."""
+    """Return the examples that stand in some rows, as their tokens."""
     found = []
     for number, row in enumerate(rows.tokens):
         segments = np.zeros(len(row)) if rows.segments is None else rows.segments[number]

@@ -66,7 +66,7 @@ class Model:
         return total + base
 
     def stands(self, late: dict[str, Any]) -> bool:
-        """Whether what was taken for gone fits beside what was promised since."""
+        """Return whether what was taken for gone fits beside what was promised since."""
         for uuid in late["uuids"]:
             on_it = [one for one in self.holds.values() if uuid in one["uuids"]]
             if any(uuid in one["alone"] for one in on_it) or (on_it and uuid in late["alone"]):

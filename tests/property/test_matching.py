@@ -105,7 +105,7 @@ def charged(device: DeviceOffer, shape: PlacementShape, *, is_shared: bool) -> D
 
 
 def after(offer: NodeOffer, shape: PlacementShape, uuids: Iterable[str], *, is_shared: bool) -> NodeOffer:
-    """Give the offer once a job came."""
+    """Return the offer once a job came."""
     taken = set(uuids)
     return changed(
         offer,

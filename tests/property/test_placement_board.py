@@ -121,7 +121,7 @@ def charged(device: DeviceOffer, shape: PlacementShape, is_shared: bool, sign: i
 def processes_after(
     offer: NodeOffer, shape: PlacementShape, choice: Placement, sign: int
 ) -> tuple[tuple[ResidentProcess, ...], int]:
-    """Give the processes that jobs share once one came or went, and by how much less RAM that counts for."""
+    """Return the processes that jobs share once one came or went, and by how much less RAM that counts for."""
     if not shape.base_ram_bytes:
         return offer.processes, 0
     device = offer.devices[choice.devices[0].at].uuid if choice.devices else ""
@@ -139,7 +139,7 @@ def processes_after(
 
 
 def after(offer: NodeOffer, shape: PlacementShape, choice: Placement, sign: int) -> NodeOffer:
-    """Give the offer once a job came (+1) or went (-1)."""
+    """Return the offer once a job came (+1) or went (-1)."""
     changing = {one.at: one.is_shared for one in choice.devices}
     processes, shared_bytes = processes_after(offer, shape, choice, sign)
     return changed(

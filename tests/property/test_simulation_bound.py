@@ -84,7 +84,7 @@ def test_no_schedule_beats_the_bound(nodes: list[Node], wanted: list[tuple[Requi
 
 
 def shortest(nodes: list[Node], wanted: list[tuple[Requirements, float]]) -> float:
-    """Give the makespan of the best schedule: every place for every job, begun as soon as it fits in every order."""
+    """Return the makespan of the best schedule: every place for every job, begun as soon as it fits in every order."""
     choices = [list(places_for(nodes, asked)) for asked, _ in wanted]
     best_s = float("inf") if wanted else 0.0
     for placing in product(*choices):

@@ -25,7 +25,7 @@ class Authority:
         _openssl("req", "-x509", *_NEW_KEY, "-keyout", self._key, "-out", self.path, "-days", "2", "-subj", "/CN=Ours")
 
     def server(self, names: str = "IP:127.0.0.1,DNS:localhost", *, is_expired: bool = False) -> ssl.SSLContext:
-        """Give what a server needs that goes by these names."""
+        """Return what a server needs that goes by these names."""
         stem = self._folder / f"server-{len(list(self._folder.iterdir()))}"
         key, request, certificate = stem.with_suffix(".key"), stem.with_suffix(".csr"), stem.with_suffix(".pem")
         stem.with_suffix(".ext").write_text(f"subjectAltName={names}\n")

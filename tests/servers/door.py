@@ -151,7 +151,7 @@ class Door:
 
 @lru_cache
 def stretched(code: JoinCode) -> bytes:
-    """Give a code's key as `join_key` does, slow only once: the tests have one code."""
+    """Return a code's key as `join_key` does, slow only once: the tests have one code."""
     return join_key(code)
 
 

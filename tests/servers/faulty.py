@@ -96,7 +96,7 @@ class Answer:
         return next((value for key, value in self.fields if key.lower() == name.lower()), None)
 
     def set(self, name: str, *values: str) -> Self:
-        """Give a field these values in place of those it has; none removes it."""
+        """Return a field these values in place of those it has; none removes it."""
         self.fields = [(key, old) for key, old in self.fields if key.lower() != name.lower()]
         self.fields += [(name, value) for value in values]
         return self
@@ -148,7 +148,7 @@ class Version:
         return since is not None and since == self.last_modified
 
     def _span(self, asked: Asked) -> tuple[int, int] | None:
-        """Give the range to answer with, if any: `If-Range` must name this version, by its strong validator."""
+        """Return the range to answer with, if any: `If-Range` must name this version, by its strong validator."""
         found = re.fullmatch(r"bytes=(\d+)-(\d*)", asked.field("Range") or "")
         unless = asked.field("If-Range")
         strong = self.etag if self.etag is not None and not self.etag.startswith("W/") else None
@@ -179,7 +179,7 @@ class Line:
         self.link.sendall(data)
 
     def read_head(self) -> bytes:
-        """Give the next request up to its empty line; nothing at the end."""
+        """Return the next request up to its empty line; nothing at the end."""
         while b"\r\n\r\n" not in self._unread:
             more = self.link.recv(65536)
             if not more or len(self._unread) > _LONGEST_REQUEST:

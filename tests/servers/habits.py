@@ -170,7 +170,7 @@ def breaking_off(at: int) -> Habit:
 
 
 def stalling(at: int, reached: threading.Event | None = None, habit: Habit = well) -> Habit:
-    """Say nothing more after so many bytes of the body, and tell when all of them were received."""
+    """Return nothing more after so many bytes of the body, and tell when all of them were received."""
 
     def wait(line: Line) -> None:
         line.drain()

@@ -147,11 +147,11 @@ class FakeHub:
         return f"http://127.0.0.1:{self._cdn.getsockname()[1]}"
 
     def repository(self, name: str) -> Repository:
-        """Give the repository of that name (`org/name`, `datasets/org/name`), made if it is new."""
+        """Return the repository of that name (`org/name`, `datasets/org/name`), made if it is new."""
         return self.repositories.setdefault(name, Repository())
 
     def asked_for(self, part: str, method: str = "") -> list[Asked]:
-        """Give the requests whose target holds a text."""
+        """Return the requests whose target holds a text."""
         return [one for one in self.asked if part in one.target and method in ("", one.method)]
 
     def close(self) -> None:

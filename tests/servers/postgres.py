@@ -38,7 +38,7 @@ _SETTINGS = {
 
 
 def programs_folder() -> Path | None:
-    """Say where PostgreSQL's server programs lie: on the path, or where Debian puts them, the newest first."""
+    """Return where PostgreSQL's server programs lie: on the path, or where Debian puts them, the newest first."""
     found = shutil.which("postgres")
     if found and (Path(found).resolve().parent / "initdb").exists():
         return Path(found).resolve().parent
@@ -47,7 +47,7 @@ def programs_folder() -> Path | None:
 
 
 def why_not() -> str:
-    """Say why there can be no server here; nothing: there can."""
+    """Return why there can be no server here; nothing: there can."""
     if programs_folder() is None:
         return "PostgreSQL's server is not installed (Debian: postgresql)"
     if os.geteuid() == 0 and (_unprivileged() is None or shutil.which("setpriv") is None):
@@ -130,7 +130,7 @@ class PostgresServer:
         self.start()
 
     def log(self) -> str:
-        """Give the end of what it said since it was last started."""
+        """Return the end of what it said since it was last started."""
         path = self.folder / "log"
         return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 
@@ -178,7 +178,7 @@ class PostgresServer:
             self._process.wait(_DEADLINE_S)
 
     def _as_user(self) -> list[str]:
-        """Say how a program is started: as somebody whom PostgreSQL accepts, and so that it ends with us."""
+        """Return how a program is started: as somebody whom PostgreSQL accepts, and so that it ends with us."""
         if shutil.which("setpriv") is None:
             return []
         become = ["--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []

@@ -47,7 +47,7 @@ class Told:
         return answer
 
     def wait_for(self, count: int) -> list[Message]:
-        """Give the messages, once there are so many."""
+        """Return the messages, once there are so many."""
         with self.news:
             assert self.news.wait_for(lambda: len(self.messages) >= count, PATIENCE_S), self.messages
             return list(self.messages)

@@ -82,7 +82,7 @@ class Lines:
         return status, {**begun, "asked": asked}
 
     def is_proven(self, code: str, begun: dict[str, Any]) -> bool:
-        """Say whether the CA is the one that the code was made for."""
+        """Return whether the CA is the one that the code was made for."""
         proof = begin_proof(
             key_of(code),
             nonce=begun["asked"]["nonce"],
@@ -94,7 +94,7 @@ class Lines:
         return proof == begun["proof"]
 
     def words(self, code: str, begun: dict[str, Any], name: str, csr_pem: str = "") -> dict[str, Any]:
-        """Say what whoever has the code says last."""
+        """Return what whoever has the code says last."""
         nonces = {"nonce": begun["asked"]["nonce"], "server_nonce": begun["nonce"]}
         proof = finish_proof(key_of(code), name=name, csr_pem=csr_pem, **nonces)
         return {"id": read_code(code).id, "name": name, "csr_pem": csr_pem, "proof": proof, **nonces}

@@ -13,7 +13,7 @@ _OTHERS = ("HF_", "HUGGING", "TRANSFORMERS_OFFLINE", "XDG_", "SSL_CERT", "REQUES
 
 
 def fetching_shell(folder: Path, endpoint: str = "") -> Shell:
-    """Give a shell whose hub is at an endpoint, if it has one."""
+    """Return a shell whose hub is at an endpoint, if it has one."""
     shell = Shell(folder)
     shell.env = {
         name: value
@@ -35,5 +35,5 @@ def sha256_of(data: bytes) -> str:
 
 
 def tree(folder: Path) -> set[str]:
-    """Give every path below a folder."""
+    """Return every path below a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}

@@ -56,5 +56,5 @@ class FleetDesk:
         self.client.submit(Submission(jobs=(order,)))
 
     def states(self) -> dict[str, tuple[str, str]]:
-        """Give each job's state and machine, by its name."""
+        """Return each job's state and machine, by its name."""
         return {job.name: (job.state, job.machine) for job in self.client.jobs().jobs}

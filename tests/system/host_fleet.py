@@ -51,7 +51,7 @@ class HostFleet:
         return host.begin("work", "--json", *words)
 
     def story(self, name: str) -> JobDetails | None:
-        """Give how a job stands; nothing where it can't be told just now."""
+        """Return how a job stands; nothing where it can't be told just now."""
         try:
             if self._database is None:
                 self._database = look_into(f"sqlite:///{self.desk.home / 'fleet' / 'queue.db'}", clock=CLOCK)
@@ -97,7 +97,7 @@ def last_try(story: JobDetails) -> AttemptView:
 
 
 def holding(host: Host, text: str) -> list[str]:
-    """Give the files on a host's disk that hold a text, and the processes whose titles do."""
+    """Return the files on a host's disk that hold a text, and the processes whose titles do."""
     wanted = text.encode()
     titles = (Path("/proc", pid, "cmdline") for pid in os.listdir("/proc") if pid.isdigit())
     return [str(path) for path in (*host.top.rglob("*"), *titles) if _reads(path, wanted)]

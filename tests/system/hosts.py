@@ -37,7 +37,7 @@ class Running:
         return self._said.read_text()
 
     def told(self) -> list[dict[str, Any]]:
-        """Give what it said as JSON, as far as it is whole."""
+        """Return what it said as JSON, as far as it is whole."""
         lines = self.said().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
@@ -123,7 +123,7 @@ class Host(Shell):
         return running
 
     def listeners(self) -> list[str]:
-        """Give the addresses at which something listens beyond this host itself."""
+        """Return the addresses at which something listens beyond this host itself."""
         lines = self.run("ss", "-Hltn").out.splitlines()
         found = [line.split()[3] for line in lines]
         return [one for one in found if not one.startswith(("127.", "[::1]"))]
@@ -142,7 +142,7 @@ class Host(Shell):
             subprocess.run(["tc", "-n", space, "qdisc", "replace", "dev", device, *shape], check=True)
 
     def sent_bytes(self) -> int:
-        """Give what went out over its cable so far."""
+        """Return what went out over its cable so far."""
         asks = ["ip", "-n", self.lan.space(self.name), "-j", "-s", "link", "show", "eth0"]
         (told,) = json.loads(subprocess.run(asks, capture_output=True, text=True, check=True).stdout)
         return int(told["stats64"]["tx"]["bytes"])

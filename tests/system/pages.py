@@ -73,7 +73,7 @@ class Block:
         return found
 
     def to_paste(self) -> str:
-        """Give what a reader pastes."""
+        """Return what a reader pastes."""
         if self.language == "bash":
             return self.text
         return "".join(f"{one.command}\n" for one in self.typed())
@@ -83,7 +83,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
-    """Give the fenced blocks of a page in order."""
+    """Return the fenced blocks of a page in order."""
     text = page.read_text("utf-8")
     for found in _FENCE.finditer(text):
         language, *marks = found[1].split() or [""]
@@ -98,7 +98,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def to_paste(page: Path) -> str:
-    """Give everything that a reader of a page pastes."""
+    """Return everything that a reader of a page pastes."""
     return "".join(block.to_paste() for block in blocks_of(page) if block.is_shell)
 
 

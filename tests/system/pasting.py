@@ -58,7 +58,7 @@ def has(shell: str) -> bool:
 
 
 def words_of(shell: str, text: str, folder: Path) -> Understood:
-    """Give the words that a shell hands to each program, in no order where there is a pipe."""
+    """Return the words that a shell hands to each program, in no order where there is a pipe."""
     record = folder / f"{shell}.record"
     record.touch()
     env = {"PATH": "/nowhere", "HOME": "/home/me", "RECORD": str(record), "PS1": "", "PS2": ""}

@@ -122,7 +122,7 @@ class Shell:
         return Done(code=process.wait(PATIENCE_S), out=seen.decode(), err="")
 
     def staged(self) -> list[Path]:
-        """Give what lies in staging."""
+        """Return what lies in staging."""
         staging = self.home / "store" / "staging"
         return list(staging.iterdir()) if staging.is_dir() else []
 
@@ -143,7 +143,7 @@ def wait_until(claim: Callable[[], object], patience_s: float = PATIENCE_S) -> N
 
 
 def descendants(pid: int) -> set[int]:
-    """Give the processes below one."""
+    """Return the processes below one."""
     found: set[int] = set()
     waiting = [pid]
     table = [(row.pid, row.parent_pid) for row in rows() if not row.is_gone]

@@ -116,7 +116,7 @@ def test_a_picture_that_cannot_be_written_is_said(shell: Shell) -> None:
 
 
 def used_s(pid: int) -> float:
-    """Give the CPU time that a process has used."""
+    """Return the CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -25,7 +25,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def process_of(gate: Path, voice: int) -> int:
-    """Give the process that a voice sings in; 0 before it does."""
+    """Return the process that a voice sings in; 0 before it does."""
     singing = gate / f"{voice}.singing"
     words = singing.read_text().split() if singing.exists() else []
     return int(words[0]) if words else 0

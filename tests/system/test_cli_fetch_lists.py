@@ -38,7 +38,7 @@ def entry(name: str, *urls: str, data: bytes = DATA) -> dict[str, Any]:
 
 
 def ends(done: Done) -> dict[str, Any]:
-    """Give how each file ended, by its id."""
+    """Return how each file ended, by its id."""
     return {told["file"]: told for told in done.objects() if told["phase"] in ("done", "failed")}
 
 

@@ -26,7 +26,7 @@ def write(shell: Shell, source: str, name: str = "train.py") -> str:
 
 
 def living(mark: str) -> list[int]:
-    """Give the processes that were handed a mark in their environment."""
+    """Return the processes that were handed a mark in their environment."""
     found = []
     for row in rows():
         try:

@@ -171,7 +171,7 @@ def test_a_project_with_environment_data_and_secrets_runs_on_another_home_and_th
 
 
 def preparing(home: Path) -> list[int]:
-    """Give the preparing processes of a home."""
+    """Return the preparing processes of a home."""
     found = []
     for row in rows():
         with suppress(OSError):

@@ -35,7 +35,7 @@ NEVER = {
 
 
 def modules_of(shell: Shell, *words: str) -> set[str]:
-    """Give what a command imported."""
+    """Return what a command imported."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", DUMP, *words], cwd=shell.folder, env=shell.env, capture_output=True, check=True
     )

@@ -355,7 +355,7 @@ def test_a_slow_verification_takes_its_time_and_is_ended_by_ctrl_c(shell: Shell,
 
 
 def _is_asleep(pid: int) -> bool:
-    """Whether a process waits while it has a blob open: it sleeps between two blocks."""
+    """Return whether a process waits while it has a blob open: it sleeps between two blocks."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[0]
         opened = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

@@ -34,7 +34,7 @@ def shell(shell: Shell) -> Shell:
 
 
 def ran(shell: Shell) -> list[str]:
-    """Give which programs ran since the last time this was asked."""
+    """Return which programs ran since the last time this was asked."""
     ledger = shell.folder / "ledger"
     lines = ledger.read_text().split() if ledger.exists() else []
     ledger.write_text("")

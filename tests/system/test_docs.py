@@ -137,7 +137,7 @@ def test_a_documented_run_of_a_recipe_could_start(line: str, shell: Shell) -> No
 
 
 def _plain_lines(text: str) -> list[str]:
-    """Give the lines in which a shell should find nothing to expand, join or redirect."""
+    """Return the lines in which a shell should find nothing to expand, join or redirect."""
     return [line for line in text.splitlines() if line.startswith("stoker ") and not set(line) & set("$;|&<>")]
 
 

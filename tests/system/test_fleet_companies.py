@@ -34,7 +34,7 @@ class Choir:
         assert done.code == 0, done.err
 
     def verse(self, voice: int) -> tuple[int, int]:
-        """Give the process that a voice sings in, and how far it is."""
+        """Return the process that a voice sings in, and how far it is."""
         try:
             process, verse = (self.gate / f"{voice}.singing").read_text().split()
         except (OSError, ValueError):
@@ -52,7 +52,7 @@ class Choir:
             (self.gate / str(voice)).touch()
 
     def attempt(self, voice: int) -> int:
-        """Give the process of a voice's attempt, which only waits for its company."""
+        """Return the process of a voice's attempt, which only waits for its company."""
         for spec in (self.shell.home / "runs").glob("*/job.json"):
             if json.loads(spec.read_text())["options"]["fleet"]["number"] == voice:
                 return int(json.loads((spec.parent / "owner.json").read_text())["pid"])
@@ -145,7 +145,7 @@ def _companies(log: Path) -> list[str]:
 
 
 def _has_begun(shell: Shell, name: str) -> bool:
-    """Say whether a job has taken a step."""
+    """Return whether a job has taken a step."""
     for spec in (shell.home / "runs").glob("*/job.json"):
         if json.loads(spec.read_text())["name"] == name:
             said = spec.parent / "status.jsonl"

@@ -53,7 +53,7 @@ class Side:
         self.process = subprocess.Popen(argv, cwd=shell.folder, env=env, stdout=self._out, stderr=subprocess.STDOUT)
 
     def first_object(self) -> dict[str, Any]:
-        """Give the first line that it printed."""
+        """Return the first line that it printed."""
         deadline_s = time.monotonic() + PATIENCE_S
         while b"\n" not in self.log.read_bytes():
             assert self.process.poll() is None, self.said()

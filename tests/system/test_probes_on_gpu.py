@@ -46,7 +46,7 @@ def found_by(*witnesses: str, limit_s: float = TORCH_LIMIT_S) -> DetectedDevices
 
 
 def usable(found: DetectedDevices, witness: str) -> list[Device]:
-    """Give the devices that a witness names and programs may see."""
+    """Return the devices that a witness names and programs may see."""
     seen = [one for one in found.devices if witness in one.installed.why and one.backend is Backend.CUDA]
     return [one for one in seen if not one.visible.is_no]
 
@@ -56,7 +56,7 @@ def ask(argv: list[str], limit_s: float = 30.0) -> Reply:
 
 
 def wholes(statement: ProbeResult) -> dict[str, DeviceReport]:
-    """Give what a witness says of devices that are not parts, by UUID."""
+    """Return what a witness says of devices that are not parts, by UUID."""
     print(f"\n{statement.witness}: {statement.sightings} {statement.findings}")
     assert statement.was_heard, statement.findings
     return {one.uuid.lower(): one for one in statement.sightings if not one.parent}

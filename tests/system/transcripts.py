@@ -30,19 +30,19 @@ _COMPANY = re.compile(r"(?m)(?<=, one base, one process: )(.*\n)((?:^[✓✗=] .
 
 
 def told(ran: Ran, folder: Path) -> str:
-    """Give what was printed as a page may show it: without this machine's name and folders."""
+    """Return what was printed as a page may show it: without this machine's name and folders."""
     text = ran.printed.replace(str(folder / "me"), "/home/me").replace(os.path.realpath(folder / "me"), "/home/me")
     host = platform.node().partition(".")[0]
     return re.sub(rf"(?m)^{re.escape(host)}: (?=.*; python = )", "desk: ", text)
 
 
 def agree(page: str, truth: str) -> bool:
-    """Say whether two outputs are the same but for times, sizes, ids and the machine."""
+    """Return whether two outputs are the same but for times, sizes, ids and the machine."""
     return settled(page) == settled(truth)
 
 
 def settled(text: str) -> str:
-    """Give an output without what is different every time."""
+    """Return an output without what is different every time."""
     for pattern, word in _CHANCE:
         text = pattern.sub(word, text)
     text = _COMPANY.sub(lambda found: found[1] + "".join(sorted(found[2].splitlines(keepends=True))), text)
@@ -50,12 +50,12 @@ def settled(text: str) -> str:
 
 
 def is_true(block: Block, steps: list[Ran], folder: Path) -> bool:
-    """Say whether a transcript still shows what its commands print."""
+    """Return whether a transcript still shows what its commands print."""
     return all(agree(one.printed, told(ran, folder)) for one, ran in zip(block.typed(), steps, strict=True))
 
 
 def rewritten(block: Block, steps: list[Ran], folder: Path) -> str:
-    """Give a transcript with what is printed now."""
+    """Return a transcript with what is printed now."""
     pairs = zip(block.typed(), steps, strict=True)
     shown = [f"$ {one.command}\n{told(ran, folder).strip(chr(10))}".rstrip("\n") for one, ran in pairs]
     return "\n\n".join(shown) + "\n"

@@ -69,7 +69,7 @@ class UserSystemd:
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
 
     def value(self, unit: str, name: str) -> str:
-        """Give what the manager says of a unit."""
+        """Return what the manager says of a unit."""
         return self.systemctl("show", "--value", "--property", name, unit)
 
     def signal(self, unit: str, name: str) -> None:
@@ -77,6 +77,6 @@ class UserSystemd:
         subprocess.run([*self.before, "kill", f"-{name}", self.value(unit, "MainPID")], timeout=30, check=True)
 
     def said(self) -> str:
-        """Give the manager's log."""
+        """Return the manager's log."""
         log = self._runtime / "log"
         return log.read_text(errors="replace") if log.exists() else ""

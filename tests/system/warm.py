@@ -25,12 +25,12 @@ _READ_AT_START = ("PYTHON", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "TZ")
 
 
 def starts_warm(env: Mapping[str, str]) -> bool:
-    """Say whether a command starts warm: not where tests seek, nor where it would begin with something else."""
+    """Return whether a command starts warm: not where tests seek, nor where it would begin with something else."""
     return settings.get_current_profile_name() == "steady" and may_start_warm(env)
 
 
 def may_start_warm(env: Mapping[str, str]) -> bool:
-    """Say whether a command that starts anew would find the interpreter and the signals that a warm one has."""
+    """Return whether a command that starts anew would find the interpreter and the signals that a warm one has."""
     is_ignoring = signal.SIG_IGN in map(signal.getsignal, (signal.SIGINT, signal.SIGHUP, signal.SIGTERM))
     return not is_ignoring and _read_at_start(env) == _read_at_start(_own())
 
@@ -85,7 +85,7 @@ class WarmCommand(subprocess.Popen[str]):
 
 @cache
 def _warm() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Give the way to the process that forks, and it. It ends with this one, which holds the other end."""
+    """Return the way to the process that forks, and it. It ends with this one, which holds the other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         forks = subprocess.Popen(

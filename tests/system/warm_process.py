@@ -87,7 +87,7 @@ def _import_packages() -> None:
 
 
 def _serve(control: socket.socket) -> dict | None:
-    """Give in every fork what was asked of it; in the first process nothing, at the end."""
+    """Return in every fork what was asked of it; in the first process nothing, at the end."""
     statuses: dict[int, tuple[int, int]] = {}
     while True:
         poll = select.poll()

@@ -73,7 +73,7 @@ class App(ThisMachine):
         return cls(read_settings(os.environ, os.getcwd()))
 
     def entropy(self) -> int:
-        """Give fresh random bits, for ids."""
+        """Return fresh random bits, for ids."""
         return int.from_bytes(os.urandom(4))
 
     @cached_property
@@ -177,7 +177,7 @@ class App(ThisMachine):
         connect_s: float | None = None,
         unheard_s: float | None = None,
     ) -> Transport:
-        """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
+        """Return a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
 
         `direct` are hosts that no proxy is asked for. With a `fleet`, only what its CA signed is believed. Connecting
         may be given less time than the rest. Connections end when a computer was not heard of for `unheard_s`.
@@ -211,7 +211,7 @@ class App(ThisMachine):
         return Receipts(os.path.join(self.settings.state, "receipts"))
 
     def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
-        """Give where the hub is and its cache lies, as the environment says; an endpoint that is given wins."""
+        """Return where the hub is and its cache lies, as the environment says; an endpoint that is given wins."""
         from stoker.core.frozen import changed
         from stoker.transfer.hub.settings import read_hub_settings
 
@@ -222,7 +222,7 @@ class App(ThisMachine):
         return changed(read, offline=True) if is_offline else read
 
     def serving(self, options: ServeOptions, read_manifest: ReadManifest) -> CoordinatorProcess:
-        """Give a coordinator that can be run."""
+        """Return a coordinator that can be run."""
         from stoker.app.coordinator_app import CoordinatorProcess
 
         return CoordinatorProcess(
@@ -238,7 +238,7 @@ class App(ThisMachine):
     def service(
         self, kind: ServiceKind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""
     ) -> SupervisedService:
-        """Give the service of `stoker KIND WORDS…` for this home; nothing is written."""
+        """Return the service of `stoker KIND WORDS…` for this home; nothing is written."""
         from stoker.launch.service import make_service
 
         environment = self.settings.environment
@@ -256,7 +256,7 @@ class App(ThisMachine):
         )
 
     def installer(self) -> Installer:
-        """Give what installs services here."""
+        """Return what installs services here."""
         from stoker.launch.installer import Installer, supervisor_of
 
         settings = self.settings
@@ -271,7 +271,7 @@ class App(ThisMachine):
         return "" if is_fine else "loginctl enable-linger"
 
     def desk(self) -> JobCompiler:
-        """Give what takes orders, from the folder where this was started."""
+        """Return what takes orders, from the folder where this was started."""
         from stoker.app.data_places import data_places_of
         from stoker.app.machine_context import surroundings_of
         from stoker.jobs.build_context import JobCompiler
@@ -430,7 +430,7 @@ class App(ThisMachine):
 
 
 def _read_text(path: str) -> str | None:
-    """Give a small file's text; nothing where there is none that can be read."""
+    """Return a small file's text; nothing where there is none that can be read."""
     from stoker.host.durable import read_regular
 
     try:

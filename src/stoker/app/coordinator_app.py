@@ -194,7 +194,7 @@ class CoordinatorProcess:
         return CoordinatorTls(self._settings.state, self._options, host=host, port=port, clock=self._clock)
 
     def _token(self) -> tuple[str, str]:
-        """Give the operator's token and the file it lies in: one that was named, the environment's, else our own."""
+        """Return the operator's token and the file it lies in: one that was named, the environment's, else our own."""
         given = self._settings.environment.get(OPERATOR_TOKEN, "").strip()
         if self._options.token_file:
             return read_token(self._options.token_file), self._options.token_file
@@ -399,7 +399,7 @@ class CoordinatorTls:
         return f"https://{self.names()[0]}"
 
     def names(self) -> tuple[str, ...]:
-        """Give every `HOST:PORT` by which others may reach it, those that were named first."""
+        """Return every `HOST:PORT` by which others may reach it, those that were named first."""
         here = [self._host] if self._host not in _ANY else []
         own = [name for name in own_names() if name not in _LOCAL]
         # Of names without a dot, those that a second machine resolves most often: mDNS.
@@ -408,13 +408,13 @@ class CoordinatorTls:
         return tuple(_with_port(name, self._port) for name in found) or (_with_port(_LOCAL[1], self._port),)
 
     def enrolment(self) -> Enrolment:
-        """Give what lets others in."""
+        """Return what lets others in."""
         from stoker.coordinator.auth.invites import Enrolment
 
         return Enrolment(ca=self._ca, names=self.names, life_s=self._life_s)
 
     def tls(self) -> Tls:
-        """Give what the server speaks."""
+        """Return what the server speaks."""
         from stoker.coordinator.http.server import Tls
 
         return Tls(context=self._context, refresh=self.refresh)

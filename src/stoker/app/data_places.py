@@ -40,7 +40,7 @@ class _House(Protocol):
 
 
 def data_places_of(house: _House) -> DataPlaces:
-    """Give what finds data for whoever submits from this home. Nothing is opened yet."""
+    """Return what finds data for whoever submits from this home. Nothing is opened yet."""
 
     def find_kept(text: str) -> Record:
         from stoker.store.prune import resolve
@@ -56,7 +56,7 @@ def data_places_of(house: _House) -> DataPlaces:
 
 
 def open_hub(house: _House, transport: Transport, stop: DownloadStop, heed: Callable[[int], None]) -> Hub:
-    """Give the hub, as this home's settings name it; `heed` is told of every byte that comes."""
+    """Return the hub, as this home's settings name it; `heed` is told of every byte that comes."""
     from random import SystemRandom
 
     from stoker.host.resources import free_bytes

@@ -42,7 +42,7 @@ class Outcomes:
         os.pwrite(self.fd, body, rank * _ROOM_BYTES)
 
     def of(self, rank: int) -> Mapping[str, Any] | None:
-        """Give what a rank told; nothing if it died before it could."""
+        """Return what a rank told; nothing if it died before it could."""
         body = os.pread(self.fd, _ROOM_BYTES, rank * _ROOM_BYTES).rstrip(b"\0")
         try:
             told = loads(body.decode())
@@ -104,7 +104,7 @@ def run_on_rank(work: dict[str, Any]) -> None:
 
 
 def _failure(error: RankFailed, outcomes: Outcomes, devices: Sequence[str]) -> StageFailure:
-    """Give the first rank's failure as the stage's: its own cause, told with the rank."""
+    """Return the first rank's failure as the stage's: its own cause, told with the rank."""
     told = outcomes.of(error.rank)
     if told is None:
         lost = FailureCause.LOST if isinstance(error, RankTimeout) or not error.traceback else FailureCause.USER

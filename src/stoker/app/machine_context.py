@@ -26,7 +26,7 @@ class _House(Protocol):
 
 
 def surroundings_of(house: _House) -> MachineContext:
-    """Give it; whatever costs time is asked only by plans that want it."""
+    """Return it; whatever costs time is asked only by plans that want it."""
 
     def remember(work: EstimatedWork) -> MeasuredPeakCorrection:
         from stoker.app.run_context import remembered

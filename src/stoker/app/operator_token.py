@@ -14,7 +14,7 @@ _MOST_BYTES = 4096
 
 
 def make_token(path: str) -> str:
-    """Give the token of a file; the file is made, for us alone, if it is missing."""
+    """Return the token of a file; the file is made, for us alone, if it is missing."""
     folder = os.path.dirname(path)
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
@@ -23,7 +23,7 @@ def make_token(path: str) -> str:
 
 
 def read_token(path: str) -> str:
-    """Give the token of a file that is there, and that only its owner may read."""
+    """Return the token of a file that is there, and that only its owner may read."""
     try:
         mode = os.stat(path).st_mode
         text = read_regular(path, _MOST_BYTES).decode().strip()

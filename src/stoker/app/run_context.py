@@ -17,7 +17,7 @@ from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, Shar
 
 
 def remembered(path: str, work: EstimatedWork) -> MeasuredPeakCorrection:
-    """Give what the book at a path says of some work, under the version of torch that is installed beside us."""
+    """Return what the book at a path says of some work, under the version of torch that is installed beside us."""
     torch = _torch_version()
     if not torch:
         return MeasuredPeakCorrection()
@@ -36,7 +36,7 @@ def _torch_version() -> str:
 def company_runner(
     settings: AppSettings, *, environment: Mapping[str, str], contain: str | None, version: str, clock: Clock
 ) -> SharedProcessRunner | None:
-    """Give what runs members of companies; nothing where every stage has a process of its own."""
+    """Return what runs members of companies; nothing where every stage has a process of its own."""
     if sys.platform != "linux":
         return None
     return SharedProcessRunner(
@@ -47,7 +47,7 @@ def company_runner(
 def company_settings(
     settings: AppSettings, *, environment: Mapping[str, str], contain: str | None, version: str
 ) -> SharedProcessSettings:
-    """Give what all companies of this house have in common."""
+    """Return what all companies of this house have in common."""
     return SharedProcessSettings(
         folder=settings.companies,
         home=settings.home,

@@ -94,7 +94,7 @@ class AppSettings:
 
 
 def with_kernels_kept(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Give an environment in which torch and Triton keep what they compile below a folder, unless it says where.
+    """Return an environment in which torch and Triton keep what they compile below a folder, unless it says where.
 
     Left to itself torch keeps it in a temporary folder, which is gone after the machine's next start.
     """
@@ -106,7 +106,7 @@ def with_kernels_kept(environment: Mapping[str, str], folder: str) -> dict[str, 
 
 
 def _is_own(folder: str) -> bool:
-    """Whether a folder is this user's; `su` and `sudo` leave another's in the environment."""
+    """Return whether a folder is this user's; `su` and `sudo` leave another's in the environment."""
     try:
         found = os.stat(folder)
     except OSError:

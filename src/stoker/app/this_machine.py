@@ -55,7 +55,7 @@ class ThisMachine:
     def guard(
         self, size: str = "", *, job: str, share: bool = False, count: int = 1, timeout_s: float | None = None
     ) -> Guard:
-        """Give a block that holds room on a device: so much of it, or with no size all of it.
+        """Return a block that holds room on a device: so much of it, or with no size all of it.
 
         Raises `InsufficientDeviceMemory` if it can never fit, `DeviceWaitTimeout`, and `ValueError` for what is not a
         size.

@@ -70,7 +70,7 @@ class ClaimConnectionPool:
         self._spare: Line | None = None
 
     def ask(self) -> PooledClaimConnection:
-        """Give a line for one question."""
+        """Return a line for one question."""
         with self._lock:
             spare, self._spare = self._spare, None
         return PooledClaimConnection(spare or self._open_line(), self._keep)
@@ -225,7 +225,7 @@ def _for_children(settings: AppSettings) -> dict[str, str]:
 
 
 def _preparing_of(house: WorkerParts, options: WorkOptions, name: str) -> InputPreparer:
-    """Give what brings code, data and environments of jobs to this home."""
+    """Return what brings code, data and environments of jobs to this home."""
     from stoker.app.worker_parts import here_of
     from stoker.core.frozen import fields_of
     from stoker.core.jsontext import dumps

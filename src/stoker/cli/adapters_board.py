@@ -58,7 +58,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 def _looked_up(
     call: CommandContext, names: Sequence[str]
 ) -> tuple[list[AdapterLeaderboardEntry], list[tuple[str, str]]]:
-    """Give the adapters of files that have a best checkpoint, and file and label of those that have none."""
+    """Return the adapters of files that have a best checkpoint, and file and label of those that have none."""
     from stoker.cookbooks.language.schemas import best_folder
 
     recipe = call.parts.catalogue.load(RECIPE)
@@ -112,7 +112,7 @@ def _entry(
 
 
 def _measured_on(recipe: Recipe, file: AdaptersFile, adapter: AdapterEntry) -> dict[str, Any]:
-    """Say over what an adapter's losses are, as far as its file says it, else by the recipe's defaults."""
+    """Return over what an adapter's losses are, as far as its file says it, else by the recipe's defaults."""
     said = {**file.shared, **adapter.values, "data": _data_of(adapter)}
     # What isn't right stays as it was written.
     known, _ = recipe.args.check(said, owner=recipe.name)
@@ -120,6 +120,6 @@ def _measured_on(recipe: Recipe, file: AdaptersFile, adapter: AdapterEntry) -> d
 
 
 def _data_of(adapter: AdapterEntry) -> str:
-    """Say where an adapter's examples lie, or what they are called if they are bundled."""
+    """Return where an adapter's examples lie, or what they are called if they are bundled."""
     name = os.path.basename(adapter.data)
     return name if name in BUNDLED_DATA and not os.path.exists(adapter.data) else adapter.data

@@ -30,7 +30,7 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def expand(words: list[str]) -> list[str]:
-    """Give the words as today's commands spell them."""
+    """Return the words as today's commands spell them."""
     for old, new in ALIASES:
         if tuple(words[: len(old)]) == old:
             return [*new, *words[len(old) :]]

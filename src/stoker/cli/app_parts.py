@@ -161,7 +161,7 @@ class AppParts(Protocol):
         fleet: FleetIdentity | None = None,
         connect_s: float | None = None,
     ) -> Transport:
-        """Give a way to reach servers, those in `direct` without a proxy; whoever asks for it closes it.
+        """Return a way to reach servers, those in `direct` without a proxy; whoever asks for it closes it.
 
         With a `fleet`, only what its CA signed is believed. Connecting may be given less time than the rest.
         """
@@ -173,7 +173,7 @@ class AppParts(Protocol):
         """Where the hub is and its cache lies; what is given wins over the environment."""
 
     def serving(self, options: ServeOptions, read_manifest: ReadManifest) -> RunnableCoordinator:
-        """Give a coordinator that can be run."""
+        """Return a coordinator that can be run."""
 
     def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
         """Be a worker of a coordinator until there is a reason to end; give the exit code."""
@@ -181,10 +181,10 @@ class AppParts(Protocol):
     def service(
         self, kind: ServiceKind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""
     ) -> SupervisedService:
-        """Give the service of `stoker KIND WORDS…` for this home; nothing is written."""
+        """Return the service of `stoker KIND WORDS…` for this home; nothing is written."""
 
     def installer(self) -> Installer:
-        """Give what installs services here."""
+        """Return what installs services here."""
 
     def boot_trouble(self) -> str:
         """Give the command without which services of this user do not start with the machine; empty: none is needed."""
@@ -193,10 +193,10 @@ class AppParts(Protocol):
         """Keep programs' memory within bounds by exactly this mechanism."""
 
     def desk(self) -> JobCompiler:
-        """Give what takes orders, from the folder where the command was given."""
+        """Return what takes orders, from the folder where the command was given."""
 
     def entropy(self) -> int:
-        """Give fresh random bits, for ids."""
+        """Return fresh random bits, for ids."""
 
     def close(self) -> None:
         """Let go of whatever was built."""

@@ -89,7 +89,7 @@ def _is_of_maps(item: LocatedValue) -> bool:
 
 
 def _top_keys(path: str) -> set[str]:
-    """Give which of our keys begin a line of a file's first part."""
+    """Return which of our keys begin a line of a file's first part."""
     with translated(path), open(path, "rb") as file:
         return {found.decode() for found in _TOP_KEY.findall(file.read(_HEAD_BYTES))}
 
@@ -124,7 +124,7 @@ class DeclaredFileCheck:
         return ADAPTERS_FILE if is_adapters else MANIFEST
 
     def counts(self) -> dict[str, int]:
-        """Give how many of each thing it declares."""
+        """Return how many of each thing it declares."""
         if isinstance(self.made, Cluster):
             gpus = sum(len(node.gpus) for node in self.made.nodes)
             return {"nodes": len(self.made.nodes), "GPUs": gpus, "adapter slots": self.made.adapter_slots}
@@ -136,7 +136,7 @@ class DeclaredFileCheck:
 
 
 def known_here(call: CommandContext) -> KnownNames:
-    """Give the names that a manifest may refer to: recipes that are installed here.
+    """Return the names that a manifest may refer to: recipes that are installed here.
 
     A cookbook that can't be loaded may have any; then none is refused.
     """
@@ -145,7 +145,7 @@ def known_here(call: CommandContext) -> KnownNames:
 
 
 def checked_here(call: CommandContext) -> Making[Manifest]:
-    """Give what holds a manifest's jobs against the recipes that are installed here."""
+    """Return what holds a manifest's jobs against the recipes that are installed here."""
 
     def make(jobs: Sequence[ParsedJobEntry], hosts: tuple[HostEntry, ...], reading: FileDiagnostics) -> Manifest:
         from stoker.jobs.manifest_checks import check_values
@@ -156,7 +156,7 @@ def checked_here(call: CommandContext) -> Making[Manifest]:
 
 
 def adapters_here(call: CommandContext) -> AdaptersContext:
-    """Give what adapters of a file may say, as the recipe that trains one is installed here."""
+    """Return what adapters of a file may say, as the recipe that trains one is installed here."""
     from stoker.jobs.adapter_jobs import RECIPE, around_here
 
     return around_here(call.parts.catalogue.load(RECIPE).args.declared())

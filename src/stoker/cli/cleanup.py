@@ -260,7 +260,7 @@ def _kernels(root: str, now_s: float) -> Area:
 
 
 def _rested(root: str, now_s: float) -> Iterator[str]:
-    """Give the innermost folders in which nothing was written for long: what belongs together lies in one."""
+    """Return the innermost folders in which nothing was written for long: what belongs together lies in one."""
     for folder, below, files in os.walk(root):
         if files and not below and all(_age_s(os.path.join(folder, name), now_s) >= FORGOTTEN_S for name in files):
             yield folder
@@ -344,7 +344,7 @@ _LISTED = 20
 
 
 def shelf_of(call: CommandContext) -> EnvironmentCache:
-    """Give this home's environments."""
+    """Return this home's environments."""
     return EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
 
 

@@ -26,7 +26,7 @@ FILE = Positional(
 
 
 def choose_cluster(call: CommandContext, typed: str) -> tuple[str, str]:
-    """Give the cluster file that is meant: as it was called, and its whole path. `typed` may be empty."""
+    """Return the cluster file that is meant: as it was called, and its whole path. `typed` may be empty."""
     settings = call.parts.settings
     here = next((name for name in NAMES if os.path.exists(os.path.join(settings.folder, name))), "")
     chosen = typed or here or settings.environment.get(VARIABLE, "")

@@ -90,7 +90,7 @@ def trials_of(job: JobEntry) -> int:
 
 
 def _declared(call: CommandContext, typed: str) -> tuple[str, Cluster, bool]:
-    """Give what to call the machines that are meant, them, and whether they are a file's; else it is this one."""
+    """Return what to call the machines that are meant, them, and whether they are a file's; else it is this one."""
     settings = call.parts.settings
     is_here = any(os.path.exists(os.path.join(settings.folder, name)) for name in NAMES)
     if typed or is_here or settings.environment.get(VARIABLE):

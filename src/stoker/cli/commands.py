@@ -133,7 +133,7 @@ EVERYWHERE = (
 
 
 def find_command(words: list[str]) -> tuple[Command | None, list[str]]:
-    """Give the command that words begin with, the longest that there is, and the words that are left."""
+    """Return the command that words begin with, the longest that there is, and the words that are left."""
     for length in (3, 2, 1):
         path = tuple(words[:length])
         for command in COMMANDS:
@@ -143,13 +143,13 @@ def find_command(words: list[str]) -> tuple[Command | None, list[str]]:
 
 
 def verbs_of(words: str) -> list[Command]:
-    """Give the commands that are these words and one more: of a noun its verbs."""
+    """Return the commands that are these words and one more: of a noun its verbs."""
     path = tuple(words.split())
     return [command for command in COMMANDS if command.path[:-1] == path]
 
 
 def top_help() -> str:
-    """Give what `stoker --help` says."""
+    """Return what `stoker --help` says."""
     lines = [
         "Stoker keeps every machine you own busy training.",
         "",

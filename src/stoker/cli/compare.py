@@ -112,7 +112,7 @@ def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) ->
 
 
 def _gather(call: CommandContext, target: str, at: str | None) -> tuple[JobFacts, list[TrialFacts]]:
-    """Give what is known of a job's trials; those of a fleet's sweep are jobs of their own."""
+    """Return what is known of a job's trials; those of a fleet's sweep are jobs of their own."""
     found = meant(call, target, at)
     if not isinstance(found, FleetJob):
         gathering = JobFacts(found, call.parts.store)
@@ -211,7 +211,7 @@ def _show_sides(call: CommandContext, sides: Sequence[ComparisonSide], facts: Se
 
 
 def _speaks(side: ComparisonSide) -> str:
-    """Say which of its trials speaks for a side."""
+    """Return which of its trials speaks for a side."""
     return "its best" if side.comparison.best is not None else "the first"
 
 

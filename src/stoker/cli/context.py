@@ -46,7 +46,7 @@ class CommandContext:
         return self._parts
 
     def state_folder(self) -> str:
-        """Say where a crash may be written down, if that can be found out."""
+        """Return where a crash may be written down, if that can be found out."""
         try:
             return self.parts.settings.state
         except Exception:  # noqa: BLE001 - it may be the very thing that is broken
@@ -64,7 +64,7 @@ class CommandContext:
             self._parts.close()
 
     def path(self, text: str) -> str:
-        """Give the whole path of what a user wrote: below where the command was given, `~` being home."""
+        """Return the whole path of what a user wrote: below where the command was given, `~` being home."""
         return os.path.abspath(os.path.join(self.parts.settings.folder, os.path.expanduser(text)))
 
     def find_job(self, name: str) -> JobFolder:
@@ -74,9 +74,9 @@ class CommandContext:
         return find_job(self.parts.settings.runs, name)
 
     def sweeps_folder(self) -> str:
-        """Say where it is written down which trials of programs have finished."""
+        """Return where it is written down which trials of programs have finished."""
         return os.path.join(self.parts.settings.state, "sweeps")
 
     def desk(self) -> JobCompiler:
-        """Give what takes orders."""
+        """Return what takes orders."""
         return self.parts.desk()

@@ -23,7 +23,7 @@ _CONNECT_S = 3.0
 
 
 def reach(call: CommandContext, at: str | None = "") -> FleetClient:
-    """Give a client of the coordinator that is meant; `NoCoordinator` if none is known. Nobody is asked yet."""
+    """Return a client of the coordinator that is meant; `NoCoordinator` if none is known. Nobody is asked yet."""
     found = find(call, at)
     if found is None:
         raise no_coordinator_known(call.parts.settings.state)
@@ -31,7 +31,7 @@ def reach(call: CommandContext, at: str | None = "") -> FleetClient:
 
 
 def find(call: CommandContext, at: str | None = "") -> CoordinatorEndpoint | None:
-    """Say which coordinator is meant, if any."""
+    """Return which coordinator is meant, if any."""
     settings = call.parts.settings
     return find_coordinator(at or "", environment=settings.environment, state=settings.state)
 
@@ -70,7 +70,7 @@ def note_if_gone(call: CommandContext) -> None:
 
 
 def client_of(call: CommandContext, found: CoordinatorEndpoint, *, connect_s: float | None = None) -> FleetClient:
-    """Give a client of a coordinator; its connections are closed with the command."""
+    """Return a client of a coordinator; its connections are closed with the command."""
     from stoker.host.http.addresses import asked_directly
     from stoker.protocol.client import FleetClient
     from stoker.protocol.transport import RequestTimeouts

@@ -22,7 +22,7 @@ DB = Option("--db", value="URL", help="sqlite:///PATH or postgresql://…; unles
 
 
 def address(call: CommandContext, given: dict[str, Any]) -> str:
-    """Give the address of the database that is meant."""
+    """Return the address of the database that is meant."""
     return given["db"] or call.parts.settings.queue
 
 
@@ -127,7 +127,7 @@ def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
 
 @contextmanager
 def _objects(call: CommandContext) -> Iterator[Callable[[str], int | None] | None]:
-    """Give what says whether a result's bytes are here, if anything is kept here at all."""
+    """Return what says whether a result's bytes are here, if anything is kept here at all."""
     from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 
     folder = call.parts.settings.fleet

@@ -53,7 +53,7 @@ def show_forecast(
 
 
 def _foreseen(call: CommandContext, order: CompiledJob, seen: PlanPreview) -> Iterator[StokerError | str]:
-    """Give what a run would refuse before it begins; else what stages that surely run would find in their files.
+    """Return what a run would refuse before it begins; else what stages that surely run would find in their files.
 
     What is wrong there is an error; what they would only tell of it is a text.
     """
@@ -118,7 +118,7 @@ def _show_trials(call: CommandContext, order: CompiledJob, seen: PlanPreview, ke
 
 
 def _verdict(forecasts: list[NodeForecast], *, is_kept: bool) -> str:
-    """Say in a word what would become of a trial."""
+    """Return in a word what would become of a trial."""
     verdicts = {forecast.verdict for forecast in forecasts}
     if verdicts == {ForecastVerdict.HIT}:
         return "kept" if is_kept else "known"
@@ -126,7 +126,7 @@ def _verdict(forecasts: list[NodeForecast], *, is_kept: bool) -> str:
 
 
 def forecast_as_json(forecast: NodeForecast) -> dict[str, Any]:
-    """Give a forecast as plain data."""
+    """Return a forecast as plain data."""
     return {
         "node": forecast.node,
         "stage": forecast.stage,

@@ -59,7 +59,7 @@ def report(
 
 
 def error_lines(error: StokerError) -> list[str]:
-    """Give an error as the lines that a person reads."""
+    """Return an error as the lines that a person reads."""
     lines = [f"stoker: {error}"]
     if isinstance(error, InvalidInput):
         for fault in error.faults:

@@ -194,7 +194,7 @@ _Room = tuple[str, str, int | None, str]
 
 
 def _rooms(call: CommandContext) -> Iterator[_Room]:
-    """Give what every device has for those who share it."""
+    """Return what every device has for those who share it."""
     devices = call.parts.devices
     candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
     states = {one.device.uuid: one for one in (call.parts.ledger.state(candidates).devices if candidates else ())}
@@ -208,7 +208,7 @@ def _rooms(call: CommandContext) -> Iterator[_Room]:
 
 
 def _own_room() -> _Room:
-    """Give what the machine's own memory has room for."""
+    """Return what the machine's own memory has room for."""
     memory = memory_here()
     room_bytes = memory.room_bytes
     if room_bytes is None or memory.most_bytes is None:

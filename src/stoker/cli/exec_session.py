@@ -120,7 +120,7 @@ class _Typing:
                     self._send(data, is_eof=is_eof)
 
     def _read(self) -> bytes | None:
-        """Give what was typed; nothing: not yet; empty: nothing more comes."""
+        """Return what was typed; nothing: not yet; empty: nothing more comes."""
         try:
             if not select.select([_STDIN], [], [], _LOOK_EVERY_S)[0]:
                 return None

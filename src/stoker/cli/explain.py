@@ -140,7 +140,7 @@ def _with_own(stack: list[tuple[str, Any]], own: JobSetting) -> list[tuple[str, 
 
 
 def _is_in_one(path: str, origins: Container[str]) -> bool:
-    """Say whether a path is one of these, or lies in one that is a map."""
+    """Return whether a path is one of these, or lies in one that is a map."""
     steps = path.split(".")
     return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
 
@@ -165,7 +165,7 @@ def _now(call: CommandContext, folder: JobFolder) -> tuple[dict[str, NodeForecas
 
 
 def _of(forecasts: dict[str, NodeForecast], node: NodeHistory) -> NodeForecast | None:
-    """Give what is foreseen of a node; the instances of a fan-out are foreseen together."""
+    """Return what is foreseen of a node; the instances of a fan-out are foreseen together."""
     return forecasts.get(node.node) or forecasts.get(node.node.partition("[")[0])
 
 

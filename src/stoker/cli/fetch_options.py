@@ -40,7 +40,7 @@ def sha256(text: str) -> Digest:
 
 
 def patience_of(given: dict[str, Any]) -> DownloadTimeouts:
-    """Give how patient the options want a download to be."""
+    """Return how patient the options want a download to be."""
     usual = DownloadTimeouts()
     no_progress_s = usual.no_progress_s if given["timeout"] is None else given["timeout"]
     return DownloadTimeouts(

@@ -169,7 +169,7 @@ class FetchSession:
         self._transport.close()
 
     def interruptions(self) -> Interruptions:
-        """Give the block in which signals end the downloads and keep what came."""
+        """Return the block in which signals end the downloads and keep what came."""
         return Interruptions(self._ask, self._mention, _leave, last_wait_s=0.0)
 
     def _ask(self, error: StokerError) -> None:

@@ -96,7 +96,7 @@ def try_fetching(
 
 
 def first_failure(files: Sequence[DownloadOutcome]) -> StokerError | None:
-    """Give what failed as one error: an interruption before everything else, then the first in the order of files."""
+    """Return what failed as one error: an interruption before everything else, then the first in the order of files."""
     failed = [got.error for got in files if got.error is not None]
     if not failed:
         return None
@@ -209,7 +209,7 @@ def fetch_address(call: CommandContext, target: Target, given: dict[str, Any]) -
 
 
 def landing_for(call: CommandContext, leaf: str, given: dict[str, Any]) -> TargetFile:
-    """Give where a plain file shall lie: in the folder that was named, or where the command was given."""
+    """Return where a plain file shall lie: in the folder that was named, or where the command was given."""
     locks = os.path.join(call.parts.settings.state, "locks")
     return plain_landing(call.path(given["out"] or ""), leaf, locks=locks)
 
@@ -226,7 +226,7 @@ def fetch_file(
 def preview_file(
     call: CommandContext, one: FetchSession, wanted: DownloadRequest, landing: TargetFile
 ) -> DownloadPreview:
-    """Say what `fetch_file` would do."""
+    """Return what `fetch_file` would do."""
     return preview_plain(one.hub, wanted, landing, receipts=call.parts.receipts, force=one.force)
 
 
@@ -286,7 +286,7 @@ def find(one: FetchSession, repo: Repo, target: Target, given: dict[str, Any]) -
 
 
 def folder_name(repo: Repo) -> str:
-    """Give a repository's name as one folder's: slashes as dashes."""
+    """Return a repository's name as one folder's: slashes as dashes."""
     return str(repo).replace("/", "-")
 
 

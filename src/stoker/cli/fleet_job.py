@@ -64,12 +64,12 @@ _ASK = "ask whoever runs it"
 
 
 def story_files(path: str) -> bool:
-    """Say whether a file tells how the job went: all but logs and metrics."""
+    """Return whether a file tells how the job went: all but logs and metrics."""
     return not path.startswith(("logs/", "metrics/", "code/"))
 
 
 def log_files(path: str) -> bool:
-    """Say whether a file is needed to show what was printed."""
+    """Return whether a file is needed to show what was printed."""
     return not path.startswith(("metrics/", "code/"))
 
 
@@ -111,7 +111,7 @@ class SyncedAttempt:
         return has_come
 
     def has(self, path: str) -> bool:
-        """Say whether anything of a file is here."""
+        """Return whether anything of a file is here."""
         return path in self._sizes
 
     def close(self) -> None:

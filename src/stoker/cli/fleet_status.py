@@ -126,7 +126,7 @@ class JobListItem:
 def list_jobs(
     runs: str, client: FleetClient | None, asked: JobFilter, *, here: str, page: int = _PAGE
 ) -> Iterator[JobListItem]:
-    """Give jobs, the newest first, asking for as few of them as are taken.
+    """Return jobs, the newest first, asking for as few of them as are taken.
 
     With a client, attempts of its jobs that ran on this machine are not listed a second time.
     """
@@ -136,7 +136,7 @@ def list_jobs(
 
 
 def fleet_jobs(client: FleetClient, asked: JobFilter, *, page: int = _PAGE) -> Iterator[JobListItem]:
-    """Give the fleet's jobs, a page at a time."""
+    """Return the fleet's jobs, a page at a time."""
     after = ""
     while True:
         found = client.jobs(state=asked.state, recipe=asked.recipe, machine=asked.machine, after=after, limit=page)
@@ -150,7 +150,7 @@ def fleet_jobs(client: FleetClient, asked: JobFilter, *, page: int = _PAGE) -> I
 
 
 def local_jobs(runs: str, asked: JobFilter, *, here: str, with_attempts: bool) -> Iterator[JobListItem]:
-    """Give the jobs of this machine; those that it ran for a fleet only if asked."""
+    """Return the jobs of this machine; those that it ran for a fleet only if asked."""
     states = set(filter(None, asked.state.split(",")))
     if asked.machine not in ("", "here", here):
         return

@@ -93,7 +93,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _part_of_kept(call: CommandContext, kept: StoredItem, given: dict[str, Any], trial: str) -> ResultPart:
-    """Give what was put, or lies under a digest, as it is laid out."""
+    """Return what was put, or lies under a digest, as it is laid out."""
     if given["metrics"] is not None or given["stage"] or trial:
         raise Usage(f"{kept.name} is no job: it has no stages, trials or metrics", hint=f"stoker get {kept.name} [DIR]")
     record = next((one for one in kept.records if not one.is_tombstone), kept.records[0])

@@ -107,7 +107,7 @@ class Grammar:
         return " ".join(parts)
 
     def help(self) -> str:
-        """Give what `--help` says."""
+        """Return what `--help` says."""
         rows = [(positional.label, positional.help) for positional in self.positionals]
         lines = [f"usage: {self.usage()}", "", *_wrap(self.about, "")]
         sections = [

@@ -42,7 +42,7 @@ def hinted(error: StokerError) -> StokerError:
 
 
 def hinted_for_job(error: StokerError, argument: str) -> StokerError:
-    """Say of a job, which has none of a download's options, what to do if the hub is not reached for an argument."""
+    """Return of a job, which has none of a download's options, what to do if the hub is not reached for an argument."""
     if _is_unreached(error):
         error.hint = f"check this computer's network; {_NO_HUB_FOR_JOB.format(argument=argument)}"
     return error

@@ -148,7 +148,7 @@ def _expect(one: FetchSession, repo: Repo, files: Iterable[RepoFile]) -> None:
 
 
 def _named(error: StokerError, lack: MissingRepoFiles) -> StokerError:
-    """Give why something did not come with what it was for: somebody may have meant a folder."""
+    """Return why something did not come with what it was for: somebody may have meant a folder."""
     if isinstance(error, InvalidInput | Cancelled | Terminated):
         return error
     message = f"{lack.argument}={lack.repo} is no folder here, and can't be fetched: {error}"

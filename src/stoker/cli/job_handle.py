@@ -19,7 +19,7 @@ _LONGEST_WHY = 200
 
 
 def job_facts(folder: JobFolder) -> dict[str, Any]:
-    """Give a job as plain data: what was wanted and how it stands."""
+    """Return a job as plain data: what was wanted and how it stands."""
     spec, end = folder.spec(), folder.ended()
     state, why = folder.state()
     error = end.error if end else None
@@ -43,7 +43,7 @@ def job_facts(folder: JobFolder) -> dict[str, Any]:
 
 
 def newest_jobs(runs: str, limit: int) -> list[dict[str, Any]]:
-    """Give the newest jobs; a folder that can't be read is listed as that."""
+    """Return the newest jobs; a folder that can't be read is listed as that."""
     return [facts_or_why_not(folder) for folder in itertools.islice(job_folders(runs), limit)]
 
 
@@ -80,7 +80,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def nodes_named(story: RunHistory, target: str, job: str, trials: Sequence[Trial] = ()) -> list[NodeHistory]:
-    """Give the nodes that a name means: a node, a fan-out's instances, all of a stage, or those of one trial.
+    """Return the nodes that a name means: a node, a fan-out's instances, all of a stage, or those of one trial.
 
     `sweep/3` and `sweep/lr=0.1` are a trial, `sweep/3/train` one of its stages.
     """
@@ -104,7 +104,7 @@ def nodes_named(story: RunHistory, target: str, job: str, trials: Sequence[Trial
 
 
 def trial_ends(trials: Sequence[Trial], story: RunHistory, *, is_running: bool) -> list[TrialEnd]:
-    """Say how the trials of a job stand; of a job that is over, what did not begin will not."""
+    """Return how the trials of a job stand; of a job that is over, what did not begin will not."""
     shared = shared_nodes(trials)
     ends = [end_of(trial, story, shared) for trial in trials]
     left = {} if is_running else {"pending": "not run", "running": "stopped"}
@@ -116,7 +116,7 @@ def _is_meant(node: NodeHistory, names: tuple[str, ...]) -> bool:
 
 
 def facts_or_why_not(folder: JobFolder) -> dict[str, Any]:
-    """Give a job as plain data, or what is wrong with its folder."""
+    """Return a job as plain data, or what is wrong with its folder."""
     try:
         return job_facts(folder)
     except NotFound as error:

@@ -42,7 +42,7 @@ class FleetJob:
         return self.view.name.rpartition("/")[0] == self.ref
 
     def points(self) -> list[JobView]:
-        """Give the jobs that the name stands for, in their order: of each point of a sweep the newest."""
+        """Return the jobs that the name stands for, in their order: of each point of a sweep the newest."""
         if not self.is_sweep:
             return [self.view]
         from stoker.cli.job_wait import points_of
@@ -89,7 +89,7 @@ def _refuse_point(call: CommandContext, target: str, local: JobFolder) -> None:
 
 
 def _is_attempt_of_point(target: str, local: JobFolder) -> bool:
-    """Say whether `NAME/3` was asked for and what lies here is an attempt of a job of the fleet."""
+    """Return whether `NAME/3` was asked for and what lies here is an attempt of a job of the fleet."""
     return split_ref(target)[0] != target.partition("/")[0] and "fleet" in local.spec().options
 
 
@@ -140,7 +140,7 @@ def _of_fleet(call: CommandContext, client: FleetClient, target: str, *, is_name
 
 
 def _without_point(client: FleetClient, ref: str) -> NotFound | None:
-    """Say how many trials a sweep has that has none of this number; nothing if `ref` is no point of a sweep."""
+    """Return how many trials a sweep has that has none of this number; nothing if `ref` is no point of a sweep."""
     from stoker.cli.job_wait import points_of
 
     name, _, number = ref.rpartition("/")

@@ -53,7 +53,7 @@ def wait_for(
 
 
 def _as_they_stand(client: FleetClient, jobs: Mapping[str, JobView]) -> Iterator[JobView]:
-    """Give jobs as they are now: the points of a sweep page by page, the rest one by one."""
+    """Return jobs as they are now: the points of a sweep page by page, the rest one by one."""
     missing = dict(jobs)
     for sweep in {view.name.rpartition("/")[0] for view in jobs.values()} if len(jobs) > 1 else ():
         for view in points_of(client, sweep) if sweep else ():
@@ -64,7 +64,7 @@ def _as_they_stand(client: FleetClient, jobs: Mapping[str, JobView]) -> Iterator
 
 
 def points_of(client: FleetClient, name: str) -> list[JobView]:
-    """Give the points of a sweep by its bare name, in their order: of each the newest. None if it is no sweep."""
+    """Return the points of a sweep by its bare name, in their order: of each the newest. None if it is no sweep."""
     found: dict[int, JobView] = {}
     after = ""
     while True:

@@ -69,7 +69,7 @@ def show_fleet_job(call: CommandContext, job: FleetJob) -> int:
 
 
 def fleet_stages(call: CommandContext, job: FleetJob) -> list[NodeHistory]:
-    """Give how the stages of a job's last attempt went, as far as that is mirrored."""
+    """Return how the stages of a job's last attempt went, as far as that is mirrored."""
     if not job.view.attempt:
         return []
     try:
@@ -137,7 +137,7 @@ def origin_lines(story: JobDetails) -> list[str]:
 
 
 def _ordered_data(story: JobDetails) -> dict[str, str]:
-    """Give what is to be brought: the variable or argument → the digest, or the repository at its commit."""
+    """Return what is to be brought: the variable or argument → the digest, or the repository at its commit."""
     return {
         str(one.get("where", "")).partition(":")[2]: str(one.get("repo") or f"tree:{one.get('tree', '')}")
         for one in story.inputs
@@ -145,7 +145,7 @@ def _ordered_data(story: JobDetails) -> dict[str, str]:
 
 
 def _choice_text(choice: dict[str, Any]) -> str:
-    """Say which way to an interpreter was ordered: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
+    """Return which way to an interpreter was ordered: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
     path, digest, python = (str(choice.get(name) or "") for name in ("path", "digest", "python"))
     way = path or "the machine's own Python"
     if choice.get("kind") != "python" and digest:
@@ -181,7 +181,7 @@ def python_lines(story: JobDetails) -> list[str]:
 
 
 def _inside(text: str) -> str:
-    """Give what somebody wrote so that each of its lines is seen to be a part of ours."""
+    """Return what somebody wrote so that each of its lines is seen to be a part of ours."""
     return "\n      ".join(outside(line) for line in text.split("\n"))
 
 

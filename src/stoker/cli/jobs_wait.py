@@ -85,7 +85,7 @@ def _waits(what: str, waited_s: float) -> str:
 
 
 def _screen(out: CliOutput, clock: Clock) -> Screen:
-    """Give a line that lives on a terminal; elsewhere only what lasts is written."""
+    """Return a line that lives on a terminal; elsewhere only what lasts is written."""
     if out.is_terminal and not (out.is_json or out.is_quiet):
         from stoker.cli.screens import LiveScreen
 

@@ -182,7 +182,7 @@ _OWN_CODE_S = 300.0
 
 
 def name_to_join(call: CommandContext, wanted: str, proven: VerifiedCoordinator) -> str:
-    """Give the name to join under: the invitation's, what was asked for, the one of before, or this machine's own."""
+    """Return the name to join under: the invitation's, what was asked for, the one of before, or this machine's own."""
     if proven.name:
         if wanted and wanted != proven.name:
             hint = f"leave --name out, or have {wanted} invited: stoker machines invite --name {wanted}"
@@ -231,7 +231,7 @@ def join_here(call: CommandContext, url: str, name: str) -> Membership:
 
 
 def _name_before(call: CommandContext, proven: VerifiedCoordinator) -> str:
-    """Give the name under which this home belongs to the very same fleet already."""
+    """Return the name under which this home belongs to the very same fleet already."""
     from stoker.protocol.discovery import MembershipKind, read_joined
 
     try:

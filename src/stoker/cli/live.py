@@ -73,7 +73,7 @@ class ProgressLines:
             self._screen.lasting(line)
 
     def running(self, now_s: float, at_least_s: float) -> list[str]:
-        """Give a line for each stage that has been running, or waiting for devices, for a while."""
+        """Return a line for each stage that has been running, or waiting for devices, for a while."""
         with self._lock:
             nodes = self._story.nodes.values()
             waiting = [
@@ -264,7 +264,7 @@ class TransferLines:
             self._screen.lasting(line)
 
     def running(self, now_s: float, at_least_s: float) -> list[str]:
-        """Say how far it is: in short where lines stay (`at_least_s` above 0), else file by file too."""
+        """Return how far it is: in short where lines stay (`at_least_s` above 0), else file by file too."""
         with self._lock:
             flying = self._transfers.in_flight()
             if not flying:
@@ -330,7 +330,7 @@ class TransferLines:
 
 
 def _cut(name: str, width: int) -> str:
-    """Give a name that fits, by its end if need be."""
+    """Return a name that fits, by its end if need be."""
     return name if len(name) <= width or not width else f"…{name[len(name) - width + 1 :]}"
 
 

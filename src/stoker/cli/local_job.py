@@ -88,7 +88,7 @@ class JobLogReader:
         return f"its result was known, so it did not run{where}"
 
     def _maker_of(self, node: NodeHistory) -> _Maker | None:
-        """Give the job and stage that made a result which was known, if that job is still here."""
+        """Return the job and stage that made a result which was known, if that job is still here."""
         if node.ending != "hit" or not node.key:
             return None
         record = self._call.parts.store.peek(Digest(node.key))

@@ -171,7 +171,7 @@ def _tell(call: CommandContext, order: CompiledJob, job: JobResult, company: Sha
 def _listen(
     call: CommandContext, order: CompiledJob, company: SharedProcessRunView
 ) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
-    """Give where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
+    """Return where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
     out = call.out
     if out.is_json:
         attempt = order.spec.attempt
@@ -293,7 +293,7 @@ class CommandInputFetcher:
                 self._came[lack.repo] += fetch(self._call, lack, error)
 
     def _words_of(self, order: CompiledJob) -> dict[str, str]:
-        """Give what may name repositories among the arguments of an order's trials, each with the argument's name."""
+        """Return what may name repositories among the arguments of an order's trials, each with the argument's name."""
         if not order.trials or order.program is not None:
             return {}
         brings = self._call.parts.catalogue.load(order.spec.recipe).brings

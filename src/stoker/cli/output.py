@@ -135,7 +135,7 @@ class CliOutput:
         return answer.strip().lower() in ("y", "yes") or (by_default and answer == "\n")
 
     def paint(self, text: str, colour: str) -> str:
-        """Give the text in a colour, where there are colours."""
+        """Return the text in a colour, where there are colours."""
         return f"\033[{_COLOURS[colour]}m{text}\033[0m" if self.has_colour else text
 
     def _print(self, text: str) -> None:

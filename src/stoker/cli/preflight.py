@@ -62,7 +62,7 @@ def _answer(out: CliOutput, fields: dict[str, Any], label: str, *, is_text: bool
 
 
 def field_lines(fields: dict[str, Any], label: str) -> list[str]:
-    """Give the fields as a person reads them, one a line."""
+    """Return the fields as a person reads them, one a line."""
     lines = []
     for name, value in fields.items():
         # A version that nobody says of something that is there.

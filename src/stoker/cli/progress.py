@@ -23,7 +23,7 @@ class CancellableWork(Protocol):
     """Work that says how far it is and can be asked to end."""
 
     def lines(self, now_s: float, at_least_s: float, /) -> list[str]:
-        """Say how far it is."""
+        """Return how far it is."""
 
     def stop(self, error: StokerError, /) -> None:
         """Ask the work to end with this error, as soon as it can."""
@@ -55,7 +55,7 @@ class CommandProgress(ABC):
         return self._asked or Cancelled("interrupted", hint=self._hint)
 
     def lines(self, now_s: float, _at_least_s: float) -> list[str]:
-        """Say how far it is."""
+        """Return how far it is."""
         done, total, passed_s = self._done, self._total, now_s - self._began_s
         rate = done / passed_s if passed_s >= _WORTH_A_RATE_S and done else None
         left_s = max(0, total - done) / rate if rate and total is not None else None
@@ -75,11 +75,11 @@ class CommandProgress(ABC):
 
     @abstractmethod
     def _amount(self, done: int, total: int | None) -> str:
-        """Say how much of how much there is."""
+        """Return how much of how much there is."""
 
     @abstractmethod
     def _rate(self, each_s: float) -> str:
-        """Say how quickly it goes."""
+        """Return how quickly it goes."""
 
 
 class Amount(CommandProgress):
@@ -134,7 +134,7 @@ def watched(call: CommandContext, work: CancellableWork, hint: str = _BEGINS_ANE
 
 
 def _screen(call: CommandContext) -> tuple[Screen, Callable[[str], None]]:
-    """Give where to show how far it is, and how to say something from a signal's own code."""
+    """Return where to show how far it is, and how to say something from a signal's own code."""
     if not call.out.is_terminal or call.out.is_quiet:
         return SilentScreen(), say_aside
     from stoker.cli.screens import LiveScreen

@@ -35,7 +35,7 @@ def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_tol
 
 
 def models_cache(call: CommandContext) -> str:
-    """Say where models are cached; nothing, and a note, if the environment says what can't be."""
+    """Return where models are cached; nothing, and a note, if the environment says what can't be."""
     try:
         return call.parts.hub_settings("").cache
     except BadInput as error:

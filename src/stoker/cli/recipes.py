@@ -43,7 +43,7 @@ def perform_recipes(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def entry_as_json(entry: RecipeEntry) -> dict[str, Any]:
-    """Give a recipe as plain data."""
+    """Return a recipe as plain data."""
     return fields_of(entry)
 
 

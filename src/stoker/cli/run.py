@@ -26,7 +26,7 @@ MOST_TRIALS = 100_000
 
 
 def running(unnamed: str) -> tuple[Option, ...]:
-    """Give what may be said of how work is to run; `unnamed` is what its job is called unless told."""
+    """Return what may be said of how work is to run; `unnamed` is what its job is called unless told."""
     return (
         Option("--dry-run", help="show what would run, why, and what it may cost; run nothing"),
         Option(
@@ -151,7 +151,7 @@ def carry_out(
 
 
 def words_of(given: list[str]) -> list[str]:
-    """Give the words of an option that takes several with commas, or by being given again."""
+    """Return the words of an option that takes several with commas, or by being given again."""
     return [word for words in given for word in words.split(",") if word]
 
 

@@ -19,7 +19,7 @@ from stoker.jobs.trials import is_sweep
 
 
 def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> str:
-    """Say what there is, how it is bounded, whose Python runs, and how many trials go at once."""
+    """Return what there is, how it is bounded, whose Python runs, and how many trials go at once."""
     needs = order.plan.node(order.plan.final).needs
     told = [
         *_devices(parts.devices, needs),
@@ -36,7 +36,7 @@ def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> st
 
 
 def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: int) -> int:
-    """Say how many programs with these needs run side by side here, if nobody else uses the devices."""
+    """Return how many programs with these needs run side by side here, if nobody else uses the devices."""
     room = [most, capacity.cpu // needs.cpu if needs.cpu else most]
     if needs.gpu:
         room.append(sum(_places_on(device, needs) for device in devices) // needs.gpu)

@@ -53,14 +53,14 @@ def show_outcome(call: CommandContext, order: CompiledJob, job: JobResult) -> No
 
 
 def failure_lines(job: JobResult, name: str) -> list[str]:
-    """Say of each stage that failed how to see what it printed."""
+    """Return of each stage that failed how to see what it printed."""
     if job.result is None:
         return []
     return [f"log:  stoker logs {name}/{node}" for node, _ in job.result.failures()]
 
 
 def counts_text(result: RunResult) -> str:
-    """Say in one line how much was known and how much ran."""
+    """Return in one line how much was known and how much ran."""
     took = span(result.elapsed_s)
     by_ending = {ending: result.count(ending) for ending in NodeEnding}
     count = sum(by_ending.values())
@@ -185,7 +185,7 @@ def _show_company(call: CommandContext, order: CompiledJob, job: JobResult, comp
 
 
 def where_text(best: str, bases: Collection[str]) -> str:
-    """Say where the best result lies; of an adapter over one of some bases how it is loaded."""
+    """Return where the best result lies; of an adapter over one of some bases how it is loaded."""
     from stoker.cookbooks.language.bundled import BASES
 
     # A bundled base lies in no folder that somebody could load as `base`.

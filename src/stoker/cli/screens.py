@@ -174,7 +174,7 @@ _STDIN, _STDOUT = 0, 1
 
 
 def is_at_terminal() -> bool:
-    """Say whether somebody types and reads here."""
+    """Return whether somebody types and reads here."""
     if sys.platform == "win32":
         return False
     try:
@@ -184,7 +184,7 @@ def is_at_terminal() -> bool:
 
 
 def terminal_size() -> tuple[int, int]:
-    """Give rows and columns; of a terminal that does not know, the usual ones."""
+    """Return rows and columns; of a terminal that does not know, the usual ones."""
     try:
         columns, rows = os.get_terminal_size(_STDOUT)
     except OSError:

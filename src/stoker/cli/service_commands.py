@@ -59,12 +59,12 @@ def uninstall_work(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def worker_service(call: CommandContext) -> SupervisedService:
-    """Give the service of a machine that has joined, or is about to: it knows by itself for whom to work."""
+    """Return the service of a machine that has joined, or is about to: it knows by itself for whom to work."""
     return call.parts.service(ServiceKind.WORK, ())
 
 
 def worker_beside(call: CommandContext, serve: str) -> SupervisedService:
-    """Give the service of the worker beside a coordinator, with the options it has where one stands already."""
+    """Return the service of the worker beside a coordinator, with the options it has where one stands already."""
     words = call.parts.installer().words_of(worker_service(call).label)
     grace = words[words.index(_GRACE) + 1 :][:1] if _GRACE in words else ()
     return call.parts.service(
@@ -83,7 +83,7 @@ def install_worker(call: CommandContext, *, yes: bool) -> bool:
 
 
 def work_words(given: dict[str, Any]) -> tuple[str, ...]:
-    """Give the words after `work` for a service."""
+    """Return the words after `work` for a service."""
     words: list[str] = []
     for name in _PLAIN:
         if given.get(name):
@@ -137,7 +137,7 @@ def uninstall_serve(call: CommandContext) -> int:
 
 
 def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
-    """Give the words after `serve` for a service: whole paths, since it runs in another folder."""
+    """Return the words after `serve` for a service: whole paths, since it runs in another folder."""
     words = {"listen": f"{_EVERYWHERE}:{DEFAULT_PORT}"}
     words |= {name: given[name] for name in _SERVE_SERVICE_PLAIN if given[name]}
     if given["db"]:
@@ -185,7 +185,7 @@ def _tell(call: CommandContext, kind: str) -> None:
 
 
 def _own_name(call: CommandContext, found: CoordinatorEndpoint) -> str:
-    """Give the name under which the worker beside it has joined, once it has; empty where it needs none."""
+    """Return the name under which the worker beside it has joined, once it has; empty where it needs none."""
     if not found.is_secure:
         return ""
     clock = call.parts.clock

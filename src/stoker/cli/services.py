@@ -79,6 +79,6 @@ def uninstall_services(call: CommandContext, labels: Sequence[str]) -> int:
 
 
 def boot_line(call: CommandContext) -> str:
-    """Say whether services survive a reboot, and what to type if they do not yet."""
+    """Return whether services survive a reboot, and what to type if they do not yet."""
     trouble = call.parts.boot_trouble()
     return "survives reboot" if not trouble else f"starts when you log in; to start with the machine: {trouble}"

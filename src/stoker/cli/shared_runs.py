@@ -27,7 +27,7 @@ def companies_here(call: CommandContext, order: CompiledJob, seen: PlanPreview) 
 
 
 def _most_free_bytes(call: CommandContext) -> int | None:
-    """Give what the emptiest device has for work that shares it."""
+    """Return what the emptiest device has for work that shares it."""
     rooms = [
         shared_bytes(device.total_bytes, device.memory_type, device.free_bytes)
         for device in call.parts.devices

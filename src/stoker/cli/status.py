@@ -80,7 +80,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _worker_alone(call: CommandContext, at: str | None) -> Membership | None:
-    """Give the fleet for which this machine works and of which nobody here may ask anything."""
+    """Return the fleet for which this machine works and of which nobody here may ask anything."""
     state = call.parts.settings.state
     if find(call, at) is not None or coordinator_gone(state) is not None:
         return None

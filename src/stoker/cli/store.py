@@ -159,7 +159,7 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _rows(damaged: list[StoreItemCheck]) -> list[list[str]]:
-    """Give a row for each, by the digest and the names that `store refs` shows, where it has them."""
+    """Return a row for each, by the digest and the names that `store refs` shows, where it has them."""
     rows = []
     for one in damaged:
         shown = (one.digest or one.key) if one.names else one.key

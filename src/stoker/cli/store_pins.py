@@ -83,7 +83,7 @@ def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> in
 
 
 def _chosen(call: CommandContext, target: str) -> tuple[str, list[Digest]]:
-    """Give what a pin is to be called, and the keys that it keeps."""
+    """Return what a pin is to be called, and the keys that it keeps."""
     name, stage = split_target(target)
     found = job_or_kept(call, name)
     if not isinstance(found, JobFolder):

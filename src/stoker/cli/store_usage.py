@@ -78,7 +78,7 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
 
 
 def _unwanted_last(store: LocalStore) -> Iterator[Record]:
-    """Give every record; last those that nothing keeps, so that no bytes are counted for them that stay."""
+    """Return every record; last those that nothing keeps, so that no bytes are counted for them that stay."""
     named = {ref.key for ref in list_refs(store.places)}
     unwanted = []
     for record, _ in all_records(store):

@@ -341,7 +341,7 @@ _PROGRAM = "stoker.app.notify_main"
 
 
 def is_address(target: str) -> bool:
-    """Say whether somebody elsewhere is to be told; else it is a command."""
+    """Return whether somebody elsewhere is to be told; else it is a command."""
     return "://" in target.split(maxsplit=1)[0] if target.split() else False
 
 
@@ -409,7 +409,7 @@ _MOST_NAMES = 100
 
 
 def notice_variables(views: Iterable[JobView], *, url: str) -> dict[str, str]:
-    """Give the variables: STATE is the worst that happened, then how many there were of each, and their names."""
+    """Return the variables: STATE is the worst that happened, then how many there were of each, and their names."""
     jobs = list(views)
     counts = Counter(view.state for view in jobs)
     state = next((one for one in _WORST_FIRST if counts[one]), JobState.COMPLETED)

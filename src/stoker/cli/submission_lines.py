@@ -35,7 +35,7 @@ _SIGNS = {
 def change_lines(
     jobs: Sequence[JobSpec], answer: SubmissionResponse, *, source: str, columns: int, most: int = MOST_LISTED
 ) -> list[str]:
-    """Give the difference between what is submitted and what the coordinator has."""
+    """Return the difference between what is submitted and what the coordinator has."""
     rows = []
     listed: dict[SubmissionOutcome, int] = {}
     for order, job in zip(jobs, answer.jobs, strict=True):
@@ -57,7 +57,7 @@ def change_lines(
 
 
 def order_lines(jobs: Sequence[JobSpec], *, columns: int) -> list[str]:
-    """Give what would be submitted."""
+    """Return what would be submitted."""
     rows = [[_called(order), _what(order), needs_text(order)] for order in jobs[:MOST_LISTED]]
     lines = table(rows, header=("job", "what", "needs"), columns=columns)
     if len(jobs) > MOST_LISTED:
@@ -73,7 +73,7 @@ def done_text(answer: SubmissionResponse, now_s: float) -> str:
 
 
 def counts_text(answer: SubmissionResponse) -> str:
-    """Give how many jobs there are of each outcome."""
+    """Return how many jobs there are of each outcome."""
     total = len(answer.jobs)
     counts = {outcome: sum(job.told_as is outcome for job in answer.jobs) for outcome in SubmissionOutcome}
     listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
@@ -81,7 +81,7 @@ def counts_text(answer: SubmissionResponse) -> str:
 
 
 def told(order: JobSpec, outcome: JobSubmissionResult, *, dry_run: bool) -> dict[str, Any]:
-    """Give what became of one job as plain data."""
+    """Return what became of one job as plain data."""
     return {
         "id": outcome.id,
         "name": outcome.name,
@@ -104,7 +104,7 @@ def told(order: JobSpec, outcome: JobSubmissionResult, *, dry_run: bool) -> dict
 
 
 def needs_text(order: JobSpec) -> str:
-    """Say what a job asks of its machine."""
+    """Return what a job asks of its machine."""
     wants = order.requirements
     parts = []
     if wants.wish is not DevicePreference.NEVER:
@@ -228,7 +228,7 @@ def add_data(call: CommandContext, summary: SubmitSummary, orders: PreparedSubmi
 
 
 def data_text(view: TreeView, machines: Sequence[str]) -> str:
-    """Say where data is, and which machines take it from there, each once."""
+    """Return where data is, and which machines take it from there, each once."""
     having = [name for name in machines if name in view.held_by]
     lacking = [name for name in machines if name not in view.held_by]
     parts = [] if view.is_here else ["to send"]
@@ -243,13 +243,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def code_text(packed: PackedProject) -> str:
-    """Say what a project's code is."""
+    """Return what a project's code is."""
     count = "1 file" if packed.files == 1 else f"{packed.files:,} files"
     return f"code {count}" + (f" ({packed.uncommitted:,} uncommitted, included)" if packed.uncommitted else "")
 
 
 def _to_send(packed: PackedProject, client: FleetClient) -> str:
-    """Say how much of it the coordinator does not have."""
+    """Return how much of it the coordinator does not have."""
     from stoker.protocol.tree_messages import MOST_DIGESTS
     from stoker.store.archives.archive_members import files_of
 

@@ -220,7 +220,7 @@ def _orders(call: CommandContext, given: dict[str, Any], client: FleetClient | N
 
 
 def _desk(call: CommandContext) -> JobCompiler:
-    """Give what takes orders, and shows how far it is with large data."""
+    """Return what takes orders, and shows how far it is with large data."""
     from stoker.cli.progress import under_way
 
     @contextmanager

@@ -67,7 +67,7 @@ def look_at_environments(
 
 
 def machines_there(client: FleetClient) -> dict[str, MachineInventory]:
-    """Give the machines that may be counted on, and what each has; none where that may not be asked."""
+    """Return the machines that may be counted on, and what each has; none where that may not be asked."""
     from stoker.protocol.lease_messages import MachineInventory
 
     try:

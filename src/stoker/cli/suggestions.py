@@ -70,13 +70,13 @@ _NOTHING_BEHIND = {
 
 
 def instead_of(word: str) -> str:
-    """Give a hint for a word that is no command; or an empty text."""
+    """Return a hint for a word that is no command; or an empty text."""
     said = _COMMANDS.get(word, "")
     return f"did you mean `stoker {said}`?" if said else ""
 
 
 def instead(noun: str, words: list[str]) -> str:
-    """Give a hint for words behind a noun that are no verb of it, with their own name in it; or an empty text."""
+    """Return a hint for words behind a noun that are no verb of it, with their own name in it; or an empty text."""
     if noun in _NOTHING_BEHIND:
         return f"did you mean `{_NOTHING_BEHIND[noun].replace('NAME', words[0])}`?"
     said = _INSTEAD.get(noun, {}).get(words[0], "")

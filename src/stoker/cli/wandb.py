@@ -19,7 +19,7 @@ _SCRIPT = os.path.join(os.path.dirname(stoker.__file__), "trainer", "stoker_wand
 
 
 def tracking_of(call: CommandContext, order: CompiledJob, project: str) -> TrialTracker:
-    """Give what passes an order's metrics on to a project at wandb."""
+    """Return what passes an order's metrics on to a project at wandb."""
     settings, spec = call.parts.settings, order.spec
     wanted = str(order.trials[0].args.get("python", "")) if order.program is not None and order.trials else ""
     python = find_python(wanted, folder=settings.folder, environment=settings.environment, own_prefix=sys.prefix)

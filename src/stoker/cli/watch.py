@@ -108,7 +108,7 @@ class JobWatcher:
             self._screen.close()
 
     def conclude(self) -> int:
-        """Say how it all ended."""
+        """Return how it all ended."""
         total = sum(self._counts.values())
         listed = ", ".join(f"{count:,} {state}" for state, count in self._counts.items())
         is_good = set(self._counts) <= {JobState.COMPLETED}
@@ -124,7 +124,7 @@ class JobWatcher:
         return 1
 
     def running(self, _now_s: float, _at_least_s: float) -> list[str]:
-        """Give a line for each job that runs, and one for those that wait."""
+        """Return a line for each job that runs, and one for those that wait."""
         with self._lock:
             views = [view for view in self._views.values() if view.id in self._left]
             waiting = len(self._left) - sum(view.state == JobState.RUNNING for view in views)
@@ -176,7 +176,7 @@ class JobWatcher:
         self._left = {**{job: name for job, name in self._left.items() if name not in looked}, **seen}
 
     def _are_all_stuck(self, waited_s: float) -> bool:
-        """Say whether nothing that is left could run on the machines known now, unless somebody does something.
+        """Return whether nothing that is left could run on the machines known now, unless somebody does something.
 
         The points of a sweep ask for the same, so one of them speaks for all.
         """
@@ -236,13 +236,13 @@ class JobWatcher:
 
 
 def _base(name: str) -> str:
-    """Give what the points of a sweep are called together."""
+    """Return what the points of a sweep are called together."""
     base, _, number = name.rpartition("/")
     return base if number.isdigit() else name
 
 
 def ended_text(view: JobView, state: JobState) -> str:
-    """Say how a job ended."""
+    """Return how a job ended."""
     took = span(view.ended_s - view.started_s) if view.ended_s is not None and view.started_s is not None else ""
     if state is JobState.COMPLETED:
         said = [took, metrics_text(view.metrics), f"on {view.machine}" if view.machine else ""]

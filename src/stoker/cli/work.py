@@ -182,7 +182,7 @@ def _lines_of(call: CommandContext, path: str) -> list[str]:
 
 
 def _find(call: CommandContext, join: str, name: str) -> CoordinatorEndpoint:
-    """Say for whom to work, and as whom: a machine that joined works under its certificate's name alone."""
+    """Return for whom to work, and as whom: a machine that joined works under its certificate's name alone."""
     settings = call.parts.settings
 
     def find() -> CoordinatorEndpoint:
@@ -229,7 +229,7 @@ def _wait_for_one(call: CommandContext, find: Callable[[], CoordinatorEndpoint])
 
 
 def _has_ended(call: CommandContext, found: CoordinatorEndpoint) -> bool:
-    """Whether this machine's certificate no longer holds: a coordinator could only cut the connection."""
+    """Return whether this machine's certificate no longer holds: a coordinator could only cut the connection."""
     if found.identity is None or not found.identity.certificate_file:
         return False
     from stoker.worker.renewal import read_term

@@ -46,5 +46,5 @@ class AdaptersFile:
 
 
 def is_label(text: str) -> bool:
-    """Say whether an adapter may be called so: it becomes a folder's name."""
+    """Return whether an adapter may be called so: it becomes a folder's name."""
     return text == text.strip() and text not in _TAKEN and is_job_name(text.replace(" ", "_"))

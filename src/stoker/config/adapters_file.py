@@ -126,7 +126,7 @@ def adapters_of(make: Making[T], reading: FileDiagnostics, tree: LocatedValue | 
 
 
 def argument_of(word: str, value: object) -> str:
-    """Give the recipe's argument that a key of the file means."""
+    """Return the recipe's argument that a key of the file means."""
     if word == "schedule" and value in _SCHEDULES:
         return TURNS
     return OLDER_WORDS.get(word, word)
@@ -202,7 +202,7 @@ def _entry(read: ParsedAdapter, index: int, labels: _Labels, around: AdaptersCon
 
 
 def _with_alpha(values: Mapping[str, Any], around: AdaptersContext) -> dict[str, Any]:
-    """Give values with the alpha that a rank brings with it: twice as much, as the file has always meant it."""
+    """Return values with the alpha that a rank brings with it: twice as much, as the file has always meant it."""
     rank = values.get("rank")
     knows_alpha = around.schema is None or "alpha" in around.schema.leaves
     if type(rank) is not int or "alpha" in values or not knows_alpha:
@@ -267,7 +267,7 @@ def _refuse_nested(folders: Mapping[str, ParsedAdapter], reading: FileDiagnostic
 
 
 def _above(folder: str) -> Iterator[str]:
-    """Give every folder that a folder lies in."""
+    """Return every folder that a folder lies in."""
     while (folder := os.path.dirname(folder)) != os.path.dirname(folder):
         yield folder
 
@@ -330,7 +330,7 @@ class _Words:
         return ParsedAdapter(given=ParsedMap(node, key, values), entry=None, words=words)
 
     def _in_record(self, word: str, item: LocatedValue) -> Iterator[tuple[str, LocatedValue]]:
-        """Give the leaves of a map that is a record of the recipe's; any other value as it is."""
+        """Return the leaves of a map that is a record of the recipe's; any other value as it is."""
         is_record = self._leaves is not None and any(path.startswith(f"{word}.") for path in self._leaves)
         if not is_record or type(item.value) is not dict:
             yield word, item

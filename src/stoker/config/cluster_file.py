@@ -74,12 +74,12 @@ def _is_user(text: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Say whether a text can be a machine's address: a name, or an IP address, in brackets or not."""
+    """Return whether a text can be a machine's address: a name, or an IP address, in brackets or not."""
     return _HOST.fullmatch(text) is not None or _address(text) is not None
 
 
 def is_this_machine(host: str) -> bool:
-    """Say whether an address leads back to where it is asked from, however it is spelt."""
+    """Return whether an address leads back to where it is asked from, however it is spelt."""
     name = host.rstrip(".").lower()
     if name in _LOCAL_NAMES or name.endswith(".localhost"):
         return True
@@ -343,7 +343,7 @@ def write_cluster(cluster: Cluster) -> str:
 
 
 def node_as_json(node: Node) -> dict[str, Any]:
-    """Give a node as JSON does: every key of the file, defaults included."""
+    """Return a node as JSON does: every key of the file, defaults included."""
     return {**fields_of(node), "gpus": [fields_of(gpu) for gpu in node.gpus]}
 
 
@@ -363,7 +363,7 @@ def _node_lines(node: Node) -> Iterator[str]:
 
 
 def _given(noun: Node | Gpu) -> Iterator[tuple[str, Any]]:
-    """Give what differs from the defaults, and what has none."""
+    """Return what differs from the defaults, and what has none."""
     for key, value in fields_of(noun).items():
         if key in _ALWAYS or value != _LEFT_OUT[key]:
             yield key, value

@@ -157,7 +157,7 @@ class ComposedConfig:
         self._fingerprints: TrialFingerprints | None = None
 
     def at(self, point: SweepPoint) -> dict[str, Any]:
-        """Give the values of one trial. Raises `InvalidConfig` where only this point's combination is wrong."""
+        """Return the values of one trial. Raises `InvalidConfig` where only this point's combination is wrong."""
         if not self._swept_groups:
             return self._trials.at(point.choices)
         base, choices = self._split(point)
@@ -172,7 +172,7 @@ class ComposedConfig:
         return self._identities.identity(self.at(point))
 
     def trials(self, points: Iterator[SweepPoint]) -> Iterator[tuple[SweepPoint, dict[str, Any], Digest]]:
-        """Give points with their values and names, one at a time."""
+        """Return points with their values and names, one at a time."""
         for point in points:
             values = self.at(point)
             yield point, values, self._identities.identity(values)
@@ -186,7 +186,7 @@ class ComposedConfig:
         return full_fingerprint(self.at(point), self.notes)
 
     def explain(self, path: str, point: SweepPoint | None = None) -> dict[str, tuple[LayerValue, ...]]:
-        """Give what every layer said about a leaf, or about all leaves of a branch; nothing if nobody said anything.
+        """Return what every layer said about a leaf, or about all leaves of a branch; nothing if nobody said anything.
 
         With a point, its choices come last.
         """
@@ -203,7 +203,7 @@ class ComposedConfig:
         return told
 
     def rows(self) -> list[ConfigRow]:
-        """Give every leaf that there is with its value and the origin that won, in the order of the layers."""
+        """Return every leaf that there is with its value and the origin that won, in the order of the layers."""
         rows = []
         for path, stack in self.origins.items():
             if stack[-1].value is NOTHING:
@@ -215,7 +215,7 @@ class ComposedConfig:
         return rows
 
     def record(self) -> dict[str, Any]:
-        """Give everything that is known as plain data, for a file beside the results."""
+        """Return everything that is known as plain data, for a file beside the results."""
         return {
             "values": self.values,
             "notes": dict(self.notes),
@@ -239,7 +239,7 @@ class ComposedConfig:
         return self._fingerprints
 
     def _split(self, point: SweepPoint) -> tuple[ComposedConfig, list[tuple[str, AxisValue]]]:
-        """Give the configuration with a point's groups chosen, and the rest of its choices."""
+        """Return the configuration with a point's groups chosen, and the rest of its choices."""
         groups = tuple((path, choice.text) for path, choice in point.choices if path in self._swept_groups)
         rest = [(path, choice) for path, choice in point.choices if path not in self._swept_groups]
         if not groups:
@@ -421,7 +421,7 @@ class _Composition:
                 tree.refuse(origin, "there is no such key", self._words.suggestion(path, []), key=path)
 
     def _required(self, tree: LayeredTree) -> list[str]:
-        """Give the leaves that nobody set and that have no default; unknown while a file is only half read."""
+        """Return the leaves that nobody set and that have no default; unknown while a file is only half read."""
         if self._shelf.is_torn:
             return []
         return [

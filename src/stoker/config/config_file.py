@@ -51,7 +51,7 @@ def read_config(
 
 
 def options_in(folder: str) -> dict[str, str]:
-    """Give the configuration files of a folder by their name without suffix; the first suffix of ours wins."""
+    """Return the configuration files of a folder by their name without suffix; the first suffix of ours wins."""
     options: dict[str, str] = {}
     try:
         names = sorted(os.listdir(folder))
@@ -137,7 +137,7 @@ class ConfigFiles:
         return any(tree is None for _, tree in self._files.values())
 
     def take(self, name: str) -> tuple[SourceFile, LocatedValue | None]:
-        """Give a file by its name, which is relative to the folder of the composition."""
+        """Return a file by its name, which is relative to the folder of the composition."""
         taken = self._files.get(name)
         if taken is None:
             path = os.path.join(self._folder, name)
@@ -147,14 +147,14 @@ class ConfigFiles:
         return taken
 
     def take_named(self, name: str) -> tuple[SourceFile, LocatedValue | None] | StokerError:
-        """Give a file that another one names; an error that reading it met is for the caller to place."""
+        """Return a file that another one names; an error that reading it met is for the caller to place."""
         try:
             return self.take(name)
         except StokerError as error:
             return error
 
     def find(self, folder: str, name: str) -> str | None:
-        """Give the name of the file that is meant by a name with or without its suffix; nothing if there is none."""
+        """Return the name of the file that is meant by a name with or without its suffix; nothing if there is none."""
         for suffix in ("", *SUFFIXES) if name.endswith(SUFFIXES) else SUFFIXES:
             file = os.path.join(folder, name + suffix)
             if file in self._files or os.path.isfile(os.path.join(self._folder, file)):
@@ -162,7 +162,7 @@ class ConfigFiles:
         return None
 
     def options(self, name: str) -> dict[str, str]:
-        """Give the configuration files in a folder by their name without suffix."""
+        """Return the configuration files in a folder by their name without suffix."""
         options = self._options.get(name)
         if options is None:
             options = self._options[name] = options_in(os.path.join(self._folder, name))

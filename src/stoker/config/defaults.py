@@ -150,14 +150,14 @@ class ConfigGroups:
         self._leaves = leaves
 
     def is_group(self, name: str) -> bool:
-        """Say whether a name such as `model` or `db@backup` is that of a group."""
+        """Return whether a name such as `model` or `db@backup` is that of a group."""
         path = name.partition("@")[0]
         if "." in path or not any(self._shelf.options(os.path.join(os.path.dirname(one), path)) for one in self._files):
             return False
         return path not in self._leaves or any(path in self._named(one) for one in self._files)
 
     def chooses(self, override: Override) -> bool:
-        """Say whether an override is about a group."""
+        """Return whether an override is about a group."""
         if override.names_group:
             return True
         value = override.value
@@ -165,19 +165,19 @@ class ConfigGroups:
         return override.kind in _CHOOSING and not is_map and self.is_group(override.path)
 
     def _named(self, name: str) -> set[str]:
-        """Give the groups in a file's own defaults list."""
+        """Return the groups in a file's own defaults list."""
         source, tree = self._shelf.take(name)
         entries = read_defaults(source, tree or LocatedValue({}, 1, 1, 1, 1), [])
         return {entry.path.lstrip("/") for entry in entries if entry.is_group}
 
 
 def key_of(override: Override) -> str:
-    """Give the name of the group that an override is about."""
+    """Return the name of the group that an override is about."""
     return override.path if override.package is None else f"{override.path}@{override.package}"
 
 
 def choice_of(override: Override, option: str | None) -> GroupChoice:
-    """Give an override as the choice of an option; of a swept group, of the one that is named."""
+    """Return an override as the choice of an option; of a swept group, of the one that is named."""
     options: tuple[str, ...] | None = None
     if option is not None:
         options = (option,)
@@ -189,7 +189,7 @@ def choice_of(override: Override, option: str | None) -> GroupChoice:
 
 
 def options_in(choice: AxisValue) -> tuple[str, ...]:
-    """Give the options that a choice names: none for null, several for a list."""
+    """Return the options that a choice names: none for null, several for a list."""
     if choice.value is None:
         return ()
     return tuple(map(str, choice.value)) if type(choice.value) is list else (choice.text,)
@@ -227,7 +227,7 @@ class Expansion:
         self._count = 0
 
     def expand(self, name: str) -> list[FileLayer]:
-        """Give a file and all that it is built on, the first to count first. A missing file is an error at once."""
+        """Return a file and all that it is built on, the first to count first. A missing file is an error at once."""
         self._root = os.path.dirname(name)
         source, tree = self._shelf.take(name)
         if tree is None:
@@ -301,7 +301,7 @@ class Expansion:
         return () if choice.kind is OverrideKind.DELETE else choice.options or (), choice.origin
 
     def _additions(self) -> list[DefaultsEntry]:
-        """Give entries for the groups that the command line adds, as far as this file's folder has them."""
+        """Return entries for the groups that the command line adds, as far as this file's folder has them."""
         entries = []
         for key, choice in self._choices.items():
             group, _, package = key.partition("@")
@@ -359,13 +359,13 @@ class Expansion:
         return self._count < MOST_FILES
 
     def _key(self, entry: DefaultsEntry, place: _Place) -> str:
-        """Give the name of an entry's group: with its package, unless that is the group's own path."""
+        """Return the name of an entry's group: with its package, unless that is the group's own path."""
         group = _below(place.folder, entry.path)
         package = self._package(entry.package or _dotted(entry.path), place, entry.origin)
         return group if package == _dotted(group) else f"{group}@{package or GLOBAL}"
 
     def _package(self, wanted: str, place: _Place, origin: ValueOrigin) -> str:
-        """Give the dotted path that a package stands for, seen from the file that names it."""
+        """Return the dotted path that a package stands for, seen from the file that names it."""
         if wanted in (GLOBAL, HERE):
             return "" if wanted == GLOBAL else place.package
         inner = wanted.removeprefix(f"{GLOBAL}.")
@@ -394,7 +394,7 @@ def _joined(outer: str, inner: str) -> str:
 
 
 def _header(source: SourceFile) -> str | None:
-    """Give the package that a file's first comments name, as Hydra's files do."""
+    """Return the package that a file's first comments name, as Hydra's files do."""
     if "@package" not in source.text:
         return None
     for line in source.lines:

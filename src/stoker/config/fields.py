@@ -94,7 +94,7 @@ class FieldType(Protocol):
         """What is right, in words: `a whole number from 1`."""
 
     def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
-        """Give the value that is meant, or `WRONG` after noting why not."""
+        """Return the value that is meant, or `WRONG` after noting why not."""
 
 
 @frozen_by_position
@@ -123,12 +123,12 @@ class ParsedMap:
         return self.values.get(name, default)
 
     def at(self, name: str) -> LocatedValue:
-        """Give the place of a value; that of the map if it has none."""
+        """Return the place of a value; that of the map if it has none."""
         found: LocatedValue | None = self.node.value.get(name)
         return self.node if found is None else found
 
     def says(self, name: str) -> bool:
-        """Say whether the map has this key, rightly or wrongly."""
+        """Return whether the map has this key, rightly or wrongly."""
         return name in self.node.value
 
 
@@ -192,13 +192,13 @@ class MapSchema:
 
 
 def below(key: str, name: str) -> str:
-    """Give the path of a key that somebody else chose, below another."""
+    """Return the path of a key that somebody else chose, below another."""
     step = name if name.isprintable() and len(name) <= _LONGEST_SHOWN else shown(name)
     return f"{key}.{step}" if key else step
 
 
 def shown(value: object) -> str:
-    """Give a value as a message shows it: short, in one line, as the file would spell it."""
+    """Return a value as a message shows it: short, in one line, as the file would spell it."""
     if type(value) is dict or type(value) is list:
         return f"{'an empty' if not value else 'a'} {'map' if type(value) is dict else 'list'}"
     if value is None or type(value) is bool:
@@ -482,7 +482,7 @@ class ByPlatform:
 
 
 def is_version(text: str) -> bool:
-    """Say whether a text asks for a version of Python, `3.11` or `>=3.10,<3.13`, and not for a file."""
+    """Return whether a text asks for a version of Python, `3.11` or `>=3.10,<3.13`, and not for a file."""
     return all(_VERSION.fullmatch(part.strip()) for part in text.split(","))
 
 

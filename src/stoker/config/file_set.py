@@ -45,7 +45,7 @@ Words = Mapping[str, Axis | AxisValue | None]
 
 
 def combined(sweep: Sweep | None, words: Words) -> tuple[Sweep | None, list[Fault]]:
-    """Give the sweep of a file and a command line together, or nothing if no path is swept, and every fault."""
+    """Return the sweep of a file and a command line together, or nothing if no path is swept, and every fault."""
     faults: list[Fault] = []
     made = _with_all(sweep if sweep is not None else SweepProduct(()), words, faults)
     if made is None or not paths_of(made):
@@ -143,7 +143,7 @@ def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tupl
 
 
 def words_of(overrides: Iterable[Override]) -> dict[str, Axis | AxisValue | None]:
-    """Give the last word of a command line on each path that it sets or deletes."""
+    """Return the last word of a command line on each path that it sets or deletes."""
     words: dict[str, Axis | AxisValue | None] = {}
     for override in overrides:
         if override.kind not in (OverrideKind.APPEND, OverrideKind.REMOVE):
@@ -180,7 +180,7 @@ class ConfigGatherer:
             (self._choosing if self.groups.chooses(override) else self.setting).append(override)
 
     def layers(self) -> list[FileLayer]:
-        """Give the files in the order in which they count, and find the sweep. Faults go to the shelf's."""
+        """Return the files in the order in which they count, and find the sweep. Faults go to the shelf's."""
         choices = self._choices()
         layers = self._expand(choices)
         sweep, faults = self._sweep_of(layers)
@@ -198,11 +198,11 @@ class ConfigGatherer:
         return layers
 
     def chosen(self) -> dict[str, tuple[str, ...]]:
-        """Give the options that were chosen, by group."""
+        """Return the options that were chosen, by group."""
         return dict(self._chosen)
 
     def swept_groups(self, sweep: Sweep | None) -> dict[str, Axis]:
-        """Give the axes of a sweep that vary groups."""
+        """Return the axes of a sweep that vary groups."""
         return {axis.path: axis for axis in axes_in(sweep) if self.groups.is_group(axis.path)}
 
     def _expand(self, choices: Mapping[str, GroupChoice]) -> list[FileLayer]:
@@ -235,7 +235,7 @@ class ConfigGatherer:
         return choices
 
     def _sweep_of(self, layers: Sequence[FileLayer]) -> tuple[Sweep | None, list[Fault]]:
-        """Give the sweep of the files and the overrides together; of several files the last that has one counts."""
+        """Return the sweep of the files and the overrides together; of several files the last that has one counts."""
         of_file: Sweep | None = None
         faults: list[Fault] = []
         nodes = [
@@ -267,5 +267,5 @@ class ConfigGatherer:
 
 
 def axes_in(sweep: Sweep | None) -> Iterator[Axis]:
-    """Give the axes of a sweep, if there is one."""
+    """Return the axes of a sweep, if there is one."""
     return axes_of(sweep) if sweep is not None else iter(())

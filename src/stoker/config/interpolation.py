@@ -166,7 +166,7 @@ class Resolution:
         self._values = 0
 
     def resolve_all(self) -> dict[str, Any]:
-        """Give every leaf with a reference in it by its path, resolved; those that failed are not among them."""
+        """Return every leaf with a reference in it by its path, resolved; those that failed are not among them."""
         for path in self._referring:
             try:
                 self._leaf(path)
@@ -256,7 +256,7 @@ class Resolution:
         return value
 
     def _branch(self, path: str, value: Any) -> Any:
-        """Give a whole map or list, what refers in it resolved."""
+        """Return a whole map or list, what refers in it resolved."""
         inside = [other for other in self._referring if other.startswith(f"{path}.")]
         for other in inside:
             value = with_value(value, other[len(path) + 1 :].split("."), self._leaf(other))

@@ -72,15 +72,15 @@ class LayeredTree:
         return other
 
     def at(self, path: str) -> Any:
-        """Give what a path leads to, or `ABSENT`."""
+        """Return what a path leads to, or `ABSENT`."""
         return found(self.root, path.split("."))
 
     def owner_of(self, path: str) -> str:
-        """Give the leaf that a path leads into: a declared one or a list on the way, else the path itself."""
+        """Return the leaf that a path leads into: a declared one or a list on the way, else the path itself."""
         return owner_of(path, self.root, self.words.leaves)
 
     def paths(self) -> list[str]:
-        """Give the leaves that there are, in the order in which they came."""
+        """Return the leaves that there are, in the order in which they came."""
         return [path for path, stack in self.stacks.items() if stack[-1].value is not NOTHING]
 
     def put(self, path: str, value: Any, origin: ValueOrigin) -> None:
@@ -252,7 +252,7 @@ def _put(layering: LayeredTree, path: str, text: str, origin: ValueOrigin) -> No
 
 
 def _path_of(layering: LayeredTree, steps: list[str]) -> str | None:
-    """Give the path that a name stands for, the spelling of each step being the one that is known."""
+    """Return the path that a name stands for, the spelling of each step being the one that is known."""
     if not all(steps):
         return None
     words = layering.words

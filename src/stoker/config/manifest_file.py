@@ -172,7 +172,7 @@ class JobEntry:
         return DevicePreference.NEVER
 
     def wanted(self) -> SchedulableJob:
-        """Give it as placement sees it."""
+        """Return it as placement sees it."""
         return SchedulableJob(
             name=self.name,
             model=self.of,
@@ -218,12 +218,12 @@ class Manifest:
     hosts: tuple[HostEntry, ...] = ()
 
     def find(self, name: str) -> JobEntry | None:
-        """Give the job of that name, if there is one."""
+        """Return the job of that name, if there is one."""
         return next((job for job in self.jobs if job.name == name), None)
 
 
 def overlaid(cluster: Cluster, hosts: Iterable[HostEntry]) -> Cluster:
-    """Give the cluster with what a manifest says about its nodes in place of what the cluster file said.
+    """Return the cluster with what a manifest says about its nodes in place of what the cluster file said.
 
     A host that is no node of it is passed over: an enrolled machine needs no entry.
     """

@@ -106,7 +106,7 @@ def _check_known(job: ParsedMap, reading: FileDiagnostics, known: KnownNames) ->
 
 
 def _is_known(value: str, names: Collection[str]) -> bool:
-    """Say whether a name is one of these, or the last word of exactly one."""
+    """Return whether a name is one of these, or the last word of exactly one."""
     return value in names or sum(name.rpartition("/")[2] == value for name in names) == 1
 
 

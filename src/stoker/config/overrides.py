@@ -116,7 +116,7 @@ def read_overrides(words: Iterable[str]) -> tuple[list[Override], list[Fault]]:
 
 
 def is_key(text: str) -> bool:
-    """Say whether this may stand before the `=`: a dotted path, or a group."""
+    """Return whether this may stand before the `=`: a dotted path, or a group."""
     return _PATH.fullmatch(text) is not None or _GROUP.fullmatch(text) is not None
 
 
@@ -301,7 +301,7 @@ class OverrideApplier:
             self._set(override.kind, override.path, override.value, override, origin)
 
     def may_set(self, override: Override, path: str, origin: ValueOrigin) -> bool:
-        """Say whether an override may set a leaf as its kind wants to; a fault says why not."""
+        """Return whether an override may set a leaf as its kind wants to; a fault says why not."""
         kind, tree = override.kind, self._tree
         if path in self._words.branches:
             tree.refuse_group(origin, path)
@@ -325,7 +325,7 @@ class OverrideApplier:
         return True
 
     def is_note(self, path: str) -> bool:
-        """Say whether a leaf lies beyond a closed schema."""
+        """Return whether a leaf lies beyond a closed schema."""
         return not self._words.is_open and self._tree.owner_of(path) not in self._words.leaves
 
     def _set(self, kind: OverrideKind, path: str, choice: AxisValue, override: Override, origin: ValueOrigin) -> None:
@@ -346,7 +346,7 @@ class OverrideApplier:
             self._tree.put_choice(path, choice, origin)
 
     def _spreads(self, path: str, existing: Any) -> bool:
-        """Say whether a map given for a path is a branch of leaves and not the value of one leaf."""
+        """Return whether a map given for a path is a branch of leaves and not the value of one leaf."""
         if self._tree.owner_of(path) != path or path in self._words.leaves:
             return False
         return existing is ABSENT or type(existing) is dict
@@ -437,7 +437,7 @@ def _removed(existing: Sequence[Any], items: Sequence[Any]) -> list[Any]:
 
 
 def _at_key(override: Override) -> ValueOrigin:
-    """Give the place of an override's key, behind its sign."""
+    """Return the place of an override's key, behind its sign."""
     return override.origin._replace(column=override.text.find(override.path) + 1)
 
 

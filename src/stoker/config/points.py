@@ -81,7 +81,7 @@ class Trials:
         self._targets: dict[str, _Target] = {}
 
     def at(self, choices: Choices) -> dict[str, Any]:
-        """Give the values of one point. Raises `InvalidConfig` if they can't be."""
+        """Return the values of one point. Raises `InvalidConfig` if they can't be."""
         base = self._base
         if base.required:
             self._refuse_missing(choices)
@@ -96,7 +96,7 @@ class Trials:
         return root
 
     def depend_on(self, path: str, choices: Iterable[AxisValue]) -> bool:
-        """Say whether a choice may be wrong only beside others: because of references, or as an item of a leaf."""
+        """Return whether a choice may be wrong only beside others: because of references, or as an item of a leaf."""
         is_inside = bool(self._target(path).inner)
         return bool(self._base.referring) or is_inside or any(choice.refers for choice in choices)
 
@@ -111,7 +111,7 @@ class Trials:
             raise faulty(faults, "in one point of the sweep")
 
     def _meaning(self, root: dict[str, Any], target: _Target, choice: AxisValue) -> Any:
-        """Give what a choice makes of its leaf."""
+        """Return what a choice makes of its leaf."""
         if target.inner:
             return self._meaning_inside(root, target, choice)
         met = target.known.get(choice.text)
@@ -188,7 +188,7 @@ class Trials:
 
 
 def finished(root: dict[str, Any], resolved: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    """Give a tree with what references made of it, and without the notes."""
+    """Return a tree with what references made of it, and without the notes."""
     for path, value in resolved.items():
         root = with_value(root, path.split("."), value)
     for path in notes:
@@ -197,7 +197,7 @@ def finished(root: dict[str, Any], resolved: Mapping[str, Any], notes: Sequence[
 
 
 def faulty(faults: Sequence[Fault], where: str) -> InvalidConfig:
-    """Give the one error for some faults."""
+    """Return the one error for some faults."""
     message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults {where}"
     return InvalidConfig(message, faults=tuple(faults))
 

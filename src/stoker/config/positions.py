@@ -65,7 +65,7 @@ _BEFORE = 60
 
 
 def caret_lines(line: str, column: int, width: int = 1) -> str:
-    """Give the line and, under `width` characters from `column` (counted from 1), carets."""
+    """Return the line and, under `width` characters from `column` (counted from 1), carets."""
     start = min(max(column, 1), len(line) + 1) - 1
     end = min(start + max(width, 1), max(len(line), start + 1))
     first = max(0, start - _BEFORE) if len(line) > _WIDEST else 0
@@ -133,7 +133,7 @@ class LocatedValue(NamedTuple):
         return type(self.value) is dict
 
     def plain(self) -> Any:
-        """Give the value without places."""
+        """Return the value without places."""
         value = self.value
         if type(value) is dict:
             return {key: item.plain() for key, item in value.items()}
@@ -142,7 +142,7 @@ class LocatedValue(NamedTuple):
         return value
 
     def under(self, key_line: int, key_column: int) -> LocatedValue:
-        """Give the same value under another key."""
+        """Return the same value under another key."""
         return LocatedValue(self.value, self.line, self.column, key_line, key_column)
 
 
@@ -175,12 +175,12 @@ class SourceFile:
     most_values: int = MOST_VALUES
 
     def at(self, line: int, column: int) -> ValueOrigin:
-        """Give the place of a line and a column, both from 1."""
+        """Return the place of a line and a column, both from 1."""
         shown = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
         return ValueOrigin(_FILE, self.name, line, column, shown)
 
     def at_index(self, index: int) -> ValueOrigin:
-        """Give the place of a character of the text."""
+        """Return the place of a character of the text."""
         line = self.text.count("\n", 0, index) + 1
         return self.at(line, index - (self.text.rfind("\n", 0, index) + 1) + 1)
 

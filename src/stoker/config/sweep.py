@@ -62,12 +62,12 @@ class AxisValues(Protocol):
     def count(self) -> int: ...
 
     def at(self, index: int) -> AxisValue:
-        """Give the choice of an index from 0."""
+        """Return the choice of an index from 0."""
 
     def __iter__(self) -> Iterator[AxisValue]: ...
 
     def indexes_of(self, value: Any) -> Sequence[int]:
-        """Say at which indexes this value stands."""
+        """Return at which indexes this value stands."""
 
 
 @frozen_by_position
@@ -147,7 +147,7 @@ def _value_label(value: Any) -> str:
 
 @lru_cache(maxsize=1024)
 def _stands(readable: str, is_text: bool) -> bool:  # noqa: FBT001 - by position it is found again sooner
-    """Say whether a value can stand as it is written. Ten thousand points have a few hundred values."""
+    """Return whether a value can stand as it is written. Ten thousand points have a few hundred values."""
     # Text that looks like a number or a word of the grammar is not the same as that.
     return _SAFE.fullmatch(readable) is not None and (scalar(readable) is readable) is is_text
 
@@ -223,17 +223,17 @@ def size(sweep: Sweep) -> int:
 
 
 def points(sweep: Sweep) -> Iterator[SweepPoint]:
-    """Give the points one at a time, in order."""
+    """Return the points one at a time, in order."""
     return map(SweepPoint, _walk(sweep))
 
 
 def paths_of(sweep: Sweep) -> tuple[str, ...]:
-    """Give every path that the sweep sets at some point, in order."""
+    """Return every path that the sweep sets at some point, in order."""
     return tuple(dict.fromkeys(axis.path for axis in axes_of(sweep)))
 
 
 def axes_of(sweep: Sweep) -> Iterator[Axis]:
-    """Give every axis of the tree, in order."""
+    """Return every axis of the tree, in order."""
     match sweep:
         case Axis():
             yield sweep
@@ -312,7 +312,7 @@ def _walk_sample(sample: SweepSample) -> Iterator[_Choices]:
 
 
 def _shuffled(count: int, seed: int) -> Iterator[int]:
-    """Give the numbers below `count` in an order that the seed decides, the same in every version of Python."""
+    """Return the numbers below `count` in an order that the seed decides, the same in every version of Python."""
     moved: dict[int, int] = {}
     for drawn in range(count):
         digest = sha256(b"stoker/sample\0%d:%d" % (seed, drawn)).digest()
@@ -322,7 +322,7 @@ def _shuffled(count: int, seed: int) -> Iterator[int]:
 
 
 def _at(sweep: Sweep, index: int) -> _Choices:
-    """Give the choices of one point by its index from 0."""
+    """Return the choices of one point by its index from 0."""
     match sweep:
         case Axis():
             return ((sweep.path, sweep.choices.at(index)),)

@@ -228,7 +228,7 @@ class _Reader:
 
 
 def unequal_lengths(axes: tuple[Axis, ...]) -> str:
-    """Say that axes can't be walked together, with their lengths; nothing if they can."""
+    """Return the message that axes can't be walked together, with their lengths; nothing if they can."""
     if all(axis.count == axes[0].count for axis in axes):
         return ""
     return f"zip of unequal lengths: {', '.join(f'{axis.path} has {axis.count}' for axis in axes)}"
@@ -243,7 +243,7 @@ def _given(value: Any) -> AxisValue:
 
 
 def _flattened(item: Mapping[Any, Any], known: tuple[str, ...], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Give a condition's values by dotted path; a map is a value only where the axis itself is named."""
+    """Return a condition's values by dotted path; a map is a value only where the axis itself is named."""
     for key, value in item.items():
         path = f"{above}.{key}" if above else str(key)
         if isinstance(value, Mapping) and path not in known:

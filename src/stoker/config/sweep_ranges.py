@@ -46,7 +46,7 @@ class DecimalNumber:
         return type(self.value) is int
 
     def scaled(self, exponent: int) -> int:
-        """Give it as a multiple of 10 ** `exponent`, which is not above its own."""
+        """Return it as a multiple of 10 ** `exponent`, which is not above its own."""
         return int(self.digits * 10 ** (self.exponent - exponent))
 
     def exactly(self) -> Decimal:

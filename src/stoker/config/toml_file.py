@@ -97,7 +97,7 @@ def find_long_number(source: SourceFile, most_digits: int) -> tuple[ValueOrigin,
 
 
 def _key_like(text: str) -> Iterator[tuple[int, str]]:
-    """Give what looks like a key, dotted or not, outside of comments and of texts of several lines."""
+    """Return what looks like a key, dotted or not, outside of comments and of texts of several lines."""
     for found in _PIECE.finditer(text):
         if found["open"] or found["torn"]:
             return
@@ -299,7 +299,7 @@ def read_toml(source: SourceFile, faults: list[Fault], *, is_placed: bool = True
 
 
 def _plain(source: SourceFile) -> dict[str, Any] | None:
-    """Give what a large file says, if that can be read quickly. A small one is read before the quick way is ready."""
+    """Return what a large file says, if that can be read quickly. A small one is read before the quick way is ready."""
     if len(source.text) < _LARGE:
         return None
     from stoker.config.toml_plain import read_plain  # noqa: PLC0415 - its patterns cost as much as a small file
@@ -331,7 +331,7 @@ def _syntax_fault(source: SourceFile, said: str) -> Fault:
 
 
 def _unplaced(raw: dict[str, Any], most_values: int) -> LocatedValue | None:
-    """Give values without their places; nothing if there is anything among them that would have to be refused."""
+    """Return values without their places; nothing if there is anything among them that would have to be refused."""
     count = 0
     # The named tuple's own way goes through Python, and there may be half a million of them.
     make = tuple.__new__

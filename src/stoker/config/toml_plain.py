@@ -44,7 +44,7 @@ class _NotPlain(Exception):
 
 
 def read_plain(lines: Sequence[str]) -> dict[str, Any] | None:
-    """Give what a text says, if it is plain; else nothing."""
+    """Return what a text says, if it is plain; else nothing."""
     tables = _Tables()
     table = tables.root
     match = _LINE.fullmatch
@@ -83,7 +83,7 @@ class _Tables:
         self._lists: dict[str, list[dict[str, Any]]] = {}
 
     def begun(self, found: re.Match[str]) -> dict[str, Any]:
-        """Give the table that a header begins."""
+        """Return the table that a header begins."""
         table: dict[str, Any] = {}
         name, inner = found["array"], found["inner"]
         if inner is not None:

@@ -39,7 +39,7 @@ _TRIED = 1000
 
 
 def read_choice(choice: AxisValue, declared: DeclaredLeaf) -> Any:
-    """Give the value that a leaf takes; `ValueError` says what would be right."""
+    """Return the value that a leaf takes; `ValueError` says what would be right."""
     if choice.form is ValueForm.VALUE:
         return declared.check(choice.value)
     if choice.form is ValueForm.QUOTED:
@@ -51,7 +51,7 @@ def read_choice(choice: AxisValue, declared: DeclaredLeaf) -> Any:
 
 
 def typed(sweep: Sweep, schema: Schema) -> tuple[Sweep, list[Fault]]:
-    """Give the sweep with every choice of a declared leaf read by its type, and all faults."""
+    """Return the sweep with every choice of a declared leaf read by its type, and all faults."""
     faults: list[Fault] = []
     return _typed(sweep, schema.leaves, faults), faults
 
@@ -92,7 +92,7 @@ def _typed_axis(axis: Axis, leaves: Mapping[str, DeclaredLeaf], faults: list[Fau
 
 
 def _typed_condition(condition: Condition, leaves: Mapping[str, DeclaredLeaf]) -> Condition:
-    """Give a condition in the normal form of its leaves; what does not fit them agrees with no point anyway."""
+    """Return a condition in the normal form of its leaves; what does not fit them agrees with no point anyway."""
     made = dict(condition)
     for path, value in condition.items():
         if path in leaves:
@@ -185,7 +185,7 @@ class Vocabulary:
         return path in self.leaves or path in self.branches
 
     def suggestion(self, path: str, also: list[str]) -> str:
-        """Give the nearest known path to an unknown one, as a hint; `also` are paths that nobody declared."""
+        """Return the nearest known path to an unknown one, as a hint; `also` are paths that nobody declared."""
         # Each takes milliseconds among many names, and nobody reads the hundredth.
         self._suggested += 1
         if self._suggested > _MOST_SUGGESTED:
@@ -193,7 +193,7 @@ class Vocabulary:
         return did_you_mean_path(path, [*self.leaves, *self.branches, *also])
 
     def of_another(self, path: str, text: str) -> str:
-        """Give the one other leaf that takes a word which this one, a choice of words, does not, as a hint."""
+        """Return the one other leaf that takes a word which this one, a choice of words, does not, as a hint."""
         declared = self.leaves.get(path)
         if declared is None or "|" not in declared.says:
             return ""
@@ -207,7 +207,7 @@ class Vocabulary:
 
 
 def owner_of(path: str, root: dict[str, Any], leaves: Mapping[str, DeclaredLeaf]) -> str:
-    """Give the leaf that a path leads into: a declared one or a list on the way, else the path itself."""
+    """Return the leaf that a path leads into: a declared one or a list on the way, else the path itself."""
     steps = path.split(".")
     for count in range(1, len(steps)):
         outer = ".".join(steps[:count])
@@ -217,17 +217,17 @@ def owner_of(path: str, root: dict[str, Any], leaves: Mapping[str, DeclaredLeaf]
 
 
 def value_of(choice: AxisValue, declared: DeclaredLeaf | None) -> Any:
-    """Give the value of a choice for a leaf, declared or not; `ValueError` says what would be right."""
+    """Return the value of a choice for a leaf, declared or not; `ValueError` says what would be right."""
     return check_untyped(choice.value) if declared is None else read_choice(choice, declared)
 
 
 def check_value(value: Any, declared: DeclaredLeaf | None) -> Any:
-    """Give the normal form of a value from a file; `ValueError` says what is wrong with it."""
+    """Return the normal form of a value from a file; `ValueError` says what is wrong with it."""
     return check_untyped(value) if declared is None else declared.check(value)
 
 
 def check_resolved(value: Any, declared: DeclaredLeaf | None) -> Any:
-    """Give the normal form of what references made: text that is not text for its field is read as if typed."""
+    """Return the normal form of what references made: text that is not text for its field is read as if typed."""
     if declared is None:
         return check_untyped(value)
     try:
@@ -239,7 +239,7 @@ def check_resolved(value: Any, declared: DeclaredLeaf | None) -> Any:
 
 
 def quoting_hint(value: Any, declared: DeclaredLeaf | None) -> str:
-    """Give the hint for a number or a word in a file that was meant as text."""
+    """Return the hint for a number or a word in a file that was meant as text."""
     if declared is None or type(value) not in (bool, int, float):
         return ""
     try:
@@ -250,7 +250,7 @@ def quoting_hint(value: Any, declared: DeclaredLeaf | None) -> str:
 
 
 def check_untyped(value: Any) -> Any:
-    """Give a value back unless it has no canonical form: text that is not Unicode, a number beyond all use."""
+    """Return a value unless it has no canonical form: text that is not Unicode, a number beyond all use."""
     if type(value) is str:
         if not value.isascii() and not _is_unicode(value):
             message = f"{value!r} is not valid Unicode text"

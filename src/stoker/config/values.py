@@ -70,7 +70,7 @@ def quoted(text: str) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Say whether two plain values are one: 1 is 1.0, but neither is true; NaN is NaN."""
+    """Return whether two plain values are one: 1 is 1.0, but neither is true; NaN is NaN."""
     if type(one) is bool or type(other) is bool:
         return one is other
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -113,7 +113,7 @@ ABSENT: Final[Any] = object()
 
 
 def step_into(value: Any, step: str) -> Any:
-    """Give what one step of a path leads to: a key of a map, an index of a list, or `ABSENT`."""
+    """Return what one step of a path leads to: a key of a map, an index of a list, or `ABSENT`."""
     if type(value) is dict:
         return value.get(step, ABSENT)
     if type(value) in (list, tuple) and step.isdecimal() and len(step) < 10 and int(step) < len(value):
@@ -122,7 +122,7 @@ def step_into(value: Any, step: str) -> Any:
 
 
 def found(value: Any, steps: Sequence[str]) -> Any:
-    """Give what a path leads to, or `ABSENT`."""
+    """Return what a path leads to, or `ABSENT`."""
     for step in steps:
         value = step_into(value, step)
         if value is ABSENT:
@@ -131,7 +131,7 @@ def found(value: Any, steps: Sequence[str]) -> Any:
 
 
 def with_value(tree: Any, steps: Sequence[str], value: Any) -> Any:
-    """Give a tree with one value put into it; what stands in the way of a branch is replaced by one."""
+    """Return a tree with one value put into it; what stands in the way of a branch is replaced by one."""
     if not steps:
         return value
     copied = dict(tree) if type(tree) is dict else {}
@@ -140,7 +140,7 @@ def with_value(tree: Any, steps: Sequence[str], value: Any) -> Any:
 
 
 def without(tree: dict[str, Any], steps: Sequence[str]) -> dict[str, Any]:
-    """Give a tree without one leaf or branch; a branch that held nothing else goes with it."""
+    """Return a tree without one leaf or branch; a branch that held nothing else goes with it."""
     step = steps[0]
     if step not in tree:
         return tree
@@ -155,7 +155,7 @@ def without(tree: dict[str, Any], steps: Sequence[str]) -> dict[str, Any]:
 
 
 def replaced(value: Any, steps: Sequence[str], new: Any) -> Any:
-    """Give a value with one item inside it replaced, or taken out (`ABSENT`).
+    """Return a value with one item inside it replaced, or taken out (`ABSENT`).
 
     A map may get a new key; a list keeps its length unless an item is taken out. `ABSENT` if there is no such place.
     """
@@ -183,7 +183,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def refers(value: object) -> bool:
-    """Say whether there is a reference, or an escaped one, anywhere in a value."""
+    """Return whether there is a reference, or an escaped one, anywhere in a value."""
     if type(value) is str:
         return "${" in value
     if type(value) is dict:
@@ -192,7 +192,7 @@ def refers(value: object) -> bool:
 
 
 def leaf_paths(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Give the dotted paths of everything that is not a map with something in it."""
+    """Return the dotted paths of everything that is not a map with something in it."""
     paths = []
     for key, value in tree.items():
         paths += leaf_paths(value, f"{prefix}{key}.") if type(value) is dict and value else [prefix + key]
@@ -212,7 +212,7 @@ def extent(value: Any) -> tuple[int, int]:
 
 
 def copied(value: Any) -> Any:
-    """Give a copy that shares no map and no list with the original."""
+    """Return a copy that shares no map and no list with the original."""
     if type(value) is dict:
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if type(value) is list else value

@@ -49,7 +49,7 @@ _NUMBER = re.compile(r"[-+]?(?:(\.[0-9]+)|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 def read_plain(text: str) -> Any:
-    """Give the value of a plain scalar; `ValueError` if it is a number that can't be held."""
+    """Return the value of a plain scalar; `ValueError` if it is a number that can't be held."""
     if text[:1] in _STARTS and text:
         number = _NUMBER.fullmatch(text)
         if number is not None:
@@ -63,7 +63,7 @@ def read_plain(text: str) -> Any:
 
 
 def read_tagged(tag: str, text: str) -> Any:
-    """Give the value of a scalar with a core tag; `ValueError` if it does not fit it, or there is no such tag."""
+    """Return the value of a scalar with a core tag; `ValueError` if it does not fit it, or there is no such tag."""
     kind = tag.removeprefix(PREFIX)
     if kind in ("str", "!"):
         return text
@@ -163,7 +163,7 @@ def _not_text() -> re.Pattern[str]:
 
 
 def _parser(text: str) -> Any:
-    """Give PyYAML's parser: the one written in C, if it was built with it."""
+    """Return PyYAML's parser: the one written in C, if it was built with it."""
     try:
         from yaml.cyaml import CParser  # type: ignore[attr-defined]  # noqa: PLC0415 - as above; stubs leave it out
     except ImportError:
@@ -323,7 +323,7 @@ class _Composer:
         self._stack.append(self._top)
 
     def _read(self, event: Any, line: int, column: int) -> Any:
-        """Give the value of a scalar with a tag; one that does not fit it is noted, and stands for its text."""
+        """Return the value of a scalar with a tag; one that does not fit it is noted, and stands for its text."""
         try:
             return read_tagged(event.tag, event.value)
         except ValueError as error:

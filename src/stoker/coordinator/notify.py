@@ -55,7 +55,7 @@ class Piece:
 
 
 def read_piece(database: Database, after: int) -> Piece:
-    """Give what follows an event."""
+    """Return what follows an event."""
     asked = told_events().where(EVENTS.c.id > after).order_by(EVENTS.c.id).limit(PAGE)
     with snapshot(database) as connection:
         rows = connection.execute(asked).all()
@@ -67,7 +67,7 @@ def read_piece(database: Database, after: int) -> Piece:
 
 
 def have_ended(database: Database, jobs: tuple[int, ...]) -> bool:
-    """Say whether all of some jobs (their numbers) have ended; whoever is no longer known has."""
+    """Return whether all of some jobs (their numbers) have ended; whoever is no longer known has."""
     with snapshot(database) as connection:
         for start in range(0, len(jobs), _TOGETHER):
             some = jobs[start : start + _TOGETHER]
@@ -117,7 +117,7 @@ class Notice:
 
 
 def word_of(event: Mapping[str, Any]) -> str:
-    """Give the word that hooks ask for an event by; empty: none is told of it."""
+    """Return the word that hooks ask for an event by; empty: none is told of it."""
     kind = str(event.get("kind", ""))
     if kind.startswith("job_") and (ends := _ENDS.get(str(event.get("to", "")))):
         return ends
@@ -125,26 +125,26 @@ def word_of(event: Mapping[str, Any]) -> str:
 
 
 def is_wanted(event: Mapping[str, Any], words: tuple[str, ...]) -> bool:
-    """Say whether a hook of these words is told of an event."""
+    """Return whether a hook of these words is told of an event."""
     word = word_of(event)
     return bool(word) and word in (words or USUAL_WORDS)
 
 
 def notice_of(event: Mapping[str, Any]) -> Notice:
-    """Give the message that tells an event: the event as all streams have it, under its word."""
+    """Return the message that tells an event: the event as all streams have it, under its word."""
     id = f"{event.get('generation', 0)}-{event['seq']}"
     return Notice(id=id, body=dumps({"event": word_of(event), "id": id, **event}).encode())
 
 
 def trial(hook: int, at_s: float) -> Notice:
-    """Give a message that only tries a hook."""
+    """Return a message that only tries a hook."""
     id = f"{TEST}-{hook}-{at_s:.3f}"
     body = {"event": TEST, "id": id, "v": 1, "ts": at_s, "kind": TEST, "message": f"this tries hook {hook}"}
     return Notice(id=id, body=dumps(body).encode())
 
 
 def signed(notice: Notice, secret: str, at_s: float) -> dict[str, str]:
-    """Give the headers that prove a message: HMAC-SHA256 over the time, a dot and the body."""
+    """Return the headers that prove a message: HMAC-SHA256 over the time, a dot and the body."""
     at = str(int(at_s))
     proof = hmac.new(secret.encode(), at.encode() + b"." + notice.body, hashlib.sha256).hexdigest()
     return {SIGNATURE_HEADER: f"t={at},sha256={proof}", ID_HEADER: notice.id}
@@ -162,7 +162,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def may_be_told(text: str, *, is_inner: bool) -> bool:
-    """Say whether a message may go to an address.
+    """Return whether a message may go to an address.
 
     Link-local and metadata addresses never; this computer and private networks only if `is_inner`: an admin made the
     hook, who may do worse.
@@ -177,7 +177,7 @@ def may_be_told(text: str, *, is_inner: bool) -> bool:
 
 
 def _outermost(address: Address) -> Address:
-    """Give the IPv4 address that an IPv6 one stands for, if it stands for one."""
+    """Return the IPv4 address that an IPv6 one stands for, if it stands for one."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour
@@ -249,7 +249,7 @@ class Notifier(BackgroundThread):
         return "" if 200 <= status < 300 else f"it answered {status}"
 
     def deliver_all(self) -> bool:
-        """Give every hook what it has not had; say whether more waits."""
+        """Return every hook what it has not had; say whether more waits."""
         with self._round:
             now_s = self._clock.wall_s()
             hooks = [hook for hook in self._queue.reader.hooks(is_open=True) if hook.not_before_s <= now_s]

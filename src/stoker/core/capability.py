@@ -82,7 +82,7 @@ class Capability:
         return next((one.torch for one in self.interpreters if one.torch), "")
 
     def best_vram_bytes(self, backend: Backend = Backend.CUDA) -> int:
-        """Give the most free memory of any one usable device; zero without one."""
+        """Return the most free memory of any one usable device; zero without one."""
         return max((one.free_bytes or 0 for one in self.usable_devices if one.backend is backend), default=0)
 
     @property
@@ -108,7 +108,7 @@ class Capability:
         return digest_value("capability", steady)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as JSON does: system A's fields, in which memory that nobody knows is 0.0, then ours."""
+        """Return it as JSON does: system A's fields, in which memory that nobody knows is 0.0, then ours."""
         cuda = [one for one in self.usable_devices if one.backend is Backend.CUDA]
         return {
             "schema": SCHEMA,

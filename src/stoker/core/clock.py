@@ -13,16 +13,16 @@ class Clock(Protocol):
     """Where the time comes from."""
 
     def now(self) -> datetime:
-        """Give the wall time, aware, in UTC."""
+        """Return the wall time, aware, in UTC."""
 
     def wall_s(self) -> float:
-        """Give the wall time as seconds since 1970."""
+        """Return the wall time as seconds since 1970."""
 
     def monotonic_s(self) -> float:
-        """Give seconds on a scale that never goes back; only differences mean something."""
+        """Return seconds on a scale that never goes back; only differences mean something."""
 
     def boottime_s(self) -> float:
-        """Give seconds on a scale that never goes back and also counts while the computer is suspended."""
+        """Return seconds on a scale that never goes back and also counts while the computer is suspended."""
 
     def sleep(self, seconds: float) -> None:
         """Let that much time pass."""

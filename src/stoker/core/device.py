@@ -41,7 +41,7 @@ class MemoryType(StrEnum):
 
 
 def usable_bytes(total_bytes: int, memory_type: MemoryType) -> int:
-    """Give what jobs that share a device may be promised together, in whole MiB: 24564 MiB give 20879."""
+    """Return what jobs that share a device may be promised together, in whole MiB: 24564 MiB give 20879."""
     return total_bytes // MIB * memory_type.usable_percent // 100 * MIB
 
 

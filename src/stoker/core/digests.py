@@ -37,12 +37,12 @@ class NotEncodable(ValueError):
         self.path = path
 
     def inside(self, step: object) -> NotEncodable:
-        """Give the same refusal as seen from one level further out."""
+        """Return the same refusal as seen from one level further out."""
         return NotEncodable(self.reason, f"[{step!r}]{self.path}")
 
 
 def encode(value: object) -> bytes:
-    """Give the canonical bytes of a value made of null, bool, int, float, str, bytes, list, tuple and dict."""
+    """Return the canonical bytes of a value made of null, bool, int, float, str, bytes, list, tuple and dict."""
     parts: list[bytes] = []
     _encode(value, parts.append, 0)
     return b"".join(parts)
@@ -172,7 +172,7 @@ def digest_encoded(domain: str, encoded: bytes) -> Digest:
 
 
 def is_digest(text: str) -> bool:
-    """Say whether a text has the form of a digest."""
+    """Return whether a text has the form of a digest."""
     return len(text) == 64 and _HEX.issuperset(text)
 
 
@@ -221,14 +221,14 @@ class Tree:
         return sum(entry.size_bytes for entry in self.entries)
 
     def digest(self) -> Digest:
-        """Give the tree's digest."""
+        """Return the tree's digest."""
         return digest_value(
             "tree",
             [[entry.path, entry.executable, entry.link_to, entry.size_bytes, entry.sha256] for entry in self.entries],
         )
 
     def below(self, folder: str) -> Tree:
-        """Give the part of the tree below a folder, with paths relative to it."""
+        """Return the part of the tree below a folder, with paths relative to it."""
         prefix = f"{folder}/"
         return Tree(
             tuple(

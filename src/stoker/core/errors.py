@@ -88,7 +88,7 @@ class StokerError(Exception):
         self.hint = f"{self.hint}{join}{more}" if self.hint else more
 
     def to_dict(self) -> dict[str, object]:
-        """Give the error as the plain object that every `--json` output uses."""
+        """Return the error as the plain object that every `--json` output uses."""
         body: dict[str, object] = {"error": self.code, "exit_code": self.exit_code, "message": self.message}
         if self.hint:
             body["hint"] = self.hint
@@ -613,7 +613,7 @@ class RankFailed(WorkFailed):
 
     @property
     def rank(self) -> int:
-        """Give the rank that failed first."""
+        """Return the rank that failed first."""
         return int(self._read("rank", -1))
 
     @property
@@ -622,22 +622,22 @@ class RankFailed(WorkFailed):
 
     @property
     def traceback(self) -> str:
-        """Give what its interpreter said; empty if it died without a word."""
+        """Return what its interpreter said; empty if it died without a word."""
         return str(self._read("traceback", ""))
 
     @property
     def crash(self) -> str:
-        """Give what its native side said when it crashed, or where it was when it was silent."""
+        """Return what its native side said when it crashed, or where it was when it was silent."""
         return str(self._read("crash", ""))
 
     @property
     def collateral(self) -> tuple[dict[str, Any], ...]:
-        """Give who failed after it, in order of time."""
+        """Return who failed after it, in order of time."""
         return tuple(self._read("collateral", ()))
 
     @property
     def pending(self) -> tuple[dict[str, Any], ...]:
-        """Give who neither failed nor was done, and the phase of each."""
+        """Return who neither failed nor was done, and the phase of each."""
         return tuple(self._read("pending", ()))
 
     def _read(self, name: str, default: Any) -> Any:

@@ -70,7 +70,7 @@ MEANINGS: dict[int, str] = {
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Say which code a program ends with when this error reaches its top."""
+    """Return which code a program ends with when this error reaches its top."""
     if isinstance(error, StokerError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

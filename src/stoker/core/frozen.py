@@ -92,7 +92,7 @@ def fields_of(of: object) -> dict[str, Any]:
 
 
 def changed(of: T, **fields: Any) -> T:
-    """Give a copy of a frozen object with some fields changed."""
+    """Return a copy of a frozen object with some fields changed."""
     return type(of)(**{**fields_of(of), **fields})
 
 

@@ -29,7 +29,7 @@ def job_id(  # noqa: PLR0913 - everything that a job is made of
     split_recipe: object = None,
     train_hosts: Sequence[str] = (),
 ) -> Digest:
-    """Give the id of a job from what it is; `args` are identity args, defaults filled, files as their digests.
+    """Return the id of a job from what it is; `args` are identity args, defaults filled, files as their digests.
 
     `seed` is one that is not among the args already.
     """
@@ -78,7 +78,7 @@ class JobIds:
         self._sorted: dict[tuple[str, ...], list[str]] = {}
 
     def of(self, own: Mapping[str, object]) -> Digest:
-        """Give the id of a job whose args are those, with its own beside or in place of them."""
+        """Return the id of a job whose args are those, with its own beside or in place of them."""
         names = tuple(own)
         keys = self._sorted.get(names)
         if keys is None:
@@ -152,7 +152,7 @@ def _tail(
 
 
 def attempt_id(started: datetime, entropy: int) -> str:
-    """Give an attempt's id: `20261115-031502-7f3a09c1`, later ones sorting after earlier ones."""
+    """Return an attempt's id: `20261115-031502-7f3a09c1`, later ones sorting after earlier ones."""
     return f"{started:%Y%m%d-%H%M%S}-{entropy & 0xFFFFFFFF:08x}"
 
 
@@ -234,7 +234,7 @@ class JobLife:
 
 
 def move(life: JobLife, verb: JobTransition, *, at_s: float, why: str = "") -> JobLife:
-    """Give the job's life after a move, or refuse with the story so far."""
+    """Return the job's life after a move, or refuse with the story so far."""
     target = _MOVES.get((life.state, verb))
     if target is None:
         told = ", ".join(f"{moment.move} → {moment.to}" for moment in life.story) or "nothing happened to it yet"

@@ -27,14 +27,14 @@ class JsonPlaces:
     """Keys that their object already had, with the line where they stand again."""
 
     def line_of(self, place: Place) -> int | None:
-        """Give the line of a place, or of what is around it."""
+        """Return the line of a place, or of what is around it."""
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place)
 
 
 def has_repeated_keys(text: str) -> bool:
-    """Say whether any object of a JSON text has a key twice; reading would keep only the last one."""
+    """Return whether any object of a JSON text has a key twice; reading would keep only the last one."""
     found = False
 
     def look(pairs: list[tuple[str, object]]) -> None:

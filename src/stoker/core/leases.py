@@ -29,7 +29,7 @@ class AttemptToken:
     """The coordinator's: rises when its database is restored from a backup, so that no old epoch returns."""
 
     def to_text(self) -> str:
-        """Give it as a word for environments and logs: `7f3a…:2:5:1`."""
+        """Return it as a word for environments and logs: `7f3a…:2:5:1`."""
         return f"{self.job}:{self.attempt}:{self.epoch}:{self.generation}"
 
 
@@ -127,7 +127,7 @@ class Principal:
     """False: neither a credential nor the kernel says who it is."""
 
     def may(self, wanted: Role) -> bool:
-        """Say whether the role includes another one."""
+        """Return whether the role includes another one."""
         if self.role is Role.WORKER or wanted is Role.WORKER:
             return self.role is wanted
         return _PEOPLE.index(self.role) >= _PEOPLE.index(wanted)

@@ -108,7 +108,7 @@ class Cluster:
         return sum(node.max_adapters for node in self.nodes)
 
     def find(self, name: str) -> Node | None:
-        """Give the node of that name, if there is one."""
+        """Return the node of that name, if there is one."""
         return next((node for node in self.nodes if node.name == name), None)
 
 
@@ -178,12 +178,12 @@ class SchedulableJob:
 
 
 def code_word(tree: str, commit: str) -> str:
-    """Give the word by which a machine that runs only certain code denies other programs. No job can be called so."""
+    """Return the word by which a machine that runs only certain code denies other programs. No job can be called so."""
     return f"code:{tree}:{commit}"
 
 
 def environment_word(digest: str) -> str:
-    """Give the word by which a machine that can't have an environment denies the jobs that need it.
+    """Return the word by which a machine that can't have an environment denies the jobs that need it.
 
     No job can be called so.
     """
@@ -224,12 +224,12 @@ class Platform:
         return f"{self.name}-{tag_of(self.pythons[0])}" if self.pythons else self.name
 
     def is_named(self, word: str) -> bool:
-        """Say whether a word of a manifest means this machine."""
+        """Return whether a word of a manifest means this machine."""
         return word == self.name or any(word == f"{self.name}-{tag_of(version)}" for version in self.pythons)
 
 
 def platform_of(*, system: str, machine: str, libc: str = "", pythons: Iterable[str] = ()) -> Platform:
-    """Give a machine's platform from facts, however its own system spells them."""
+    """Return a machine's platform from facts, however its own system spells them."""
     system, machine = system.lower(), machine.lower()
     return Platform(
         system=_SYSTEMS.get(system, system),
@@ -240,18 +240,18 @@ def platform_of(*, system: str, machine: str, libc: str = "", pythons: Iterable[
 
 
 def is_platform(word: str) -> bool:
-    """Say whether a word can name a platform."""
+    """Return whether a word can name a platform."""
     return _WORD.fullmatch(word) is not None
 
 
 def python_of(word: str) -> str:
-    """Give the version that a platform's word asks for: `3.10` of `linux-aarch64-cp310`; empty: any."""
+    """Return the version that a platform's word asks for: `3.10` of `linux-aarch64-cp310`; empty: any."""
     found = _WORD.fullmatch(word)
     return f"{found[3]}.{found[4]}" if found is not None and found[4] else ""
 
 
 def tag_of(version: str) -> str:
-    """Give the tag of a Python's version: `cp311` of `3.11.7`."""
+    """Return the tag of a Python's version: `cp311` of `3.11.7`."""
     return "cp" + "".join(version.split(".")[:2])
 
 
@@ -266,7 +266,7 @@ _PLACES = 3
 
 
 def fits(version: str, wish: str) -> bool:
-    """Say whether a version is wished for; an empty wish is for any, one that can't be read for none."""
+    """Return whether a version is wished for; an empty wish is for any, one that can't be read for none."""
     have = _numbers(version)
     return not wish.strip() or all(_fits_part(have, part.strip()) for part in wish.split(","))
 

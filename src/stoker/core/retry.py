@@ -91,7 +91,7 @@ class NoRetry:
 
 
 def pause_s(failures: int, chance: float, *, first_s: float, longest_s: float) -> float:
-    """Give how long to wait after so many failures before this one: doubling, bounded, spread over its second half.
+    """Return how long to wait after so many failures before this one: doubling, bounded, spread over its second half.
 
     `chance` from 0 to 1 spreads it, so that what failed together does not come back together.
     """
@@ -172,7 +172,7 @@ class JobCancellation:
 
 
 def charge_of(cause: str) -> BudgetCharge:
-    """Say which budget an ending is charged to. A cause that nobody knows is the job's own."""
+    """Return which budget an ending is charged to. A cause that nobody knows is the job's own."""
     if cause == FailureCause.LOST:
         return BudgetCharge.LOST
     return BudgetCharge.NONE if cause in _FREE else BudgetCharge.USER
@@ -202,12 +202,12 @@ def after_failure(
 
 
 def pause_after(failures: int, randomness: float) -> float:
-    """Give the pause before the next try: doubling, bounded, and spread over its second half."""
+    """Return the pause before the next try: doubling, bounded, and spread over its second half."""
     return pause_s(max(failures, 1) - 1, randomness, first_s=FIRST_PAUSE_S, longest_s=LONGEST_BACKOFF_S)
 
 
 def pause_after_decline(declined: int, budgets: Budgets) -> float:
-    """Give how long a job waits that so many have declined: mostly not at all, now and then for a while."""
+    """Return how long a job waits that so many have declined: mostly not at all, now and then for a while."""
     return DECLINE_PAUSE_S if declined and declined % budgets.declined == 0 else 0.0
 
 

@@ -14,7 +14,7 @@ NODE_NAME_RULE = f"letters and digits of ASCII, and . _ - inside; at most {LONGE
 
 
 def is_job_name(name: str) -> bool:
-    """Say whether a job may be called so: its name is a folder's, and `last` means another one."""
+    """Return whether a job may be called so: its name is a folder's, and `last` means another one."""
     return (
         0 < len(name) <= LONGEST_NAME
         and name not in (".", "..", "last")
@@ -24,12 +24,12 @@ def is_job_name(name: str) -> bool:
 
 
 def point_name(name: str, number: int) -> str:
-    """Give what people call a job: `resnet`, or `resnet/3` for a point of a sweep."""
+    """Return what people call a job: `resnet`, or `resnet/3` for a point of a sweep."""
     return f"{name}/{number}" if number else name
 
 
 def is_node_name(name: str) -> bool:
-    """Say whether a node may be called so."""
+    """Return whether a node may be called so."""
     return (
         0 < len(name) <= LONGEST_NAME
         and name.isascii()
@@ -49,28 +49,28 @@ _COLOURED = "\x1b["
 
 
 def printable(text: str) -> str:
-    """Give a text whose control codes are shown instead of obeyed; tabs, line ends and plain colours stay."""
+    """Return a text whose control codes are shown instead of obeyed; tabs, line ends and plain colours stay."""
     if text.isprintable():
         return text
     return _CODES.sub(lambda found: found[0] if found[0].startswith(_COLOURED) else f"\\x{ord(found[0]):02x}", text)
 
 
 def outside(text: str) -> str:
-    """Give a text that somebody else chose as part of a line of ours: nothing in it is obeyed, nor are colours."""
+    """Return a text that somebody else chose as part of a line of ours: nothing in it is obeyed, nor are colours."""
     if text.isprintable():
         return text
     return _ALL_CODES.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def json_printable(text: str) -> str:
-    """Give a line of JSON in which whatever a terminal might obey is escaped; it stays the same JSON."""
+    """Return a line of JSON in which whatever a terminal might obey is escaped; it stays the same JSON."""
     if text.isprintable():
         return text
     return _ALL_CODES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(text: str, longest: int = 0) -> str:
-    """Give a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
+    """Return a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if not longest or len(line) <= longest else f"{line[: longest - 1]}…"
 
@@ -82,7 +82,7 @@ def some_of(names: Sequence[str], most: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Give the first line of what an error says; what it is called if it says nothing."""
+    """Return the first line of what an error says; what it is called if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -93,7 +93,7 @@ _ALIKE = 0.6
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = _ALIKE) -> str | None:
-    """Give the known name that was probably meant, or nothing. `likeness` is how alike they must be, at most 1."""
+    """Return the known name that was probably meant, or nothing. `likeness` is how alike they must be, at most 1."""
     from difflib import get_close_matches  # noqa: PLC0415 - 4 ms that only a misspelt word should cost
 
     candidates = list(known)
@@ -107,7 +107,7 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = _ALIKE) -> str
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Give a hint such as `did you mean 'depth'?`, or an empty text."""
+    """Return a hint such as `did you mean 'depth'?`, or an empty text."""
     candidate = nearest(name, known)
     return f"did you mean {candidate!r}?" if candidate else ""
 

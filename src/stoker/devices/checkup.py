@@ -237,7 +237,7 @@ def _disk(disk: DiskSurvey) -> Check:
 
 
 def _unwritable(found: FileSystem, path: str) -> tuple[str, str]:
-    """Say what keeps everybody from writing there, and what to do."""
+    """Return what keeps everybody from writing there, and what to do."""
     if found.is_read_only:
         return "read-only", _ELSEWHERE
     if not found.is_writable:
@@ -334,18 +334,18 @@ def read_words(text: str) -> tuple[str, ...]:
 
 
 def has(capability: Capability, word: str) -> bool:
-    """Say whether what one of `WORDS` means can be used here."""
+    """Return whether what one of `WORDS` means can be used here."""
     words = _COMPUTING if word == GPU_WORD else (Backend(word),)
     return any(backend in capability.backends for backend in words)
 
 
 def missing(capability: Capability, words: tuple[str, ...]) -> tuple[MissingRequirement, ...]:
-    """Give what is required and can't be used, each with what there is instead and what to do."""
+    """Return what is required and can't be used, each with what there is instead and what to do."""
     return tuple(_missing(capability, word) for word in words if not has(capability, word))
 
 
 def preflight_fields(capability: Capability) -> dict[str, Any]:
-    """Give what `gpu-preflight` answers: there, any backend will do. `is_fake` only where devices were invented."""
+    """Return what `gpu-preflight` answers: there, any backend will do. `is_fake` only where devices were invented."""
     fields: dict[str, Any] = {
         "cuda": has(capability, Backend.CUDA),
         "cuda_version": _version(capability, Backend.CUDA),
@@ -361,7 +361,7 @@ def preflight_fields(capability: Capability) -> dict[str, Any]:
 
 
 def faked_by(capability: Capability) -> str:
-    """Give the label of invented devices; empty where they are real."""
+    """Return the label of invented devices; empty where they are real."""
     return FAKED if capability.is_fake else ""
 
 

@@ -69,7 +69,7 @@ def ask_torch(one: MachineInterpreter, ask: CommandRunner) -> MachineInterpreter
 
 
 def torch_in(folders: Iterable[str]) -> tuple[str, str]:
-    """Give the version of the first torch in these folders, and of the CUDA or ROCm that it was built for."""
+    """Return the version of the first torch in these folders, and of the CUDA or ROCm that it was built for."""
     for folder in folders:
         said = _said(os.path.join(folder, "torch", "version.py"))
         version = said.get("__version__", "") or _named(folder)
@@ -83,7 +83,7 @@ def _own() -> tuple[str, list[str]]:
 
 
 def _layout(path: str, home: str) -> tuple[str, list[str]]:
-    """Give the version of a Python and the folders of its packages, as installations are laid out."""
+    """Return the version of a Python and the folders of its packages, as installations are laid out."""
     prefix = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     config = _environment_config(prefix)
     if config:
@@ -100,7 +100,7 @@ def _layout(path: str, home: str) -> tuple[str, list[str]]:
 
 
 def _packages(prefix: str, minor: str) -> Iterator[str]:
-    """Give the folders of packages below a prefix; of the one Python that is there, if its version is not known."""
+    """Return the folders of packages below a prefix; of the one Python that is there, if its version is not known."""
     minor = minor or _only_minor(prefix)
     if not minor:
         return
@@ -298,7 +298,7 @@ def detect(  # noqa: PLR0913 - what a snapshot is made of
 
 
 def git_head(folder: str, ask: CommandRunner) -> str:
-    """Give the commit that is checked out around a folder; nothing without git, a repository or an answer in 2 s."""
+    """Return the commit that is checked out around a folder; nothing without git, a repository or an answer in 2 s."""
     place = os.path.abspath(folder)
     while not os.path.exists(os.path.join(place, ".git")):
         if place == os.path.dirname(place):
@@ -322,7 +322,7 @@ def _processors(proc: str, ask: CommandRunner) -> tuple[Processors, str]:
 
 
 def _usable(processors: Processors, proc: str, source: str) -> tuple[int, int, str]:
-    """Give cores and threads that work may have, and who says it: a container's limits count, not its machine's."""
+    """Return cores and threads that work may have, and who says it: a container's limits count, not its machine's."""
     logical = processors.threads or os.cpu_count() or 1
     cores = processors.cores or logical
     usable = usable_cores(proc)

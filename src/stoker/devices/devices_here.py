@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def devices_here(
     environment: Mapping[str, str], *, ask: Callable[[], CommandRunner], files: str = "/"
 ) -> tuple[Device, ...]:
-    """Give them; `files` is the root below which the kernel's files are looked up.
+    """Return them; `files` is the root below which the kernel's files are looked up.
 
     Raises what a bad or forbidden `STOKER_GPU_FAKE` raises, and nothing else.
     """

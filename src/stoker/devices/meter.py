@@ -14,10 +14,10 @@ class Meter(Protocol):
     """Whoever can measure devices' memory now."""
 
     def free_bytes(self, uuid: str) -> int | None:
-        """Give what is free on a device now."""
+        """Return what is free on a device now."""
 
     def used_by(self, uuid: str) -> Mapping[int, int] | None:
-        """Give what each process holds on a device now: bytes by process number.
+        """Return what each process holds on a device now: bytes by process number.
 
         A process whose share the driver does not tell is left out.
         """

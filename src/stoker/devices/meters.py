@@ -60,7 +60,7 @@ class AmdMeter:
         pass
 
     def _driver_number(self, pci: str) -> str:
-        """Give the number by which the compute driver calls a device in the files of processes."""
+        """Return the number by which the compute driver calls a device in the files of processes."""
         for node in self._files.names(probes_amd.NODES, r"\d+"):
             properties = probes_amd.read_properties(self._files.text(f"{probes_amd.NODES}/{node}/properties"))
             if probes_amd.address(properties) == pci:
@@ -98,7 +98,7 @@ Command = Callable[[], Sequence[str] | None]
 
 
 def nvml_command() -> Sequence[str] | None:
-    """Give the command of the child that asks NVIDIA's library; none where its Python half is not installed."""
+    """Return the command of the child that asks NVIDIA's library; none where its Python half is not installed."""
     folder = library_folder()
     return child_command(folder, "meter", str(os.getpid())) if folder else None
 
@@ -192,7 +192,7 @@ class _Talk:
             os.set_blocking(pipe.fileno(), False)
 
     def ask(self, what: str, uuid: str, limit_s: float) -> Any:
-        """Give the value that the child answers with, `None` if it has none. Raises if it does not answer."""
+        """Return the value that the child answers with, `None` if it has none. Raises if it does not answer."""
         self._number += 1
         question = jsontext.dumps({"id": self._number, "ask": what, "uuid": uuid}).encode() + b"\n"
         to_child, from_child = self._pipes()
@@ -268,7 +268,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_meter(devices: Iterable[Device], environment: Mapping[str, str], *, files: str = "/") -> Meter:
-    """Give a meter for these devices. Nothing is started before the first question; close it when done.
+    """Return a meter for these devices. Nothing is started before the first question; close it when done.
 
     Invented devices are measured as invented. Of a device that no meter knows, the answer is `None`.
     """

@@ -83,7 +83,7 @@ class Action:
     """Keeps otherwise equal work apart; empty changes nothing."""
 
     def key(self) -> Digest:
-        """Give the name under which the result of this action lies."""
+        """Return the name under which the result of this action lies."""
         inputs = [[port, [[ref.kind.name, ref.kind.version, ref.digest] for ref in refs]] for port, refs in self.inputs]
         parts = [_FORMAT, _encoded(self.facts_digest), encode(inputs) if inputs else _NO_INPUTS, encode(self.args)]
         if self.partition:
@@ -91,7 +91,7 @@ class Action:
         return digest_encoded("key", encode_list(*parts))
 
     def to_json(self) -> dict[str, Any]:
-        """Give the pre-image as plain data; `from_json` gives back an action with the same key."""
+        """Return the pre-image as plain data; `from_json` gives back an action with the same key."""
         return {
             "format": FORMAT,
             "stage": self.facts.stage,
@@ -127,7 +127,7 @@ class Action:
 
 
 def differences(before: Action, after: Action) -> list[Difference]:
-    """Say field by field what changed between two actions, most telling first."""
+    """Return field by field what changed between two actions, most telling first."""
     found = []
     for name in ("stage", "version", "output"):
         found += _compare({name: getattr(before.facts, name)}, {name: getattr(after.facts, name)}, "")
@@ -140,7 +140,7 @@ def differences(before: Action, after: Action) -> list[Difference]:
 
 
 def _without_secrets(one: Difference, stage: str) -> Difference:
-    """Say only that a variable of a program differs: it may hold a password, and this is shown and written down."""
+    """Return only that a variable of a program differs: it may hold a password, and this is shown and written down."""
     if not stage.startswith(_PROGRAMS) or not f"{one.field}.".startswith("args.env."):
         return one
     before, after = (None if value is None else "…" for value in (one.before, one.after))

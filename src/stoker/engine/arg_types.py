@@ -43,7 +43,7 @@ class ArgType:
         raise NotImplementedError
 
     def check(self, value: Any) -> Any:
-        """Give the normal form of a value, or raise `ValueError`."""
+        """Return the normal form of a value, or raise `ValueError`."""
         raise NotImplementedError
 
     def schema(self) -> dict[str, Any]:
@@ -55,23 +55,23 @@ class ArgType:
         raise NotImplementedError
 
     def identity(self, value: Any, _digest_of: Callable[[str], str]) -> Any:
-        """Give what of a value enters the key: the value itself, input paths replaced by their content's digest."""
+        """Return what of a value enters the key: the value itself, input paths replaced by their content's digest."""
         return value
 
     def paths(self, _value: Any) -> list[str]:
-        """Give the input paths inside a value."""
+        """Return the input paths inside a value."""
         return []
 
     def with_paths(self, value: Any, _change: Callable[[str], str]) -> Any:
-        """Give a value whose input paths are changed, and nothing else."""
+        """Return a value whose input paths are changed, and nothing else."""
         return value
 
     def make(self, value: Any) -> Any:
-        """Give what an args object holds for a plain value in its normal form."""
+        """Return what an args object holds for a plain value in its normal form."""
         return value
 
     def plain(self, value: Any) -> Any:
-        """Give the plain value for what an args object holds."""
+        """Return the plain value for what an args object holds."""
         return value
 
 

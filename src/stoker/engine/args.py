@@ -57,7 +57,7 @@ class Bounds:
                 raise ValueError(message)
 
     def within(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Give a JSON Schema with the limits on the numbers that it describes, however deep they stand."""
+        """Return a JSON Schema with the limits on the numbers that it describes, however deep they stand."""
         if "anyOf" in schema:
             return {**schema, "anyOf": [self.within(one) for one in schema["anyOf"]]}
         for inner in ("items", "additionalProperties"):
@@ -129,7 +129,7 @@ class ArgSpec:
         return self.default is REQUIRED
 
     def check(self, value: Any) -> Any:
-        """Give the normal form of a value; `ValueError` says what is wrong with it."""
+        """Return the normal form of a value; `ValueError` says what is wrong with it."""
         value = self.type.check(value)
         for item in () if isinstance(self.type, RecordType) else _items_of(value):
             self.bounds.check(item)
@@ -210,7 +210,7 @@ class ArgsSchema:
         return values, faults
 
     def leaves(self) -> Iterator[tuple[str, ArgSpec]]:
-        """Give every argument that has a value of its own by its dotted name, in declared order."""
+        """Return every argument that has a value of its own by its dotted name, in declared order."""
         for name, spec in self.specs.items():
             if isinstance(spec.type, RecordType):
                 for inner, leaf in spec.type.args.leaves():
@@ -219,7 +219,7 @@ class ArgsSchema:
                 yield name, spec
 
     def declared(self) -> Schema:
-        """Give the arguments as a configuration knows them."""
+        """Return the arguments as a configuration knows them."""
         return Schema(
             leaves={
                 path: DeclaredLeaf(
@@ -242,11 +242,11 @@ class ArgsSchema:
         return self.type(**{name: self.specs[name].type.make(value) for name, value in values.items()})
 
     def values_of(self, args: Any) -> dict[str, Any]:
-        """Give an args object as a plain map, in declared order; records in it are maps too."""
+        """Return an args object as a plain map, in declared order; records in it are maps too."""
         return {name: spec.type.plain(getattr(args, name)) for name, spec in self.specs.items()}
 
     def identity(self, values: Mapping[str, Any], digest_of: Callable[[str], str]) -> dict[str, Any]:
-        """Give what enters the key: identity arguments only, each path replaced by the digest of its content."""
+        """Return what enters the key: identity arguments only, each path replaced by the digest of its content."""
         return {
             name: spec.type.identity(values[name], digest_of)
             for name, spec in self.specs.items()
@@ -266,11 +266,11 @@ class ArgsSchema:
         )
 
     def measured_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Give those checked values that decide what the metrics are taken from."""
+        """Return those checked values that decide what the metrics are taken from."""
         return {name: values[name] for name, spec in self.specs.items() if spec.is_measured_on}
 
     def paths_in(self, values: Mapping[str, Any]) -> list[str]:
-        """Give every input path among the values."""
+        """Return every input path among the values."""
         return [path for name, spec in self.specs.items() for path in spec.type.paths(values[name])]
 
     def changed_reads(
@@ -317,7 +317,7 @@ class ArgsSchema:
         }
 
     def prefill(self, overlay: Mapping[str, Any]) -> dict[str, Any]:
-        """Give a filled-in example: the overlay wins, then defaults, then a placeholder naming the type."""
+        """Return a filled-in example: the overlay wins, then defaults, then a placeholder naming the type."""
         filled: dict[str, Any] = {}
         for name, spec in self.specs.items():
             if isinstance(spec.type, RecordType):
@@ -328,7 +328,7 @@ class ArgsSchema:
         return filled
 
     def with_defaults(self, values: Mapping[str, Any]) -> ArgsSchema:
-        """Give the same arguments with other defaults; every one has a value among them."""
+        """Return the same arguments with other defaults; every one has a value among them."""
         made = ArgsSchema(None)
         made.type = self.type
         for name, spec in self.specs.items():
@@ -420,7 +420,7 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
 
 
 def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Fault]]:
-    """Give the normal form of a value, or of the default where none is given, and all that is wrong with it."""
+    """Return the normal form of a value, or of the default where none is given, and all that is wrong with it."""
     if isinstance(spec.type, RecordType):
         return spec.type.faults_in({} if value is REQUIRED else value, where)
     if value is REQUIRED:

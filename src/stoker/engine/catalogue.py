@@ -74,7 +74,7 @@ class Catalogue:
         """Cookbooks that could not be loaded, and why."""
 
     def entries(self) -> list[RecipeEntry]:
-        """Give every recipe, in the order of categories, then by name."""
+        """Return every recipe, in the order of categories, then by name."""
         if self._entries is None:
             self._entries = self._read_index()
         if self._entries is None:
@@ -82,7 +82,7 @@ class Catalogue:
         return self._entries
 
     def find(self, name: str) -> RecipeEntry:
-        """Give the entry of a recipe; a bare leaf name will do if only one recipe ends in it."""
+        """Return the entry of a recipe; a bare leaf name will do if only one recipe ends in it."""
         entries = self.entries()
         for entry in entries:
             if entry.name == name:
@@ -98,7 +98,7 @@ class Catalogue:
         raise UnknownRecipe(f"there is no recipe {name!r}", hint=hint)
 
     def swaps(self, name: str) -> list[RecipeEntry]:
-        """Give the recipes that could stand in for one: same inputs, same output."""
+        """Return the recipes that could stand in for one: same inputs, same output."""
         wanted = self.find(name)
         return [
             entry
@@ -136,7 +136,7 @@ class Catalogue:
         return loaded
 
     def loaded(self) -> list[Cookbook]:
-        """Give the cookbooks that have been imported so far."""
+        """Return the cookbooks that have been imported so far."""
         return list(self._cookbooks.values())
 
     def _sources(self) -> Sequence[CookbookSource]:

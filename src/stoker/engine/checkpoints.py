@@ -29,7 +29,7 @@ from stoker.store.trees import hash_file
 
 
 def digest_checkpoint(path: str) -> tuple[Digest, int]:
-    """Give digest and size of what was saved. Raises ours if something can't be read."""
+    """Return digest and size of what was saved. Raises ours if something can't be read."""
     if not os.path.isdir(path):
         return hash_file(path)
     found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
@@ -84,7 +84,7 @@ def choose_checkpoint(scratch: str, key: Digest) -> CheckpointChoice:
 
 
 def newest_checkpoint(scratch: str) -> dict[str, Any] | None:
-    """Give what was said of the newest checkpoint, for the record; its bytes are not looked at."""
+    """Return what was said of the newest checkpoint, for the record; its bytes are not looked at."""
     entries = _entries(scratch)
     return {name: entries[-1].get(name) for name in ("file", "step", "sha256")} if entries else None
 
@@ -127,6 +127,6 @@ def _why_no_name(name: Any) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether it consists of files alone: a pipe or a device would keep whoever reads it waiting."""
+    """Return whether it consists of files alone: a pipe or a device would keep whoever reads it waiting."""
     files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     return all(stat.S_ISREG(os.stat(file).st_mode) for file in (files if os.path.isdir(path) else [path]))

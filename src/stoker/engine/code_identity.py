@@ -46,7 +46,7 @@ class _Roots:
     """Only modules at or below this name; empty for every module in the folder."""
 
     def find(self, module: str) -> str | None:
-        """Give the file that Python would import: a package goes before a module of its name."""
+        """Return the file that Python would import: a package goes before a module of its name."""
         base = self.base(module)
         if base is not None:
             for path in (os.path.join(base, "__init__.py"), f"{base}.py"):
@@ -55,7 +55,7 @@ class _Roots:
         return None
 
     def watched(self, module: str) -> list[str]:
-        """Give the folders in which a new file would change what is found under a name."""
+        """Return the folders in which a new file would change what is found under a name."""
         base = self.base(module)
         return [] if base is None else [folder for folder in (os.path.dirname(base), base) if os.path.isdir(folder)]
 
@@ -201,7 +201,7 @@ def _look_so(stamps: Mapping[str, list[int]], paths: Iterable[str]) -> bool:
 
 
 def files_behind(script: str, *, module: str = "", roots: Sequence[str] = ()) -> list[str]:
-    """Give a script and every module file that it imports, however far; a script that is gone: none.
+    """Return a script and every module file that it imports, however far; a script that is gone: none.
 
     Modules are looked for in `roots`, or else beside the script. What Python finds elsewhere, an installed library, is
     not among them. `module` is the name that the script itself goes by, if it is run as one.
@@ -294,7 +294,7 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _read_module(path: str, name: str) -> tuple[str, tuple[str, ...]]:
-    """Give the digest of a module's code and the names that it imports."""
+    """Return the digest of a module's code and the names that it imports."""
     with open(path, "rb") as source:
         return _digest_of_module(source.read(), path, name)
 

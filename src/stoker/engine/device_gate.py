@@ -71,7 +71,7 @@ class DeviceGate(Protocol):
     """Who may use which device. Never blocks the executor's loop; `AttemptDevices.started` is thread-safe."""
 
     def never(self, needs: Needs) -> str:
-        """Say why a request can never be met here, with numbers; an empty text if it can."""
+        """Return why a request can never be met here, with numbers; an empty text if it can."""
 
     def take(self, needs: Needs, *, job: str) -> AttemptDevices | DeviceWait:
         """Take what a stage needs, or get a place in line for those who need the same. Raises `StokerError`."""
@@ -80,7 +80,7 @@ class DeviceGate(Protocol):
         """Leave every other line: a place is only for who would start at once."""
 
     def noticed(self) -> list[DeviceNotice]:
-        """Give what was noticed since the last time, such as work that holds more than it was promised."""
+        """Return what was noticed since the last time, such as work that holds more than it was promised."""
 
     def give_back(self, taken: AttemptDevices) -> None:
         """Return what an attempt held that is over. Never raises."""
@@ -112,7 +112,7 @@ class NoDevices:
 
 
 def few(wanted: int, offered: int) -> str:
-    """Say that there are fewer devices than are wanted; an empty text if there are enough."""
+    """Return the message that there are fewer devices than are wanted; an empty text if there are enough."""
     return f"needs {wanted} GPU{'s' if wanted > 1 else ''}, this machine offers {offered}" if wanted > offered else ""
 
 
@@ -120,7 +120,7 @@ def few(wanted: int, offered: int) -> str:
 
 
 def held_base(word: str, user: int | None = None) -> str:
-    """Give the name under which the ledger of devices charges what a company of a user's holds once."""
+    """Return the name under which the ledger of devices charges what a company of a user's holds once."""
     return digest_value("company base", [word, os.geteuid() if user is None else user])[:32]
 
 

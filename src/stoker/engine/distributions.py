@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.(?:dist|egg)-info", re.AS
 
 
 def version_of(distribution: str) -> str:
-    """Give the installed version of a distribution, `absent` if there is none. `python` is the interpreter's own."""
+    """Return the installed version of a distribution, `absent` if there is none. `python` is the interpreter's own."""
     if distribution == "python":
         return f"{sys.version_info.major}.{sys.version_info.minor}"
     return _installed(tuple(sys.path)).get(_normal(distribution), _ABSENT)
@@ -42,7 +42,7 @@ def _normal(name: str) -> str:
 
 
 def missing_of(stages: Sequence[Stage]) -> MissingExtra | None:
-    """Say which distributions that stages declare to use are not installed, if any."""
+    """Return which distributions that stages declare to use are not installed, if any."""
     missing: dict[str, str] = {}
     for stage in stages:
         for name in stage.uses:

@@ -146,12 +146,12 @@ class StatusWriter:
 
 
 def older_generation(path: str) -> str:
-    """Give the name under which a full journal is set aside."""
+    """Return the name under which a full journal is set aside."""
     return f"{path.removesuffix('.jsonl')}.1.jsonl"
 
 
 def read_status(path: str) -> Iterator[dict[str, Any]]:
-    """Give a journal's events, the older generation first. Lines that do not parse are passed over."""
+    """Return a journal's events, the older generation first. Lines that do not parse are passed over."""
     for name in (older_generation(path), path):
         try:
             file = open_regular(name)

@@ -152,7 +152,7 @@ class KeyLeases:
         return False
 
     def held(self) -> list[Digest]:
-        """Give every key in the folder whose lease is live, whoever holds it."""
+        """Return every key in the folder whose lease is live, whoever holds it."""
         now_s = self._clock.wall_s()
         live = []
         for name in os.listdir(self._folder) if os.path.isdir(self._folder) else ():

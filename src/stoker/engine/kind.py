@@ -34,7 +34,7 @@ class Kind(Generic[T]):
 
     @classmethod
     def ref(cls) -> KindRef:
-        """Give the kind's name and version."""
+        """Return the kind's name and version."""
         return KindRef(cls.name, cls.version)
 
     @classmethod
@@ -80,7 +80,7 @@ class Kind(Generic[T]):
 
     @classmethod
     def at(cls, folder: str) -> Self:
-        """Give a handle on an artifact that is still in staging and has no digest yet."""
+        """Return a handle on an artifact that is still in staging and has no digest yet."""
         return cls(Digest(""), folder)
 
     @property

@@ -89,7 +89,7 @@ class DeviceQueueEntry:
         self._thread.start()
 
     def answer(self) -> DeviceGrant | DeviceWait:
-        """Give how it stands. Raises `StokerError` if it can't be waited for."""
+        """Return how it stands. Raises `StokerError` if it can't be waited for."""
         with self._lock:
             if isinstance(self._answer, StokerError):
                 raise self._answer
@@ -182,7 +182,7 @@ def describe(
 
 
 def short_uuid(uuid: str) -> str:
-    """Give as much of a device's UUID as people compare."""
+    """Return as much of a device's UUID as people compare."""
     match = _LONG_UUID.fullmatch(uuid)
     return match[1] if match else uuid
 

@@ -48,7 +48,7 @@ _NOW: ContextVar[MachineContext] = ContextVar("surroundings", default=_NOTHING)
 
 
 def surroundings() -> MachineContext:
-    """Give what the plan that is being made may know."""
+    """Return what the plan that is being made may know."""
     return _NOW.get()
 
 

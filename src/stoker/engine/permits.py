@@ -54,7 +54,7 @@ class Permits:
         self._companies: dict[str, tuple[int, PermitGrant]] = {}
 
     def members_of(self, company: str) -> int:
-        """Say how many members of a company hold something."""
+        """Return how many members of a company hold something."""
         return self._companies[company][0] if company in self._companies else 0
 
     def take(self, needs: Needs) -> PermitGrant | Shortage:
@@ -88,7 +88,7 @@ class Permits:
         self._memory_bytes += grant.memory_bytes
 
     def _seated(self, needs: Needs, taken: PermitGrant) -> PermitGrant:
-        """Give what a member holds by itself; what its company holds is kept apart."""
+        """Return what a member holds by itself; what its company holds is kept apart."""
         count, base = self._companies.get(needs.company, (0, None))
         own_bytes = taken.memory_bytes
         if base is None:
@@ -98,7 +98,7 @@ class Permits:
         return PermitGrant(cpu=0, network=0, disk=0, memory_bytes=own_bytes, company=needs.company)
 
     def _left(self, grant: PermitGrant) -> PermitGrant:
-        """Give what is free when a member has left: of the last one also what its company held."""
+        """Return what is free when a member has left: of the last one also what its company held."""
         count, base = self._companies.pop(grant.company)
         if count > 1:
             self._companies[grant.company] = (count - 1, base)
@@ -163,7 +163,7 @@ class MemoryGate:
         return admit(need_bytes, self._memory(), is_work_running=is_work_running, killed_at_bytes=killed_at)
 
     def short_of_base(self, node: PlanNode) -> str:
-        """Say why a member has no room now if it brings its base along, or give an empty text."""
+        """Return why a member has no room now if it brings its base along, or give an empty text."""
         answer = admit(node.needs.memory_bytes, self._memory())
         return "" if isinstance(answer, Admission) else answer.why
 
@@ -207,7 +207,7 @@ class MemoryGate:
             book.note_under(needs.peaks, measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
 
     def advice_to_share(self, node: PlanNode, action: Action) -> str:
-        """Say how work that waits for whole devices could have a part of one instead, from what it took before."""
+        """Return how work that waits for whole devices could have a part of one instead, from what it took before."""
         known = None if node.needs.shares else self._footprints.known_gpu(configuration_of(action))
         if known is None or not node.stage.is_program:
             return ""
@@ -224,7 +224,7 @@ class MemoryGate:
 
 
 def hint_of_less(node: PlanNode, short: AdmissionRefusal | AdmissionDelay) -> str:
-    """Say what to do about a stage for which there is too little memory now: in its own words, if it has some."""
+    """Return what to do about a stage for which there is too little memory now: in its own words, if it has some."""
     if node.stage.is_program:
         return "close what holds memory, or declare less (memory=)"
     fitting, together = "", node.stage.together

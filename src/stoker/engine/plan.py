@@ -68,7 +68,7 @@ class PlanNode:
         return tuple(dict.fromkeys(producer for feeding in self.inputs.values() for producer in feeding))
 
     def fanned_ports(self, nodes: Mapping[str, PlanNode]) -> frozenset[str]:
-        """Give the ports through which an instance of a fan-out gets its own item.
+        """Return the ports through which an instance of a fan-out gets its own item.
 
         Those that take one, of whatever gives several; a port that takes many gets everything, unless there is nothing
         else to fan out over.
@@ -156,7 +156,7 @@ def join_plans(name: str, plans: Sequence[Plan], numbers: Sequence[int] = ()) ->
 
 
 def _identities(plan: Plan, numbering: dict[tuple[Any, ...], int]) -> dict[str, int]:
-    """Give for each node a number for what it is, whatever it is called: the same in every plan of a sweep."""
+    """Return for each node a number for what it is, whatever it is called: the same in every plan of a sweep."""
     found: dict[str, int] = {}
     for node in plan.nodes:
         what = (

@@ -253,7 +253,7 @@ class _Reader:
     def _named(
         self, place: Place, name: Any, drafts: Mapping[str, UncheckedNode], nodes: Mapping[str, Any]
     ) -> str | None:
-        """Give the name of a node that could be read. One that could not has been reported."""
+        """Return the name of a node that could be read. One that could not has been reported."""
         if not isinstance(name, str):
             self._fault(place, f"must be the name of a node, is {_short(name)}")
             return None
@@ -262,7 +262,7 @@ class _Reader:
         return name if name in drafts else None
 
     def _typed(self, raw: Mapping[str, Any], key: str, kind: type, default: Any, place: Place = ()) -> Any:
-        """Give a field, or its default if it is absent, null where that is the default, or not of its type."""
+        """Return a field, or its default if it is absent, null where that is the default, or not of its type."""
         value = raw.get(key, default)
         if value is default or type(value) is kind:
             return value

@@ -34,7 +34,7 @@ class Measure:
     """How it was chosen, for people; empty if somebody named both metric and direction."""
 
     def sort_key(self, value: float) -> float:
-        """Give a number that is smaller for a better value."""
+        """Return a number that is smaller for a better value."""
         return value if self.direction is Direction.SMALLER else -value
 
 
@@ -117,7 +117,7 @@ def best_first(trials: Iterable[T], measure: Measure | None) -> list[T]:
 
 
 def known_direction(metric: str) -> Direction | None:
-    """Say which direction a metric's name suggests, if any."""
+    """Return which direction a metric's name suggests, if any."""
     words = _words(metric)
     speed = _speed(words)
     if speed is not None:
@@ -166,7 +166,7 @@ def _guess(names: Sequence[str], params: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _found(words: Sequence[str], known: Sequence[str]) -> tuple[int, int] | None:
-    """Give where in the words the last known one ends, and its place among the known."""
+    """Return where in the words the last known one ends, and its place among the known."""
     found = None
     for place, one in enumerate(known):
         parts = one.split("_") if one not in ("r2", "f1", "top1") else [one[:-1], one[-1]]
@@ -179,7 +179,7 @@ def _found(words: Sequence[str], known: Sequence[str]) -> tuple[int, int] | None
 
 
 def _speed(words: Sequence[str]) -> Direction | None:
-    """Say whether a name is one of speed rather than of quality, and which way it is better."""
+    """Return whether a name is one of speed rather than of quality, and which way it is better."""
     return next((direction for word, direction in _SPEED.items() if word in words), None)
 
 

@@ -124,7 +124,7 @@ class Cookbook:
 
 
 def describe(cookbooks: Sequence[Cookbook]) -> list[dict[str, Any]]:
-    """Give every recipe as data, in the order of categories, then by name."""
+    """Return every recipe as data, in the order of categories, then by name."""
     entries: dict[str, dict[str, Any]] = {}
     for cookbook in cookbooks:
         for recipe in cookbook.recipes:
@@ -152,7 +152,7 @@ def describe(cookbooks: Sequence[Cookbook]) -> list[dict[str, Any]]:
 
 
 def files_of(cookbooks: Mapping[str, Cookbook]) -> list[str]:
-    """Give the source files that cookbooks, by the module that has them, are made of as far as they are imported."""
+    """Return the source files that cookbooks, by the module that has them, are made of as far as they are imported."""
     packages: set[str] = set()
     for declaring, cookbook in cookbooks.items():
         modules = {recipe.compile.__module__ for recipe in cookbook.recipes} | {

@@ -144,7 +144,7 @@ class Cache:
         return changed if _has_fingerprint(node.stage, action) else [*changed, "the result of fingerprint="]
 
     def still_begins_with(self, node: PlanNode, action: Action) -> bool:
-        """Say whether what a node reads first, as a program does its code, is still what its action says."""
+        """Return whether what a node reads first, as a program does its code, is still what its action says."""
         return not node.stage.args.changed_reads(node.args, action.args, self.digest_of, first=True)
 
     def digest_of(self, path: str) -> str:
@@ -153,7 +153,7 @@ class Cache:
         return digest_path(path, memo=self.store.memo, clock=self._clock)
 
     def look(self, stage: Stage, key: Digest, *, even_volatile: bool = False) -> Hit | Miss:
-        """Say what is known under a key; of a stage that is never cached nothing, unless that is asked for."""
+        """Return what is known under a key; of a stage that is never cached nothing, unless that is asked for."""
         if not stage.cached and not even_volatile:
             return Miss(why="this stage is never cached")
         found = self.store.lookup(key)
@@ -188,7 +188,7 @@ class Cache:
         )
 
     def products(self, stage: Stage, record: Record) -> tuple[NodeProduct, ...]:
-        """Give what a record holds as artifacts: one, or the items of a list in order."""
+        """Return what a record holds as artifacts: one, or the items of a list in order."""
         kind = stage.output.ref()
         if not stage.gives_list:
             return (NodeProduct(record=record, ref=ArtifactRef(kind, record.digest)),)
@@ -203,7 +203,7 @@ class Cache:
         )
 
     def has_bytes(self, record: Record) -> bool:
-        """Say whether all bytes of a record that was found earlier are still here."""
+        """Return whether all bytes of a record that was found earlier are still here."""
         return not record.is_tombstone and all(self.store.holds(entry) for entry in record.blobs())
 
     def close(self) -> None:
@@ -317,7 +317,7 @@ class Resolver:
         needs_bytes: bool,
         digest_of: Callable[[str], str] | None = None,
     ) -> Use | Execute:
-        """Say whether a node's result is known or it must run. `name` is the node's id, or `id[3]` in a fan-out.
+        """Return whether a node's result is known or it must run. `name` is the node's id, or `id[3]` in a fan-out.
 
         `digest_of` digests the paths that the node is given, if that is not left to the cache.
         """
@@ -378,7 +378,7 @@ class Resolver:
 
 
 def changes_as_json(changes: tuple[Difference, ...]) -> list[dict[str, Any]]:
-    """Give differences as plain data, for events and `--json`."""
+    """Return differences as plain data, for events and `--json`."""
     return [{"field": one.field, "before": one.before, "after": one.after} for one in changes]
 
 

@@ -43,5 +43,5 @@ class RunFolders:
 
 
 def safe_name(name: str) -> str:
-    """Give a node's name as one that a file may have."""
+    """Return a node's name as one that a file may have."""
     return "".join(char if char.isalnum() or char in "-_.[]=,+" else "_" for char in name)

@@ -230,7 +230,7 @@ class History:
             return found
 
     def _knows(self, db: sqlite3.Connection, plan: str) -> bool:
-        """Whether anything of a plan was known when this process first asked: a new plan costs one question."""
+        """Return whether anything of a plan was known when this process first asked: a new plan costs one question."""
         if plan not in self._plans:
             row = db.execute("SELECT 1 FROM ran WHERE plan = ? LIMIT 1", (plan,)).fetchone()
             self._plans[plan] = row is not None
@@ -309,12 +309,12 @@ class Footprints:
         self._do(_NOTE_GPU, (configuration, peak_bytes))
 
     def known_gpu(self, configuration: Digest) -> int | None:
-        """Give the most that was ever measured on one device, or `None` if nothing was."""
+        """Return the most that was ever measured on one device, or `None` if nothing was."""
         row = self._do("SELECT peak FROM gpu_footprint WHERE configuration = ?", (configuration,))
         return None if row is None else int(row[0])
 
     def known(self, configuration: Digest) -> Footprint | None:
-        """Give what is known, or `None` if it never ran here."""
+        """Return what is known, or `None` if it never ran here."""
         row = self._do("SELECT runs, peak, killed_at FROM footprint WHERE configuration = ?", (configuration,))
         return None if row is None else Footprint(runs=row[0], peak_bytes=row[1], killed_at_bytes=row[2])
 

@@ -150,7 +150,7 @@ def open_scratch(path: str, *, run_id: str, me: ProcessIdentity, clock: Clock) -
 
 
 def look_at(path: str) -> Marker | None:
-    """Give who works, or worked, in a scratch folder; nothing if nobody has, or it can't be read."""
+    """Return who works, or worked, in a scratch folder; nothing if nobody has, or it can't be read."""
     return _read(path)
 
 
@@ -191,7 +191,7 @@ def remove_if_empty(path: str) -> bool:
 
 
 def forgotten(root: str, *, older_than_s: float, now_s: float) -> list[str]:
-    """Give the scratch folders of work that ended without success and that nobody came back to for so long."""
+    """Return the scratch folders of work that ended without success and that nobody came back to for so long."""
     try:
         # What begins with a dot is not a scratch folder but belongs to all of them.
         names = sorted(name for name in os.listdir(root) if not name.startswith("."))

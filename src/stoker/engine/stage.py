@@ -306,7 +306,7 @@ class StageContext:
         return kind.at(self._out)
 
     def made(self, kind: type[K]) -> K:
-        """Give the handle to return when the stage wrote below `out` by itself."""
+        """Return the handle to return when the stage wrote below `out` by itself."""
         return kind.at(self._out)
 
     def save_item(self, kind: type[K], value: Any) -> K:

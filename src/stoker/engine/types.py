@@ -121,6 +121,6 @@ class RunResult:
         return self.count(NodeEnding.RAN)
 
     def failures(self) -> list[tuple[str, NodeResult]]:
-        """Give the nodes that failed or diverged, in order."""
+        """Return the nodes that failed or diverged, in order."""
         bad = (NodeEnding.FAILED, NodeEnding.DIVERGED)
         return [(name, result) for name, result in self.nodes.items() if result.ending in bad]

@@ -25,7 +25,7 @@ class Driver:
             raise OSError(message) from error
 
     def context(self) -> int:
-        """Give the context that is current in this thread; zero if none is."""
+        """Return the context that is current in this thread; zero if none is."""
         found = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(found))
         return found.value or 0

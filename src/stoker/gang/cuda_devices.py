@@ -10,7 +10,7 @@ from stoker.host.command_runner import SubprocessRunner
 
 
 def cuda_here(environment: Mapping[str, str]) -> tuple[Device, ...]:
-    """Give them; the place in the answer is the number. Asks the driver in a throwaway child."""
+    """Return them; the place in the answer is the number. Asks the driver in a throwaway child."""
     found = devices_here(environment, ask=lambda: SubprocessRunner(environment))
     return as_numbered(found, environment.get("CUDA_VISIBLE_DEVICES"))
 

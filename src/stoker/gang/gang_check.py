@@ -136,7 +136,7 @@ def add_up() -> tuple[float, list[float]]:
 
 
 def last_phase(phases_s: Mapping[str, float]) -> str:
-    """Give the phase that a rank was in after those which it came through."""
+    """Return the phase that a rank was in after those which it came through."""
     order = [phase.name for phase in Phase if phase < Phase.READY]
     return next((name for name in order if name not in phases_s), COLLECTIVE)
 

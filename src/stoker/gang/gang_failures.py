@@ -142,7 +142,7 @@ Verdict = RanksPending | RanksReady | GangFailure
 
 
 def judge(looks: Sequence[RankSnapshot], now_ns: int, limits: GangDeadlines) -> Verdict:
-    """Say what has become of the gang; see the top of this file."""
+    """Return what has become of the gang; see the top of this file."""
     if any(_is_unclear(look, now_ns) for look in looks):
         return RanksPending(until_ns=now_ns + _ASK_AGAIN_NS)
     reports = sorted((_report(look, now_ns, limits) for look in looks if _has_failed(look)), key=_order)
@@ -188,12 +188,12 @@ def _innocence(stack: str) -> int:
 
 
 def is_echo(text: str) -> bool:
-    """Say whether an error only tells that somebody else is gone."""
+    """Return whether an error only tells that somebody else is gone."""
     return _ECHO.search(text) is not None
 
 
 def renumbered(failed: GangFailure, first_rank: int) -> GangFailure:
-    """Give the same with ranks as the whole gang numbers them, if there are other hosts before this one."""
+    """Return the same with ranks as the whole gang numbers them, if there are other hosts before this one."""
     return changed(
         failed,
         cause=changed(failed.cause, rank=failed.cause.rank + first_rank),
@@ -237,7 +237,7 @@ def _has_failed(look: RankSnapshot) -> bool:
 
 
 def _is_unclear(look: RankSnapshot, now_ns: int) -> bool:
-    """Whether a rank has ended and it is still to be told how."""
+    """Return whether a rank has ended and it is still to be told how."""
     is_over = look.gone_ns is not None and look.page.state is not RankState.ERROR and not look.is_done
     return is_over and look.exit is None and now_ns < (look.gone_ns or 0) + _EXIT_WAIT_NS
 
@@ -282,7 +282,7 @@ def _silent(look: RankSnapshot, now_ns: int, limits: GangDeadlines) -> RankFailu
 
 
 def _progress(look: RankSnapshot) -> tuple[int, int, int]:
-    """Say how far a rank got: its phase, and of those in one phase the first to get there has waited longest."""
+    """Return how far a rank got: its phase, and of those in one phase the first to get there has waited longest."""
     page = look.page
     # A script runs before it joins its group, too: then those inside wait for it.
     is_on_its_way = page.phase is Phase.RUN and not page.stamps_ns[Phase.READY]
@@ -295,7 +295,7 @@ def _is_late(look: RankSnapshot, now_ns: int, limits: GangDeadlines) -> bool:
 
 
 def _ends_ns(look: RankSnapshot, now_ns: int, limits: GangDeadlines) -> int | None:
-    """Say when waiting for this rank ends: the gang's own deadline, or that of the phase it is in."""
+    """Return when waiting for this rank ends: the gang's own deadline, or that of the phase it is in."""
     ends = [] if limits.deadline_ns is None else [limits.deadline_ns]
     limit_s = limits.phases_s.get(look.page.phase)
     if limit_s is not None:
@@ -324,7 +324,7 @@ _OUR_FRAMES = tuple(
 def error_of(
     failed: GangFailure, *, nranks: int, traceback: Callable[[int], str], crash: Callable[[int], str]
 ) -> RankFailed:
-    """Give the error; `traceback` and `crash` read a rank's black box.
+    """Return the error; `traceback` and `crash` read a rank's black box.
 
     In its data `crash` is what a crashed or silent rank's native side wrote; of a pending one that is `where`.
     """
@@ -347,7 +347,7 @@ def error_of(
 
 
 def story_of(error: RankFailed) -> list[str]:
-    """Give all that is known, in lines: the failure, its traceback, who was dragged along, who was still pending."""
+    """Return all that is known, in lines: the failure, its traceback, who was dragged along, who was still pending."""
     lines = [str(error)]
     lines += error.traceback.rstrip().splitlines() or _theirs(str(error.data.get("crash", "")))
     if error.collateral:
@@ -360,7 +360,7 @@ def story_of(error: RankFailed) -> list[str]:
 
 
 def _theirs(crash: str) -> list[str]:
-    """Give where native code was, without the frames of ours through which the work was reached."""
+    """Return where native code was, without the frames of ours through which the work was reached."""
     lines = crash.rstrip().splitlines()
     # The outermost one is the command by which the interpreter was started.
     kept = len(lines) - bool(lines and lines[-1].startswith(f"{_FRAME}<string>"))
@@ -433,5 +433,5 @@ def _dragged(facts: Mapping[str, Any]) -> str:
 
 
 def seconds(value_s: float) -> str:
-    """Give a duration as it stands in a sentence: `0.4 s`, `120 s`."""
+    """Return a duration as it stands in a sentence: `0.4 s`, `120 s`."""
     return f"{value_s:.0f} s" if value_s >= 10 else f"{value_s:.1f} s"

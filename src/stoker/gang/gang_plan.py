@@ -101,7 +101,7 @@ _PLAIN = (
 
 
 def rank_plans(gang: GangPlan, staged: Sequence[tuple[StagedAt, StagedAt]], started_ns: int) -> list[RankPlan]:
-    """Say what each rank is to become; `staged` has what goes into and out of each one's buffers."""
+    """Return what each rank is to become; `staged` has what goes into and out of each one's buffers."""
     placed = regions([config.wanted_bytes for config in gang.configs])
     first = gang.first_rank
     after = gang.nranks - first - len(gang.configs)
@@ -130,7 +130,7 @@ def rank_plans(gang: GangPlan, staged: Sequence[tuple[StagedAt, StagedAt]], star
 
 @contextmanager
 def memory_of_all(plans: Sequence[RankPlan]) -> Iterator[dict[str, int]]:
-    """Give the memory that all ranks are handed: the store's, and that of host windows. It lives on in them."""
+    """Return the memory that all ranks are handed: the store's, and that of host windows. It lives on in them."""
     fds = {STORE: unnamed_memory("stoker-store", 0, may_grow=True)}
     try:
         windows_bytes = max(offset + room for offset, room in (plan.region for plan in plans))
@@ -168,11 +168,11 @@ class Staging(Closable):
             raise
 
     def fds(self, rank: int) -> dict[str, int]:
-        """Give the descriptor that this rank is handed, by name."""
+        """Return the descriptor that this rank is handed, by name."""
         return {STAGING: self._fds[rank]} if rank in self._fds else {}
 
     def orders(self, rank: int) -> tuple[StagedAt, StagedAt]:
-        """Say which buffers of a rank come from where, and which go where."""
+        """Return which buffers of a rank come from where, and which go where."""
         buffers, places = self._configs[rank].buffers, self._places[rank]
         return (
             tuple((buffer.name, places[buffer.name]) for buffer in buffers if buffer.load_from_host),
@@ -180,7 +180,7 @@ class Staging(Closable):
         )
 
     def read_all(self) -> list[dict[str, bytes]]:
-        """Give what ranks have brought out, by rank and name."""
+        """Return what ranks have brought out, by rank and name."""
         return [
             {
                 buffer.name: bytes(read_at(self._fds[rank], buffer.nbytes, self._places[rank][buffer.name]))

@@ -118,7 +118,7 @@ class TornPage:
 
 
 def encode(page: RankPage) -> tuple[bytes, bytes]:
-    """Give the bytes of a page without its state, and those of the state, which belong at `state_at()`.
+    """Return the bytes of a page without its state, and those of the state, which belong at `state_at()`.
 
     Text and type are cut on a character's border; what does not fit the table of buffers raises `ValueError`.
     """
@@ -145,12 +145,12 @@ def encode(page: RankPage) -> tuple[bytes, bytes]:
 
 
 def state_at() -> int:
-    """Give the place of the state, which is written last."""
+    """Return the place of the state, which is written last."""
     return _STATE_AT
 
 
 def whole(page: RankPage) -> bytes:
-    """Give a page as it looks once it is published."""
+    """Return a page as it looks once it is published."""
     made, state = encode(page)
     return made[:_STATE_AT] + state + made[_STATE_AT + 4 :]
 
@@ -204,7 +204,7 @@ def _page_of(state: RankState, body: tuple[int, ...], data: bytes) -> RankPage:
 
 
 def cut_text(text: str, most_bytes: int) -> tuple[bytes, bool]:
-    """Give text as UTF-8 of at most that many bytes, no character in halves, and whether something was cut off."""
+    """Return text as UTF-8 of at most that many bytes, no character in halves, and whether something was cut off."""
     data = text.encode(errors="backslashreplace")
     if len(data) <= most_bytes:
         return data, False
@@ -233,7 +233,7 @@ _PIECE_BYTES = 1 << 30
 
 
 def unnamed_memory(name: str, size_bytes: int, *, may_grow: bool = False) -> int:
-    """Give a descriptor of so much zeroed memory (`name` is for `/proc` alone). Raises `OSError`."""
+    """Return a descriptor of so much zeroed memory (`name` is for `/proc` alone). Raises `OSError`."""
     if sys.platform != "linux":
         with tempfile.TemporaryFile() as file:
             os.ftruncate(file.fileno(), size_bytes)
@@ -311,7 +311,7 @@ class Pages(Closable):
         return len(self._fds)
 
     def fd(self, rank: int) -> int:
-        """Give the descriptor that this rank is handed."""
+        """Return the descriptor that this rank is handed."""
         return self._fds[rank]
 
     def read(self, rank: int) -> RankPage | TornPage:
@@ -324,12 +324,12 @@ class Pages(Closable):
         return page
 
     def traceback(self, rank: int, page: RankPage) -> str:
-        """Give what a rank's interpreter said of its error."""
+        """Return what a rank's interpreter said of its error."""
         size = min(page.traceback_bytes, TRACEBACK_BYTES)
         return os.pread(self._fds[rank], size, TRACEBACK_AT).decode(errors="replace")
 
     def crash(self, rank: int) -> str:
-        """Give what the C side wrote when a rank crashed, or was asked where it is."""
+        """Return what the C side wrote when a rank crashed, or was asked where it is."""
         return os.pread(self._fds[rank], CRASH_BYTES, CRASH_AT).rstrip(b"\0").decode(errors="replace")
 
     def close(self) -> None:

@@ -135,7 +135,7 @@ class Publisher:
 
 
 def said_of(error: BaseException) -> str:
-    """Give an error's own text, whatever its class makes of it."""
+    """Return an error's own text, whatever its class makes of it."""
     try:
         return str(error)
     except BaseException as worse:  # noqa: BLE001 - the work's own class may do anything
@@ -148,7 +148,7 @@ def _errno_of(error: BaseException) -> int:
 
 
 def _keep_end(text: str) -> tuple[bytes, bool]:
-    """Give what fits the box. A traceback's end says most, so the middle goes."""
+    """Return what fits the box. A traceback's end says most, so the middle goes."""
     data, is_cut = cut_text(text, TRACEBACK_BYTES)
     if not is_cut:
         return data, False

@@ -12,13 +12,13 @@ _NAME_BYTES = 16
 
 
 def variables_for(address: str) -> dict[str, str]:
-    """Give the variables by which gloo and NCCL find the way to other hosts; none if it can't be told (IPv6)."""
+    """Return the variables by which gloo and NCCL find the way to other hosts; none if it can't be told (IPv6)."""
     name = interface_of(address)
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 
 
 def interface_of(address: str) -> str:
-    """Give the name of the interface with this IPv4 address; empty if there is none, or not on Linux."""
+    """Return the name of the interface with this IPv4 address; empty if there is none, or not on Linux."""
     if sys.platform != "linux":
         return ""
     from fcntl import ioctl  # noqa: PLC0415 - not everywhere

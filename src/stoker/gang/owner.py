@@ -123,7 +123,7 @@ class RunningGang:
             raise first from error
 
     def outputs(self) -> list[dict[str, bytes]]:
-        """Give what ranks have brought out, by rank and name."""
+        """Return what ranks have brought out, by rank and name."""
         return self._staging.read_all()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ def _has_left(look: RankSnapshot) -> bool:
 
 
 def _surroundings(address: str) -> dict[str, Any]:
-    """Give what ranks take over from this process: they run its code. With an address, how to reach other hosts."""
+    """Return what ranks take over from this process: they run its code. With an address, how to reach other hosts."""
     environ = dict(os.environ)  # noqa: TID251 - handed on, no setting of ours
     return {"environ": {**(variables_for(address) if address else {}), **environ}, "sys_path": _texts(sys.path)}
 
@@ -273,7 +273,7 @@ _kept: dict[int, RankZygote] = {}
 
 
 def warm_here() -> RankZygote:
-    """Give it; it is started when the first gang needs it, and closed when this process ends."""
+    """Return it; it is started when the first gang needs it, and closed when this process ends."""
     with _lock:
         pid = os.getpid()
         if pid not in _kept:
@@ -539,7 +539,7 @@ def _name(device_id: int, devices: Sequence[Device] | None) -> str:
 
 
 def _memory_bytes() -> int | None:
-    """Give how much memory this computer has, where that can be asked."""
+    """Return how much memory this computer has, where that can be asked."""
     with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

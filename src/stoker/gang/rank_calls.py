@@ -55,7 +55,7 @@ class RankExchange:
         return self._has_answered(look.rank)
 
     def answers(self) -> list[bytes]:
-        """Give all answers, in rank order."""
+        """Return all answers, in rank order."""
         return [bytes(memoryview(self._got[rank])[HEADER.size :]) for rank in sorted(self._got)]
 
     def _has_answered(self, rank: int) -> bool:
@@ -64,7 +64,7 @@ class RankExchange:
 
 
 def call_message(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    """Give the message that has a function called. Raises `BadCall` if it can't travel."""
+    """Return the message that has a function called. Raises `BadCall` if it can't travel."""
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function):
         raise BadCall(f"{function!r} can't be called", hint="give a function")
@@ -84,7 +84,7 @@ def call_message(function: Callable[..., Any], arguments: Sequence[Any]) -> byte
 
 
 def read_answers(answers: Sequence[bytes]) -> list[Any]:
-    """Give results in rank order. Raises `BadCall` for one that can't be read here."""
+    """Return results in rank order. Raises `BadCall` for one that can't be read here."""
     results = []
     for rank, answer in enumerate(answers):
         try:

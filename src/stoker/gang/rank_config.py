@@ -28,7 +28,7 @@ class WindowLayout:
 
 
 def lay_out(sizes_bytes: Sequence[int]) -> WindowLayout:
-    """Give each buffer its place."""
+    """Return each buffer its place."""
     slots: list[Slot] = []
     end = 0
     for size in sizes_bytes:
@@ -39,7 +39,7 @@ def lay_out(sizes_bytes: Sequence[int]) -> WindowLayout:
 
 
 def aligned(size_bytes: int, border_bytes: int = ALIGNMENT_BYTES) -> int:
-    """Give the next border at or after this size."""
+    """Return the next border at or after this size."""
     return -(-size_bytes // border_bytes) * border_bytes
 
 
@@ -91,7 +91,7 @@ class RankConfig:
 
 
 def listed(ranks: object) -> tuple[Any, ...]:
-    """Give the configs that somebody listed, whatever they are. Raises `BadGang` if it is no list."""
+    """Return the configs that somebody listed, whatever they are. Raises `BadGang` if it is no list."""
     if isinstance(ranks, Iterable):
         return tuple(ranks)
     fault = Fault("ranks", f"is a {type(ranks).__name__}", "give a list of one RankConfig per rank")
@@ -128,7 +128,7 @@ def check(
 
 
 def word_faults(words: Mapping[str, tuple[object, Sequence[str]]]) -> list[Fault]:
-    """Say which of these choices are none: by name, what was given and what is allowed."""
+    """Return which of these choices are none: by name, what was given and what is allowed."""
     return [
         Fault(name, f"{word!r} is none of {', '.join(allowed)}", did_you_mean(str(word), allowed))
         for name, (word, allowed) in words.items()
@@ -137,7 +137,7 @@ def word_faults(words: Mapping[str, tuple[object, Sequence[str]]]) -> list[Fault
 
 
 def time_faults(times: Mapping[str, object]) -> list[Fault]:
-    """Say which of these durations are none."""
+    """Return which of these durations are none."""
     return [
         Fault(name, f"{value!r} is not a duration", "give seconds, more than 0")
         for name, value in times.items()
@@ -146,7 +146,7 @@ def time_faults(times: Mapping[str, object]) -> list[Fault]:
 
 
 def limit_faults(limits: object) -> list[Fault]:
-    """Say what is wrong with limits of phases."""
+    """Return what is wrong with limits of phases."""
     if not isinstance(limits, Mapping):
         return [Fault("phase_limits_s", f"is a {type(limits).__name__}", "write {Phase.COMM: 20}")]
     by_place = {f"phase_limits_s[{key!r}]": limit_s for key, limit_s in limits.items()}

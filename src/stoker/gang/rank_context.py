@@ -95,7 +95,7 @@ def context_of(config: RankConfig, page: RankPage, rank: int, nranks: int) -> Co
 
 
 def phases_of(stamps_ns: Sequence[int]) -> dict[str, float]:
-    """Give how long each phase up to READY took, of those that were gone through."""
+    """Return how long each phase up to READY took, of those that were gone through."""
     begun = [(phase, stamps_ns[phase]) for phase in Phase if phase <= Phase.READY and stamps_ns[phase]]
     return {phase.name: max(0, after - before) / _NS for (phase, before), (_, after) in pairwise(begun)}
 
@@ -140,20 +140,20 @@ class ThisRank:
         self._join()
 
     def buffer(self, name: str) -> memoryview:
-        """Give a buffer of ours, to read and write. Raises `NotFound`, and `BadInput` for one on a GPU."""
+        """Return a buffer of ours, to read and write. Raises `NotFound`, and `BadInput` for one on a GPU."""
         return self.peer_buffer(self.rank, name)
 
     def tensor(self, name: str) -> Any:
-        """Give a buffer of ours as a torch tensor of its type, over the same bytes."""
+        """Return a buffer of ours as a torch tensor of its type, over the same bytes."""
         return self.peer_tensor(self.rank, name)
 
     def peer_buffer(self, rank: int, name: str) -> memoryview:
-        """Give a buffer of a peer's, over the same bytes that it sees. When they are there is for both to agree."""
+        """Return a buffer of a peer's, over the same bytes that it sees. When they are there is for both to agree."""
         place = self._place(rank, name)
         return self._block(rank).view(place.offset, place.nbytes)
 
     def peer_tensor(self, rank: int, name: str) -> Any:
-        """Give a buffer of a peer's as a tensor."""
+        """Return a buffer of a peer's as a tensor."""
         place = self._place(rank, name)
         return self._block(rank).tensor(place.offset, place.nbytes, place.dtype)
 
@@ -187,7 +187,7 @@ _current: ThisRank | None = None
 
 
 def this_rank() -> ThisRank:
-    """Give the rank that this process is. Raises `GangNotUp` in a process that is none."""
+    """Return the rank that this process is. Raises `GangNotUp` in a process that is none."""
     if _current is None:
         raise GangNotUp("this process is not a rank of a gang", hint="call it in a function given to Gang.run")
     return _current

@@ -37,7 +37,7 @@ class RankFrame(NamedTuple):
 
 
 def pack(kind: FrameKind, payload: bytes = b"") -> bytes:
-    """Give a message's bytes."""
+    """Return a message's bytes."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
@@ -81,7 +81,7 @@ _prepared: list[tuple[str, str]] = []
 
 
 def main_of(module: ModuleType | None) -> tuple[str, str] | None:
-    """Say how a rank can have this process's main module: by name or by path. `None`: it can't."""
+    """Return how a rank can have this process's main module: by name or by path. `None`: it can't."""
     spec = getattr(module, "__spec__", None)
     if spec is not None and spec.name:
         return ("init_main_from_name", spec.name)

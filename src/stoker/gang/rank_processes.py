@@ -80,7 +80,7 @@ class RankProcesses(Closable):
         return process
 
     def own_fds(self, rank: int) -> dict[str, int]:
-        """Give the descriptors through which a rank speaks, by name."""
+        """Return the descriptors through which a rank speaks, by name."""
         return {MAILBOX: self.pages.fd(rank), WAKE: self._wake_write}
 
     def look(self, is_done: Callable[[RankSnapshot], bool]) -> list[RankSnapshot]:
@@ -88,7 +88,7 @@ class RankProcesses(Closable):
         return [self._look(rank, is_done) for rank in range(len(self))]
 
     def has_failed(self) -> bool:
-        """Whether a rank has reported an error: then no more need to be started."""
+        """Return whether a rank has reported an error: then no more need to be started."""
         pages = (self.pages.read(rank) for rank in range(len(self.processes)))
         return any(isinstance(page, RankPage) and page.state is RankState.ERROR for page in pages)
 
@@ -113,11 +113,11 @@ class RankProcesses(Closable):
             os.read(self.wake_fd, 1 << 16)
 
     def living(self) -> list[RankProcess]:
-        """Give the processes whose end, with that of all they started, has not been confirmed."""
+        """Return the processes whose end, with that of all they started, has not been confirmed."""
         return [process for rank, process in enumerate(self.processes) if self.exit_of(rank) is None]
 
     def exit_of(self, rank: int) -> ProcessExit | None:
-        """Give how a rank ended, once nothing of it is left. What could not be killed counts as left."""
+        """Return how a rank ended, once nothing of it is left. What could not be killed counts as left."""
         seen = self._seen[rank]
         if seen.exit is None:
             with suppress(ProcessLost):

@@ -57,7 +57,7 @@ class RankIoHandler(Protocol):
     """What else is to be done while ranks are waited for, such as talking to them."""
 
     def fds(self) -> Mapping[int, int]:
-        """Give descriptors to wait for, and for which events of `selectors`."""
+        """Return descriptors to wait for, and for which events of `selectors`."""
 
     def act(self, fd: int) -> None:
         """Do what can be done without waiting, now that this one is ready."""
@@ -86,7 +86,7 @@ class Cancel:
 
 
 def is_ready(look: RankSnapshot) -> bool:
-    """Whether a rank is up."""
+    """Return whether a rank is up."""
     return look.page.state is RankState.SUCCESS
 
 

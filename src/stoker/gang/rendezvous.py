@@ -60,7 +60,7 @@ class BadLine(ValueError):
 
 
 def write(kind: str, **fields: object) -> bytes:
-    """Give a line's bytes."""
+    """Return a line's bytes."""
     return jsontext.dumps({"kind": kind, **fields}).encode() + b"\n"
 
 
@@ -78,19 +78,19 @@ def read(data: bytes) -> Line:
 
 
 def proof(token: str, who: str, *, epoch: int, nonces: tuple[str, str], name: str) -> str:
-    """Give what only one who knows the token can; `who` is the side that proves."""
+    """Return what only one who knows the token can; `who` is the side that proves."""
     said = encode(["stoker meeting", VERSION, who, epoch, *nonces, name])
     return hmac.new(token.encode(), said, hashlib.sha256).hexdigest()
 
 
 def is_proven(given: str, token: str, who: str, *, epoch: int, nonces: tuple[str, str], name: str) -> bool:
-    """Say whether a proof holds."""
+    """Return whether a proof holds."""
     wanted = proof(token, who, epoch=epoch, nonces=nonces, name=name)
     return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
 
 def text(line: Mapping[str, Any], key: str, most: int = _MOST_TEXT_CHARS) -> str:
-    """Give a word of a line. Raises `BadLine`."""
+    """Return a word of a line. Raises `BadLine`."""
     value = line.get(key)
     if not isinstance(value, str) or len(value) > most:
         message = f"{key} is not a text of at most {most} characters"
@@ -99,7 +99,7 @@ def text(line: Mapping[str, Any], key: str, most: int = _MOST_TEXT_CHARS) -> str
 
 
 def name_of(line: Mapping[str, Any], key: str = "name") -> str:
-    """Give the name of a host. Raises `BadLine`."""
+    """Return the name of a host. Raises `BadLine`."""
     name = text(line, key, MOST_NAME_CHARS)
     if not is_name(name):
         message = f"{key} is not the name of a host"
@@ -108,12 +108,12 @@ def name_of(line: Mapping[str, Any], key: str = "name") -> str:
 
 
 def is_name(name: str) -> bool:
-    """Say whether a host may be called that."""
+    """Return whether a host may be called that."""
     return 0 < len(name) <= MOST_NAME_CHARS and name.isprintable() and not name.isspace()
 
 
 def nonce_of(line: Mapping[str, Any]) -> str:
-    """Give a nonce. Raises `BadLine`."""
+    """Return a nonce. Raises `BadLine`."""
     nonce = text(line, "nonce", _NONCE_CHARS)
     if len(nonce) < _NONCE_CHARS // 2 or not set(nonce) <= _HEX:
         message = "the nonce is none"
@@ -122,7 +122,7 @@ def nonce_of(line: Mapping[str, Any]) -> str:
 
 
 def number(line: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:
-    """Give a whole number. Raises `BadLine`."""
+    """Return a whole number. Raises `BadLine`."""
     value = line.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         message = f"{key} is not a number from {least} to {most}"
@@ -131,7 +131,7 @@ def number(line: Mapping[str, Any], key: str, most: int, least: int = 0) -> int:
 
 
 def write_part(part: HostPart) -> Line:
-    """Give what a host brings, as it travels."""
+    """Return what a host brings, as it travels."""
     return {"name": part.name, "ranks": part.ranks, "devices": list(part.devices)}
 
 
@@ -160,7 +160,7 @@ def read_hosts(line: Mapping[str, Any]) -> tuple[HostPart, ...]:
 
 
 def write_cause(cause: HostFailure) -> Line:
-    """Give a cause as it travels: cut to what every host takes."""
+    """Return a cause as it travels: cut to what every host takes."""
     facts = {key: value for key, value in cause.facts.items() if key in {*_WORDS, "rank", "after_s", "traceback"}}
     if isinstance(facts.get("traceback"), str):
         # The end says most.
@@ -201,13 +201,13 @@ def read_cause(line: Mapping[str, Any], host: str = "") -> HostFailure:
 
 
 def write_verdict(verdict: RendezvousOutcome) -> Line:
-    """Give a verdict as it travels."""
+    """Return a verdict as it travels."""
     dragged = [write_cause(one) for one in verdict.collateral[:_MOST_COLLATERAL]]
     return {"cause": write_cause(verdict.cause), "collateral": dragged}
 
 
 def write_over(verdict: RendezvousOutcome, epoch: int) -> bytes:
-    """Give the line that ends a meeting, with as many of those who were dragged along as it holds."""
+    """Return the line that ends a meeting, with as many of those who were dragged along as it holds."""
     for kept in range(min(len(verdict.collateral), _MOST_COLLATERAL), 0, -1):
         told = RendezvousOutcome(cause=verdict.cause, collateral=verdict.collateral[:kept])
         if len(line := write("over", epoch=epoch, **write_verdict(told))) <= MOST_LINE_BYTES:
@@ -226,7 +226,7 @@ def read_verdict(line: Mapping[str, Any]) -> RendezvousOutcome:
 
 
 def seconds(line: Mapping[str, Any], key: str) -> float:
-    """Give a duration. Raises `BadLine`."""
+    """Return a duration. Raises `BadLine`."""
     value = line.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
         message = f"{key} is not a duration"
@@ -244,7 +244,7 @@ def first_of(told: Sequence[tuple[float, HostFailure]]) -> RendezvousOutcome:
 
 
 def is_place(place: str) -> bool:
-    """Say whether a text is an address and a port."""
+    """Return whether a text is an address and a port."""
     host, _, port = place.rpartition(":")
     return (
         bool(host)
@@ -267,7 +267,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def object_of(value: object) -> Mapping[str, Any]:
-    """Give what has to be an object. Raises `BadLine`."""
+    """Return what has to be an object. Raises `BadLine`."""
     if not isinstance(value, dict):
         message = "an object was expected"
         raise BadLine(message)

@@ -71,7 +71,7 @@ class RendezvousLink:
             raise self._raised
 
     def has_come_up(self, look: RankSnapshot) -> bool:
-        """Whether a rank is up, and all hosts are."""
+        """Return whether a rank is up, and all hosts are."""
         return look.page.state is RankState.SUCCESS and self._meeting.has_passed(UP)
 
     def settle(self, error: StokerError) -> StokerError:
@@ -90,7 +90,7 @@ class RendezvousLink:
         return error
 
     def _told(self, verdict: RendezvousOutcome, here: Sequence[dict[str, Any]]) -> StokerError:
-        """Give the error of this host when the cause is another's."""
+        """Return the error of this host when the cause is another's."""
         cause = verdict.cause
         if "rank" not in cause.facts:
             return failed(verdict)
@@ -107,7 +107,7 @@ class RendezvousLink:
 
 
 def cause_of(error: BaseException, host: str) -> HostFailure:
-    """Give an error as other hosts are told of it."""
+    """Return an error as other hosts are told of it."""
     if not isinstance(error, StokerError):
         return HostFailure(host=host, message=type(error).__name__)
     facts = {name: error.data.get(name) for name in _FACTS} if isinstance(error, RankFailed) else {}
@@ -130,7 +130,7 @@ def _elsewhere(verdict: RendezvousOutcome, but: str = "") -> list[dict[str, Any]
 
 
 def _failures(looks: Sequence[RankSnapshot], first_rank: int) -> list[dict[str, Any]]:
-    """Give the ranks here that have told of a failure by now."""
+    """Return the ranks here that have told of a failure by now."""
     return [
         {
             "rank": first_rank + look.rank,

@@ -96,7 +96,7 @@ def check_words(names: Sequence[str], token: str, epoch: int) -> None:
 
 
 def vanished(host: str, why: str) -> HostFailure:
-    """Give the cause of a host that went without a word."""
+    """Return the cause of a host that went without a word."""
     return HostFailure(
         host=host,
         message=f"{host} vanished ({why})",

@@ -102,22 +102,22 @@ class Rendezvous(Protocol):
         """Say where the store is: the first host does."""
 
     def published(self) -> str:
-        """Give where the store is; empty until that is known."""
+        """Return where the store is; empty until that is known."""
 
     def arrive(self, point: str) -> None:
         """Say that this host got to a point."""
 
     def has_passed(self, point: str) -> bool:
-        """Whether every host got there."""
+        """Return whether every host got there."""
 
     def missing(self, point: str) -> tuple[str, ...]:
-        """Give the hosts that are not known to have got there."""
+        """Return the hosts that are not known to have got there."""
 
     def fail(self, cause: HostFailure) -> None:
         """Say that this host gives up, and why; only the first time counts."""
 
     def verdict(self) -> RendezvousOutcome | None:
-        """Give why the meeting failed, once it did."""
+        """Return why the meeting failed, once it did."""
 
     def on_news(self, wake: Callable[[], None]) -> None:
         """Have this called, by another thread, when something above has changed."""
@@ -181,7 +181,7 @@ def has_passed(meeting: Rendezvous, point: str, timeout_s: float, *, clock: Cloc
 
 
 def settled(meeting: Rendezvous, own: HostFailure, clock: Clock | None = None) -> RendezvousOutcome:
-    """Say that this host gives up, and wait a moment for what all hosts agree to be the first cause."""
+    """Report that this host gives up, and wait a moment for what all hosts agree to be the first cause."""
     clock = clock or SystemClock()
     deadline_s = clock.monotonic_s() + SETTLE_S
     meeting.fail(own)
@@ -191,7 +191,7 @@ def settled(meeting: Rendezvous, own: HostFailure, clock: Clock | None = None) -
 
 
 def not_arrived(missing: Sequence[str], after_s: float, point: str = "") -> HostFailure:
-    """Give the cause of hosts that did not come; of none, if the last one came the moment after the time was over."""
+    """Return the cause of hosts that did not come; of none, if the last one came the moment after the time was over."""
     where = f" at {point!r}" if point else ""
     return HostFailure(
         host=missing[0] if missing else "",
@@ -203,7 +203,7 @@ def not_arrived(missing: Sequence[str], after_s: float, point: str = "") -> Host
 
 
 def failed(verdict: RendezvousOutcome) -> RendezvousFailed:
-    """Give the error of a host that learns why the meeting failed."""
+    """Return the error of a host that learns why the meeting failed."""
     cause = verdict.cause
     return RendezvousFailed(
         cause.message if cause.missing else f"{cause.host} gave up: {cause.message}",

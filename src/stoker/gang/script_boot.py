@@ -152,7 +152,7 @@ class _Meeting:
                 names["init_process_group"] = init_process_group
 
     def _with_store(self, c10d: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Give the arguments with our meeting place, unless the script has one or means another group than all."""
+        """Return the arguments with our meeting place, unless the script has one or means another group than all."""
         is_ours = (
             given.get("store") is None
             and given.get("init_method") in (None, "env://")
@@ -234,7 +234,7 @@ def _prepare(order: Mapping[str, Any]) -> Callable[[], object]:
 
 
 def _run_other(what: str) -> Callable[[], object]:
-    """Give what runs a folder, an archive or compiled code."""
+    """Return what runs a folder, an archive or compiled code."""
     import runpy  # noqa: PLC0415 - rare
 
     if what.endswith(".pyc"):

@@ -69,7 +69,7 @@ class _Voice:
         self._rest = b""
 
     def take(self, chunk: bytes) -> list[bytes]:
-        """Give the lines that are whole now; no bytes: the rest."""
+        """Return the lines that are whole now; no bytes: the rest."""
         if not chunk:
             rest, self._rest = self._rest, b""
             return [rest] if rest else []
@@ -119,7 +119,7 @@ class RankOutput(Closable):
             raise
 
     def ends(self, rank: int) -> tuple[int, int]:
-        """Give the writing ends of a rank's standard output and standard error."""
+        """Return the writing ends of a rank's standard output and standard error."""
         return self._writing[2 * rank], self._writing[2 * rank + 1]
 
     def listen(self) -> None:
@@ -128,7 +128,7 @@ class RankOutput(Closable):
         self._thread.start()
 
     def last_words(self, rank: int) -> list[str]:
-        """Give the last lines of a rank's standard error."""
+        """Return the last lines of a rank's standard error."""
         return [line.decode(errors="replace") for line in self._tails[rank]]
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class RankOutput(Closable):
 
 
 def prefixed(rank: int, lines: Sequence[bytes], *, is_prefixed: bool) -> bytes:
-    """Give lines as they are written in one piece."""
+    """Return lines as they are written in one piece."""
     before = f"[rank {rank}] ".encode() if is_prefixed else b""
     return b"".join(before + line + b"\n" for line in lines)
 
@@ -394,7 +394,7 @@ class ScriptGang:
         return has_left
 
     def _deadline_ns(self, looks: Sequence[RankSnapshot]) -> int | None:
-        """Say when the time is over for those who join their group, and for those whom they wait for."""
+        """Return when the time is over for those who join their group, and for those whom they wait for."""
         begun = [
             look.page.stamps_ns[Phase.COMM] for look in looks if look.page.phase is Phase.COMM and not look.is_done
         ]

@@ -44,14 +44,14 @@ class Script:
     args: tuple[str, ...] = ()
 
     def order(self, rank: int, nranks: int) -> dict[str, Any] | None:
-        """Give what `script_boot` is told; nothing for a program."""
+        """Return what `script_boot` is told; nothing for a program."""
         if not self.how:
             return None
         args = [word.replace(_LOCAL_RANK, str(rank)) for word in self.args]
         return {"how": self.how, "what": self.what, "args": args, "rank": rank, "nranks": nranks}
 
     def words(self, rank: int) -> list[str]:
-        """Give the words that are started for a rank; of a script, those up to it."""
+        """Return the words that are started for a rank; of a script, those up to it."""
         return list(self.argv) if self.how else [word.replace(_LOCAL_RANK, str(rank)) for word in self.argv]
 
 
@@ -64,7 +64,7 @@ class OwnPython:
     base_prefix: str = sys.base_prefix
 
     def is_it(self, path: str) -> bool:
-        """Whether a path starts the interpreter that runs Stoker, in the same environment."""
+        """Return whether a path starts the interpreter that runs Stoker, in the same environment."""
         try:
             is_same_file = os.path.samefile(path, self.executable)
         except OSError:
@@ -105,7 +105,7 @@ def read_script(
 
 
 def needs_libraries(script: Script, folder: str) -> bool:
-    """Say whether a script imports more than the standard library, as far as its own text tells."""
+    """Return whether a script imports more than the standard library, as far as its own text tells."""
     if script.how == MODULE:
         return True
     if script.how == CODE:
@@ -134,7 +134,7 @@ def _imports_more(source: str | bytes) -> bool:
 
 
 def _find(word: str, folder: str, environment: Mapping[str, str], own: OwnPython) -> tuple[str, dict[str, str]]:
-    """Give the path of what a first word names, and the environment that goes with it."""
+    """Return the path of what a first word names, and the environment that goes with it."""
     env = dict(environment)
     if is_bare_python(word):
         python = find_python("", folder=folder, environment=environment, own_prefix=own.prefix, word=word)
@@ -158,7 +158,7 @@ def _find(word: str, folder: str, environment: Mapping[str, str], own: OwnPython
 
 
 def _split(words: list[str]) -> tuple[list[str], str, str, list[str]]:
-    """Give the interpreter's options, what it is to run and the arguments; nothing to run: it is asked else."""
+    """Return the interpreter's options, what it is to run and the arguments; nothing to run: it is asked else."""
     options: list[str] = []
     while words:
         word = words.pop(0)
@@ -209,7 +209,7 @@ ADDRESS = "127.0.0.1"
 
 
 def rank_variables(rank: int, nranks: int, *, port: int, run_id: str) -> dict[str, str]:
-    """Give what differs from rank to rank, or is known only now."""
+    """Return what differs from rank to rank, or is known only now."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -231,14 +231,14 @@ def rank_variables(rank: int, nranks: int, *, port: int, run_id: str) -> dict[st
 
 
 def speaks_for_all(environment: Mapping[str, str], rank: int) -> dict[str, str]:
-    """Give what keeps metrics and last words of ranks but the first from a run of Stoker's around the gang."""
+    """Return what keeps metrics and last words of ranks but the first from a run of Stoker's around the gang."""
     if not rank or not environment.get("STOKER_CONTROL"):
         return {}
     return {"STOKER_CONTROL": os.devnull, "STOKER_METRICS": os.devnull}
 
 
 def shared_variables(environment: Mapping[str, str], nranks: int) -> dict[str, str]:
-    """Give the environment that all ranks have in common; libraries read it when they are imported."""
+    """Return the environment that all ranks have in common; libraries read it when they are imported."""
     made = {name: value for name, value in environment.items() if name != "TORCHELASTIC_ERROR_FILE"}
     made.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if nranks > 1:

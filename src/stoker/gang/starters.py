@@ -65,10 +65,10 @@ class RankProcess(Protocol):
     def identity(self) -> ProcessIdentity: ...
 
     def exit(self) -> ProcessExit | None:
-        """Give how it ended, once nothing of its session is left; raises `ProcessLost` if something survived."""
+        """Return how it ended, once nothing of its session is left; raises `ProcessLost` if something survived."""
 
     def fd(self) -> int | None:
-        """Give what becomes readable when the process itself ends; `None` where there is no such thing."""
+        """Return what becomes readable when the process itself ends; `None` where there is no such thing."""
 
     def close(self) -> None:
         """Let go of the descriptor."""
@@ -239,7 +239,7 @@ class RankZygote(Closable):
     def starter(
         self, timeout_s: float | None = None, *, is_cancelled: Callable[[], bool] | None = None
     ) -> ZygoteStarter:
-        """Give the way to fork ranks, once everything is imported; a zygote that was killed is replaced.
+        """Return the way to fork ranks, once everything is imported; a zygote that was killed is replaced.
 
         Raises `Unavailable` but on Linux, `ProcessLost` if it does not get ready in time, `Cancelled`.
         """
@@ -259,7 +259,7 @@ class RankZygote(Closable):
                 return ZygoteStarter(zygote)
 
     def exec_starter(self) -> ExecStarter:
-        """Give the way that needs no zygote."""
+        """Return the way that needs no zygote."""
         return ExecStarter(self._python, env=self._env, cwd=self._cwd, sys_path=self._sys_path)
 
     def wait_ready(self, timeout_s: float | None = None) -> float:
@@ -297,7 +297,7 @@ def run_forked_rank(order: Mapping[str, Any], _emit: object) -> None:
 
 
 def _own(number: int) -> int:
-    """Give our own output for a child, unless it is closed."""
+    """Return our own output for a child, unless it is closed."""
     try:
         os.fstat(number)
     except OSError:

@@ -40,12 +40,12 @@ def use_one_thread() -> None:
 
 
 def lone_store() -> Any:
-    """Give a store that only this process knows."""
+    """Return a store that only this process knows."""
     return distributed.HashStore()
 
 
 def make_store(fd: int, nranks: int, left_s: float) -> Any:
-    """Give the store behind a descriptor that all ranks have. It has to stay open as long as the store is there."""
+    """Return the store behind a descriptor that all ranks have. It has to stay open as long as the store is there."""
     store = distributed.FileStore(f"/proc/self/fd/{fd}" if os.path.isdir("/proc/self/fd") else f"/dev/fd/{fd}", nranks)
     store.set_timeout(timedelta(seconds=left_s + _MARGIN_S))
     return store
@@ -61,7 +61,7 @@ def hold_store(address: str, left_s: float) -> Any:
 
 
 def reach_store(place: str, left_s: float) -> Any:
-    """Give the store of several hosts, which is held at an address and port."""
+    """Return the store of several hosts, which is held at an address and port."""
     address, _, port = place.rpartition(":")
     return _tcp_store(address, int(port), left_s, is_master=False)
 
@@ -82,7 +82,7 @@ def join(backend: str, store: Any, rank: int, nranks: int, device: tuple[str, in
 
 
 def has_joined() -> bool:
-    """Whether this process is in a group."""
+    """Return whether this process is in a group."""
     return bool(distributed.is_initialized())
 
 
@@ -102,12 +102,12 @@ def destroy() -> None:
 
 
 def over_memory(view: memoryview, dtype: str) -> torch.Tensor:
-    """Give a tensor over this computer's memory; it holds the view."""
+    """Return a tensor over this computer's memory; it holds the view."""
     return torch.frombuffer(view, dtype=getattr(torch, dtype))
 
 
 def over_device(base: int, nbytes: int, dtype: str, *, keep: object) -> torch.Tensor:
-    """Give a tensor over memory of the current GPU; it holds `keep`."""
+    """Return a tensor over memory of the current GPU; it holds `keep`."""
     shown = _Shown(base, nbytes, keep)
     flat: torch.Tensor = torch.as_tensor(shown, device="cuda")
     return flat.view(getattr(torch, dtype))
@@ -130,7 +130,7 @@ class _Shown:
 
 
 def all_reduced(values: Sequence[float]) -> list[float]:
-    """Give the sums over all ranks, place by place."""
+    """Return the sums over all ranks, place by place."""
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     total = torch.tensor(values, dtype=torch.float32, device=device)
     distributed.all_reduce(total)

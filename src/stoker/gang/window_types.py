@@ -26,16 +26,16 @@ class WindowBlock(Protocol):
         """At least what was asked for."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Give a part of it to read and write. Raises `BadInput` where the processor can't reach it."""
+        """Return a part of it to read and write. Raises `BadInput` where the processor can't reach it."""
 
     def tensor(self, offset: int, nbytes: int, dtype: str) -> Any:
-        """Give a part of it as a torch tensor over the same bytes."""
+        """Return a part of it as a torch tensor over the same bytes."""
 
     def fill(self, offset: int, data: memoryview) -> None:
         """Copy bytes of ours into it, and see that they have arrived."""
 
     def read(self, offset: int, nbytes: int) -> bytes | memoryview:
-        """Give a part of it as bytes of ours."""
+        """Return a part of it as bytes of ours."""
 
     def close(self) -> None:
         """Give it back. Twice is fine."""

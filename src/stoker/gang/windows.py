@@ -21,7 +21,7 @@ _HANDLE = struct.Struct("<QQ")
 
 
 def regions(sizes_bytes: Sequence[int]) -> list[tuple[int, int]]:
-    """Give each rank's place and size in the common memory: whole pages, so that each can map its own alone."""
+    """Return each rank's place and size in the common memory: whole pages, so that each can map its own alone."""
     placed: list[tuple[int, int]] = []
     end = 0
     for size in sizes_bytes:

@@ -84,7 +84,7 @@ def take_seat(
 
 
 def procs_files_of(pid: int) -> tuple[str, ...]:
-    """Give the files by which others enter the control groups that limit a process's memory, if it has its own."""
+    """Return the files by which others enter the control groups that limit a process's memory, if it has its own."""
     found = []
     for version in (2, 1):
         theirs, ours = (own_group("memory", version, of=who) for who in (pid, "self"))

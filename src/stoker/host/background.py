@@ -96,7 +96,7 @@ class RecurringTask(ABC):
 
     @abstractmethod
     def _after(self, problem: Exception) -> float:
-        """Say after how many seconds to act again, after a fault of our own."""
+        """Return after how many seconds to act again, after a fault of our own."""
 
     def _work(self) -> None:
         pause_s = self._first_s

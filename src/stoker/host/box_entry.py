@@ -64,7 +64,7 @@ class ChildSetup:
 
 
 def find_program(name: str, *, cwd: StrPath, env: Mapping[str, str]) -> str:
-    """Give the file that would be run, as the operating system would find it in the child.
+    """Return the file that would be run, as the operating system would find it in the child.
 
     Raises `LocalFile` or `NoPermission`, as a start without a box does.
     """
@@ -90,7 +90,7 @@ def find_program(name: str, *, cwd: StrPath, env: Mapping[str, str]) -> str:
 
 
 def through_shell(entry: ChildSetup, program: str, argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Give the command that enters a box and then becomes the program."""
+    """Return the command that enters a box and then becomes the program."""
     limit_bytes = _lowered(entry.address_space_bytes)
     unset = [name for name in _SHELL_VARIABLES if name not in env]
     # `env` puts it back, unless it would take the program for more of the same.
@@ -153,17 +153,17 @@ def see_in(door: socket.socket) -> None:
 
 
 def not_let_in(reason: str) -> ContainmentUnavailable:
-    """Give the error for somebody who could not enter."""
+    """Return the error for somebody who could not enter."""
     return ContainmentUnavailable(f"a process can't enter its box: {reason}", hint="choose another containment")
 
 
 def _is_dropped(name: str) -> bool:
-    """Whether some shell keeps a variable from us: one that it could not name itself, or has for itself."""
+    """Return whether some shell keeps a variable from us: one that it could not name itself, or has for itself."""
     return not (name.isascii() and name.isidentifier()) or name in {"IFS", "OPTIND", "PPID"}
 
 
 def _lowered(limit_bytes: int | None) -> int | None:
-    """Give a limit that an ordinary process may set: never above the one it is under."""
+    """Return a limit that an ordinary process may set: never above the one it is under."""
     if limit_bytes is None:
         return None
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_AS)

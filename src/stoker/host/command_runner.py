@@ -194,7 +194,7 @@ class _Asked:
                 os.killpg(self._child.identity.pid, signal.SIGKILL)
 
     def _exit_code(self) -> int | None:
-        """Give how it ended, `None` while it runs."""
+        """Return how it ended, `None` while it runs."""
         if self._child is None:
             return None
         try:

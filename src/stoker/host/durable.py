@@ -42,7 +42,7 @@ _own_tags: dict[int, str] = {}
 
 
 def _is_everybodys(path: str) -> bool:
-    """Whether a name is a device's, or leads to one, to a pipe or to a process's own: /dev/null, /dev/stdout."""
+    """Return whether a name is a device's, or leads to one, to a pipe or to a process's own: /dev/null, /dev/stdout."""
     try:
         if not os.path.islink(path):
             mode = os.lstat(path).st_mode
@@ -207,7 +207,7 @@ def remove_tree(path: StrPath) -> bool:
 
 
 def temp_name(folder: str) -> str:
-    """Give a name for a file that is written first and renamed when it is whole; `sweep_temps` knows it."""
+    """Return a name for a file that is written first and renamed when it is whole; `sweep_temps` knows it."""
     # By pid, so that a forked child makes its own; with the start time, because in a container a restarted program
     # often gets the very number of the one that crashed.
     pid = os.getpid()
@@ -245,7 +245,7 @@ def translated(path: StrPath) -> Translation:
 
 
 def translate(error: OSError, path: StrPath) -> StokerError:
-    """Give our own error for one of the operating system's."""
+    """Return our own error for one of the operating system's."""
     name = os.fspath(path)
     number = error.errno or 0
     word = errno.errorcode.get(number, "")

@@ -34,7 +34,7 @@ class ProcessExit:
 
 
 def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
-    """Give the record for what `wait4` said."""
+    """Return the record for what `wait4` said."""
     code = os.waitstatus_to_exitcode(wait_status)
     return ProcessExit(
         status=code if code >= 0 else None,

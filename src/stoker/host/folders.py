@@ -61,18 +61,18 @@ class AnchoredFolder(Closable):
             os.close(descriptor)
 
     def path_of(self, name: str) -> str:
-        """Give the path of a name, for messages."""
+        """Return the path of a name, for messages."""
         return os.path.join(self.path, name)
 
     def is_in_place(self) -> bool:
-        """Whether whoever goes by the path still gets to this very folder."""
+        """Return whether whoever goes by the path still gets to this very folder."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
         except OSError:
             return False
 
     def look(self, name: str) -> os.stat_result | None:
-        """Say what lies under a name, a link itself and not its target; nothing if nothing does."""
+        """Return what lies under a name, a link itself and not its target; nothing if nothing does."""
         with translated(self.path_of(name)):
             try:
                 return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -154,7 +154,7 @@ class AnchoredFolder(Closable):
         return data if len(data) <= limit_bytes else None
 
     def names(self) -> list[str]:
-        """Give the names in the folder."""
+        """Return the names in the folder."""
         with translated(self.path):
             return os.listdir(self.descriptor)
 
@@ -205,7 +205,7 @@ PASSED_THROUGH = 0o711
 
 
 def names_in(folder: str) -> list[str]:
-    """Give the names in a folder, sorted; none if it can't be listed."""
+    """Return the names in a folder, sorted; none if it can't be listed."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -285,13 +285,13 @@ def check_name(path: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Give a name as a message shows it, whatever is in it: quoted, in ASCII, cut where it is too long to be read."""
+    """Return a name as a message shows it, whatever is in it: quoted, in ASCII, cut where it is too long to be read."""
     # What is cut off is not even quoted: a name may have megabytes.
     return one_line(ascii(path[:_SHOWN_CHARACTERS]) + ("…" if len(path) > _SHOWN_CHARACTERS else ""), _SHOWN_CHARACTERS)
 
 
 def name_fault(path: str) -> str:
-    """Say what makes a name unsafe; nothing if it is safe."""
+    """Return what makes a name unsafe; nothing if it is safe."""
     if not path:
         return "it is empty"
     # First, so that nothing else has to be quick for names of any length.
@@ -306,7 +306,7 @@ def name_fault(path: str) -> str:
 
 
 def clashes(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Give the groups of names that are one file on some machine, or where one would have to be a file and a folder.
+    """Return the groups of names that are one file on some machine, or where one would have to be a file and a folder.
 
     One file: they differ only in case, or in the way that Unicode composes a letter.
     """
@@ -353,7 +353,7 @@ _ENOUGH = 1 << 20
 
 
 def most_open_files() -> int:
-    """Give how many files this process may have open at once."""
+    """Return how many files this process may have open at once."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _ENOUGH if soft == resource.RLIM_INFINITY else soft
 

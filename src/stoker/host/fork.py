@@ -51,11 +51,11 @@ def signal_child(pid: int, number: int) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended; it is not reaped, so that its number stays its own."""
+    """Return whether a child has ended; it is not reaped, so that its number stays its own."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap(pid: int) -> ProcessExit:
-    """Give how a child ended; from here on its number may be somebody else's."""
+    """Return how a child ended; from here on its number may be somebody else's."""
     _, status, usage = os.wait4(pid, 0)
     return exit_from(status, usage.ru_maxrss, usage.ru_utime + usage.ru_stime)

@@ -42,7 +42,7 @@ class GitResult:
         return self.exit_code == 0
 
     def lines(self) -> list[str]:
-        """Give its lines as text."""
+        """Return its lines as text."""
         return os.fsdecode(self.out).splitlines()
 
 
@@ -77,7 +77,7 @@ def ask_git(
 
 
 def without_filters(said: GitResult) -> tuple[str, ...]:
-    """Give the words that turn off what `FILTERS` has found in the repository itself; the user's own filters stay.
+    """Return the words that turn off what `FILTERS` has found in the repository itself; the user's own filters stay.
 
     `BadInput` for one whose name can't be said.
     """

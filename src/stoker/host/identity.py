@@ -73,25 +73,25 @@ class ProcessIdentity:
 
 
 def of_pid(pid: int) -> ProcessIdentity | None:
-    """Give the process that has this number now, a zombie included; `None` if there is none that we can see."""
+    """Return the process that has this number now, a zombie included; `None` if there is none that we can see."""
     row = read_row(pid)
     return None if row is None else identity_from(pid, row.start_ticks)
 
 
 def mine() -> ProcessIdentity:
-    """Give this process."""
+    """Return this process."""
     return _mine(os.getpid())
 
 
 def identity_from(pid: int, start_ticks: int) -> ProcessIdentity:
-    """Give the identity of a process on this host whose start is already known."""
+    """Return the identity of a process on this host whose start is already known."""
     return ProcessIdentity(
         pid=pid, start_ticks=start_ticks, boot_id=_boot_id(), host=os.uname().nodename, pid_space=_pid_space()
     )
 
 
 def is_alive(identity: ProcessIdentity) -> Liveness:
-    """Say whether that very process still runs. A zombie does not."""
+    """Return whether that very process still runs. A zombie does not."""
     here = mine()
     if sys.platform == "win32" or identity.host != here.host:
         return Liveness.UNKNOWN
@@ -107,7 +107,7 @@ def is_alive(identity: ProcessIdentity) -> Liveness:
 
 
 def is_of_this_boot(identity: ProcessIdentity) -> bool:
-    """Whether the number means here and now what it meant then, so that it may be looked up at all."""
+    """Return whether the number means here and now what it meant then, so that it may be looked up at all."""
     here = mine()
     return (
         identity.host == here.host
@@ -182,7 +182,7 @@ def _pid_space() -> str:
 
 
 def surroundings() -> dict[str, str]:
-    """Give what is worth knowing of where something ran; it never enters a key."""
+    """Return what is worth knowing of where something ran; it never enters a key."""
     about = os.uname()
     return {
         "host": about.nodename,

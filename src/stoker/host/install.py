@@ -16,13 +16,13 @@ _DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")
 
 
 def packages_in(prefix: str) -> dict[str, str]:
-    """Give the packages below a prefix with their versions, as their folders are called."""
+    """Return the packages below a prefix with their versions, as their folders are called."""
     found = (_DIST.fullmatch(os.path.basename(place)) for place in package_folders(prefix))
     return {one[1].replace("_", "-").lower(): one[2] for one in found if one is not None}
 
 
 def package_folders(prefix: str) -> Iterator[str]:
-    """Give the folders in which packages tell about themselves."""
+    """Return the folders in which packages tell about themselves."""
     for library in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
         for folder in names_in(library):
             for packages in ("site-packages", "dist-packages") if folder.startswith("python3") else ():

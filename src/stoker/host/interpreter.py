@@ -36,7 +36,7 @@ class FolderInterpreter:
 
 
 def is_bare_python(word: str) -> bool:
-    """Say whether a word means "Python, whichever"."""
+    """Return whether a word means "Python, whichever"."""
     return _BARE.fullmatch(word) is not None
 
 
@@ -59,7 +59,7 @@ def find_python(
 
 
 def _environments(folder: str, environment: Mapping[str, str], own_prefix: str) -> list[tuple[str, str]]:
-    """Give the environments that may be meant, the likeliest first, each with the reason."""
+    """Return the environments that may be meant, the likeliest first, each with the reason."""
     virtual = (environment.get("VIRTUAL_ENV", ""), "the active environment (VIRTUAL_ENV)")
     conda = (environment.get("CONDA_PREFIX", ""), "the active environment (CONDA_PREFIX)")
     beside = (os.path.join(folder, ".venv"), "the folder's .venv")
@@ -117,7 +117,7 @@ def _found(name: str, folder: str, environment: Mapping[str, str]) -> str:
 
 
 def _inside(prefix: str, path: str) -> dict[str, str | None]:
-    """Give what activating an environment would change."""
+    """Return what activating an environment would change."""
     scripts = os.path.join(prefix, "bin")
     rest = [place for place in path.split(os.pathsep) if place != scripts]
     changes: dict[str, str | None] = {"PATH": os.pathsep.join([scripts, *rest])}

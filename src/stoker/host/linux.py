@@ -80,7 +80,7 @@ def moves() -> Iterator[bool]:
 
 
 def _own_regions() -> Iterator[tuple[int, int]]:
-    """Give the regions that are ours alone to write, cut to borders of large pages."""
+    """Return the regions that are ours alone to write, cut to borders of large pages."""
     if sys.platform != "linux":
         return
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:

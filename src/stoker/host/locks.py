@@ -199,7 +199,7 @@ class FileLock:
 
 
 def is_locked(path: StrPath) -> bool:
-    """Say whether somebody holds the lock right now, without taking it. False where there is no lock file."""
+    """Return whether somebody holds the lock right now, without taking it. False where there is no lock file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _PLAINLY)
     except OSError:
@@ -217,7 +217,7 @@ def is_locked(path: StrPath) -> bool:
 
 
 def read_owner(path: StrPath, *, dir_fd: int | None = None) -> LockOwner | None:
-    """Give whoever last took the lock; whether it is still held, only trying tells. `None` if nobody signed."""
+    """Return whoever last took the lock; whether it is still held, only trying tells. `None` if nobody signed."""
     try:
         with open(os.open(path, os.O_RDONLY | _PLAINLY, dir_fd=dir_fd), "rb") as file:
             data = jsontext.loads(file.readline(_LONGEST_BYTES))
@@ -232,7 +232,7 @@ def read_owner(path: StrPath, *, dir_fd: int | None = None) -> LockOwner | None:
 
 
 def _is_still_named(fd: int, path: str, dir_fd: int | None) -> bool:
-    """Whether the file that we locked is the one that others will find."""
+    """Return whether the file that we locked is the one that others will find."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path, dir_fd=dir_fd, follow_symlinks=False))
     except FileNotFoundError:
@@ -318,7 +318,7 @@ _LARGEST_BYTES = 1 << 20
 
 
 def living_marks(folder: str, owner: Callable[[Any], Any] = lambda told: told) -> list[Any]:
-    """Give what the marks in a folder say whose processes may still run; the others are taken away.
+    """Return what the marks in a folder say whose processes may still run; the others are taken away.
 
     `owner` gives, of what a mark says, the part that is the process.
     """

@@ -21,7 +21,7 @@ def mac_available_bytes() -> int | None:
 
 
 def read_vm_stat(text: str) -> int | None:
-    """Give the bytes in pages that are free, were read ahead, or were not used for a while; nothing if it is cut off.
+    """Return the bytes in pages that are free, were read ahead, or were not used for a while; nothing if it is cut off.
 
     What is read ahead is counted apart from what is free, and both can be taken.
     """

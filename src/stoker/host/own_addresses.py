@@ -12,7 +12,7 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 def own_names() -> tuple[str, ...]:
-    """Give this computer's names and addresses, loopback's among them."""
+    """Return this computer's names and addresses, loopback's among them."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     names = ("localhost", name, short, f"{short}.local")
@@ -20,7 +20,7 @@ def own_names() -> tuple[str, ...]:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Give the addresses of this computer's network devices, but loopback's and those that hold on one cable only."""
+    """Return the addresses of this computer's network devices, but loopback's and those that hold on one cable only."""
     found = [*_ipv4_of_kernel(), *_ipv6_of_kernel()]
     if not found:
         with suppress(OSError):

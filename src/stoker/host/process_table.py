@@ -40,14 +40,14 @@ class ProcessRow(NamedTuple):
 
 
 def living_rows() -> Iterator[ProcessRow]:
-    """Give every process that still runs."""
+    """Return every process that still runs."""
     return (row for row in rows() if not row.is_gone)
 
 
 if sys.platform == "linux":
 
     def read_row(pid: int) -> ProcessRow | None:
-        """Give one process, zombies included; `None` if there is none, or we are not allowed to see it."""
+        """Return one process, zombies included; `None` if there is none, or we are not allowed to see it."""
         try:
             fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -69,7 +69,7 @@ if sys.platform == "linux":
             return False
 
     def users_of(pid: int) -> frozenset[int]:
-        """Give the users that a process acts for: real, effective, saved. None at all if that can't be told."""
+        """Return the users that a process acts for: real, effective, saved. None at all if that can't be told."""
         try:
             with open(f"/proc/{pid}/status", "rb") as file:
                 words = next((line.split() for line in file if line.startswith(b"Uid:")), [])
@@ -78,7 +78,7 @@ if sys.platform == "linux":
         return frozenset(map(int, words[1:]))
 
     def rows() -> Iterator[ProcessRow]:
-        """Give every process that we can see, zombies included."""
+        """Return every process that we can see, zombies included."""
         for name in os.listdir("/proc"):
             if name.isdigit() and (row := read_row(int(name))) is not None:
                 yield row
@@ -99,19 +99,19 @@ if sys.platform == "linux":
 else:
 
     def read_row(pid: int) -> ProcessRow | None:
-        """Give one process, zombies included; `None` if there is none."""
+        """Return one process, zombies included; `None` if there is none."""
         return next(_ask_ps("-p", str(pid)), None)
 
     def are_numbers_ours() -> bool:
-        """Whether the table is that of our own namespace."""
+        """Return whether the table is that of our own namespace."""
         return True
 
     def users_of(_pid: int) -> frozenset[int]:
-        """Give the users that a process acts for; here nobody tells."""
+        """Return the users that a process acts for; here nobody tells."""
         return frozenset()
 
     def rows() -> Iterator[ProcessRow]:
-        """Give every process that we can see, zombies included."""
+        """Return every process that we can see, zombies included."""
         return _ask_ps("-A")
 
     def _ask_ps(*which: str) -> Iterator[ProcessRow]:

@@ -74,7 +74,7 @@ class Child:
         return self._process.stderr
 
     def poll(self) -> ProcessExit | None:
-        """Give how it ended, or `None` while it runs."""
+        """Return how it ended, or `None` while it runs."""
         with self._reaping:
             if self._exit is None:
                 pid, status, usage = os.wait4(self.identity.pid, os.WNOHANG)
@@ -214,7 +214,7 @@ def ask_group(identity: ProcessIdentity) -> None:
 
 
 def group_members(identity: ProcessIdentity, rows: Iterable[ProcessRow] | None = None) -> tuple[ProcessRow, ...]:
-    """Give whoever is left of a process, its group and its session; nobody if the number belongs to another one now.
+    """Return whoever is left of a process, its group and its session; nobody if the number belongs to another one now.
 
     The kernel keeps a number from being reused while a group or session of that number has members. So they are the
     process's own even after it has ended itself, unless somebody else had the number in between and left a session
@@ -310,7 +310,7 @@ def _is_same(member: ProcessRow) -> bool:
 
 
 def group_cpu_ticks(group: int) -> int | None:
-    """Give the clock ticks that the living processes of a group have used; nothing if none lives.
+    """Return the clock ticks that the living processes of a group have used; nothing if none lives.
 
     Where the system does not tell, a living group has used none.
     """

@@ -36,24 +36,24 @@ class MemoryUse(NamedTuple):
 
 
 def cpu_quota(proc: str = "/proc") -> float | None:
-    """Give how many processors' worth of time we may use, or `None` if nobody says."""
+    """Return how many processors' worth of time we may use, or `None` if nobody says."""
     quotas = [quota for folder, version in _levels("cpu", proc) if (quota := _cpu_quota(folder, version)) is not None]
     return min(quotas, default=None)
 
 
 def memory_uses(proc: str = "/proc") -> list[MemoryUse]:
-    """Give every level above us that limits memory."""
+    """Return every level above us that limits memory."""
     return [use for folder, version in _levels("memory", proc) if (use := _memory_use(folder, version)) is not None]
 
 
 def own_group(controller: str, version: int, proc: str = "/proc", *, of: int | str = "self") -> str | None:
-    """Give the folder of the group that we, or another process, are in; `None` if it is not there to be seen."""
+    """Return the folder of the group that we, or another process, are in; `None` if it is not there to be seen."""
     folders = (folder for folder, found in _levels(controller, proc, of) if found == version)
     return next((folder for folder in folders if os.path.isdir(folder)), None)
 
 
 def group_at(path: str, proc: str = "/proc") -> str | None:
-    """Give the folder of a version 2 group that somebody else calls by its path; `None` if it is not to be seen."""
+    """Return the folder of a version 2 group that somebody else calls by its path; `None` if it is not to be seen."""
     mounts = (mount for mount in _mounts(proc) if mount[0] == 2)
     folders = (next(_upwards(mount_point, _below(root, path))) for _, _, root, mount_point in mounts)
     return next((folder for folder in folders if os.path.isdir(folder)), None)
@@ -84,7 +84,7 @@ _MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("mem
 
 
 def _levels(controller: str, proc: str, of: int | str = "self") -> Iterator[tuple[str, int]]:
-    """Give the folders of a process's group and of those above it, each with its version."""
+    """Return the folders of a process's group and of those above it, each with its version."""
     mounts = list(_mounts(proc))
     for line in _lines(f"{proc}/{of}/cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -106,7 +106,7 @@ def _mounts(proc: str) -> Iterator[tuple[int, Sequence[str], str, str]]:
 
 
 def _below(root: str, path: str) -> str:
-    """Give our group relative to what is mounted: a container sees a part of the tree, or gets the host's path."""
+    """Return our group relative to what is mounted: a container sees a part of the tree, or gets the host's path."""
     if root == "/":
         return path
     return path.removeprefix(root) if path == root or path.startswith(f"{root}/") else ""
@@ -139,14 +139,14 @@ SPARE_BYTES = 50 * 1024 * 1024
 
 
 def free_bytes(path: StrPath) -> int:
-    """Give what an ordinary user may still write where `path` is, or will be once its folders are made."""
+    """Return what an ordinary user may still write where `path` is, or will be once its folders are made."""
     with translated(path):
         status = os.statvfs(existing_above(path))
     return status.f_bavail * status.f_frsize
 
 
 def existing_above(path: StrPath) -> str:
-    """Give the path itself, absolute, or the nearest folder above it that is there."""
+    """Return the path itself, absolute, or the nearest folder above it that is there."""
     place = os.path.abspath(path)
     while not os.path.exists(place) and place != os.path.dirname(place):
         place = os.path.dirname(place)
@@ -154,7 +154,7 @@ def existing_above(path: StrPath) -> str:
 
 
 def has_space(coming_bytes: int, free: int, *, spare_bytes: int = SPARE_BYTES) -> bool:
-    """Say whether so many bytes fit with something to spare; nothing to come always fits."""
+    """Return whether so many bytes fit with something to spare; nothing to come always fits."""
     return coming_bytes == 0 or coming_bytes + spare_bytes <= free
 
 
@@ -216,14 +216,14 @@ def folder_bytes(path: StrPath) -> int:
 
 
 def memory_total_bytes(proc: str = "/proc") -> int | None:
-    """Give the memory of this machine, or of the container we are in."""
+    """Return the memory of this machine, or of the container we are in."""
     totals = [use.limit_bytes for use in memory_uses(proc)]
     machine = _meminfo("MemTotal", proc) or _physical_bytes()
     return min([machine, *totals]) if machine is not None else None
 
 
 def memory_available_bytes(proc: str = "/proc") -> int | None:
-    """Give what can be used now without pushing anybody out."""
+    """Return what can be used now without pushing anybody out."""
     rooms = [max(0, use.limit_bytes - use.used_bytes) for use in memory_uses(proc)]
     machine = _meminfo("MemAvailable", proc)
     if machine is None:

@@ -78,7 +78,7 @@ class NamedSocket:
             return self._knock(descriptor)
 
     def is_answered(self) -> bool:
-        """Say whether somebody listens, without waiting for anybody."""
+        """Return whether somebody listens, without waiting for anybody."""
         with _entered(self.folder) as descriptor:
             return self._is_answered(descriptor)
 
@@ -376,7 +376,7 @@ class NotifySocket:
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """Give an environment without what a supervisor tells its service alone: children are not that service."""
+    """Return an environment without what a supervisor tells its service alone: children are not that service."""
     return {name: value for name, value in environment.items() if name not in _OURS_ALONE}
 
 

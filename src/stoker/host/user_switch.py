@@ -62,7 +62,7 @@ def end_everybody_of(uid: int, clock: Clock) -> int:
 
 
 def is_of_a_job(row: ProcessRow) -> bool:
-    """Whether a process was started by us for a job, as far as its environment tells."""
+    """Return whether a process was started by us for a job, as far as its environment tells."""
     try:
         with open(f"/proc/{row.pid}/environ", "rb") as file:
             return any(one.startswith(f"{MARK}=".encode()) for one in file.read().split(b"\0"))
@@ -79,7 +79,7 @@ SWITCHED = os.path.join(_HERE, "run_as_script.py")
 
 @contextmanager
 def written(order: Mapping[str, object]) -> Iterator[int]:
-    """Give a descriptor with an order in it, for the length of the block."""
+    """Return a descriptor with an order in it, for the length of the block."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("stoker-order", os.MFD_CLOEXEC)
     else:

@@ -94,7 +94,7 @@ def no_such_program(path: str, user: OtherUser) -> str:
 
 
 def why_not_allowed() -> str:
-    """Say why this process can't start programs as other users; empty if it can."""
+    """Return why this process can't start programs as other users; empty if it can."""
     if sys.platform != "linux":
         return "it is for Linux only"
     if os.geteuid() != 0:

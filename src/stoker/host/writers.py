@@ -201,5 +201,5 @@ class LogFile:
 
 
 def older_log(path: str) -> str:
-    """Give the name under which a full log is set aside."""
+    """Return the name under which a full log is set aside."""
     return f"{path.removesuffix('.log')}.1.log"

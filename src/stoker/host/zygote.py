@@ -87,7 +87,7 @@ class ForkedWork:
         return self._no_more_events
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Give events as they come, until the child has ended."""
+        """Return events as they come, until the child has ended."""
         while not self._no_more_events:
             yield from self.read_events()
 

@@ -106,7 +106,7 @@ class ZygoteServer:
             waiting = received
 
     def _pause_s(self) -> float | None:
-        """Say how long to wait for something to do."""
+        """Return how long to wait for something to do."""
         if self._is_ending:
             return _LOOK_AGAIN_S
         # Idle for the first time: what children will share is put in order, a little at a time.
@@ -219,7 +219,7 @@ class ZygoteServer:
                 self._report(fork, remains)
 
     def _orphans(self) -> list[ProcessRow]:
-        """Give the living descendants of children that came to us because their own parents ended."""
+        """Return the living descendants of children that came to us because their own parents ended."""
         orphans = []
         for pid in self._children():
             if pid in self._forks or pid in self._own_children:

@@ -83,12 +83,12 @@ def order_adapters(
 
 
 def around_here(schema: Schema, given: Mapping[str, Any] | None = None) -> AdaptersContext:
-    """Give what there is to know beside an adapters file, where this schema is the recipe's."""
+    """Return what there is to know beside an adapters file, where this schema is the recipe's."""
     return AdaptersContext(schema=schema, data=BUNDLED_DATA, given=given)
 
 
 def name_of(path: str) -> str:
-    """Give what a file's job is called unless told."""
+    """Return what a file's job is called unless told."""
     stem = os.path.splitext(os.path.basename(path))[0]
     return stem if is_job_name(stem) else _NAME
 
@@ -161,7 +161,7 @@ class _Making:
         self.lacks = tuple(lacks) if self._lacking == reading.count else ()
 
     def _shared(self, whole: ParsedAdaptersFile) -> dict[str, Any]:
-        """Give what holds for all: the top of the file, and over it what was typed."""
+        """Return what holds for all: the top of the file, and over it what was typed."""
         shared = dict(whole.file.shared)
         base = shared.get("base")
         if type(base) is str:
@@ -180,7 +180,7 @@ class _Making:
         reading: FileDiagnostics,
         told: set[str],
     ) -> _Checked | _Refused:
-        """Give an adapter's checked arguments and its plan; if something is wrong, it is noted."""
+        """Return an adapter's checked arguments and its plan; if something is wrong, it is noted."""
         own = {"data": entry.data, "checkpoints": entry.checkpoint, "label": entry.label}
         said = {**shared, **entry.values, **own, "adapter_index": entry.number - 1}
         values: dict[str, Any] = {}
@@ -284,7 +284,7 @@ def _typed(desk: JobCompiler, words: Sequence[str], schema: Schema) -> _Typed:
 
 
 def _with_turns(schema: Schema) -> Schema:
-    """Give a schema whose schedule, where it is refused, tells of whose turn it is, too: here it may say so."""
+    """Return a schema whose schedule, where it is refused, tells of whose turn it is, too: here it may say so."""
     declared = schema.leaves["schedule"]
 
     def read(text: str) -> Any:
@@ -313,7 +313,7 @@ def _joined(typed: InvalidInput, file: InvalidInput) -> InvalidInput:
 
 
 def _points(args_of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Give what varies among some arguments, and how, for each of them."""
+    """Return what varies among some arguments, and how, for each of them."""
     if not args_of:
         return []
     names = [

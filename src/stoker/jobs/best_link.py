@@ -30,7 +30,7 @@ def settle_best(out: str, label: str | None, labels: Collection[str]) -> str:
 
 
 def has_best(out: str, labels: Collection[str] = ()) -> bool:
-    """Say whether `best` is a link of ours."""
+    """Return whether `best` is a link of ours."""
     name = led_beside(os.path.join(out, BEST))
     if name is None:
         return False

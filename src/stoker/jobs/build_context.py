@@ -43,7 +43,7 @@ from stoker.store.memo import Memo, digest_path, refuse_unreadable
 
 
 def apart(schema: ArgsSchema, trials: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Give the arguments of labelled trials; a folder that several name becomes one below it for each."""
+    """Return the arguments of labelled trials; a folder that several name becomes one below it for each."""
     args = [dict(values) for _, values in trials]
     for name in (spec.name for spec in schema.specs.values() if spec.is_each):
         named = Counter(values[name] for values in args if values.get(name))
@@ -92,7 +92,7 @@ class ComposedJob:
         return self.wanted.name or (self.program.name() if self.program else self.recipe.leaf)
 
     def points(self) -> Iterator[SweepPoint]:
-        """Give its points in order; one without choices if nothing varies."""
+        """Return its points in order; one without choices if nothing varies."""
         return iter((SweepPoint(()),)) if self.composed.sweep is None else points(self.composed.sweep)
 
 
@@ -199,7 +199,7 @@ class JobCompiler:
         )
 
     def program_words(self, argv: tuple[str, ...], folder: str, *, at_once: int) -> ProgramWords:
-        """Give a program with what is to be known of this machine."""
+        """Return a program with what is to be known of this machine."""
         return ProgramWords(argv=argv, folder=folder, capacity=self.capacity, gpus=self.count_gpus(), at_once=at_once)
 
     def order_draft(self, draft: ComposedJob) -> CompiledJob:
@@ -286,7 +286,7 @@ class JobCompiler:
         return CompiledJob(plan=plan, spec=spec)
 
     def stages(self) -> dict[str, Stage]:
-        """Give every stage of every cookbook by name."""
+        """Return every stage of every cookbook by name."""
         owners: dict[str, str] = {}
         found: dict[str, Stage] = {}
         for cookbook in self.catalogue.cookbooks():
@@ -314,7 +314,7 @@ class JobCompiler:
     def _args(
         self, draft: ComposedJob, point: SweepPoint, values: dict[str, Any], files: ProgramFiles
     ) -> dict[str, Any]:
-        """Give the recipe's checked arguments for one trial."""
+        """Return the recipe's checked arguments for one trial."""
         recipe = draft.recipe
         if draft.program is not None:
             settings, params = split(values, draft.schema.leaves)
@@ -364,7 +364,7 @@ class JobCompiler:
         return CompiledJob(plan=joint.plan, spec=spec, trials=trials, papers={TRIALS: write_trials(trials)})
 
     def compile(self, recipe: Recipe, args: Mapping[str, Any]) -> Plan:
-        """Give the plan of checked arguments."""
+        """Return the plan of checked arguments."""
         with surrounded_by(changed(self.surroundings, count_gpus=self.count_gpus)):
             plan = recipe.compile(recipe.args.make(args)) if recipe.args.type else recipe.compile()
         given = plan.node(plan.final).stage.output.ref()
@@ -374,7 +374,7 @@ class JobCompiler:
         return plan
 
     def shared_by(self, recipe: Recipe, args: Mapping[str, Any]) -> SharedBase | None:
-        """Give what a job of checked arguments shares with its like, wherever it runs; nothing if it works alone."""
+        """Return what a job of checked arguments shares with its like, wherever it runs; nothing if it works alone."""
         if recipe.shares is None:
             return None
         with surrounded_by(changed(self.surroundings, count_gpus=self.count_gpus)):
@@ -398,7 +398,7 @@ class JobCompiler:
         )
 
     def from_here(self, path: str) -> str:
-        """Give the whole path of one that is meant from the desk's folder."""
+        """Return the whole path of one that is meant from the desk's folder."""
         return os.path.normpath(os.path.join(self.folder, path))
 
     def digest(self, path: str) -> str:
@@ -423,7 +423,7 @@ def _merged_note(count: int, first: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Give data with tuples as lists, as the encoding wants it."""
+    """Return data with tuples as lists, as the encoding wants it."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -40,7 +40,7 @@ class JobQueueOptions:
     """Platform → file that a program's environment is made from; "" is any other platform."""
 
     def fields(self) -> dict[str, Any]:
-        """Give them as an order's fields."""
+        """Return them as an order's fields."""
         return {
             "priority": self.priority,
             "after": self.after,
@@ -174,7 +174,7 @@ class _Ways:
         self._choices = EnvironmentChoices(project)
 
     def of(self, values: dict[str, Any]) -> JobEnvironmentChoices:
-        """Give them; a version that `python` asks for is then one of them, and no path."""
+        """Return them; a version that `python` asks for is then one of them, and no path."""
         python = str(values.get("python") or "")
         if not self._env and not is_version(python):
             return JobEnvironmentChoices()

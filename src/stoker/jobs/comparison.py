@@ -59,18 +59,18 @@ class JobFacts:
         self._config = _object_in(os.path.join(folder.path, "config.json"))
 
     def trials(self) -> list[TrialFacts]:
-        """Give every trial in the order of the sweep; a job without one is a single trial."""
+        """Return every trial in the order of the sweep; a job without one is a single trial."""
         trials = self.wanted()
         shared = shared_nodes(trials)
         is_running = self.folder.state()[0] is JobState.RUNNING
         return [self._gathered(trial, shared, is_running=is_running) for trial in trials]
 
     def wanted(self) -> list[Trial]:
-        """Give the trials as they were wanted."""
+        """Return the trials as they were wanted."""
         return read_trials(_bytes_of(os.path.join(self.folder.path, "trials.jsonl"))) or [self._only_trial()]
 
     def settings(self, trial: Trial | None = None) -> dict[str, JobSetting]:
-        """Give every parameter by dotted name: as the job has it, or as one of its trials does."""
+        """Return every parameter by dotted name: as the job has it, or as one of its trials does."""
         return settings_of(self.spec, self._config, trial)
 
     def program_files(self, trial: Trial) -> dict[str, str]:
@@ -80,7 +80,7 @@ class JobFacts:
         return {**ordered, **{str(name): str(digest) or "gone" for name, digest in edited.items()}}
 
     def records(self, trial: Trial | None = None) -> dict[str, Record]:
-        """Give the record of each node that has a result, of the whole job or of one trial."""
+        """Return the record of each node that has a result, of the whole job or of one trial."""
         names = list(self.story.nodes) if trial is None else list(trial.nodes.nodes)
         found = {name: self._record(self.story.nodes[name]) for name in names if name in self.story.nodes}
         return {name: record for name, record in found.items() if record is not None}
@@ -276,12 +276,12 @@ class Comparison:
         return self.best or min(self.rows, key=lambda row: row.n, default=None)
 
     def best_on(self, ground: ComparableTrials[TrialRow]) -> TrialRow | None:
-        """Give the first of those that may be compared with each other, if it has a value to be best by."""
+        """Return the first of those that may be compared with each other, if it has a value to be best by."""
         first = ground.trials[0]
         return first if self.is_ranked(first) else None
 
     def is_ranked(self, row: TrialRow) -> bool:
-        """Say whether a trial did not fail and has a value of what is ranked by."""
+        """Return whether a trial did not fail and has a value of what is ranked by."""
         return self.measure is not None and self.measure.metric in row.metrics and not row.is_failed
 
 
@@ -350,7 +350,7 @@ def _curve_names(comparison: Comparison, rows: Sequence[TrialRow]) -> list[str]:
 
 
 def _the_same(recipe: str, trials: Sequence[Trial], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what every trial has with one value. What a group's option brings may be in some of them only."""
+    """Return what every trial has with one value. What a group's option brings may be in some of them only."""
     owns = [own_values(recipe, trial) for trial in trials]
     found = {}
     for name in dict.fromkeys([*values, *(owns[0] if recipe == RECIPE and owns else ())]):

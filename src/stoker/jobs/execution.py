@@ -275,7 +275,7 @@ class Execution:
             self._warn(Event(Kinds.WARNING, {"message": message}))
 
     def _best_of(self, ends: tuple[TrialEnd, ...]) -> TrialEnd | None:
-        """Give the best of trials that worked together over one base, if they can be compared, or the only one."""
+        """Return the best of trials that worked together over one base, if they can be compared, or the only one."""
         done = [end for end in ends if end.out is not None]
         if not done or not any(node.stage.together for node in self.plan.nodes):
             return None
@@ -355,7 +355,7 @@ class Execution:
 
 
 def folders_of(folder: JobFolder, tools: ExecutionTools, *, name: str = "") -> RunFolders:
-    """Give where a run of a job keeps its logs and metrics."""
+    """Return where a run of a job keeps its logs and metrics."""
     return RunFolders(
         run_id=folder.attempt,
         logs=folder.log_folder,
@@ -381,7 +381,7 @@ def abandon(tools: ExecutionTools, spec: JobRecord, error: StokerError) -> None:
 
 
 def result_parts(plan: Plan, result: RunResult) -> list[ResultPart]:
-    """Give what of a run is worth laying out: the final result at the top, kept ones in folders of their own."""
+    """Return what of a run is worth laying out: the final result at the top, kept ones in folders of their own."""
     parts = []
     for node_id in (plan.final, *plan.keep):
         for name in _results_of(result, node_id):

@@ -110,7 +110,7 @@ def side_of(
 
 
 def compare_sides(sides: Sequence[ComparisonSide]) -> list[Fact]:
-    """Give every fact of every section, those that differ first within their section."""
+    """Return every fact of every section, those that differ first within their section."""
     facts = [
         Fact(section="config", name="recipe", values=tuple(side.recipe for side in sides)),
         *_settings(sides),
@@ -154,7 +154,7 @@ class _MadeFrom:
 
 
 def _contents(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Give the digest of every file among arguments, each with its place."""
+    """Return the digest of every file among arguments, each with its place."""
     if isinstance(value, dict):
         if set(value) == {"content"} and isinstance(value["content"], str):
             yield path, value["content"]
@@ -185,7 +185,7 @@ def _settings(sides: Sequence[ComparisonSide]) -> list[Fact]:
 
 
 def _told_apart(settings: Sequence[JobSetting | None]) -> list[JobSetting | None]:
-    """Give secrets without what they are, so that those that differ still do."""
+    """Return secrets without what they are, so that those that differ still do."""
     seen: list[bytes] = []
     found: list[JobSetting | None] = []
     for setting in settings:

@@ -91,7 +91,7 @@ class JobEnd:
 
     @classmethod
     def given_up(cls, error: StokerError, *, started_s: float, ended_s: float) -> JobEnd:
-        """Give the end of a job that was stopped before it could say anything itself."""
+        """Return the end of a job that was stopped before it could say anything itself."""
         return cls(
             state=JobState.CANCELLED,
             ended_s=ended_s,
@@ -170,7 +170,7 @@ class JobFolder:
         write_file(os.path.join(self.path, "out.json"), dumps(body).encode())
 
     def claims_out(self, out: str, *, for_trials: bool) -> bool:
-        """Say whether this is the plain folder for its results, laid out in this shape."""
+        """Return whether this is the plain folder for its results, laid out in this shape."""
         try:
             body = self._read("out.json")
         except NotFound:
@@ -211,7 +211,7 @@ class JobFolder:
             raise NotFound(f"{self.path} holds no readable job", hint=f"job.json: {error}") from None
 
     def environment(self) -> dict[str, str]:
-        """Give where it ran: host, system, interpreter; nothing if that was not written down."""
+        """Return where it ran: host, system, interpreter; nothing if that was not written down."""
         try:
             raw = self._read("job.json").get("environment")
         except NotFound:
@@ -239,20 +239,20 @@ class JobFolder:
             return None
 
     def owner(self) -> ProcessIdentity | None:
-        """Give the process that runs or ran it."""
+        """Return the process that runs or ran it."""
         try:
             return ProcessIdentity.from_dict(self._read("owner.json"))
         except (NotFound, KeyError, TypeError, ValueError):
             return None
 
     def may_be_running(self) -> bool:
-        """Say whether it has not ended, at the cost of one look for nearly all that have."""
+        """Return whether it has not ended, at the cost of one look for nearly all that have."""
         if os.path.exists(os.path.join(self.path, "end.json")):
             return False
         return self.state()[0] is JobState.RUNNING
 
     def state(self) -> tuple[JobState, str]:
-        """Give the state and, if it is not what the folder says by itself, why."""
+        """Return the state and, if it is not what the folder says by itself, why."""
         end = self.ended()
         if end is not None:
             return end.state, ""
@@ -272,7 +272,7 @@ class JobFolder:
 
 
 def job_folders(runs: str) -> Iterator[JobFolder]:
-    """Give the folders of all jobs, the newest first."""
+    """Return the folders of all jobs, the newest first."""
     try:
         names = sorted(os.listdir(runs), reverse=True)
     except FileNotFoundError:
@@ -335,7 +335,7 @@ def find_running(runs: str, name: str) -> JobFolder | None:
 
 
 def _id_begun_by(name: str, spec: JobRecord) -> str:
-    """Give the id of an attempt or a job that a text begins (or, of an attempt, its last part), else nothing."""
+    """Return the id of an attempt or a job that a text begins (or, of an attempt, its last part), else nothing."""
     if len(name) < _SHORTEST_PREFIX:
         return ""
     if spec.attempt.startswith(name) or spec.attempt.rpartition("-")[2].startswith(name):
@@ -354,7 +354,7 @@ def python_paper(facts: Mapping[str, Any]) -> bytes:
 
 
 def read_python(folder: JobFolder) -> dict[str, Any]:
-    """Give what was written down of a job's interpreter; empty if it had none of its own."""
+    """Return what was written down of a job's interpreter; empty if it had none of its own."""
     try:
         told = loads(folder.paper(PYTHON))
     except ValueError:

@@ -24,7 +24,7 @@ def clear_stale_staging(store: LocalStore, leases: KeyLeases) -> None:
 
 
 def stale_staging(store: LocalStore, held: list[Digest]) -> Iterator[str]:
-    """Give the staging folders `.PID.….KEY` whose process is gone.
+    """Return the staging folders `.PID.….KEY` whose process is gone.
 
     A process in another container can't be seen, but it renews its lease on the key.
     """

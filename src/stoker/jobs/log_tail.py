@@ -18,7 +18,7 @@ class GrowingLines:
         self._rest = b""
 
     def fresh(self) -> Iterator[bytes]:
-        """Give the lines that were finished since the last time."""
+        """Return the lines that were finished since the last time."""
         for path in self._before:
             yield from self._from(path, 0)
         self._before = ()
@@ -30,7 +30,7 @@ class GrowingLines:
         yield from self._from(self._path, self._read_bytes)
 
     def rest(self) -> Iterator[bytes]:
-        """Give a last line that has no end."""
+        """Return a last line that has no end."""
         if self._rest:
             yield self._rest
             self._rest = b""

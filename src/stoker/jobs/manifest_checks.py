@@ -50,7 +50,7 @@ class RecipeForm:
         self._suggested = 0
 
     def takes(self, name: str) -> bool:
-        """Say whether it has an argument of that name at its top."""
+        """Return whether it has an argument of that name at its top."""
         return name in self.recipe.args.specs
 
     def filled(self, hyper: Mapping[str, Any], swept: Iterable[str] = ()) -> tuple[dict[str, Any], list[Fault]]:
@@ -76,7 +76,7 @@ class RecipeForm:
         return values, faults
 
     def suggestion(self, name: str) -> str:
-        """Give what may be meant by a name that is no argument's."""
+        """Return what may be meant by a name that is no argument's."""
         # Each takes milliseconds among many names, and nobody reads the hundredth.
         self._suggested += 1
         if self._suggested > _MOST_SUGGESTED:
@@ -85,12 +85,12 @@ class RecipeForm:
         return did_you_mean_path(name, known) or (f"known: {', '.join(known)}" if known else "it takes none")
 
     def base_identity(self) -> dict[str, Any]:
-        """Give what of the defaults belongs to every job's id; a path among them is of each job's own."""
+        """Return what of the defaults belongs to every job's id; a path among them is of each job's own."""
         fixed = [name for name in self.base if name not in self._with_paths]
         return self.identity(self.base, fixed, _no_path)
 
     def own(self, names: tuple[str, ...]) -> list[str]:
-        """Give which arguments a job that says these has of its own."""
+        """Return which arguments a job that says these has of its own."""
         known = self._own.get(names)
         if known is None:
             known = self._own[names] = [*dict.fromkeys((*names, *self._with_paths))]
@@ -99,7 +99,7 @@ class RecipeForm:
     def identity(
         self, values: Mapping[str, Any], names: Iterable[str], digest_of: Callable[[str], str]
     ) -> dict[str, Any]:
-        """Give what of some arguments belongs to a job's id, files as their digests."""
+        """Return what of some arguments belongs to a job's id, files as their digests."""
         specs = self.recipe.args.specs
         return {
             name: specs[name].type.identity(values[name], digest_of) for name in names if not specs[name].is_runtime
@@ -121,7 +121,7 @@ def _help(spec: ArgSpec) -> str:
 
 
 def _nested(hyper: Mapping[str, Any], leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Give values by their steps where these are written in one: `"model.depth" = 3`."""
+    """Return values by their steps where these are written in one: `"model.depth" = 3`."""
     nested: dict[str, Any] = {}
     for name, value in hyper.items():
         steps = name.split(".") if name in leaves else [name]
@@ -191,7 +191,7 @@ class JobChecks:
         return checked if reading.count == before else checked._replace(is_good=False)
 
     def form_of(self, word: str) -> RecipeForm:
-        """Give what a recipe takes; raises what the catalogue raises."""
+        """Return what a recipe takes; raises what the catalogue raises."""
         form = self._forms.get(word)
         if form is None:
             form = self._forms[word] = RecipeForm(self._catalogue.load(word))
@@ -244,7 +244,7 @@ class JobChecks:
         swept: Sequence[str],
         reading: FileDiagnostics,
     ) -> Mapping[str, Any]:
-        """Give the arguments with one that a job may say beside them."""
+        """Return the arguments with one that a job may say beside them."""
         if not form.takes(key):
             _refuse(given, key, reading, f"{form.name} takes no {key}", "leave it out")
         elif key in hyper or key in swept:
@@ -325,7 +325,7 @@ def check_values(
 
 
 def count_of(sweep: Sweep | None) -> int:
-    """Say how many jobs a sweep makes."""
+    """Return how many jobs a sweep makes."""
     return 1 if sweep is None else size(sweep)
 
 
@@ -343,7 +343,7 @@ def note_value_fault(given: ParsedMap, fault: Fault, reading: FileDiagnostics) -
 
 
 def _find(node: LocatedValue, path: str) -> tuple[LocatedValue, bool]:
-    """Give the value at a dotted path, or the map where the way to it ends."""
+    """Return the value at a dotted path, or the map where the way to it ends."""
     if not path:
         return node, False
     inner: Any = node.value

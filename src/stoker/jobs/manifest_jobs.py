@@ -74,7 +74,7 @@ def _not_collecting() -> Iterator[None]:
 
 
 def known_recipes(catalogue: Catalogue) -> tuple[str, ...] | None:
-    """Give the names of all recipes; nothing if a cookbook can't be loaded: it may have any."""
+    """Return the names of all recipes; nothing if a cookbook can't be loaded: it may have any."""
     names = tuple(entry.name for entry in catalogue.entries())
     return None if catalogue.troubles else names
 
@@ -158,7 +158,7 @@ class _Making:
         return shared
 
     def _is_first(self, order: JobSpec, checked: CheckedJob) -> bool:
-        """Say whether no job before is the same; if one of another name is, that is a fault."""
+        """Return whether no job before is the same; if one of another name is, that is a fault."""
         first = self._first.setdefault(order.id, order)
         if first is order:
             return True

@@ -46,7 +46,7 @@ class ProgramFiles:
         self._known: dict[tuple[str, str, bool], dict[str, str]] = {}
 
     def of(self, argv: Sequence[str], outputs: Sequence[str] = ()) -> dict[str, str]:
-        """Give the files of one trial by their names in the program's folder. What it writes is not among them."""
+        """Return the files of one trial by their names in the program's folder. What it writes is not among them."""
         found: dict[str, str] = {}
         if not may_read(self._folder, self._readable):
             return found
@@ -82,7 +82,7 @@ class ProgramFiles:
             yield from self._named_in(path)
 
     def _named_in(self, script: str) -> Iterator[str]:
-        """Give what a shell script seems to run."""
+        """Return what a shell script seems to run."""
         before = ""
         for word in _SHELL_WORD.findall(_text_of(script)):
             path = os.path.normpath(os.path.join(self._folder, word))
@@ -95,7 +95,7 @@ class ProgramFiles:
             before = word
 
     def _module(self, name: str) -> Iterator[str]:
-        """Give the files of a module that is run by its name."""
+        """Return the files of a module that is run by its name."""
         parts = name.split(".")
         if not all(part.isidentifier() for part in parts):
             return
@@ -120,7 +120,7 @@ class ProgramFiles:
 
 
 def program_name(argv: Sequence[str]) -> str:
-    """Give what a job of a program is called: its script or module, else the program itself."""
+    """Return what a job of a program is called: its script or module, else the program itself."""
     from stoker.host.interpreter import is_bare_python  # noqa: PLC0415 - 5 ms that only a program should cost
 
     first, *rest = argv
@@ -175,7 +175,7 @@ _MISSPELT = 0.8
 
 
 def is_found(recipe: str, name: str) -> bool:
-    """Say whether an argument, by its dotted name, is one that Stoker found out for a program."""
+    """Return whether an argument, by its dotted name, is one that Stoker found out for a program."""
     return recipe == RECIPE and name.partition(".")[0] in FOUND and not name.startswith(("argv", "params"))
 
 
@@ -217,7 +217,7 @@ class ProgramWords:
         return faults
 
     def remarks(self, paths: Iterable[str], settings: Iterable[str] = ()) -> list[str]:
-        """Say which parameters no place takes, and which of those may be a misspelt setting of the recipe."""
+        """Return which parameters no place takes, and which of those may be a misspelt setting of the recipe."""
         used = {place for word in self.argv for place in places_in(word)}
         unused = [path for path in dict.fromkeys(paths) if path not in used]
         if not unused:
@@ -237,7 +237,7 @@ class ProgramWords:
         texts: Mapping[str, str],
         files: ProgramFiles,
     ) -> dict[str, Any]:
-        """Give the recipe's arguments for one trial. `texts` are parameters as they were typed."""
+        """Return the recipe's arguments for one trial. `texts` are parameters as they were typed."""
         words = {path: texts[path] if path in texts else fill_text(value) for path, value in flat(params).items()}
         filled = tuple(fill_some(word, words, PLACES) for word in self.argv)
         return {
@@ -249,7 +249,7 @@ class ProgramWords:
         }
 
     def today(self, code: Mapping[str, str]) -> dict[str, Any]:
-        """Give those arguments that do not depend on what was typed, but on how things are."""
+        """Return those arguments that do not depend on what was typed, but on how things are."""
         return {
             "code": code,
             "machine_gpus": self.gpus,
@@ -257,16 +257,16 @@ class ProgramWords:
         }
 
     def name(self) -> str:
-        """Give what a job of this program is called."""
+        """Return what a job of this program is called."""
         return program_name(self.argv)
 
     def family(self) -> Digest:
-        """Give what sweeps of this program have in common."""
+        """Return what sweeps of this program have in common."""
         return digest_value("sweep-family", [list(self.argv), self.folder])
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Give the leaves of nested values by their dotted paths."""
+    """Return the leaves of nested values by their dotted paths."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -282,7 +282,7 @@ def only_params(paths: Iterable[str], declared: Container[str]) -> list[str]:
 
 
 def split(values: Mapping[str, Any], declared: Container[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give what the recipe declares, and the rest: the program's parameters."""
+    """Return what the recipe declares, and the rest: the program's parameters."""
     settings = {name: value for name, value in values.items() if name in declared}
     return settings, {name: value for name, value in values.items() if name not in declared}
 

@@ -82,7 +82,7 @@ class ProgramSpecVariants:
         )
 
     def order(self, varied: Mapping[str, Any], texts: Mapping[str, str], place: dict[str, Any]) -> JobSpec | None:
-        """Give the order of a point; nothing if it has to be made the long way."""
+        """Return the order of a point; nothing if it has to be made the long way."""
         first = self._first
         if (
             not self._is_able
@@ -112,7 +112,7 @@ class ProgramSpecVariants:
         return order_alike(first, place)
 
     def _names_nothing(self, word: str) -> bool:
-        """Say whether a word, wherever it stands behind the first, is no file that would belong to the program."""
+        """Return whether a word, wherever it stands behind the first, is no file that would belong to the program."""
         is_nothing = word != "-m" and not self._files.of(("", word))
         if is_nothing:
             self._nothing.add(word)
@@ -162,7 +162,7 @@ class ProgramSpecBuilder:
         return tuple(self._notes)
 
     def of(self, checked: CheckedJob, shared: Shared, note: Note) -> Iterator[JobSpec]:
-        """Give the orders of a manifest's job; what is wrong with its files is noted."""
+        """Return the orders of a manifest's job; what is wrong with its files is noted."""
         entry, program = checked.entry, checked.program
         if program is None:
             return
@@ -254,7 +254,7 @@ class ProgramSpecBuilder:
         return self._files[folder]
 
     def _code_of(self, entry: JobEntry, chosen: JobEnvironmentChoices, note: Note) -> dict[str, Any] | None:
-        """Give the fields that say which code a job is; nothing after noting what is wrong with it."""
+        """Return the fields that say which code a job is; nothing after noting what is wrong with it."""
         try:
             is_in_place = entry.code is CodePlace.IN_PLACE
             return self._code.of(include=entry.include, needed=chosen.files, is_in_place=is_in_place)
@@ -266,7 +266,7 @@ class ProgramSpecBuilder:
         return None
 
     def _data(self, entry: JobEntry, note: Note) -> dict[str, DataInput]:
-        """Give each thing that a job reads, by its variable."""
+        """Return each thing that a job reads, by its variable."""
         found = {}
         for name, text in entry.data.items():
             try:
@@ -300,7 +300,7 @@ class ProgramSpecBuilder:
 def program_identity(
     recipe: Recipe, values: Mapping[str, Any], data: Mapping[str, str], digest_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Give what of a program's arguments belongs to its id; their `folder` is the project's identity."""
+    """Return what of a program's arguments belongs to its id; their `folder` is the project's identity."""
     identity = recipe.args.identity(values, digest_of)
     if data:
         identity[DATA] = dict(data)
@@ -315,13 +315,13 @@ def _read_by(data: Mapping[str, DataInput]) -> dict[str, Any]:
 
 
 def own_python(entry: JobEntry) -> str:
-    """Give the interpreter that a job names for all machines alike; empty if it has choices, or none."""
+    """Return the interpreter that a job names for all machines alike; empty if it has choices, or none."""
     said = entry.python.get(ANY, "") if len(entry.python) == 1 else ""
     return "" if is_version(said) else said
 
 
 def _settings(entry: JobEntry, data: Mapping[str, str], requirements: RequirementsBody) -> dict[str, Any]:
-    """Give a manifest's words as the recipe `command` takes them."""
+    """Return a manifest's words as the recipe `command` takes them."""
     settings: dict[str, Any] = {"outputs": entry.outputs, "python": own_python(entry)}
     if entry.ranks is not None:
         settings["ranks"] = entry.ranks

@@ -50,11 +50,11 @@ class HubInputs:
         return frozenset(name for name in self.found if self.planned[name] != self.measured[name])
 
     def identity(self) -> dict[str, Any]:
-        """Give what of them belongs to a job's id."""
+        """Return what of them belongs to a job's id."""
         return {name: {"content": one.digest} for name, one in self.found.items()}
 
     def named(self, shared: SharedBase | None) -> SharedBase | None:
-        """Give what a job shares under a word of its own where only one file of the base was seen."""
+        """Return what a job shares under a word of its own where only one file of the base was seen."""
         unseen = [one.digest for name, one in self.found.items() if name in self.stand_ins]
         if shared is None or not unseen:
             return shared
@@ -73,7 +73,7 @@ class HubArguments:
         self._folders: dict[tuple[str, str], tuple[str, bool]] = {}
 
     def of(self, form: RecipeForm, args: Mapping[str, Any], said: tuple[str, ...]) -> HubInputs:
-        """Give what the arguments of a job name that is elsewhere. Raises `StokerError`."""
+        """Return what the arguments of a job name that is elsewhere. Raises `StokerError`."""
         found: dict[str, DataInput] = {}
         planned: dict[str, Any] = {}
         measured: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class HubArguments:
         return HubInputs(found=found, planned=planned, measured=measured) if found else _NOTHING
 
     def _folder(self, body: InputBody, file: str) -> tuple[str, bool]:
-        """Give where this machine has that file of a repository, and whether all others are there, too."""
+        """Return where this machine has that file of a repository, and whether all others are there, too."""
         key = (body.repo, file)
         known = self._folders.get(key)
         if known is None:
@@ -142,7 +142,7 @@ class RecipeSpecBuilder:
         self._sorts: dict[Any, tuple[RecipeJobTemplate, Shared]] = {}
 
     def of(self, checked: CheckedJob, shared: Shared, note: Note) -> Iterator[JobSpec]:
-        """Give the orders of a manifest's job; what is wrong with its files, or shows when it compiles, is noted.
+        """Return the orders of a manifest's job; what is wrong with its files, or shows when it compiles, is noted.
 
         Jobs that come with one and the same `shared` are of one sort: they differ in their names and values alone.
         """
@@ -233,7 +233,7 @@ class RecipeSpecBuilder:
         return order
 
     def _wanted(self, checked: CheckedJob, shared: Shared) -> RecipeJobTemplate:
-        """Give what a job is beside its values, made once for all of its sort."""
+        """Return what a job is beside its values, made once for all of its sort."""
         key = (id(shared), id(checked.form), checked.said, checked.mode)
         known = self._sorts.get(key)
         if known is None:
@@ -252,7 +252,7 @@ class RecipeSpecBuilder:
         return known[0]
 
     def _with_whole_paths(self, form: RecipeForm, values: Mapping[str, Any], said: tuple[str, ...]) -> dict[str, Any]:
-        """Give values whose paths are whole: what is meant from one folder has to be found from any."""
+        """Return values whose paths are whole: what is meant from one folder has to be found from any."""
         args = dict(values)
         for name in said:
             value = args[name]
@@ -267,7 +267,7 @@ class RecipeSpecBuilder:
     def _identity(
         self, wanted: RecipeJobTemplate, values: Mapping[str, Any], args: Mapping[str, Any], shape: PlanShape
     ) -> dict[str, Any]:
-        """Give what of a job's own arguments belongs to its id; a text that names a file it reads is that file."""
+        """Return what of a job's own arguments belongs to its id; a text that names a file it reads is that file."""
         form = wanted.form
         own = form.identity(args, form.own(wanted.said), self._desk.digest)
         for name in wanted.said:
@@ -284,7 +284,7 @@ class RecipeSpecBuilder:
     def _inputs_of(
         self, recipe: Recipe, args: Mapping[str, Any], said: tuple[str, ...], shape: PlanShape
     ) -> tuple[InputBody, ...]:
-        """Give the files and folders among a job's own arguments: they go where it goes."""
+        """Return the files and folders among a job's own arguments: they go where it goes."""
         own = {name: args[name] for name in said}
         found = dict(places_of(recipe, own))
         # A text that a stage reads as a file is one.
@@ -292,7 +292,7 @@ class RecipeSpecBuilder:
         return tuple(self._inputs.at(where, path).body for where, path in found.items() if path in shape.files)
 
     def _ids_of(self, wanted: RecipeJobTemplate) -> JobIds:
-        """Give what makes the ids of such jobs."""
+        """Return what makes the ids of such jobs."""
         key = (wanted.form.name, wanted.mode, id(wanted.split_recipe), wanted.train_hosts)
         known = self._ids.get(key)
         if known is None:
@@ -310,7 +310,7 @@ class RecipeSpecBuilder:
         return known[0]
 
     def _base_identity(self, form: RecipeForm) -> dict[str, Any]:
-        """Give what of a recipe's defaults belongs to the id of every job of it."""
+        """Return what of a recipe's defaults belongs to the id of every job of it."""
         if form.name not in self._identities:
             self._identities[form.name] = form.base_identity()
         return self._identities[form.name]
@@ -325,7 +325,7 @@ class RecipeSpecBuilder:
         return value
 
     def _found(self, text: str) -> str:
-        """Give the whole path of what a text names, if there is such a file; else the text."""
+        """Return the whole path of what a text names, if there is such a file; else the text."""
         if text not in self._whole:
             home = self._desk.environment.get("HOME", "~")
             path = self._desk.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
@@ -350,7 +350,7 @@ def _required_of(
 
 
 def with_all(values: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:
-    """Give values with others at some dotted paths."""
+    """Return values with others at some dotted paths."""
     made = dict(values)
     for path, value in varied.items():
         into = made

@@ -150,7 +150,7 @@ def _wrong_words(
 
 
 def _keys_of(words: Iterable[str]) -> set[str]:
-    """Give what words seem to set, also those that can't be read."""
+    """Return what words seem to set, also those that can't be read."""
     return {found[1] for word in words if (found := _KEY.match(word))}
 
 
@@ -167,6 +167,6 @@ def _error_of(faults: list[Fault], wrong_words: list[Fault], *, owner: str, hint
 
 
 def _position(fault: Fault) -> int:
-    """Give which word a fault is about, from 1; 0 if it is about none."""
+    """Return which word a fault is about, from 1; 0 if it is about none."""
     found = _ARGUMENT.match(fault.where)
     return int(found[1]) if found else 0

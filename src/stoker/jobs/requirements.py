@@ -36,7 +36,7 @@ _MEMBER_RAM_BYTES = GIB // 4
 def required_of_entry(
     entry: JobEntry, said: Collection[str], needs: Needs, shared: SharedBase | None = None, gpus: int | None = None
 ) -> RequirementsBody:
-    """Give what a manifest's job requires; `said` are the keys that it has, `needs` those of its stages.
+    """Return what a manifest's job requires; `said` are the keys that it has, `needs` those of its stages.
 
     Of one that `shared` a base, `gpus` is what its arguments say of devices.
     """
@@ -53,7 +53,7 @@ def required_of_entry(
 
 
 def required_of_needs(needs: Needs, shared: SharedBase | None = None, gpus: int | None = None) -> RequirementsBody:
-    """Give what a recipe's job requires about which nobody said more: nothing declared is nothing required."""
+    """Return what a recipe's job requires about which nobody said more: nothing declared is nothing required."""
     wanted = Requirements(ram_bytes=needs.memory_bytes, cores=needs.cpu if needs.cpu > 1 else 0)
     if shared is not None:
         return body_of(_sharing(wanted, (), shared, gpus))
@@ -61,7 +61,7 @@ def required_of_needs(needs: Needs, shared: SharedBase | None = None, gpus: int 
 
 
 def required_of_program(args: Mapping[str, Any]) -> RequirementsBody:
-    """Give what a program requires by its settings: gpus=, ranks=, vram=, shares=, memory=, cpus=.
+    """Return what a program requires by its settings: gpus=, ranks=, vram=, shares=, memory=, cpus=.
 
     Without a word about devices it gets one if one fits, as `stoker run` gives it one if there are any.
     """
@@ -83,7 +83,7 @@ def required_of_program(args: Mapping[str, Any]) -> RequirementsBody:
 
 
 def body_of(wanted: Requirements) -> RequirementsBody:
-    """Give requirements as they travel."""
+    """Return requirements as they travel."""
     return _made(tuple(getattr(wanted, name) for name in _FIELDS))
 
 
@@ -92,12 +92,12 @@ _FIELDS = tuple(RequirementsBody.model_fields)
 
 @lru_cache(maxsize=256)
 def _made(values: tuple[Any, ...]) -> RequirementsBody:
-    """Give the same for the same: ten thousand jobs have a handful of them."""
+    """Return the same for the same: ten thousand jobs have a handful of them."""
     return RequirementsBody(**dict(zip(_FIELDS, values, strict=True)))
 
 
 def _sharing(wanted: Requirements, said: Collection[str], shared: SharedBase, gpus: int | None) -> Requirements:
-    """Give what a job requires that shares a base. What the submitting machine has of devices is no part of it."""
+    """Return what a job requires that shares a base. What the submitting machine has of devices is no part of it."""
     on_cpu_bytes = shared.base_ram_bytes + shared.member_ram_bytes
     wish = wanted.wish if not _WISHES.isdisjoint(said) else _wish(gpus, on_cpu_bytes)
     base_ram, own_ram = shared.base_ram_bytes, shared.member_ram_bytes
@@ -178,7 +178,7 @@ class PlanShapes:
         said: tuple[str, ...],
         stand_ins: frozenset[str] = frozenset(),
     ) -> PlanShape:
-        """Give the shape of a job whose values are defaults but for those said; nothing is judged by `stand_ins`."""
+        """Return the shape of a job whose values are defaults but for those said; nothing is judged by `stand_ins`."""
         outlines = [(name, values[name] if name in COUNTED else _outline(values[name])) for name in said]
         key = (recipe.name, stand_ins, *outlines)
         shape = self._known.get(key)
@@ -223,7 +223,7 @@ class PlanShapes:
 
 
 def _outline(value: Any) -> Any:
-    """Give what of a value may change a plan: text, words and structure, but no numbers."""
+    """Return what of a value may change a plan: text, words and structure, but no numbers."""
     kind = type(value)
     if kind is float or kind is int:
         return kind

@@ -94,7 +94,7 @@ def _ran_code(order: CompiledJob, cache: Cache) -> TrialCode | None:
 
 
 def _index_of(order: CompiledJob, folder: str) -> tuple[IndexEntry | None, SweepIndexContent]:
-    """Give where an order's trials are written down, and what is; nothing where the cache knows by itself."""
+    """Return where an order's trials are written down, and what is; nothing where the cache knows by itself."""
     program = order.program
     if program is None or not is_sweep(order.trials) or order.plan.node(order.trials[0].nodes.final).stage.cached:
         return None, SweepIndexContent()
@@ -106,7 +106,7 @@ def _index_of(order: CompiledJob, folder: str) -> tuple[IndexEntry | None, Sweep
 def _whole(
     order: CompiledJob, trials: Sequence[Trial], written: SweepIndexContent, cache: Cache
 ) -> dict[str, FinishedTrial]:
-    """Give which of some trials have finished and lie in the store as they were written down."""
+    """Return which of some trials have finished and lie in the store as they were written down."""
     found: dict[str, FinishedTrial] = {}
     if not written.finished and not written.attempts:
         return found
@@ -135,7 +135,7 @@ def _keys(trials: Sequence[Trial], kept: frozenset[str], whole: Mapping[str, Fin
 def _kept_of_job(
     order: CompiledJob, ends: Mapping[int, TrialEnd], story: RunHistory, store: LocalStore
 ) -> dict[str, Digest]:
-    """Give the results of an earlier job's good trials, but none that a trial which is to run would read."""
+    """Return the results of an earlier job's good trials, but none that a trial which is to run would read."""
     read_again: set[str] = set()
     good: dict[str, str] = {}
     for trial in order.trials:
@@ -208,7 +208,7 @@ def adopt_stage(
 
 
 def _known_before(cache: Cache, plan: Plan, target: PlanNode) -> PlanProgress:
-    """Give what every node before the target makes now, all of it known."""
+    """Return what every node before the target makes now, all of it known."""
     needed = _ancestors(plan, target)
     progress = PlanProgress(plan)
     for node in plan.nodes:
@@ -242,7 +242,7 @@ def _ancestors(plan: Plan, target: PlanNode) -> set[str]:
 
 
 def _names(progress: PlanProgress, node: PlanNode) -> list[str]:
-    """Give the node, or the instances of a fan-out."""
+    """Return the node, or the instances of a fan-out."""
     if not node.fans_out:
         return [node.id]
     try:

@@ -29,7 +29,7 @@ def reorder(desk: JobCompiler, folder: JobFolder, *, name: str = "", at_once: in
 
 
 def trials_of_job(folder: JobFolder) -> list[Trial]:
-    """Give a job's trials; one for a job that was ordered without a configuration."""
+    """Return a job's trials; one for a job that was ordered without a configuration."""
     trials = read_trials(folder.paper(TRIALS))
     if trials:
         return trials

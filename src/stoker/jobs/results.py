@@ -15,7 +15,7 @@ from stoker.store.results import ResultPart
 
 
 def keys_of_job(folder: JobFolder, story: RunHistory) -> dict[str, Digest]:
-    """Give the key of each node that has a result: as the end says, or as far as the journal goes."""
+    """Return the key of each node that has a result: as the end says, or as far as the journal goes."""
     end = folder.ended()
     if end is not None and end.keys:
         return {name: Digest(key) for name, key in end.keys.items()}
@@ -23,7 +23,7 @@ def keys_of_job(folder: JobFolder, story: RunHistory) -> dict[str, Digest]:
 
 
 def keys_of_stage(folder: JobFolder, story: RunHistory, stage: str) -> dict[str, Digest]:
-    """Give the keys of one node, or of the instances of a fan-out."""
+    """Return the keys of one node, or of the instances of a fan-out."""
     keys = keys_of_job(folder, story)
     found = {name: key for name, key in keys.items() if name == stage or name.startswith(f"{stage}[")}
     if not found:
@@ -35,7 +35,7 @@ def keys_of_stage(folder: JobFolder, story: RunHistory, stage: str) -> dict[str,
 def parts_of_job(
     store: LocalStore, folder: JobFolder, story: RunHistory, *, stage: str = "", trial: str = ""
 ) -> list[ResultPart]:
-    """Give what of a job is worth copying out: its result and what its plan keeps, or all that one stage made.
+    """Return what of a job is worth copying out: its result and what its plan keeps, or all that one stage made.
 
     Of a sweep, every trial's in a folder of its own, or that of one trial by its number.
     """
@@ -71,7 +71,7 @@ def parts_of_job(
 
 
 def parts_of_trial(store: LocalStore, end: TrialEnd, *, below: str, recipe: str) -> list[ResultPart]:
-    """Give what a trial made: its result at the top of `below`, what its plan keeps in folders under that."""
+    """Return what a trial made: its result at the top of `below`, what its plan keeps in folders under that."""
     parts = []
     for name, key in end.keys.items():
         is_result = name == end.trial.nodes.final

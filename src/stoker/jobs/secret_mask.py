@@ -34,7 +34,7 @@ def config_paper(composed: ComposedConfig | None, program: ProgramWords | None, 
 
 
 def read_config(folder: JobFolder) -> dict[str, Any]:
-    """Give the configuration that a job was ordered with; empty if it had none."""
+    """Return the configuration that a job was ordered with; empty if it had none."""
     try:
         config = loads(folder.paper(CONFIG))
     except ValueError:
@@ -49,12 +49,12 @@ _TYPED = re.compile(r"(argument \d+ \((?:\+\+|\+|~)?env(?:\.[^=]*)?=).*\)", re.D
 
 
 def is_secret(recipe: str, path: str) -> bool:
-    """Say whether a setting, by its dotted path, may hold what nobody should see."""
+    """Return whether a setting, by its dotted path, may hold what nobody should see."""
     return recipe == RECIPE and path.partition(".")[0] == _ENV
 
 
 def masked(recipe: str, path: str, value: Any) -> Any:
-    """Give a value as it may be shown: of a program's variables only the names."""
+    """Return a value as it may be shown: of a program's variables only the names."""
     if not is_secret(recipe, path):
         return value
     if isinstance(value, dict):
@@ -63,10 +63,10 @@ def masked(recipe: str, path: str, value: Any) -> Any:
 
 
 def masked_args(recipe: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Give a job's arguments as they may be shown."""
+    """Return a job's arguments as they may be shown."""
     return {name: masked(recipe, name, value) for name, value in args.items()}
 
 
 def masked_origin(recipe: str, path: str, origin: str) -> str:
-    """Give the place of a value without the value that may stand in it."""
+    """Return the place of a value without the value that may stand in it."""
     return _TYPED.sub(rf"\1{MASK})", origin) if is_secret(recipe, path) else origin

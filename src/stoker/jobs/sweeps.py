@@ -116,7 +116,7 @@ class SweepIndex:
         self._path = os.path.join(folder, f"{family}.jsonl")
 
     def read(self) -> SweepIndexContent:
-        """Give what is written down."""
+        """Return what is written down."""
         finished: dict[str, FinishedTrial] = {}
         attempts: dict[str, str] = {}
         is_ended = False

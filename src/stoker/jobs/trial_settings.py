@@ -27,7 +27,7 @@ class JobSetting:
 
 
 def settings_of(spec: JobRecord, config: Mapping[str, Any], trial: Trial | None = None) -> dict[str, JobSetting]:
-    """Give every parameter by dotted name: as the job has it, or as one of its trials does."""
+    """Return every parameter by dotted name: as the job has it, or as one of its trials does."""
     values = config.get("values")
     found = {
         path: JobSetting(value=value, origin=winner(config, path)[0])
@@ -42,7 +42,7 @@ def settings_of(spec: JobRecord, config: Mapping[str, Any], trial: Trial | None 
 
 
 def own_values(recipe: str, trial: Trial) -> dict[str, Any]:
-    """Give what a trial was run with, by dotted name; of a program, its settings and its parameters."""
+    """Return what a trial was run with, by dotted name; of a program, its settings and its parameters."""
     if recipe != RECIPE:
         return flat(trial.args)
     params = trial.args.get("params")
@@ -51,7 +51,7 @@ def own_values(recipe: str, trial: Trial) -> dict[str, Any]:
 
 
 def winner(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
-    """Give what won among the layers that said something of a path: the place, and the value as it stands there."""
+    """Return what won among the layers that said something of a path: the place, and the value as it stands there."""
     origins = config.get("origins")
     stack = origins.get(path) if isinstance(origins, dict) else None
     if isinstance(stack, list) and stack and isinstance(stack[-1], dict):
@@ -60,14 +60,14 @@ def winner(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
 
 
 def is_same_value(value: Any, other: Any) -> bool:
-    """Say whether two values are one: 1, 1.0 and true are three."""
+    """Return whether two values are one: 1, 1.0 and true are three."""
     if isinstance(value, str | int | float) and type(value) is type(other):
         return bool(value == other)
     return dumps(value) == dumps(other)
 
 
 def is_as_typed(spec: JobRecord, value: Any, typed: Any) -> bool:
-    """Say whether a value is what was typed, or the whole path of a path that was."""
+    """Return whether a value is what was typed, or the whole path of a path that was."""
     if is_same_value(value, typed):
         return True
     both = isinstance(value, str) and isinstance(typed, str)

@@ -79,7 +79,7 @@ class Trial:
 
 
 def varied_by(point: SweepPoint, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what varies at a point of a sweep, by path; of a group, the option that was chosen."""
+    """Return what varies at a point of a sweep, by path; of a group, the option that was chosen."""
     varied = {}
     for path, choice in point.choices:
         value: Any = values
@@ -90,7 +90,7 @@ def varied_by(point: SweepPoint, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_trials(trials: Iterable[Trial]) -> bytes:
-    """Give trials as lines."""
+    """Return trials as lines."""
     return "".join(f"{dumps(trial.to_json())}\n" for trial in trials).encode()
 
 
@@ -136,7 +136,7 @@ class TrialEnd:
 
 
 def end_of(trial: Trial, story: RunHistory, shared: frozenset[str]) -> TrialEnd:
-    """Say how a trial stands, from what the journal tells of its nodes. `shared` are nodes of several trials."""
+    """Return how a trial stands, from what the journal tells of its nodes. `shared` are nodes of several trials."""
     nodes = [story.nodes[name] for name in trial.nodes.nodes if name in story.nodes]
     # A trial that shares all it has with others is none the less itself.
     is_all_shared = shared.issuperset(trial.nodes.nodes)
@@ -170,7 +170,7 @@ def end_of(trial: Trial, story: RunHistory, shared: frozenset[str]) -> TrialEnd:
 
 
 def _keys(trial: Trial, story: RunHistory) -> dict[str, str]:
-    """Give the keys of what a trial made, those of a fan-out by instance."""
+    """Return the keys of what a trial made, those of a fan-out by instance."""
     wanted = (trial.nodes.final, *trial.nodes.keep)
     found: dict[str, str] = {}
     for name in wanted:
@@ -206,7 +206,7 @@ class KnownMetrics:
 
 
 def trial_numbered(trials: Sequence[Trial], text: str, job: str) -> Trial:
-    """Give the trial that `NAME/3` means, or `NAME/LABEL`; `NotFound` if there is none."""
+    """Return the trial that `NAME/3` means, or `NAME/LABEL`; `NotFound` if there is none."""
     found = next((trial for trial in trials if text in (str(trial.number), trial.label)), None)
     if found is None or not is_sweep(trials):
         hint = f"it has {len(trials)}; such as {job}/1" if is_sweep(trials) else "it is no sweep"
@@ -215,7 +215,7 @@ def trial_numbered(trials: Sequence[Trial], text: str, job: str) -> Trial:
 
 
 def is_sweep(trials: Sequence[Trial]) -> bool:
-    """Say whether trials are points of a sweep, which may have only one."""
+    """Return whether trials are points of a sweep, which may have only one."""
     return len(trials) > 1 or any(trial.label for trial in trials)
 
 
@@ -286,7 +286,7 @@ def decide_give_up(ends: Sequence[TrialEnd], left: int) -> SweepAbort | None:
 
 
 def _kind_of(message: str) -> str:
-    """Give a message without the numbers in it, which tell trials apart but not failures."""
+    """Return a message without the numbers in it, which tell trials apart but not failures."""
     return _VARIABLE.sub("#", message)
 
 
@@ -342,7 +342,7 @@ def on_grounds(trials: Sequence[T], measured: Sequence[T]) -> list[ComparableTri
 
 
 def settled(measured_on: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Give what metrics are taken from; where nobody said it, what the plan's stages were given for it.
+    """Return what metrics are taken from; where nobody said it, what the plan's stages were given for it.
 
     So one who names a default stands on one ground with one who leaves it out.
     """

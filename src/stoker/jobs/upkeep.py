@@ -58,7 +58,7 @@ class CleanupResult:
 
 
 def why_kept(store: LocalStore, leases: KeyLeases, runs: str) -> Callable[[Digest], str]:
-    """Give a function that says why a key may not be pruned, or nothing."""
+    """Return a function that says why a key may not be pruned, or nothing."""
     reasons = {ref.key: f"put as {ref.name}" for ref in list_refs(store.places) if not ref.damage}
     reasons |= {key: f"pinned as {pin.name}" for pin in list_pins(store.places) for key in pin.keys}
     reasons |= dict.fromkeys(leases.held(), "being worked on")
@@ -70,7 +70,7 @@ def why_kept(store: LocalStore, leases: KeyLeases, runs: str) -> Callable[[Diges
 
 
 def why_let_go(store: LocalStore) -> Callable[[Record], str]:
-    """Give a function that says why nobody can want a record any more, or nothing."""
+    """Return a function that says why nobody can want a record any more, or nothing."""
     named = {ref.key for ref in list_refs(store.places)}
     return lambda record: (
         "no name stands for it any more" if record.body.get("stage") == PUT and record.key not in named else ""

@@ -53,26 +53,26 @@ class Supervisor(Protocol):
 
     def render(self, service: SupervisedService) -> ServiceFile: ...
     def is_ours(self, text: str) -> bool:
-        """Whether a file that lies there was written by us."""
+        """Return whether a file that lies there was written by us."""
 
     def words_in(self, text: str) -> tuple[str, ...]:
-        """Give the words after `stoker KIND` of a file that we wrote."""
+        """Return the words after `stoker KIND` of a file that we wrote."""
 
     def path_of(self, label: str) -> str: ...
     def starting(self, label: str) -> tuple[Command, ...]:
-        """Give the commands that make a written file count, now and after every boot."""
+        """Return the commands that make a written file count, now and after every boot."""
 
     def starting_again(self, label: str) -> tuple[Command, ...]:
-        """Give the commands for a service that runs and whose file has changed."""
+        """Return the commands for a service that runs and whose file has changed."""
 
     def keeping(self, label: str) -> tuple[Command, ...]:
-        """Give the commands for a service that runs as it should."""
+        """Return the commands for a service that runs as it should."""
 
     def stopping(self, label: str) -> tuple[Command, ...]:
-        """Give the commands before the file is removed."""
+        """Return the commands before the file is removed."""
 
     def forgetting(self, label: str) -> tuple[Command, ...]:
-        """Give the commands after the file was removed."""
+        """Return the commands after the file was removed."""
 
     def looking(self, label: str) -> Command: ...
     def read_look(self, out: str, exit_code: int) -> SupervisedStatus: ...
@@ -247,7 +247,7 @@ class WindowsScheduler:
 
 
 def supervisor_of(platform: str, environment: Mapping[str, str], home: str, *, user: int) -> Supervisor:
-    """Give the service manager of a platform: `home` is Stoker's own. Raises `BadInput` where none is known."""
+    """Return the service manager of a platform: `home` is Stoker's own. Raises `BadInput` where none is known."""
     makes = _SUPERVISORS.get(platform)
     if makes is None:
         raise BadInput(f"no service manager is known for {platform}", hint="start it by what this system has")
@@ -255,7 +255,7 @@ def supervisor_of(platform: str, environment: Mapping[str, str], home: str, *, u
 
 
 def is_lingering(environment: Mapping[str, str], folder: str = "/var/lib/systemd/linger") -> bool:
-    """Whether the services of this user run while nobody is logged in."""
+    """Return whether the services of this user run while nobody is logged in."""
     user = environment.get("USER", "") or environment.get("LOGNAME", "")
     return bool(user) and "/" not in user and os.path.exists(os.path.join(folder, user))
 
@@ -319,7 +319,7 @@ class Installer:
         self._clock = clock
 
     def check(self, service: SupervisedService) -> ServiceFile:
-        """Give what would be written; refuses what could not be done, before anything is."""
+        """Return what would be written; refuses what could not be done, before anything is."""
         rendered = self._supervisor.render(service)
         before = self._text_at(rendered.path)
         if before is not None and not self._supervisor.is_ours(before):
@@ -371,15 +371,15 @@ class Installer:
         return True
 
     def stands(self, label: str) -> bool:
-        """Say whether a service of ours lies there."""
+        """Return whether a service of ours lies there."""
         return self._supervisor.is_ours(self.text_of(label))
 
     def text_of(self, label: str) -> str:
-        """Give what lies there for a service; empty where nothing does."""
+        """Return what lies there for a service; empty where nothing does."""
         return self._text_at(self._supervisor.path_of(label)) or ""
 
     def words_of(self, label: str) -> tuple[str, ...]:
-        """Give the words with which a service of ours stands there; nothing where none does."""
+        """Return the words with which a service of ours stands there; nothing where none does."""
         text = self.text_of(label)
         return self._supervisor.words_in(text) if self._supervisor.is_ours(text) else ()
 

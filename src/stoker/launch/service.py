@@ -158,7 +158,7 @@ def make_service(  # noqa: PLR0913 - what a service is made of
     grace_s: float = 0.0,
     after: str = "",
 ) -> SupervisedService:
-    """Give the service of `stoker KIND WORDS…` for a home.
+    """Return the service of `stoker KIND WORDS…` for a home.
 
     `called` tells it from others of its kind in the same home. A home that is not the usual one gets labels of its own.
     Raises `BadInput` for what no service's file can say, or should not.

@@ -29,12 +29,12 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def unit_name(label: str) -> str:
-    """Give the name of a service's unit."""
+    """Return the name of a service's unit."""
     return f"{label}.service"
 
 
 def render_unit(service: SupervisedService) -> str:
-    """Give the text of the unit."""
+    """Return the text of the unit."""
     lines = [WRITTEN_BY, "[Unit]", f"Description={_specifiers(service.about)}"]
     if service.after:
         lines += [f"Wants={unit_name(service.after)}", f"After={unit_name(service.after)}"]
@@ -67,7 +67,7 @@ def render_unit(service: SupervisedService) -> str:
 
 
 def unit_words(text: str) -> tuple[str, ...]:
-    """Give the words of a unit that we wrote; of one that says them otherwise, none."""
+    """Return the words of a unit that we wrote; of one that says them otherwise, none."""
     command = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
     argv = [re.sub(r"\\(.)", r"\1", one.replace("%%", "%")) for one in _QUOTED.findall(command)]
     return tuple(argv[BEFORE_WORDS:])
@@ -130,7 +130,7 @@ _SHELL = ("/bin/sh", "-c", _WAITING, "stoker")
 
 
 def render_plist(service: SupervisedService) -> str:
-    """Give the text of the property list."""
+    """Return the text of the property list."""
     log = os.path.join(service.folder, "state", f"{service.label}.log")
     listed = {
         "Label": service.label,
@@ -151,7 +151,7 @@ def render_plist(service: SupervisedService) -> str:
 
 
 def plist_words(text: str) -> tuple[str, ...]:
-    """Give the words of a property list that we wrote; of one that says them otherwise, none."""
+    """Return the words of a property list that we wrote; of one that says them otherwise, none."""
     try:
         argv = plistlib.loads(text.encode())["ProgramArguments"]
     except (KeyError, TypeError, ValueError, plistlib.InvalidFileException, ExpatError):

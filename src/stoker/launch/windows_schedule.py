@@ -20,7 +20,7 @@ _PIECES = re.compile(r'(\\*)(")|([ \t]+)|(\\+|[^\\ \t"]+)')
 
 
 def render_schedule(service: SupervisedService) -> str:
-    """Give the text of the XML. Raises `BadInput` for a path that the scheduler would read as its own."""
+    """Return the text of the XML. Raises `BadInput` for a path that the scheduler would read as its own."""
     python, _, _, *words = service.argv
     command = [python, "-c", _beginning(service.environment), *words]
     arguments = subprocess.list2cmdline(command[1:])
@@ -47,7 +47,7 @@ def render_schedule(service: SupervisedService) -> str:
 
 
 def schedule_words(text: str) -> tuple[str, ...]:
-    """Give the words of an XML that we wrote; of one that says them otherwise, none."""
+    """Return the words of an XML that we wrote; of one that says them otherwise, none."""
     try:
         root = ET.fromstring(text.partition("?>")[2])  # noqa: S314 - written by us, for this user
     except ET.ParseError:

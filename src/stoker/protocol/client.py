@@ -197,7 +197,7 @@ class PeopleCalls:
         after: str = "",
         limit: int = PAGE,
     ) -> JobPage:
-        """Give a page of jobs, newest first; `after` is the `next` of the page before."""
+        """Return a page of jobs, newest first; `after` is the `next` of the page before."""
         named: Query = {"state": state, "name": name, "recipe": recipe, "machine": machine}
         page = self._get("/v1/jobs", JobPage, {**named, "after": after, "limit": limit})
         if after and page.next == after:
@@ -205,19 +205,19 @@ class PeopleCalls:
         return page
 
     def job(self, ref: str) -> JobDetails:
-        """Give everything about one job."""
+        """Return everything about one job."""
         return self._get(f"/v1/jobs/{part(ref)}", JobDetails)
 
     def explain(self, ref: str) -> JobExplanation:
-        """Give why a job is where it is: every machine, with its reason."""
+        """Return why a job is where it is: every machine, with its reason."""
         return self._get(f"/v1/jobs/{part(ref)}/explain", JobExplanation)
 
     def job_events(self, ref: str, *, after: int = 0, limit: int = PAGE) -> EventPage:
-        """Give a page of one job's events, oldest first."""
+        """Return a page of one job's events, oldest first."""
         return self._get(f"/v1/jobs/{part(ref)}/events", EventPage, {"after": after, "limit": limit})
 
     def events(self, after: int | None = None, *, beat_s: float = 20.0) -> Iterator[FleetEvent | None]:
-        """Give every event behind one, as they happen, across restarts of the coordinator.
+        """Return every event behind one, as they happen, across restarts of the coordinator.
 
         Without `after` it begins with what happens now. None comes with every beat of silence, so that whoever listens
         can look at the clock. Raises `NoCoordinator` once its patience is over.
@@ -225,7 +225,7 @@ class PeopleCalls:
         return listen(self._speaker, after, beat_s=beat_s)
 
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
-        """Give what is mirrored of a job's attempt, by default its last."""
+        """Return what is mirrored of a job's attempt, by default its last."""
         return self._get(f"/v1/jobs/{part(ref)}/files", FileList, {"attempt": attempt})
 
     def read_file(
@@ -238,7 +238,7 @@ class PeopleCalls:
         limit: int = MOST_FILE_BYTES,
         wait_s: float = 0.0,
     ) -> FilePiece:
-        """Give bytes of a mirrored file; at its end the question is held open for `wait_s` until more come."""
+        """Return bytes of a mirrored file; at its end the question is held open for `wait_s` until more come."""
         query: Query = {"attempt": attempt, "offset": offset, "limit": limit, "wait_s": wait_s or None}
         where = f"/v1/jobs/{part(ref)}/files/{parts(path)}"
         reply = self._speaker.open(CoordinatorRequest(path=where, query=query, waits_s=wait_s))
@@ -294,19 +294,19 @@ class PeopleCalls:
         return self._do_to_job(ref, "unpin", JobRequest(by=by), is_repeatable=True)
 
     def machines(self) -> tuple[MachineView, ...]:
-        """Give every machine."""
+        """Return every machine."""
         return self._get("/v1/machines", MachineList).machines
 
     def machine(self, name: str) -> MachineView:
-        """Give one machine."""
+        """Return one machine."""
         return self._get(f"/v1/machines/{part(name)}", MachineView)
 
     def drain(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Give a machine no more work; what runs there finishes."""
+        """Return a machine no more work; what runs there finishes."""
         return self._do_to_machine(machine, "drain", asked, is_repeatable=True)
 
     def cordon(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Give a machine, or some of its devices, no more work: it is mistrusted."""
+        """Return a machine, or some of its devices, no more work: it is mistrusted."""
         return self._do_to_machine(machine, "cordon", asked, is_repeatable=True)
 
     def pause(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
@@ -326,11 +326,11 @@ class PeopleCalls:
         return self._get("/v1/schedule", ScheduleView)
 
     def status(self) -> FleetStatus:
-        """Give the whole fleet in one look."""
+        """Return the whole fleet in one look."""
         return self._get("/v1/status", FleetStatus)
 
     def leaderboard(self, metric: str = "", *, limit: int | None = None) -> Leaderboard:
-        """Give completed jobs by a metric, best first; without one, by the metric that most of them have."""
+        """Return completed jobs by a metric, best first; without one, by the metric that most of them have."""
         return self._get("/v1/leaderboard", Leaderboard, {"metric": metric, "limit": limit})
 
     def reload(self, *, dry_run: bool = False) -> DoneView:
@@ -341,7 +341,7 @@ class PeopleCalls:
         )
 
     def prune(self, asked: PruneRequest) -> PruneView:
-        """Say which results and logs would go, or let them go."""
+        """Return which results and logs would go, or let them go."""
         question = CoordinatorRequest(path="/v1/prune", method="POST", body=asked, is_repeatable=True, waits_s=_PRUNE_S)
         return self._speaker.ask(question, PruneView)
 
@@ -393,7 +393,7 @@ class ObjectStream:
         """How many follow, where the server says so."""
 
     def read(self, at_most_bytes: int) -> bytes:
-        """Give the next bytes; nothing at the end."""
+        """Return the next bytes; nothing at the end."""
         return self._speaker.read(self._reply, at_most_bytes)
 
 
@@ -403,7 +403,7 @@ class WorkerCalls:
     _speaker: CoordinatorTransport
 
     def hello(self, hello: Hello) -> Welcome:
-        """Say who this worker is and what its machine has."""
+        """Return who this worker is and what its machine has."""
         return self._speaker.ask(_said("/v1/hello", hello), Welcome)
 
     def claim(self, claim: Claim) -> ClaimResponse:
@@ -422,11 +422,11 @@ class WorkerCalls:
         return self._settle(job, "start", said)
 
     def decline(self, job: str, said: Decline) -> WriteResponse:
-        """Give a grant back unstarted, with the reason."""
+        """Decline a grant unstarted, with the reason."""
         return self._settle(job, "decline", said)
 
     def release(self, job: str, said: Release) -> WriteResponse:
-        """Give a lease back, attempt not charged."""
+        """Release a lease; the attempt is not charged."""
         return self._settle(job, "release", said)
 
     def finish(self, job: str, said: Finish) -> WriteResponse:
@@ -472,7 +472,7 @@ class WorkerCalls:
         return self._speaker.ask(question, UploadResponse)
 
     def has_object(self, sha256: str) -> int | None:
-        """Say how large an object of the coordinator's is; nothing: it has none of that digest."""
+        """Return how large an object of the coordinator's is; nothing: it has none of that digest."""
         try:
             reply = self._speaker.open(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", method="HEAD"))
         except NotFound:
@@ -521,7 +521,7 @@ class TrustCalls:
         return self._speaker.ask(CoordinatorRequest(path="/v1/invites", method="POST", body=asked), InviteResponse)
 
     def invites(self) -> tuple[InviteView, ...]:
-        """Give the invitations that still count."""
+        """Return the invitations that still count."""
         return self._speaker.ask(CoordinatorRequest(path="/v1/invites"), InviteList).invites
 
     def withdraw_invite(self, invite: str) -> DoneView:
@@ -539,11 +539,11 @@ class TrustCalls:
         return self._speaker.ask(question, JoinFinishResponse)
 
     def certificates(self) -> tuple[CertificateView, ...]:
-        """Give the certificates of machines that have not expired."""
+        """Return the certificates of machines that have not expired."""
         return self._speaker.ask(CoordinatorRequest(path="/v1/certificates"), CertificateList).certificates
 
     def live_certificates(self) -> tuple[str, ...]:
-        """Give the numbers of all certificates that count now."""
+        """Return the numbers of all certificates that count now."""
         return self._speaker.ask(CoordinatorRequest(path="/v1/certificates/live"), LiveCertificates).serials
 
     def make_token(self, asked: TokenRequest) -> TokenResponse:
@@ -551,7 +551,7 @@ class TrustCalls:
         return self._speaker.ask(CoordinatorRequest(path="/v1/tokens", method="POST", body=asked), TokenResponse)
 
     def tokens(self) -> tuple[TokenView, ...]:
-        """Give all tokens, without their texts: those are not kept."""
+        """Return all tokens, without their texts: those are not kept."""
         return self._speaker.ask(CoordinatorRequest(path="/v1/tokens"), TokenList).tokens
 
     def revoke_token(self, token: str, *, by: str = "") -> DoneView:
@@ -583,13 +583,13 @@ class ContentCalls:
     _speaker: CoordinatorTransport
 
     def want_tree(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeView:
-        """Say that a tree is wanted: one that is there is kept for a while. `TooLarge`, `NoSpace`: it can't come."""
+        """Announce that a tree is wanted: one that is there is kept for a while. Raises `TooLarge` or `NoSpace`."""
         body = TreeRequest(files=files, size_bytes=size_bytes)
         question = CoordinatorRequest(path=f"/v1/trees/{part(tree)}", method="POST", body=body, is_repeatable=True)
         return self._speaker.ask(question, TreeView)
 
     def missing(self, digests: Sequence[str], sizes: Sequence[int] = ()) -> tuple[str, ...]:
-        """Say which of at most 10,000 files are not there. With their sizes: `NoSpace` if the missing don't fit."""
+        """Return which of at most 10,000 files are not there. With their sizes: `NoSpace` if the missing don't fit."""
         body = DigestsRequest(digests=tuple(digests), sizes=tuple(sizes))
         question = CoordinatorRequest(path="/v1/contents/missing", method="POST", body=body, is_repeatable=True)
         return self._speaker.ask(question, MissingDigests).digests
@@ -605,7 +605,7 @@ class ContentCalls:
         return self._speaker.ask(question, TreeView)
 
     def tree_listing(self, tree: str) -> bytes:
-        """Give a tree's listing; `archives.archive_members.read_listing` checks it. `NotFound`."""
+        """Return a tree's listing; `archives.archive_members.read_listing` checks it. `NotFound`."""
         with closing(self._speaker.open(CoordinatorRequest(path=f"/v1/trees/{part(tree)}"))) as reply:
             pieces, size = [], 0
             while piece := self._speaker.read(reply):
@@ -672,13 +672,13 @@ class ExecCalls:
         return self._speaker.ask(question, FileOffset).offset
 
     def read_exec(self, session: str, *, offset: int, wait_s: float = 0.0) -> ExecOutput:
-        """Give what the command wrote from an offset on; wait for it if there is nothing yet."""
+        """Return what the command wrote from an offset on; wait for it if there is nothing yet."""
         told = {"offset": offset, "wait_s": wait_s}
         question = CoordinatorRequest(path=f"/v1/exec/{part(session)}/out", query=told, waits_s=wait_s)
         return self._speaker.ask(question, ExecOutput)
 
     def size_exec(self, session: str, rows: int, columns: int) -> DoneView:
-        """Say how large the operator's terminal is now."""
+        """Return how large the operator's terminal is now."""
         size = ExecSize(rows=rows, columns=columns)
         path = f"/v1/exec/{part(session)}/size"
         return self._speaker.ask(CoordinatorRequest(path=path, method="POST", body=size, is_repeatable=True), DoneView)
@@ -689,7 +689,7 @@ class ExecCalls:
         return self._speaker.ask(CoordinatorRequest(path=path, method="DELETE", is_repeatable=True), DoneView)
 
     def hear_exec(self, job: str, session: str, said: ExecListen) -> ExecInput:
-        """Give what a command is to read; for the worker that runs it."""
+        """Return what a command is to read; for the worker that runs it."""
         path = f"/v1/attempts/{part(job)}/exec/{part(session)}/in"
         question = CoordinatorRequest(path=path, method="POST", body=said, is_repeatable=True, waits_s=said.wait_s)
         return self._speaker.ask(question, ExecInput)
@@ -730,7 +730,7 @@ class HealthCalls:
     _speaker: CoordinatorTransport
 
     def report(self, report: MachineReport) -> DoneView:
-        """Say what a worker found out about its machine."""
+        """Return what a worker found out about its machine."""
         path = f"/v1/machines/{part(report.worker)}/report"
         return self._speaker.ask(
             CoordinatorRequest(path=path, method="POST", body=report, is_repeatable=True), DoneView
@@ -741,7 +741,7 @@ class HealthCalls:
         return self._speaker.ask(CoordinatorRequest(path="/v1/hooks", method="POST", body=asked), WebhookResponse)
 
     def hooks(self) -> tuple[WebhookView, ...]:
-        """Give all hooks."""
+        """Return all hooks."""
         return self._speaker.ask(CoordinatorRequest(path="/v1/hooks"), WebhookList).hooks
 
     def close_hook(self, hook: int) -> DoneView:
@@ -785,7 +785,7 @@ class FleetClient(WorkerCalls, PeopleCalls, ContentCalls, TrustCalls, HealthCall
         self._speaker = CoordinatorTransport(transport, url, clock=clock, token=token, patience=patience, chance=chance)
 
     def more_patient(self, retry_s: float = FOLLOWING_S) -> FleetClient:
-        """Give a client of the same coordinator that asks again for so long: whoever follows outlives a restart."""
+        """Return a client of the same coordinator that asks again for so long: whoever follows outlives a restart."""
         url, token, chance = self._given
         patience = changed(self._speaker.patience, retry_s=retry_s)
         return FleetClient(self._transport, url, clock=self._clock, token=token, patience=patience, chance=chance)

@@ -156,7 +156,7 @@ _set = object.__setattr__
 
 
 def said(error: ValidationError) -> str:
-    """Give what is wrong with a message in one line."""
+    """Return what is wrong with a message in one line."""
     faults = [
         f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" if fault["loc"] else fault["msg"]
         for fault in error.errors(include_url=False, include_context=False, include_input=False)
@@ -171,7 +171,7 @@ _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
 
 def read_range(asked: str, size_bytes: int) -> tuple[int, int, bool]:
-    """Say where to begin, how much to give, and whether that is a part. Nothing we can read means the whole.
+    """Return where to begin, how much to give, and whether that is a part. Nothing we can read means the whole.
 
     A negative length: the range lies beyond the end.
     """

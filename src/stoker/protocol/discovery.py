@@ -90,7 +90,7 @@ def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
 
 
 def living_coordinator(state: str) -> ServeFile | None:
-    """Give the coordinator of this home if it runs on this machine now."""
+    """Return the coordinator of this home if it runs on this machine now."""
     found = read_serve_file(state)
     return found if found is not None and is_alive(found.owner) is Liveness.ALIVE else None
 
@@ -106,7 +106,7 @@ class MembershipKind(StrEnum):
 
     @classmethod
     def of(cls, role: Role) -> MembershipKind:
-        """Give the side that somebody with a role is on."""
+        """Return the side that somebody with a role is on."""
         return cls.WORKER if role is Role.WORKER else cls.OPERATOR
 
 
@@ -161,7 +161,7 @@ class JoinCredentials:
 
 
 def read_joined(state: str, side: MembershipKind) -> Membership | None:
-    """Give the fleet that was joined; nothing if none was.
+    """Return the fleet that was joined; nothing if none was.
 
     Raises `LocalFile` where others may read the secrets, and `Damaged` for a record that is none.
     """
@@ -341,7 +341,7 @@ class CoordinatorEndpoint:
 def find_coordinator(
     at: str, *, environment: Mapping[str, str], state: str, side: MembershipKind = MembershipKind.OPERATOR
 ) -> CoordinatorEndpoint | None:
-    """Give the coordinator that is meant, or nothing if none is known. Nobody is asked whether it answers."""
+    """Return the coordinator that is meant, or nothing if none is known. Nobody is asked whether it answers."""
     here = living_coordinator(state)
     token = environment.get(OPERATOR_TOKEN, "").strip() if side is MembershipKind.OPERATOR else ""
     named = at or environment.get(COORDINATOR, "").strip()
@@ -378,7 +378,7 @@ def no_coordinator_known(state: str) -> NoCoordinator:
 
 
 def coordinator_gone(state: str) -> str | None:
-    """Give where the coordinator of this home was, if there was one and it does not run now: its jobs wait for it."""
+    """Return where the coordinator of this home was, if there was one and it does not run now: its jobs wait for it."""
     found = read_serve_file(state) or read_serve_file(state, LAST_NAME)
     return found.url if found is not None and living_coordinator(state) is None else None
 
@@ -400,7 +400,7 @@ def whole_address(text: str) -> str:
 
 
 def machine_here(state: str) -> Membership | None:
-    """Give the fleet that this machine joined as a worker, if it did."""
+    """Return the fleet that this machine joined as a worker, if it did."""
     try:
         return read_joined(state, MembershipKind.WORKER)
     except StokerError:
@@ -470,7 +470,7 @@ def _membership(state: str, side: MembershipKind, url: str = "") -> Membership |
 
 
 def _fingerprint(ca_file: str) -> str:
-    """Give the fingerprint of this home's own CA; empty where there is none to be read."""
+    """Return the fingerprint of this home's own CA; empty where there is none to be read."""
     from stoker.protocol.join_proofs import fingerprint  # noqa: PLC0415 - only a worker beside its coordinator asks
 
     try:

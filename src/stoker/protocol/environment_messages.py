@@ -56,13 +56,13 @@ class MachineEnvironmentStatus:
 
 
 def choose(choices: Sequence[EnvironmentChoice], platform: Platform) -> EnvironmentChoice | None:
-    """Give the choice for a machine: the first that names its platform, else the first for any; nothing: none is."""
+    """Return the choice for a machine: the first that names its platform, else the first for any; nothing: none is."""
     named = next((one for one in choices if one.platform and platform.is_named(one.platform)), None)
     return named or next((one for one in choices if not one.platform), None)
 
 
 def why_none(choices: Sequence[EnvironmentChoice], platform: Platform) -> str:
-    """Say why no choice is a machine's."""
+    """Return why no choice is a machine's."""
     names = ", ".join(dict.fromkeys(one.platform for one in choices))
     return f"it is {platform.text}, and the job has environments for {names} only"
 
@@ -112,7 +112,7 @@ def choices_fault(choices: Iterable[EnvironmentChoice]) -> str:
 
 
 def platform_held(holdings: MachineInventory) -> Platform:
-    """Give a machine's platform as it said itself."""
+    """Return a machine's platform as it said itself."""
     system, _, machine = holdings.platform.partition("-")
     return Platform(system=system, machine=machine, libc=holdings.libc, pythons=holdings.pythons)
 
@@ -120,7 +120,7 @@ def platform_held(holdings: MachineInventory) -> Platform:
 def outlook(
     choices: Sequence[EnvironmentChoice], machine: str, held: MachineInventory, others: Iterable[MachineInventory] = ()
 ) -> MachineEnvironmentStatus:
-    """Say how a job's environment stands on a machine; how long others took for it tells how long it may take."""
+    """Return how a job's environment stands on a machine; how long others took for it tells how long it may take."""
     platform = platform_held(held)
     if not choices:
         return MachineEnvironmentStatus(machine=machine, standing=EnvironmentStatus.OWN)
@@ -155,12 +155,12 @@ def outlooks(
 
 
 def has_python(choice: EnvironmentChoice, held: MachineInventory) -> bool:
-    """Say whether a machine has a Python of the version that is asked for; so does one that tells of none."""
+    """Return whether a machine has a Python of the version that is asked for; so does one that tells of none."""
     return not choice.python or not held.pythons or any(fits(version, choice.python) for version in held.pythons)
 
 
 def no_python(wish: str, pythons: Sequence[str]) -> str:
-    """Say that no Python of a machine is of the version that is asked for."""
+    """Return the message that no Python of a machine is of the version that is asked for."""
     return f"no Python that is {wish or 'any'}: it has {', '.join(pythons) or 'none'}"
 
 

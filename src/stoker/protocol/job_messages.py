@@ -79,7 +79,7 @@ class RequirementsBody(StrictRequest):
     """These two within what a manifest may say: the cost rule multiplies them."""
 
     def requirements(self) -> Requirements:
-        """Give them as placement reads them."""
+        """Return them as placement reads them."""
         return Requirements(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
@@ -189,7 +189,7 @@ class JobSpec(StrictRequest):
     on_partition: Partition = Partition.STOP
 
     def wanted(self) -> SchedulableJob:
-        """Give it as placement sees it."""
+        """Return it as placement sees it."""
         return SchedulableJob(
             name=self.name,
             model=self.recipe,
@@ -329,7 +329,7 @@ class JobSubmissionResult(WireMessage):
 
     @property
     def told_as(self) -> SubmissionOutcome:
-        """Give the outcome as people see it: a job whose values or data are others has changed."""
+        """Return the outcome as people see it: a job whose values or data are others has changed."""
         return SubmissionOutcome.CHANGED if self.instead_of else self.outcome
 
     @property

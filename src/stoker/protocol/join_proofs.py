@@ -62,7 +62,7 @@ class JoinCode:
     secret: str
 
     def text(self) -> str:
-        """Give the code as people read it, in groups of four."""
+        """Return the code as people read it, in groups of four."""
         letters = self.id + self.secret
         return "-".join(letters[at : at + _GROUP] for at in range(0, len(letters), _GROUP))
 
@@ -110,7 +110,7 @@ def join_key(code: JoinCode) -> bytes:
 
 
 def begin_proof(key: bytes, *, nonce: str, server_nonce: str, ca_pem: str, role: str, name: str) -> str:
-    """Give the coordinator's proof that this CA is its own, and of what the invitation is for."""
+    """Return the coordinator's proof that this CA is its own, and of what the invitation is for."""
     ca = hashlib.sha256(one_certificate(ca_pem)).hexdigest()
     return _proof(key, _BEGIN, nonce, server_nonce, ca, str(role), name)
 
@@ -139,7 +139,7 @@ def unseal(key: bytes, sealed: str, *, nonce: str, server_nonce: str) -> str | N
 
 
 def finish_proof(key: bytes, *, nonce: str, server_nonce: str, name: str, csr_pem: str) -> str:
-    """Give the proof of whoever joins that they have the code, and ask with it for this name and this key."""
+    """Return the proof of whoever joins that they have the code, and ask with it for this name and this key."""
     csr = hashlib.sha256(csr_pem.encode()).hexdigest()
     return _proof(key, _FINISH, nonce, server_nonce, name, csr)
 
@@ -150,7 +150,7 @@ def is_same_proof(one: str, other: str) -> bool:
 
 
 def one_certificate(pem: str) -> bytes:
-    """Give the DER bytes of a text that is exactly one certificate in PEM, or raise `NotOneCertificate`."""
+    """Return the DER bytes of a text that is exactly one certificate in PEM, or raise `NotOneCertificate`."""
     found = _ONE_CERTIFICATE.fullmatch(pem)
     letters = "".join(found[1].split()) if found else ""
     try:
@@ -165,7 +165,7 @@ def one_certificate(pem: str) -> bytes:
 
 
 def fingerprint(pem: str) -> str:
-    """Give the SHA-256 of one certificate, in hex."""
+    """Return the SHA-256 of one certificate, in hex."""
     return hashlib.sha256(one_certificate(pem)).hexdigest()
 
 

@@ -38,7 +38,7 @@ _OURS_ALONE = frozenset({"cancelled", "terminated", "usage", "stoker"})
 
 
 def refusal(status: int, body: bytes, *, is_ours: bool, url: str) -> StokerError:
-    """Give the error that an answer with a status of 400 or more amounts to."""
+    """Return the error that an answer with a status of 400 or more amounts to."""
     said = _error_body(body)
     if said is not None:
         return error_of(said, status)
@@ -147,7 +147,7 @@ _ALERTS = frozenset(
 
 
 def trust_hint(error: NetworkFailed) -> str:
-    """Give the hint for a failure to trust; empty where it failed for something else."""
+    """Return the hint for a failure to trust; empty where it failed for something else."""
     if error.data.get("reason") == Reason.CERTIFICATE:
         return _TRUST_HINTS_BY_CODE.get(error.data.get("verify_code"), "")
     return _REFUSED if error.data.get("tls") in _ALERTS else ""

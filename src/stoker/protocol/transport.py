@@ -142,12 +142,12 @@ class CoordinatorTransport:
         return self._patiently(lambda: self._send(request), is_repeatable=request.is_repeatable)
 
     def address(self, question: CoordinatorRequest) -> tuple[str, dict[str, str]]:
-        """Give the address of a question and the headers that go with it, for whoever asks it themselves."""
+        """Return the address of a question and the headers that go with it, for whoever asks it themselves."""
         request = self._request(question)
         return request.url, dict(request.headers)
 
     def read(self, reply: HttpClientResponse, at_most_bytes: int = _PIECE_BYTES) -> bytes:
-        """Give the next bytes of an answer; nothing at the end."""
+        """Return the next bytes of an answer; nothing at the end."""
         try:
             return reply.read(at_most_bytes)
         except NetworkFailed as error:
@@ -231,19 +231,19 @@ class CoordinatorTransport:
 
 
 def is_passing(error: StokerError) -> bool:
-    """Say whether the same question may get another answer in a moment."""
+    """Return whether the same question may get another answer in a moment."""
     if isinstance(error, NoCoordinator):
         return not error.data.get("is_lasting")
     return isinstance(error, DatabaseTrouble | RateLimited) or type(error) is Unavailable
 
 
 def part(text: str) -> str:
-    """Give a name as one part of a path, whatever stands in it."""
+    """Return a name as one part of a path, whatever stands in it."""
     return quote(text, safe="")
 
 
 def parts(path: str) -> str:
-    """Give a path of several parts, each as it is."""
+    """Return a path of several parts, each as it is."""
     return "/".join(map(part, path.split("/")))
 
 
@@ -282,7 +282,7 @@ class EventReader:
         """Behind which event the stream stands: a block may say so without being one."""
 
     def feed(self, data: bytes) -> list[FleetEvent]:
-        """Give the events that are whole by now. Raises `ValueError` for what is no event."""
+        """Return the events that are whole by now. Raises `ValueError` for what is no event."""
         self._unread += data
         events = []
         while (line := self._line()) is not None:
@@ -332,7 +332,7 @@ class EventReader:
 
 
 def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -> Iterator[FleetEvent | None]:
-    """Give every event behind `after`, in order, each once; None after `beat_s` in which nothing was heard."""
+    """Return every event behind `after`, in order, each once; None after `beat_s` in which nothing was heard."""
     last = after
     lost_since_s: float | None = None
     tries = 0
@@ -373,7 +373,7 @@ def _open(speaker: CoordinatorTransport, last: int | None, beat_s: float) -> Htt
 def _events(
     speaker: CoordinatorTransport, reply: HttpClientResponse, reader: EventReader
 ) -> Iterator[FleetEvent | None]:
-    """Give the events of one connection until it is cut or silent; None where something else was heard."""
+    """Return the events of one connection until it is cut or silent; None where something else was heard."""
     while True:
         try:
             data = speaker.read(reply, _EVENT_STREAM_PIECE_BYTES)

@@ -108,12 +108,12 @@ _DIGEST_BYTES = 32
 
 
 def frame(digest: str, data: bytes) -> bytes:
-    """Give the frame of one file."""
+    """Return the frame of one file."""
     return head(digest, len(data)) + data
 
 
 def head(digest: str, size_bytes: int) -> bytes:
-    """Give what stands before a file's bytes."""
+    """Return what stands before a file's bytes."""
     return bytes.fromhex(digest) + size_bytes.to_bytes(8, "big")
 
 

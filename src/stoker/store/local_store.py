@@ -150,7 +150,7 @@ class LocalStore:
         return RecordHit(record=record, lost=tuple(entry.path for entry in record.blobs() if not judge(entry)))
 
     def holds(self, entry: TreeEntry, *, heed: Heed | None = None) -> bool:
-        """Say whether the blob of an entry is here and whole. A damaged one is set aside.
+        """Return whether the blob of an entry is here and whole. A damaged one is set aside.
 
         With `heed` every byte is hashed again, whatever the memo says.
         """
@@ -175,7 +175,7 @@ class LocalStore:
         return False
 
     def blob(self, entry: TreeEntry) -> str:
-        """Give the path of an entry's blob, to be read only. `CorruptBytes` if it is not here or not whole."""
+        """Return the path of an entry's blob, to be read only. `CorruptBytes` if it is not here or not whole."""
         if not self.holds(entry):
             raise CorruptBytes(f"{entry.path}: its bytes are gone or damaged", hint="run again: only this is made anew")
         return self.places.blob(entry.sha256)

@@ -46,7 +46,7 @@ class Memo:
         self.trouble = ""
 
     def recall(self, name: str, stamp: Stamp) -> Digest | None:
-        """Give the digest known for a name, if the file still looks the same."""
+        """Return the digest known for a name, if the file still looks the same."""
         with self._lock:
             known = self._known.get(name)
             if known is None or known[0] != stamp:
@@ -235,7 +235,7 @@ def _digest_file(path: str, *, memo: Memo, clock: Clock) -> tuple[Digest, int]:
 
 
 def recall_file(path: str, info: os.stat_result, *, memo: Memo) -> Digest | None:
-    """Give the digest of a file, by its absolute path, if it is known and the file looks as it did then."""
+    """Return the digest of a file, by its absolute path, if it is known and the file looks as it did then."""
     return memo.recall(_name(path), stamp_of(info))
 
 

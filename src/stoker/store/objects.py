@@ -79,7 +79,7 @@ class ObjectStore(Protocol):
     """Objects by digest. Safe to use from several threads and processes at once."""
 
     def size(self, digest: Digest) -> int | None:
-        """Give an object's size in bytes, or nothing if it is not there."""
+        """Return an object's size in bytes, or nothing if it is not there."""
 
     def open(self, digest: Digest, *, start: int = 0, length: int | None = None) -> BinaryIO:
         """Open an object, or a range of it, to be read and closed by the caller.
@@ -104,7 +104,7 @@ class ObjectStore(Protocol):
         """Begin an upload that may be interrupted, or end with its process, and be gone on with."""
 
     def upload(self, upload_id: str) -> Upload:
-        """Say how far an upload is. `NotFound` if there is none: never begun, finished, or swept."""
+        """Return how far an upload is. `NotFound` if there is none: never begun, finished, or swept."""
 
     def append(self, upload_id: str, offset: int, stream: BinaryIO) -> Upload:
         """Add bytes to an upload. What came stays, also if the stream breaks and its error is raised.
@@ -125,13 +125,13 @@ class ObjectStore(Protocol):
         """Drop an upload. False if there is none."""
 
     def stale_uploads(self, *, grace_s: float) -> tuple[str, ...]:
-        """Say to which uploads nobody has added anything for so long."""
+        """Return the uploads that have been idle for so long."""
 
     def sweep_uploads(self, *, grace_s: float) -> tuple[str, ...]:
         """Drop stale uploads, except those to which somebody adds just now, and say which."""
 
     def list(self) -> Iterator[StoredObject]:
-        """Give all objects, in the order of their digests; one that comes or goes meanwhile may be among them."""
+        """Return all objects, in the order of their digests; one that comes or goes meanwhile may be among them."""
 
     def remove(self, digest: Digest, *, grace_s: float = 0.0) -> bool:
         """Remove an object that nobody has put for so long. False if it stays, or is not there."""
@@ -193,7 +193,7 @@ class LocalUploads:
 
     @contextlib.contextmanager
     def finishing(self, upload_id: str) -> Iterator[tuple[Upload, str]]:
-        """Give an upload and where its bytes lie. It is gone after the block.
+        """Return an upload and where its bytes lie. It is gone after the block.
 
         `HashMismatch` takes it away as well; any other error leaves it as it is, to be finished later.
         """

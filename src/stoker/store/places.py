@@ -47,7 +47,7 @@ class StorePaths:
                 os.makedirs(folder, exist_ok=True)
 
     def blob_files(self) -> Iterator[tuple[str, str]]:
-        """Give the name and the path of every file among the blobs, in the order of their names.
+        """Return the name and the path of every file among the blobs, in the order of their names.
 
         A name that is no digest is no blob, and may be there all the same; what comes or goes meanwhile may be given.
         """
@@ -69,7 +69,7 @@ class StorePaths:
 
 
 def names_in(folder: str) -> list[str]:
-    """Give the names in a folder, sorted; none if there is no such folder."""
+    """Return the names in a folder, sorted; none if there is no such folder."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -104,7 +104,7 @@ class QuarantinedItem:
 
 
 def list_quarantine(quarantine: str) -> list[QuarantinedItem]:
-    """Give what was set aside, the oldest first."""
+    """Return what was set aside, the oldest first."""
     found = [_describe(os.path.join(quarantine, name)) for name in names_in(quarantine) if not name.endswith(_REASON)]
     return sorted(found, key=lambda one: (one.at_s, one.path))
 

@@ -180,7 +180,7 @@ class PruneResult:
 
 
 def all_records(store: LocalStore) -> Iterator[tuple[Record, float]]:
-    """Give every readable record with the time of its last use. One bad record never stops the rest."""
+    """Return every readable record with the time of its last use. One bad record never stops the rest."""
     for shard in names_in(store.places.records):
         for name in names_in(f"{store.places.records}/{shard}"):
             if not is_digest(name):
@@ -202,7 +202,7 @@ def candidates(
     label: Callable[[Record], str],
     let_go: Callable[[Record], str] = lambda _record: "",
 ) -> Iterator[PruneCandidate]:
-    """Give every record that still has bytes, as pruning sees it."""
+    """Return every record that still has bytes, as pruning sees it."""
     for record, last_used_s in all_records(store):
         if record.is_tombstone:
             continue

@@ -195,7 +195,7 @@ def size_of(found: Sequence[WalkedEntry]) -> int:
 
 
 def changed_meanwhile(path: str) -> Refused:
-    """Give the error for a file that is not what it was when we began."""
+    """Return the error for a file that is not what it was when we began."""
     return Refused(f"{path} changed while it was read", hint="put it again when nobody writes to it", path=path)
 
 
@@ -246,7 +246,7 @@ def append_line(path: str, line: bytes, *, lock: str, on_step: Callable[[str], N
 
 
 def read_index(places: StorePaths) -> Iterator[PutIndexRow]:
-    """Give every line, the oldest first; nothing if there is no index."""
+    """Return every line, the oldest first; nothing if there is no index."""
     try:
         file = open_regular(places.index)
     except FileNotFoundError:
@@ -475,7 +475,7 @@ class _Heeded(io.RawIOBase):
 
 
 def put_key(digest: Digest) -> Digest:
-    """Give the key under which a tree lies that somebody put: its content decides, and nothing else."""
+    """Return the key under which a tree lies that somebody put: its content decides, and nothing else."""
     return digest_value(PUT, digest)
 
 

@@ -98,13 +98,13 @@ class Record:
         return parsed
 
     def blobs(self) -> list[TreeEntry]:
-        """Give the entries whose bytes lie in blobs."""
+        """Return the entries whose bytes lie in blobs."""
         if self.flags != "B":
             return []
         return [entry for entry in self.tree.entries if entry.link_to is None and entry.path not in self.inline]
 
     def without_bytes(self) -> Record:
-        """Give the tombstone of this record."""
+        """Return the tombstone of this record."""
         return Record(
             key=self.key,
             digest=self.digest,
@@ -115,7 +115,7 @@ class Record:
         )
 
     def under(self, key: Digest, body: dict[str, Any]) -> Record:
-        """Give a record of the same bytes under another key."""
+        """Return a record of the same bytes under another key."""
         return Record(
             key=key,
             digest=self.digest,
@@ -241,13 +241,13 @@ class BrokenSeal(ValueError):
 
 
 def seal(domain: str, body: dict[str, Any], *, indent: int | None = None) -> bytes:
-    """Give the bytes of a file: a line of JSON, or several where people read it. `domain` is `SORT/FORMAT`."""
+    """Return the bytes of a file: a line of JSON, or several where people read it. `domain` is `SORT/FORMAT`."""
     content = {_MARK: domain, **body}
     return f"{dumps({**content, _CHECK: _check(content)}, indent=indent)}\n".encode()
 
 
 def unseal(domain: str, data: bytes) -> dict[str, Any]:
-    """Give the body that was sealed; `BrokenSeal` if these bytes are not that, or not all of it."""
+    """Return the body that was sealed; `BrokenSeal` if these bytes are not that, or not all of it."""
     if not data.endswith(b"\n"):
         raise BrokenSeal("has no end")
     try:

@@ -80,7 +80,7 @@ class Ref:
 
 
 def check_ref_name(name: str) -> str:
-    """Give a name back if a ref may have it; `BadInput` says why not."""
+    """Return a name if a ref may have it; `BadInput` says why not."""
     why = ""
     if not name or name in (".", "..", "last"):
         why = "it means something else" if name else "it is empty"
@@ -132,7 +132,7 @@ def remove_ref(places: StorePaths, name: str) -> bool:
 
 
 def list_refs(places: StorePaths) -> list[Ref]:
-    """Give all refs by name, damaged ones included."""
+    """Return all refs by name, damaged ones included."""
     with translated(places.refs):
         files = sorted(os.listdir(places.refs)) if os.path.isdir(places.refs) else []
     names = [unquote(file.removesuffix(_SUFFIX), errors="surrogateescape") for file in files if file.endswith(_SUFFIX)]
@@ -140,7 +140,7 @@ def list_refs(places: StorePaths) -> list[Ref]:
 
 
 def find_ref(places: StorePaths, name: str) -> Ref | None:
-    """Give the ref of a name, or nothing."""
+    """Return the ref of a name, or nothing."""
     path = _path(places, name)
     if not os.path.lexists(path):
         return None
@@ -156,7 +156,7 @@ def find_ref(places: StorePaths, name: str) -> Ref | None:
 
 
 def ref_path(places: StorePaths, name: str) -> str:
-    """Say where the file of a ref lies."""
+    """Return where the file of a ref lies."""
     return _path(places, name)
 
 
@@ -210,7 +210,7 @@ def unpin(places: StorePaths, name: str) -> bool:
 
 
 def list_pins(places: StorePaths) -> list[Pin]:
-    """Give all pins by name, damaged ones included."""
+    """Return all pins by name, damaged ones included."""
     with translated(places.pins):
         files = sorted(os.listdir(places.pins)) if os.path.isdir(places.pins) else []
     return [_read(places, file) for file in files if file.endswith(_PINS_SUFFIX)]

@@ -102,7 +102,7 @@ def make_beside(folder: str) -> str:
 
 
 def is_sidecar(path: str) -> bool:
-    """Say whether a file is a sidecar that we wrote, and not somebody's own file of that name."""
+    """Return whether a file is a sidecar that we wrote, and not somebody's own file of that name."""
     if os.path.islink(path):
         return False
     try:
@@ -150,7 +150,7 @@ class _Desk:
         self._files: dict[str, list[_Claim]] = {}
 
     def shows(self, path: str, entry: TreeEntry) -> bool:
-        """Say whether an entry's file is there already, whoever put it there; it is ours then."""
+        """Return whether an entry's file is there already, whoever put it there; it is ours then."""
         info = self._look(path)
         if info is None:
             return False

@@ -29,7 +29,7 @@ _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 def open_view(store: LocalStore, record: Record, *, below: str = "") -> str:
-    """Give a read-only folder that shows a record's tree. `CorruptBytes` if bytes of it are not in the store.
+    """Return a read-only folder that shows a record's tree. `CorruptBytes` if bytes of it are not in the store.
 
     Whoever reads only one folder of it says so: nothing else is then checked, however large the tree is.
     """

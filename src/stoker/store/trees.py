@@ -64,7 +64,7 @@ class WalkedEntry(NamedTuple):
 
 
 def hash_file(path: str) -> tuple[Digest, int]:
-    """Give the SHA-256 and the size of a file's bytes."""
+    """Return the SHA-256 and the size of a file's bytes."""
     with translated(path), open(path, "rb", buffering=0) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes <= _BLOCK_BYTES:
@@ -158,7 +158,7 @@ def _let_go(descriptor: int) -> None:
 
 
 def leads_out(root: str, path: str, target: str) -> bool:
-    """Say whether a symlink at a path below a folder leads out of that folder."""
+    """Return whether a symlink at a path below a folder leads out of that folder."""
     # By its text, because the folder will be called otherwise; and really, because the text may pass through another
     # symlink, after which `..` means something else.
     if os.path.isabs(target):

@@ -43,7 +43,7 @@ EVERYTHING = DigestSample(start=0, width=_WHOLE)
 
 
 def part(number: int, of: int) -> DigestSample:
-    """Give the n-th of m parts, counted from 1."""
+    """Return the n-th of m parts, counted from 1."""
     start = (number - 1) * _WHOLE // of
     return DigestSample(start=start, width=number * _WHOLE // of - start)
 

@@ -66,7 +66,7 @@ def saved(path: str | os.PathLike[str], step: int | None = None) -> bool:
 
 
 def resume() -> str | None:
-    """Give the checkpoint to go on from, or `None`. Its bytes are those that were saved, and for this very work."""
+    """Return the checkpoint to go on from, or `None`. Its bytes are those that were saved, and for this very work."""
     if _speaker is not None:
         _speaker.begin()
     path = os.environ.get("STOKER_RESUME", "") if _speaker is not None else ""
@@ -74,7 +74,7 @@ def resume() -> str | None:
 
 
 def params() -> dict[str, Any]:
-    """Give the parameters of this trial by name; none elsewhere."""
+    """Return the parameters of this trial by name; none elsewhere."""
     given: Any = {}
     with suppress(ValueError):
         given = _speaker and json.loads(os.environ.get("STOKER_PARAMS", "{}"), object_hook=_untagged)
@@ -82,12 +82,12 @@ def params() -> dict[str, Any]:
 
 
 def out() -> str:
-    """Give the folder whose content is the result; the current one elsewhere."""
+    """Return the folder whose content is the result; the current one elsewhere."""
     return (_speaker is not None and os.environ.get("STOKER_OUT")) or "."
 
 
 def scratch() -> str:
-    """Give a folder that survives attempts until the work succeeds; the current one elsewhere."""
+    """Return a folder that survives attempts until the work succeeds; the current one elsewhere."""
     return (_speaker is not None and os.environ.get("STOKER_SCRATCH")) or "."
 
 
@@ -99,7 +99,7 @@ def heartbeat() -> None:
 
 
 def should_stop() -> bool:
-    """Whether the program was asked to end (SIGTERM); ask it in the main thread.
+    """Return whether the program was asked to end (SIGTERM); ask it in the main thread.
 
     From the first call on, the signal sets this flag instead of ending the program, after which whatever the program
     has installed for it is called. A second signal does what it always did.
@@ -168,7 +168,7 @@ class _Speaker:
             self.complain("a report was left out", error)
 
     def numbers(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Give the numbers among some values as floats."""
+        """Return the numbers among some values as floats."""
         found = {}
         for name, value in metrics.items():
             try:
@@ -355,7 +355,7 @@ def _frame(steps: list[int], times: list[float], values: list[float], names: lis
 
 
 def _tagged(metrics: dict[str, float]) -> dict[str, Any]:
-    """Give the first metrics of many as JSON can hold them: plain JSON has no NaN."""
+    """Return the first metrics of many as JSON can hold them: plain JSON has no NaN."""
     some = list(metrics.items())[:_WIDTH]
     return {name[:_NAME_BYTES]: value if math.isfinite(value) else {"$float": str(value)} for name, value in some}
 
@@ -396,7 +396,7 @@ def keep_checkpoint(source: str, step: int | None, root: str, key: str) -> str:
 
 
 def _files(path: str) -> list[tuple[str, str]]:
-    """Give the files of a checkpoint by their name within it; the name of a single one is empty."""
+    """Return the files of a checkpoint by their name within it; the name of a single one is empty."""
     if not os.path.isdir(path):
         return [("", path)] * os.path.exists(path)
     found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]

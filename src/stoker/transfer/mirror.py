@@ -58,7 +58,7 @@ class FollowedFile:
         self._base = 0
 
     def read(self, limit_bytes: int) -> bytes:
-        """Give the next bytes to send; nothing if all that is there was sent."""
+        """Return the next bytes to send; nothing if all that is there was sent."""
         if self._descriptor is None and not self._open():
             return b""
         data = self._next(limit_bytes)
@@ -138,7 +138,7 @@ class FollowedFile:
 
 
 def older_name(path: str) -> str:
-    """Give the name that a log or journal has once it was turned over."""
+    """Return the name that a log or journal has once it was turned over."""
     stem, dot, ending = path.rpartition(".")
     return f"{stem}.1.{ending}" if dot else f"{path}.1"
 
@@ -208,7 +208,7 @@ class AttemptFolderSync:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Say which files, or the rest of which, are not shipped, and why."""
+        """Return which files, or the rest of which, are not shipped, and why."""
         return tuple(f"{file.path}: {file.trouble}" for file in self._files.values() if file.trouble)
 
     def ship(self) -> float:
@@ -365,7 +365,7 @@ class AttemptFolderSync:
 
 
 def _files(top: str, below: str = "", levels: int = _MOST_LEVELS) -> Iterator[tuple[str, int]]:
-    """Give the path and inode of every file of a folder that is not hidden; no link is followed."""
+    """Return the path and inode of every file of a folder that is not hidden; no link is followed."""
     try:
         with os.scandir(os.path.join(top, below)) as entries:
             found = sorted(entries, key=lambda entry: entry.name)

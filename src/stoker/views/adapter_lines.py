@@ -24,12 +24,12 @@ _MOST_RANKED = 20
 
 
 def forecast_lines(one: SharedProcessEstimate, signs: Signs) -> tuple[str, ...]:
-    """Say over which base a company works, and what is foreseen of it."""
+    """Return over which base a company works, and what is foreseen of it."""
     return (*([with_signs(one.about, signs)] if one.about else []), forecast_text(one))
 
 
 def forecast_text(one: SharedProcessEstimate) -> str:
-    """Say what is foreseen of one company."""
+    """Return what is foreseen of one company."""
     adapters = "1 adapter" if one.members == 1 else f"{one.members:,} adapters, one base"
     free = "" if one.free_bytes is None else f", {format_size(one.free_bytes)} free"
     where = "" if one.members == 1 else ", one process"
@@ -47,7 +47,7 @@ def _pace(one: SharedProcessEstimate) -> str:
 
 
 def speed_text(tokens_per_s: float) -> str:
-    """Give a speed of training: `31 k tokens/s`."""
+    """Return a speed of training: `31 k tokens/s`."""
     if tokens_per_s < 10 * _THOUSAND:
         return f"{tokens_per_s:,.0f} tokens/s"
     return f"{tokens_per_s / _THOUSAND:,.3g} k tokens/s"
@@ -109,7 +109,7 @@ class SharedProcessRunView:
 
 
 def company_text(speed: Speed, width: int) -> str:
-    """Say how those that work together go at the moment."""
+    """Return how those that work together go at the moment."""
     return f"{f'{speed.members} together':<{width}}  {speed_text(speed.now)}"
 
 
@@ -137,12 +137,12 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
 
 
 def unaffected_text(others: int) -> str:
-    """Say that a member that failed took nobody with it."""
+    """Return the message that a member that failed took nobody with it."""
     return "" if not others else ", the other one unaffected" if others == 1 else f", the other {others} unaffected"
 
 
 def end_text(ends: Sequence[TrialEnd], total: int, elapsed_s: float, tokens_per_s: float) -> str:
-    """Say how many of a company ended well, how long that took, how quickly it went and what it took at most."""
+    """Return how many of a company ended well, how long that took, how quickly it went and what it took at most."""
     done = sum(end.state == "completed" for end in ends)
     told = [f"{done} of {total} in {span(elapsed_s)}"]
     if tokens_per_s:
@@ -199,7 +199,7 @@ class AdapterLeaderboardRow:
 
 
 def ranked(entries: Sequence[AdapterLeaderboardEntry]) -> list[AdapterLeaderboardRow]:
-    """Give entries in the order of their losses; those without a loss that is a number come last."""
+    """Return entries in the order of their losses; those without a loss that is a number come last."""
     places = {entry.n: place for ground in grounds_of(entries) for place, entry in enumerate(ground.trials, 1)}
     return [
         AdapterLeaderboardRow(entry=entry, place=place, place_on_data=places[entry.n])
@@ -214,7 +214,7 @@ def grounds_of(entries: Sequence[AdapterLeaderboardEntry]) -> list[ComparableTri
 
 
 def row_as_json(row: AdapterLeaderboardRow) -> dict[str, Any]:
-    """Give a row as plain data; `rank` is the adapter's own."""
+    """Return a row as plain data; `rank` is the adapter's own."""
     entry = row.entry
     return {
         "place": row.place,

@@ -28,7 +28,7 @@ _CLOSEST = 0.12
 
 
 def can_be_drawn(value: float) -> bool:
-    """Say whether a value has a place on a scale. NaN has none."""
+    """Return whether a value has a place on a scale. NaN has none."""
     return abs(value) <= _LARGEST
 
 
@@ -44,17 +44,17 @@ class Scale:
     """Values to mark, where they are few enough to be marked all."""
 
     def place(self, value: float) -> float:
-        """Give where a value stands: 0 at the low end, 1 at the high end."""
+        """Return where a value stands: 0 at the low end, 1 at the high end."""
         if self.is_log:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
 
     def holds(self, value: float) -> bool:
-        """Say whether a value has a place on this scale."""
+        """Return whether a value has a place on this scale."""
         return can_be_drawn(value) and (not self.is_log or value >= 1 / _LARGEST)
 
     def ticks(self, wanted: int) -> list[tuple[float, str]]:
-        """Give values worth marking, with what to write there."""
+        """Return values worth marking, with what to write there."""
         if self.categories:
             return [(float(place), name) for place, name in enumerate(self.categories)]
         if self.marked:
@@ -64,7 +64,7 @@ class Scale:
 
 
 def scale_over(values: Sequence[float], *, is_log: bool = False) -> Scale:
-    """Give a scale on which all values fit with a little room."""
+    """Return a scale on which all values fit with a little room."""
     low, high = min(values), max(values)
     if is_log:
         room = (high / low) ** 0.05 if high > low else 2.0
@@ -74,7 +74,7 @@ def scale_over(values: Sequence[float], *, is_log: bool = False) -> Scale:
 
 
 def scale_through(values: Sequence[float]) -> Scale:
-    """Give a scale for values that somebody chose: logarithmic if they were, each of them marked if there is room."""
+    """Return a scale for values that somebody chose: logarithmic if they were, each of them marked if there is room."""
     scale = scale_over(values, is_log=is_geometric(values))
     distinct = sorted(set(values))
     places = [scale.place(value) for value in distinct]
@@ -83,12 +83,12 @@ def scale_through(values: Sequence[float]) -> Scale:
 
 
 def scale_of(categories: Sequence[str]) -> Scale:
-    """Give a scale with a place for each category."""
+    """Return a scale with a place for each category."""
     return Scale(low=-0.5, high=len(categories) - 0.5, categories=tuple(categories))
 
 
 def is_geometric(values: Sequence[float]) -> bool:
-    """Say whether values are spread more evenly on a logarithmic scale: positive, over a decade or more."""
+    """Return whether values are spread more evenly on a logarithmic scale: positive, over a decade or more."""
     distinct = sorted(set(values))
     if not distinct or not spans(distinct, 10):
         return False
@@ -96,7 +96,7 @@ def is_geometric(values: Sequence[float]) -> bool:
 
 
 def spans(values: Sequence[float], factor: float) -> bool:
-    """Say whether all values are positive and the largest is this many times the smallest."""
+    """Return whether all values are positive and the largest is this many times the smallest."""
     low, high = min(values), max(values)
     return low >= 1 / _LARGEST and high / low >= factor
 
@@ -112,7 +112,7 @@ def tick_text(value: float) -> str:
 
 
 def _largest_gap(ordered: Sequence[float]) -> float:
-    """Give the largest gap between neighbours as a share of the whole."""
+    """Return the largest gap between neighbours as a share of the whole."""
     gaps = [after - before for before, after in pairwise(ordered)]
     return max(gaps) / sum(gaps)
 
@@ -329,7 +329,7 @@ def _panel(rows: Sequence[TrialRow], parameter: str, metric: str, comparison: Co
 
 
 def _across(values: Sequence[Any]) -> tuple[list[float | None], Scale | None]:
-    """Give each value its place on an axis: by size if all are numbers, else a strip for each different one."""
+    """Return each value its place on an axis: by size if all are numbers, else a strip for each different one."""
     numbers = [float(value) for value in values if type(value) in (int, float) and can_be_drawn(value)]
     if numbers and len(numbers) == len(values):
         return list(numbers), scale_through(numbers)

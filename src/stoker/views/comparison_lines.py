@@ -25,7 +25,7 @@ _LONGEST_MESSAGE = 160
 
 
 def headline(comparison: Comparison) -> str:
-    """Say how many trials there are and how they stand."""
+    """Return how many trials there are and how they stand."""
     counts = Counter("kept" if row.is_kept and row.is_done else row.state for row in comparison.rows)
     total = len(comparison.rows)
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
@@ -33,7 +33,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def measure_line(comparison: Comparison) -> str:
-    """Say what is ranked by, how that was chosen, and how to choose otherwise."""
+    """Return what is ranked by, how that was chosen, and how to choose otherwise."""
     measure = comparison.measure
     if measure is None:
         return "nothing to rank by: no trial reported a metric"
@@ -75,7 +75,7 @@ def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs
 
 
 def csv_rows(comparison: Comparison) -> Iterator[list[str]]:
-    """Give everything as rows, the header first, numbers in full."""
+    """Return everything as rows, the header first, numbers in full."""
     params = [f"param.{name}" for name in comparison.varying]
     metrics = [f"metric.{name}" for name in comparison.metrics]
     yield ["rank", "trial", "label", "state", *params, *metrics, *COSTS, "message"]
@@ -92,7 +92,7 @@ def short_value(value: Any) -> str:
 
 
 def state_text(row: TrialRow) -> str:
-    """Say how a trial stands, unless it simply ended well."""
+    """Return how a trial stands, unless it simply ended well."""
     if row.is_done:
         return "kept" if row.is_kept else ""
     return one_line(f"{row.state}: {row.message}" if row.message else row.state, _LONGEST_MESSAGE)
@@ -137,7 +137,7 @@ def side_lines(facts: Sequence[Fact], sides: Sequence[ComparisonSide], *, column
 
 
 def verdict(facts: Sequence[Fact]) -> str:
-    """Say in one line whether anything differs, and where."""
+    """Return in one line whether anything differs, and where."""
     decides = [fact for fact in facts if fact.section != "metrics"]
     measured = [fact for fact in facts if fact.section == "metrics" and fact.name not in COSTS]
     is_same_outcome = all(fact.is_same for fact in measured)
@@ -165,7 +165,7 @@ def fact_text(fact: Fact, value: Any) -> str:
 
 
 def change_text(fact: Fact) -> str:
-    """Say how a number changed between two sides, as a difference and in percent."""
+    """Return how a number changed between two sides, as a difference and in percent."""
     before, after = fact.values
     if not _is_number(before) or not _is_number(after):
         return ""

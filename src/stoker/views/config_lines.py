@@ -15,7 +15,7 @@ _LONGEST = 60
 
 
 def ground_text(told_by: Mapping[str, Any], near: str) -> str:
-    """Say what tells a ground from the others, such as `data=legal.jsonl`; files as they are seen from a folder."""
+    """Return what tells a ground from the others, such as `data=legal.jsonl`; files as they are seen from a folder."""
     return ", ".join(f"{name}={one_line(ground_value(value, near), _LONGEST)}" for name, value in told_by.items())
 
 
@@ -26,7 +26,7 @@ def ground_value(value: Any, near: str) -> str:
 
 
 def not_compared_text(metric: str, grounds: Sequence[ComparableTrials[Any]]) -> str:
-    """Say of trials on several grounds why they are not ranked against each other."""
+    """Return of trials on several grounds why they are not ranked against each other."""
     names = list(grounds[0].told_by)
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return f"{metric} on different {listed} is not compared"

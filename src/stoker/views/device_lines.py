@@ -144,7 +144,7 @@ _MOST_LISTED = 3
 
 
 def devices_text(devices: Sequence[Device]) -> str:
-    """Say which devices there are: `RTX 4090, 23.1 of 24.0 GiB free`; equal ones together."""
+    """Return which devices there are: `RTX 4090, 23.1 of 24.0 GiB free`; equal ones together."""
     kinds: dict[tuple[str, int | None], list[Device]] = {}
     for device in devices:
         kinds.setdefault((short_name(device), device.total_bytes), []).append(device)
@@ -152,7 +152,7 @@ def devices_text(devices: Sequence[Device]) -> str:
 
 
 def ram_text(capability: Capability) -> str:
-    """Say how much RAM a machine has: `20.0 GiB of 32.0 GiB free`, as far as anybody knows."""
+    """Return how much RAM a machine has: `20.0 GiB of 32.0 GiB free`, as far as anybody knows."""
     total, available = capability.ram_total_bytes, capability.ram_available_bytes
     if total is None:
         return "unknown"
@@ -160,7 +160,7 @@ def ram_text(capability: Capability) -> str:
 
 
 def short_name(device: Device) -> str:
-    """Give a device's name without its maker's."""
+    """Return a device's name without its maker's."""
     for noise in _NOISE:
         if device.name.startswith(noise):
             return device.name.removeprefix(noise)
@@ -210,7 +210,7 @@ def check_lines(checks: Sequence[Check], *, signs: Signs, columns: int, paint: C
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """Say in one line how a checkup came out."""
+    """Return in one line how a checkup came out."""
     bad = sum(check.verdict is CheckStatus.BAD for check in checks)
     warned = sum(check.verdict is CheckStatus.WARN for check in checks)
     if not bad and not warned:

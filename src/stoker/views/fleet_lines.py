@@ -26,7 +26,7 @@ TOKEN_HEADER = ("id", "name", "role", "made", "last used", "ends", "by")
 
 
 def invited_lines(invited: InviteResponse, *, now_s: float) -> list[str]:
-    """Say what an invitation is for, and what to type on the other side: a line for every way there."""
+    """Return what an invitation is for, and what to type on the other side: a line for every way there."""
     is_machine = invited.role is Role.WORKER
     who = "a machine" if is_machine else f"a person who may {invited.role}"
     named = f" called {invited.name}" if invited.name else ""
@@ -40,14 +40,14 @@ def invited_lines(invited: InviteResponse, *, now_s: float) -> list[str]:
 
 
 def join_lines(invited: InviteResponse) -> list[str]:
-    """Give the commands that accept an invitation, the best one first."""
+    """Return the commands that accept an invitation, the best one first."""
     names = (name.removesuffix(_USUAL_PORT) for name in invited.names or (invited.url.partition("://")[2],))
     how = "" if invited.role is Role.WORKER else " --operator"
     return [f"stoker join{how} {invited.code}@{name}" for name in names]
 
 
 def token_row(token: TokenView, now_s: float) -> list[str]:
-    """Give a token as a row of a table."""
+    """Return a token as a row of a table."""
     return [
         token.id,
         token.name,
@@ -60,7 +60,7 @@ def token_row(token: TokenView, now_s: float) -> list[str]:
 
 
 def day(at_s: float | None) -> str:
-    """Give a moment as a date; nothing where there is no end."""
+    """Return a moment as a date; nothing where there is no end."""
     return "no end" if at_s is None else f"{datetime.fromtimestamp(at_s).astimezone():%Y-%m-%d %H:%M}"
 
 
@@ -83,7 +83,7 @@ _SHOWN = 10
 
 
 def symptom_lines(symptoms: Sequence[SymptomView], now_s: float) -> Iterator[str]:
-    """Say what is wrong, each with what helps; of very much the first."""
+    """Return what is wrong, each with what helps; of very much the first."""
     for one in symptoms[:_SHOWN]:
         where = f"{one.machine} {one.device}" if one.device else one.machine
         yield one_line(f"! {where} {one.symptom} (since {ago(one.since_s, now_s)}): {one.message}")
@@ -94,7 +94,7 @@ def symptom_lines(symptoms: Sequence[SymptomView], now_s: float) -> Iterator[str
 
 
 def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
-    """Say in rows what is known of a machine's program, clock, certificate, environments and symptoms."""
+    """Return in rows what is known of a machine's program, clock, certificate, environments and symptoms."""
     report = machine.report
     skew = "; not the coordinator's version" if machine.is_skewed else ""
     protocol = f", protocol {report['protocol']}" if report.get("protocol") else ""
@@ -124,7 +124,7 @@ def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
 
 
 def hook_row(hook: WebhookView, now_s: float) -> list[str]:
-    """Give a hook as a row of a table."""
+    """Return a hook as a row of a table."""
     if hook.closed_s is not None:
         state = f"closed {ago(hook.closed_s, now_s)}: {hook.last_error}"
     elif hook.failures:
@@ -168,12 +168,12 @@ def local_row(job: Mapping[str, Any], now_s: float) -> list[str]:
 
 
 def state_text(view: JobView) -> str:
-    """Say where a job stands, and that somebody wants it to end."""
+    """Return where a job stands, and that somebody wants it to end."""
     return "cancelling" if view.is_cancelling else view.state
 
 
 def took_s(view: JobView, now_s: float) -> float | None:
-    """Say how long it took, or has been running."""
+    """Return how long it took, or has been running."""
     if view.started_s is None or view.state == "pending":
         return None
     # A job that was queued again still has the end of its last attempt.
@@ -182,7 +182,7 @@ def took_s(view: JobView, now_s: float) -> float | None:
 
 
 def progress_text(view: JobView) -> str:
-    """Say how far a job is, or how it ended, in its own numbers."""
+    """Return how far a job is, or how it ended, in its own numbers."""
     step = ""
     if view.step is not None and view.state == "running":
         step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
@@ -233,7 +233,7 @@ MACHINE_HEADER = ("machine", "state", "jobs", "cores", "RAM", "heard", "")
 
 
 def machine_lines(machine: MachineView, now_s: float) -> list[str]:
-    """Say everything about one machine of the fleet."""
+    """Return everything about one machine of the fleet."""
     capability = machine.capability
     until = machine.until_s
     span_text = f" for {format_duration(until - now_s)}" if until is not None and until > now_s else ""
@@ -262,7 +262,7 @@ def _leaves(machine: MachineView, now_s: float) -> str:
 
 
 def _counts(offered: int | None, found: object, text: Callable[[int], str]) -> str:
-    """Say how much of something counts, and beside it what was found, if that is another."""
+    """Return how much of something counts, and beside it what was found, if that is another."""
     there = text(found) if isinstance(found, int) and found else "unknown"
     if not offered or text(offered) == there:
         return there
@@ -276,7 +276,7 @@ def _device_text(device: Mapping[str, Any]) -> str:
 
 
 def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Say which devices a machine has and which of them are closed."""
+    """Return which devices a machine has and which of them are closed."""
     told = []
     for device in devices:
         name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
@@ -297,7 +297,7 @@ def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> lis
 
 
 def event_text(event: Mapping[str, Any]) -> str:
-    """Say one event in a line, without its time."""
+    """Return one event in a line, without its time."""
     kind = str(event.get("kind", ""))
     name = str(event.get("name") or event.get("machine") or "")
     on = f" on {event['machine']}" if event.get("machine") and event.get("name") else ""
@@ -313,7 +313,7 @@ def event_text(event: Mapping[str, Any]) -> str:
 
 
 def story_texts(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say a job's events, oldest first, in a line each; a start after a checkpoint tells which one it was given."""
+    """Return a job's events, oldest first, in a line each; a start after a checkpoint tells which one it was given."""
     texts, step = [], None
     for event in events:
         kind, text = event.get("kind"), event_text(event)
@@ -389,6 +389,6 @@ def verdict_lines(verdict: HistoryCheck, signs: Signs, *, columns: int) -> Itera
 
 
 def counts_lines(tried: Mapping[str, int], refused: Mapping[str, int], *, columns: int) -> list[str]:
-    """Say what was tried, and how much of it was refused, as some of it must be."""
+    """Return what was tried, and how much of it was refused, as some of it must be."""
     rows = [[what, f"{count:,}", f"{refused.get(what, 0):,} refused"] for what, count in tried.items()]
     return table(rows, columns=columns)

@@ -97,7 +97,7 @@ def page(title: str, about: str, parts: Sequence[str]) -> str:
 
 
 def figure(chart: Chart) -> str:
-    """Give a chart with its title and note."""
+    """Return a chart with its title and note."""
     note = f'<p class="soft">{escape(chart.note)}</p>' if chart.note else ""
     return f'<h2>{escape(chart.title)}</h2><div class="wide">{to_svg(chart)}</div>{note}'
 

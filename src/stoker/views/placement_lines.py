@@ -24,7 +24,7 @@ _MOST_CHANGES = 4
 
 
 def job_line(planned: PlannedPlacements, signs: Signs, types: Mapping[str, str]) -> str:
-    """Say in one line what becomes of a job; `types` are the devices' by UUID."""
+    """Return in one line what becomes of a job; `types` are the devices' by UUID."""
     wanted, waiting = planned.wanted, planned.waiting
     sign = signs.failed if waiting else signs.ran
     name = wanted.job.name
@@ -37,7 +37,7 @@ def job_line(planned: PlannedPlacements, signs: Signs, types: Mapping[str, str])
 
 
 def why_lines(told: Explanation, *, is_waiting: bool) -> Iterator[str]:
-    """Say why a job waits and what would change it, the nearest first; and what the cost rule says, if anything."""
+    """Return why a job waits and what would change it, the nearest first; and what the cost rule says, if anything."""
     if told.advice.is_worth is not None:
         yield f"cost rule: {told.advice}{'; so it would rather have the CPU' if told.is_advised_against else ''}"
     if not is_waiting:
@@ -105,7 +105,7 @@ def _place(placed: PlacedJob, types: Mapping[str, str]) -> str:
 
 
 def _left(planned: PlannedPlacements) -> str:
-    """Say what becomes of jobs that have no place now."""
+    """Return what becomes of jobs that have no place now."""
     is_one = planned.waiting == 1
     if planned.explanation is not None and planned.explanation.never:
         return "fits nowhere" if is_one else "fit nowhere"
@@ -231,7 +231,7 @@ def _term(one: Mapping[str, Any]) -> str:
 
 
 def _held(row: Mapping[str, Any], now_s: float) -> str:
-    """Say which jobs hold it now, and until about when."""
+    """Return which jobs hold it now, and until about when."""
     held = row.get("held") or row.get("jobs") or ()
     told = []
     for one in held if isinstance(held, list | tuple) else ():

@@ -107,5 +107,5 @@ def _width(line: ChartLine) -> float:
 
 
 def _plain(text: str, longest: int = 40) -> str:
-    """Give a text that is safe inside a plot: short, on one line, and never read as a formula."""
+    """Return a text that is safe inside a plot: short, on one line, and never read as a formula."""
     return one_line(text, longest).replace("$", r"\$")

@@ -12,7 +12,7 @@ _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("
 
 
 def argument_rows(schema: Mapping[str, Any]) -> list[list[str]]:
-    """Give name, type, default, limits and help of each argument; those in a record by their dotted names."""
+    """Return name, type, default, limits and help of each argument; those in a record by their dotted names."""
     rows = []
     for name, body, is_required in _leaves(schema):
         kind, told = type_text(body), [body.get("description", "")]
@@ -59,7 +59,7 @@ def value_text(value: Any) -> str:
 
 
 def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any]) -> str:
-    """Give a line that pastes into a shell: what is required, and what the cookbook proposes."""
+    """Return a line that pastes into a shell: what is required, and what the cookbook proposes."""
     words = [f"stoker run {name}"]
     filled = flat(prefill)
     for position, (argument, body, is_required) in enumerate(_leaves(schema)):
@@ -75,7 +75,7 @@ def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give nested values by their dotted names."""
+    """Return nested values by their dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict) and value:

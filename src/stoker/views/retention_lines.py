@@ -13,7 +13,7 @@ _SHORTEST_S = 0.05
 
 
 def keeping_line(kind: str, fields: Fields) -> str:
-    """Say an event of a worker in a line."""
+    """Return an event of a worker in a line."""
     say = _LINES.get(kind)
     return say(fields) if say is not None else f"{kind} {_because(fields)}".strip()
 

@@ -18,7 +18,7 @@ _LONG_ENOUGH_S = 1.0
 
 
 def sign_of(node: NodeHistory, signs: Signs) -> str:
-    """Give the sign of how a stage ended."""
+    """Return the sign of how a stage ended."""
     return {"ran": signs.ran, "hit": signs.hit, "failed": signs.failed, "diverged": signs.failed}.get(
         node.ending, signs.left
     )
@@ -37,7 +37,7 @@ def finished_text(node: NodeHistory, width: int, *, was_told: bool = False) -> s
 
 
 def memory_text(ram_bytes: int | None, gpu_bytes: int | None) -> str:
-    """Say how much memory work took: the machine's, and its devices' if it had any."""
+    """Return how much memory work took: the machine's, and its devices' if it had any."""
     ram = format_size(ram_bytes) if ram_bytes else ""
     if gpu_bytes:
         return f"{format_size(gpu_bytes)} GPU{f', {ram} RAM' if ram else ''}"
@@ -55,13 +55,13 @@ class StageStepRate:
         self._last = (step, at_s)
 
     def steps_per_s(self) -> float | None:
-        """Give the pace, if enough was heard to tell."""
+        """Return the pace, if enough was heard to tell."""
         steps, passed_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
         return steps / passed_s if steps > 0 and passed_s >= _LONG_ENOUGH_S else None
 
 
 def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRate | None = None) -> str:
-    """Say how far a stage is: name, time so far, step, metrics, how quickly it goes and when it will be there."""
+    """Return how far a stage is: name, time so far, step, metrics, how quickly it goes and when it will be there."""
     passed_s = now_s - node.began_s if node.began_s is not None else 0.0
     parts = [
         f"{node.title or node.node:<{width}}",
@@ -74,20 +74,20 @@ def running_text(node: NodeHistory, width: int, now_s: float, pace: StageStepRat
 
 
 def waiting_text(node: NodeHistory, width: int, now_s: float) -> str:
-    """Say how long a stage has been waiting for its devices, and for which."""
+    """Return how long a stage has been waiting for its devices, and for which."""
     waited_s = max(0.0, now_s - (node.waits_since_s or now_s))
     return f"{node.title or node.node:<{width}}  {span(waited_s):>6}  {node.waits_for}"
 
 
 def step_text(node: NodeHistory) -> str:
-    """Say at which step a stage is."""
+    """Return at which step a stage is."""
     if node.step is None:
         return ""
     return f"step {node.step}/{node.of}" if node.of else f"step {node.step}"
 
 
 def pace_text(node: NodeHistory, steps_per_s: float | None) -> str:
-    """Say how quickly a stage goes and how long it will still take."""
+    """Return how quickly a stage goes and how long it will still take."""
     if steps_per_s is None:
         return ""
     said = f"{steps_per_s:.3g} step/s"
@@ -97,12 +97,12 @@ def pace_text(node: NodeHistory, steps_per_s: float | None) -> str:
 
 
 def metrics_text(metrics: Mapping[str, Any], *, is_over: bool = True) -> str:
-    """Give the first few metrics of work that goes on, or is over."""
+    """Return the first few metrics of work that goes on, or is over."""
     return "  ".join(f"{name} {number(value)}" for name, value in few_metrics(metrics, is_over=is_over).items())
 
 
 def few_metrics(metrics: Mapping[str, Any], *, is_over: bool = True) -> dict[str, Any]:
-    """Give the first few metrics; what results would be ranked by is always among them."""
+    """Return the first few metrics; what results would be ranked by is always among them."""
     if is_over:
         # Where a schedule has ended is not the rate that somebody set.
         metrics = {name: value for name, value in metrics.items() if name not in _SCHEDULED}
@@ -124,7 +124,7 @@ def number(value: object) -> str:
 
 
 def _in_one_line(message: str) -> str:
-    """Give what a message begins with, and the first of what it lists: all of it is told at the end of the run."""
+    """Return what a message begins with, and the first of what it lists: all of it is told at the end of the run."""
     first, *listed = message.splitlines()
     if not listed:
         return message
@@ -141,7 +141,7 @@ _MOST_NAMED = 4
 
 
 def companions_text(node: NodeHistory) -> str:
-    """Say with whom a stage shared a process, and how many sat there at once; nothing of one that was alone."""
+    """Return with whom a stage shared a process, and how many sat there at once; nothing of one that was alone."""
     stay = read_stay(node.company)
     if stay is None or not stay.others:
         return ""
@@ -150,7 +150,7 @@ def companions_text(node: NodeHistory) -> str:
 
 
 def companies_lines(job: str, nodes: Iterable[NodeHistory]) -> list[str]:
-    """Say how many stages of a job shared each process, and who else was in it; nothing where each was alone."""
+    """Return how many stages of a job shared each process, and who else was in it; nothing where each was alone."""
     processes: dict[int, list[tuple[NodeHistory, MemberUsage]]] = {}
     for node in nodes:
         stay = read_stay(node.company)

@@ -64,7 +64,7 @@ def to_svg(chart: Chart) -> str:
 
 
 def colour_of(line: ChartLine) -> str:
-    """Give the colour of a trial's line; empty for one that is drawn faintly."""
+    """Return the colour of a trial's line; empty for one that is drawn faintly."""
     return COLOURS[line.rank] if 0 <= line.rank < min(LEGEND, len(COLOURS)) else ""
 
 
@@ -130,5 +130,5 @@ class _Pen:
 
 
 def _text(text: str, longest: int = 60) -> str:
-    """Give a text that is safe inside the picture: escaped, on one line, cut to a length."""
+    """Return a text that is safe inside the picture: escaped, on one line, cut to a length."""
     return escape(one_line(text, longest))

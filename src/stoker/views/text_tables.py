@@ -48,7 +48,7 @@ def _wrap(text: str, room: int) -> list[str]:
 
 
 def ago(then_s: float, now_s: float) -> str:
-    """Say how long ago something was."""
+    """Return how long ago something was."""
     passed_s = now_s - then_s
     if passed_s < 1:
         return "just now"
@@ -59,7 +59,7 @@ def ago(then_s: float, now_s: float) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Say how long something took, in the unit that tells something."""
+    """Return how long something took, in the unit that tells something."""
     if seconds is None:
         return ""
     if seconds < 0.00995:
@@ -95,7 +95,7 @@ ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
 
 
 def with_signs(text: str, signs: Signs) -> str:
-    """Give a text that was written where nobody knows the terminal, with the signs that it knows."""
+    """Return a text that was written where nobody knows the terminal, with the signs that it knows."""
     return text.replace(UNICODE.ran, signs.ran).replace(UNICODE.failed, signs.failed)
 
 
@@ -103,6 +103,6 @@ def with_signs(text: str, signs: Signs) -> str:
 
 
 def near_path(path: str, folder: str) -> str:
-    """Give a path as short as it can be typed from a folder."""
+    """Return a path as short as it can be typed from a folder."""
     relative = os.path.relpath(path, folder)
     return path if relative.startswith("..") else relative

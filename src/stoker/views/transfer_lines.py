@@ -87,7 +87,7 @@ class Transfers:
         return [one for one in self._known.values() if not one.ended]
 
     def worth_rows(self) -> list[TransferDisplay]:
-        """Give the files that a person watches one by one: those under way, and of many only the large ones."""
+        """Return the files that a person watches one by one: those under way, and of many only the large ones."""
         return [
             one
             for one in self.in_flight()
@@ -96,7 +96,7 @@ class Transfers:
         ]
 
     def together(self, how: DrawStyle) -> str:
-        """Say how far all files are."""
+        """Return how far all files are."""
         flying = self.in_flight()
         over = [one for one in self._known.values() if one.ended]
         got = sum(one.downloaded for one in self._known.values() if one.ended != "failed")
@@ -111,12 +111,12 @@ class Transfers:
 
 
 def short_name(label: str, within: str) -> str:
-    """Give a file's name without the repository that all files on the screen are of, safe to show."""
+    """Return a file's name without the repository that all files on the screen are of, safe to show."""
     return outside(label.removeprefix(f"{within}: ") if within else label)
 
 
 def flying_text(one: TransferDisplay, how: DrawStyle, now_s: float) -> str:
-    """Say how far one file is: bar, amount, rate, time left. Where room is scarce, the bar goes first."""
+    """Return how far one file is: bar, amount, rate, time left. Where room is scarce, the bar goes first."""
     if one.pause and how.is_drawn and one.attempt and one.retry_at_s > now_s:
         return f"{again_text(one.attempt, one.retry_at_s - now_s)}: {outside(one.pause)}"
     if one.pause:
@@ -137,7 +137,7 @@ def seconds_of(told: dict[str, Any]) -> float:
 
 
 def done_text(told: dict[str, Any]) -> str:
-    """Say how a file came to be there: its size, and what it cost."""
+    """Return how a file came to be there: its size, and what it cost."""
     size_bytes, seconds = int(told.get("bytes") or 0), float(told.get("ms") or 0) / 1000
     head = f"{format_size(size_bytes):>9}"
     status = told.get("status")
@@ -172,19 +172,19 @@ def bar(done: int, total: int | None, *, is_unicode: bool, cells: int = _BAR_CEL
 
 
 def amount_text(done: int, total: int | None) -> str:
-    """Say how much of how much there is."""
+    """Return how much of how much there is."""
     if total is None:
         return format_size(done)
     return f"{format_size(min(done, total))} of {format_size(total)}"
 
 
 def rate_text(bytes_per_s: float | None) -> str:
-    """Say how quickly bytes come."""
+    """Return how quickly bytes come."""
     return "" if bytes_per_s is None else f"{format_size(round(bytes_per_s))}/s"
 
 
 def left_text(seconds: float | None) -> str:
-    """Say how long it will still take."""
+    """Return how long it will still take."""
     return "" if seconds is None else f"{format_duration(seconds)} left"
 
 

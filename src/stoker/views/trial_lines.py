@@ -61,7 +61,7 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
 
 
 def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: int = 0) -> str:
-    """Say how a trial ended: label, time, and what is worth adding; `others` went on beside one that diverged."""
+    """Return how a trial ended: label, time, and what is worth adding; `others` went on beside one that diverged."""
     width = titles.width
     label = f"{fields.get('label', ''):<{width}}"
     seconds = fields.get("seconds")

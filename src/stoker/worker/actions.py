@@ -151,7 +151,7 @@ class InstructionRunner:
         self._hands.site.nursery.close()
 
     def may_speak(self, token: AttemptToken) -> bool:
-        """Whether a lease is ours by our own clock, at this very moment."""
+        """Return whether a lease is ours by our own clock, at this very moment."""
         lease = self.keeping.leases.get(token)
         if lease is None:
             return False
@@ -318,7 +318,7 @@ class InstructionRunner:
             underway.forget()
 
     def _reports(self, now_s: float) -> tuple[LeaseReport, ...]:
-        """Say of each lease how it stands; of one that is over by our own clock only if its job keeps on."""
+        """Return of each lease how it stands; of one that is over by our own clock only if its job keeps on."""
         reports = []
         for token, lease in list(self.keeping.leases.items()):
             if now_s >= lease.ends_s and not lease.keeps_on:
@@ -362,7 +362,7 @@ class InstructionRunner:
 
 
 def _says(lease: HeldLease, heard: AttemptProgress, prepares: str) -> str:
-    """Give a line for people; that it has not started yet, its state tells better."""
+    """Return a line for people; that it has not started yet, its state tells better."""
     if lease.phase is AttemptPhase.RUNNING:
         return heard.says
     return prepares if lease.phase is AttemptPhase.STARTING else str(lease.phase)

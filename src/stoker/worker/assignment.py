@@ -75,7 +75,7 @@ class Assignment:
     """The user that its programs run as (`host.users`); empty: the worker's own."""
 
     def to_line(self) -> bytes:
-        """Give it as one line."""
+        """Return it as one line."""
         return dumps({**fields_of(self), "job": fields_of(self.job)}).encode() + b"\n"
 
     @classmethod
@@ -106,7 +106,7 @@ class LeaseFile:
             os.unlink(self.path)
 
     def why_over(self, now_s: float) -> str:
-        """Say why whoever runs under it has to end; nothing if it may go on."""
+        """Return why whoever runs under it has to end; nothing if it may go on."""
         try:
             ends, partition = read_regular(self.path, _LARGEST_BYTES).decode("ascii").split()
             if partition == Partition.KEEP or now_s < float(ends):

@@ -72,7 +72,7 @@ def order_assignment(desk: JobCompiler, assignment: Assignment) -> CompiledJob:
 
 
 def spec_of(spec: JobRecord, assignment: Assignment) -> JobRecord:
-    """Give the spec of an assignment's attempt: under the job's own id, with where it belongs."""
+    """Return the spec of an assignment's attempt: under the job's own id, with where it belongs."""
     brief = assignment.job
     told = {
         "job": brief.job,
@@ -114,7 +114,7 @@ def _check_contents(desk: JobCompiler, brief: JobBrief, args: dict[str, Any]) ->
 
 
 def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
-    """Give a job's arguments with what placement decided: of what is made, at most a width that nobody named."""
+    """Return a job's arguments with what placement decided: of what is made, at most a width that nobody named."""
     args = with_runtime(recipe, brief.args)
     if brief.seed is not None and "seed" in recipe.args.specs:
         args.setdefault("seed", brief.seed)

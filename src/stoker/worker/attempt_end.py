@@ -82,7 +82,7 @@ class AttemptEnd:
 
 
 def end_of(written: JobEnd | None, *, how: str = "") -> AttemptEnd:
-    """Give the end that a job folder tells of; `how` is what is known of a process that wrote none."""
+    """Return the end that a job folder tells of; `how` is what is known of a process that wrote none."""
     if written is None:
         said = "its process went away without a word"
         error = {"error": errors.ProcessLost.code, "message": f"{said}: {how}" if how else said}

@@ -176,11 +176,11 @@ class RunningAttempt:
         return self.wait()
 
     def is_alive(self) -> bool:
-        """Whether its very process runs."""
+        """Return whether its very process runs."""
         return self._ward is not None and is_alive(self._ward.identity) is Liveness.ALIVE
 
     def place(self) -> ExecTarget:
-        """Give where an operator's command runs beside it. Raises `InvalidTransition` if it runs no more."""
+        """Return where an operator's command runs beside it. Raises `InvalidTransition` if it runs no more."""
         site, ward = self._site, self._ward
         if ward is None or not self.is_alive():
             raise InvalidTransition(f"{self.grant.shown} runs no more", state="ended", move="exec")
@@ -407,7 +407,7 @@ class AttemptJournalTail:
 
 
 def _number(value: object) -> float | None:
-    """Give a metric as a heartbeat tells it: what a job measured must never cost its worker the heartbeat."""
+    """Return a metric as a heartbeat tells it: what a job measured must never cost its worker the heartbeat."""
     if not isinstance(value, int | float):
         return None
     try:

@@ -141,7 +141,7 @@ class CheckpointShipper:
             return bool(self._news())
 
     def _news(self) -> list[tuple[str, _Look]]:
-        """Give the scratch folders of this attempt whose index is not as it was, and how it looks."""
+        """Return the scratch folders of this attempt whose index is not as it was, and how it looks."""
         try:
             names = sorted(name for name in os.listdir(self._root) if is_digest(name))
         except OSError:

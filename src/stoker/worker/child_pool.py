@@ -40,7 +40,7 @@ class AttemptProcess:
         return "" if self._child is None else str(self._child.wait(clock=clock))
 
     def last_words(self) -> str:
-        """Give the last line that it wrote to its standard error."""
+        """Return the last line that it wrote to its standard error."""
         try:
             with open(self._said_path, "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
@@ -103,7 +103,7 @@ class AttemptSpawner:
                 self._spare = self._start()
 
     def take(self) -> tuple[Child, str]:
-        """Give a child that waits, and where it writes what it has to say."""
+        """Return a child that waits, and where it writes what it has to say."""
         with self._lock:
             spare, self._spare = self._spare, None
             self._may_keep = True

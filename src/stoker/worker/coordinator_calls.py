@@ -302,7 +302,7 @@ class ClaimLoop:
         return None if self._ends_s is None else max(0.0, self._ends_s - self._clock.boottime_s())
 
     def _held(self) -> MachineInventory | None:
-        """Give what the machine has; a disk that can't be read now must not silence a heartbeat."""
+        """Return what the machine has; a disk that can't be read now must not silence a heartbeat."""
         try:
             return self._holds()
         except (StokerError, OSError):
@@ -399,7 +399,7 @@ class ClaimLoop:
 
 
 def _is_passing(error: StokerError) -> bool:
-    """Whether a hello is worth repeating: what is no coordinator will not become one."""
+    """Return whether a hello is worth repeating: what is no coordinator will not become one."""
     if isinstance(error, BadAnswer) or (isinstance(error, NoCoordinator) and error.data.get("is_lasting")):
         return False
     return is_later(error)

@@ -353,7 +353,7 @@ class Daemon:
 
 
 def _is_ours(number: signal.Signals) -> bool:
-    """Whether a signal is to be heard: one that this process was started to ignore stays ignored."""
+    """Return whether a signal is to be heard: one that this process was started to ignore stays ignored."""
     return signal.getsignal(number) is not signal.SIG_IGN
 
 

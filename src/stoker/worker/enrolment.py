@@ -159,7 +159,7 @@ def write_pending(state: str, pending: PendingJoin, *, now_s: float) -> None:
 
 
 def read_pending(state: str, invite: str) -> PendingJoin | None:
-    """Give the attempt that was made with an invitation; nothing if there is none that can be read."""
+    """Return the attempt that was made with an invitation; nothing if there is none that can be read."""
     try:
         told = loads(read_regular(_path(state, invite), _LARGEST_BYTES))
         return PendingJoin(
@@ -338,7 +338,7 @@ def finish(proven: VerifiedCoordinator, name: str, door: JoinTransport, *, state
 def _complete(
     proven: VerifiedCoordinator, said: JoinFinish, key_pem: str, door: JoinTransport, state: str
 ) -> Membership:
-    """Say the words, keep what they bring, and only then forget them."""
+    """Return the words, keep what they bring, and only then forget them."""
     joined = _with_client(proven, door, lambda client: client.finish_join(said))
     _check(joined, proven, said.name, said.csr_pem)
     given = JoinCredentials(
@@ -429,7 +429,7 @@ def _unreachable(error: NetworkFailed, host: str) -> StokerError:
 
 
 def _untrusted(error: NoCoordinator, proven: VerifiedCoordinator) -> StokerError:
-    """Say plainly what it means that whoever answers now has not the certificate that was proven."""
+    """Return plainly what it means that whoever answers now has not the certificate that was proven."""
     if error.data.get("reason") != Reason.CERTIFICATE:
         return error
     code = error.data.get("verify_code")

@@ -97,7 +97,7 @@ def _beside(theirs: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_running(child: ProcessIdentity, rows: Iterable[ProcessRow]) -> tuple[int, dict[str, str]] | None:
-    """Give the program that an attempt runs now, with the variables it was started with; nothing if there is none."""
+    """Return the program that an attempt runs now, with the variables it was started with; nothing if there is none."""
     if sys.platform != "linux":
         return None
     below: dict[int, list[ProcessRow]] = {}
@@ -116,7 +116,7 @@ def find_running(child: ProcessIdentity, rows: Iterable[ProcessRow]) -> tuple[in
 
 
 def command_for(argv: tuple[str, ...], place: ExecTarget, term: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Give a command with its program found, and its variables; without one, a shell. Raises `ProgramNotFound`."""
+    """Return a command with its program found, and its variables; without one, a shell. Raises `ProgramNotFound`."""
     environment = dict(place.environment)
     if term:
         environment["TERM"] = term

@@ -54,7 +54,7 @@ class UserPool:
                 self._free(user)
 
     def take(self, run: str) -> OtherUser:
-        """Give a free user to an attempt; the same one if it asks again."""
+        """Return a free user to an attempt; the same one if it asks again."""
         with self._lock:
             if run in self._taken:
                 return self._taken[run]
@@ -67,7 +67,7 @@ class UserPool:
         return user
 
     def of(self, run: str) -> OtherUser:
-        """Give the user that an attempt has. Raises `BadInput` if it has none any more."""
+        """Return the user that an attempt has. Raises `BadInput` if it has none any more."""
         with self._lock:
             user = self._taken.get(run)
         if user is None:
@@ -148,7 +148,7 @@ def seal_home(home: str) -> None:
 
 
 def why_unreachable(folder: str, user: OtherUser) -> str:
-    """Give the folder on the way that a user may not pass through; empty if it gets there."""
+    """Return the folder on the way that a user may not pass through; empty if it gets there."""
     parts = [part for part in os.path.abspath(folder).split(os.sep) if part]
     with acting_as(user.uid, user.gid):
         for count in range(1, len(parts) + 1):

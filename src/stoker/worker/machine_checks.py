@@ -70,7 +70,7 @@ class StartRefusal:
 
 
 def why_not(grant: Grant, look: Precheck) -> StartRefusal | None:
-    """Say why a job does not start here and now; nothing if it does."""
+    """Return why a job does not start here and now; nothing if it does."""
     checks = (_identity, _recipe, _surroundings, _room)
     return next((found for found in (check(grant, look) for check in checks) if found is not None), None)
 
@@ -120,7 +120,7 @@ def _room(grant: Grant, look: Precheck) -> StartRefusal | None:
 
 
 def why_closed(disk_free_bytes: int | None) -> str:
-    """Say why a machine takes no work at all; nothing if it does."""
+    """Return why a machine takes no work at all; nothing if it does."""
     if disk_free_bytes is None or disk_free_bytes >= LEAST_FREE_BYTES:
         return ""
     return f"its disk is full: {format_size(disk_free_bytes)} are free, {format_size(LEAST_FREE_BYTES)} are the least"
@@ -245,7 +245,7 @@ class LocalMachine:
         )
 
     def secrets(self, grant: Grant) -> FoundSecrets:
-        """Give the values of a job's secrets, or why they are not known here."""
+        """Return the values of a job's secrets, or why they are not known here."""
         if not grant.secrets:
             return FoundSecrets()
         path = os.path.join(self.home, "state", FILE)
@@ -265,7 +265,7 @@ class LocalMachine:
         return python_beside(grant.args, grant.folder, environment=self.environment, own_prefix=self.own_prefix)
 
     def measured(self, closed: Mapping[str, str]) -> WorkerMeasurements:
-        """Say what is free now; `closed` is why nothing may be put here."""
+        """Return what is free now; `closed` is why nothing may be put here."""
         reasons = {"": "; ".join(closed.values())} if closed else {}
         memory = self.memory()
         return WorkerMeasurements(
@@ -277,14 +277,14 @@ class LocalMachine:
         )
 
     def disk_free_bytes(self) -> int | None:
-        """Give what may still be written where results and logs go."""
+        """Return what may still be written where results and logs go."""
         try:
             return self.disk(self.home)
         except StokerError:
             return None
 
     def variables(self, grant: Grant) -> dict[str, str]:
-        """Give what an attempt's process gets so that it sees the devices it was granted, and no others."""
+        """Return what an attempt's process gets so that it sees the devices it was granted, and no others."""
         if not self.capability.devices:
             return {}
         granted = [device for device in self.capability.devices if device.uuid in grant.devices]
@@ -303,7 +303,7 @@ class LocalMachine:
         return frozenset(entry.id for entry in entries if _is_below(entry.owner.pid, child.pid, parents))
 
     def is_held(self, grant: Grant, holdings: frozenset[str]) -> bool:
-        """Whether any of these entries still stands: its owner, or one of its group, is not gone."""
+        """Return whether any of these entries still stands: its owner, or one of its group, is not gone."""
         return bool(holdings) and any(entry.id in holdings for entry in self._entries(grant))
 
     def _recipe(self, name: str) -> tuple[int | None, str]:
@@ -434,7 +434,7 @@ def _is_relative(python: str) -> bool:
 
 
 def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
-    """Say whether a process is another one, or descends from it."""
+    """Return whether a process is another one, or descends from it."""
     seen: set[int] = set()
     while pid != top and pid in parents and pid not in seen:
         seen.add(pid)

@@ -45,7 +45,7 @@ def clear_pause(state: str) -> None:
 
 
 def read_pause(state: str, *, now_s: float) -> Pause | None:
-    """Give the pause that holds now, if any."""
+    """Return the pause that holds now, if any."""
     try:
         raw = loads(read_regular(os.path.join(state, PAUSE), _LARGEST_BYTES))
         until = raw["until_s"]

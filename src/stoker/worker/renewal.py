@@ -71,7 +71,7 @@ def read_term(certificate_file: str) -> CertificateTerm:
 
 
 def wait_s(term: CertificateTerm, *, now_s: float) -> float:
-    """Say for how long there is nothing to do."""
+    """Return for how long there is nothing to do."""
     return min(_LONGEST_LOOK_S, max(0.0, term.renew_at_s - now_s))
 
 

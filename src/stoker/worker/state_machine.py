@@ -310,7 +310,7 @@ def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
 
 
 def _is_nothing_left(keeping: WorkerState, given: ClaimAnswered) -> bool:
-    """Say whether nothing will come, as far as can be known: no job was put off, and nobody's end brings another."""
+    """Return whether nothing will come, as far as can be known: no job was put off, and nobody's end brings another."""
     return not (keeping.leases or keeping.closed or given.others_work or given.answer.next_s is not None)
 
 
@@ -330,7 +330,7 @@ def _take_grant(turn: DecisionBuilder, given: ClaimAnswered, grant: Grant) -> No
 
 
 def _why_not(turn: DecisionBuilder, lease: HeldLease) -> str:
-    """Say why a grant is given back unstarted; nothing if it is not."""
+    """Return why a grant is given back unstarted; nothing if it is not."""
     if turn.keeping.leaving is not WorkerShutdownMode.NO:
         return "the worker is leaving"
     if turn.now_s >= lease.ends_s:

@@ -54,7 +54,7 @@ from stoker.worker.worker_state import (
 def finish_of(
     grant: Grant, folder: JobFolder, end: AttemptEnd, archive: Archive, *, store: LocalStore, worker: str
 ) -> Finish:
-    """Give the word that points the job at its bundle, which lies with the coordinator already."""
+    """Return the word that points the job at its bundle, which lies with the coordinator already."""
     trial = trials_of_job(folder)[0]
     told = KnownMetrics(store).added_to(end_of(trial, tell(read_status(folder.status_path)), frozenset()))
     code = read_config(folder).get("code")
@@ -244,7 +244,7 @@ class AttemptReporter:
         self._drain(wait_s=DRAIN_S)
 
     def _word(self, last: FinalReport, end: AttemptEnd | None) -> Callable[[], object]:
-        """Give what says a last word that points at no result."""
+        """Return what says a last word that points at no result."""
         words, job, why = self._post.words, self._token.job, one_line(last.why, _LONGEST_HINT)
         if last.word is FinalReportKind.DECLINE:
             declined = Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)

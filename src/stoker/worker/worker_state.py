@@ -486,7 +486,7 @@ class Predecessor:
 
 
 def workers_folder(state: str) -> str:
-    """Give where the workers of a home keep their files, each in a folder of its name."""
+    """Return where the workers of a home keep their files, each in a folder of its name."""
     return os.path.join(state, "worker")
 
 
@@ -510,7 +510,7 @@ class Journal:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
 
     def lease_file(self, run: str) -> LeaseFile:
-        """Give the file that says until when an attempt may run."""
+        """Return the file that says until when an attempt may run."""
         return LeaseFile(os.path.join(self.folder, "leases", run))
 
     def write(self, *, incarnation: str, coordinator: str, leases: Iterable[HeldLease]) -> None:
@@ -539,7 +539,7 @@ class Journal:
             os.replace(fresh_path, self._path)
 
     def read(self) -> Predecessor | None:
-        """Give what an earlier keeper of this boot held; nothing if there is nothing to be read."""
+        """Return what an earlier keeper of this boot held; nothing if there is nothing to be read."""
         try:
             raw = loads(read_regular(self._path, _LARGEST_BYTES))
             if raw["boot_id"] != mine().boot_id:

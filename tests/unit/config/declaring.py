@@ -37,7 +37,7 @@ class Drawer:
         return [str(fault) for fault in self.cluster_error(text, name).faults]
 
     def node_fault(self, text: str) -> str:
-        """Give the only fault of a node that is right but for these keys."""
+        """Return the only fault of a node that is right but for these keys."""
         (fault,) = self.cluster_faults(f"nodes:\n- name: n\n  host: h\n  {text}\n")
         return fault.removeprefix("c.yaml:")
 
@@ -50,6 +50,6 @@ class Drawer:
         return [str(fault) for fault in caught.value.faults]
 
     def job_fault(self, text: str, known: KnownNames | None = None) -> str:
-        """Give the only fault of a job that is right but for these lines."""
+        """Return the only fault of a job that is right but for these lines."""
         (fault,) = self.manifest_faults(f'[[jobs]]\nname = "j"\n{text}\n', known=known)
         return fault.removeprefix("m.toml:")

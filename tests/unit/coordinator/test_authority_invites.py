@@ -43,7 +43,7 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> FleetCa:
 
 
 def attempt(ca: FleetCa, *, now_s: float = NOW_S, key: bytes = KEY, **more: Any) -> JoinFinish:
-    """Say what an honest machine says, but for what is changed."""
+    """Return what an honest machine says, but for what is changed."""
     fields = {"name": "lab1", "csr_pem": "a request", "nonce": NONCE, **more}
     nonce = fields.pop("server_nonce", None) or server_nonce(ca, "K7", fields["nonce"], now_s)
     proven = {name: fields[name] for name in ("name", "csr_pem", "nonce")}

@@ -105,7 +105,7 @@ class Desk:
         return self.access.judge(method, path, {b"host": b"127.0.0.1:7717", **named}, peer)
 
     def status(self, method: str, path: str, peer: Peer = UNKNOWN, **headers: str) -> int:
-        """Give the status that a request is refused with; 0 lets it pass."""
+        """Return the status that a request is refused with; 0 lets it pass."""
         try:
             self.ask(method, path, peer, **headers)
         except (Refusal, StokerError) as error:

@@ -138,7 +138,7 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 
 
 def is_cut(connection: socket.socket) -> bool:
-    """Whether the other side ends the connection before the deadline."""
+    """Return whether the other side ends the connection before the deadline."""
     try:
         while connection.recv(65536):
             pass

@@ -103,7 +103,7 @@ class Flight:
         return [event for event in read_status(self._path) if event["kind"] == kind]
 
     def was_asked_to_stop(self, node: str) -> bool:
-        """Whether a node is in flight and has been asked to stop."""
+        """Return whether a node is in flight and has been asked to stop."""
         running = self.executor._in_flight._running.get(node)
         return running is not None and running.stop_cause is not None
 

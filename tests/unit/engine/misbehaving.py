@@ -257,7 +257,7 @@ def empty_item(job: StageContext) -> list[Folder]:
 
 @stage("test/swapped", inline=True)
 def swapped(job: StageContext) -> list[Number]:
-    """Give items in another order than they were saved in."""
+    """Return items in another order than they were saved in."""
     return [job.save_item(Number, value) for value in range(3)][::-1]
 
 

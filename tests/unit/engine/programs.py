@@ -91,5 +91,5 @@ class Project:
 
 
 def _plain(body: str) -> str:
-    """Give some code as a word in which no brace is a place."""
+    """Return some code as a word in which no brace is a place."""
     return textwrap.dedent(body).replace("{", "{{").replace("}", "}}")

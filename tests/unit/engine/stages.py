@@ -102,7 +102,7 @@ def wait_for_file(path: str, job: StageContext) -> None:
 
 @stage("test/number", inline=True)
 def number(job: StageContext, args: NumberArgs) -> Number:
-    """Give a number."""
+    """Return a number."""
     note(args.ledger, f"number {args.value}")
     return job.save(Number, args.value)
 
@@ -136,7 +136,7 @@ def parity(job: StageContext, number: Number, args: NumberArgs) -> Number:
 
 @stage("test/count", inline=True)
 def count(job: StageContext, args: CountArgs) -> list[Number]:
-    """Give a list of numbers."""
+    """Return a list of numbers."""
     note(args.ledger, f"count {args.n}")
     return [job.save_item(Number, item) for item in range(args.n)]
 
@@ -155,7 +155,7 @@ def volatile(job: StageContext, args: NumberArgs) -> Number:
 
 @stage("test/unstable", inline=True, deterministic=False)
 def unstable(job: StageContext, args: FileArgs) -> Number:
-    """Give how often it ran: another answer each time."""
+    """Return how often it ran: another answer each time."""
     note(args.ledger, "unstable")
     return job.save(Number, len(Path(args.ledger).read_text().splitlines()))
 
@@ -188,7 +188,7 @@ def slow(job: StageContext, args: PaceArgs) -> Number:
 
 @stage("test/process-number")
 def process_number(job: StageContext, args: NumberArgs) -> Number:
-    """Give a number, in a process of its own."""
+    """Return a number, in a process of its own."""
     note(args.ledger, f"{os.getpid()}")
     job.step(1, of=1, value=float(args.value))
     return job.save(Number, args.value)
@@ -246,7 +246,7 @@ def counted(job: StageContext, args: PaceArgs) -> Number:
 
 @stage("test/gpu", inline=True, needs=Needs(cpu=0, gpu=1), timeout_s=ASIDE_S)
 def on_gpu(job: StageContext, args: PaceArgs) -> Words:
-    """Say which device it was given."""
+    """Return which device it was given."""
     note(args.ledger, f"{args.value} {','.join(job.devices)}")
     wait_for_file(args.gate, job)
     return job.save(Words, ",".join(job.devices))

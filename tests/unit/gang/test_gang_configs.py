@@ -17,7 +17,7 @@ def faults(configs, **options) -> list[str]:
 
 
 def wrong(value: object) -> Any:
-    """Give what a type checker would not let through."""
+    """Return what a type checker would not let through."""
     return value
 
 

@@ -55,7 +55,7 @@ def wait_until(claim: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None
 
 @contextmanager
 def signal_pipe() -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Give (say, await_it): one process says, another one waits for it."""
+    """Return (say, await_it): one process says, another one waits for it."""
     read_fd, write_fd = os.pipe()
 
     def say() -> None:

@@ -56,7 +56,7 @@ def _failure(transport: Urllib3Transport, url: str) -> StokerError:
 
 
 def _self_signed(folder: Path) -> tuple[ssl.SSLContext, str]:
-    """Give what a server needs that signed its certificate itself, and that certificate."""
+    """Return what a server needs that signed its certificate itself, and that certificate."""
     key, certificate = folder / "key", folder / "certificate"
     made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
     named = ("-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate)
@@ -67,7 +67,7 @@ def _self_signed(folder: Path) -> tuple[ssl.SSLContext, str]:
 
 
 def _hash(authority: Authority) -> str:
-    """Give the name that OpenSSL looks for in a folder."""
+    """Return the name that OpenSSL looks for in a folder."""
     words = ["openssl", "x509", "-hash", "-noout", "-in", str(authority.path)]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -56,7 +56,7 @@ def served(request: Request, data: bytes, etag: str = ETAG, *, cut: int | None =
 
 @contextmanager
 def open_scene(folder: Path) -> Iterator[Scene]:
-    """Give a scene, and see that nothing was left open."""
+    """Return a scene, and see that nothing was left open."""
     made = Scene(folder)
     yield made
     assert made.transport.open_replies == 0

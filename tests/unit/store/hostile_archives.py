@@ -26,7 +26,7 @@ def header(
     magic: bytes = b"ustar\x0000",
     prefix: bytes = b"",
 ) -> bytes:
-    """Give one header with a right checksum, whatever else is wrong with it."""
+    """Return one header with a right checksum, whatever else is wrong with it."""
     raw = name.encode() if isinstance(name, str) else name
     link_raw = link.encode() if isinstance(link, str) else link
     if isinstance(size, bytes):
@@ -88,7 +88,7 @@ def squeezed(data: bytes, **settings: object) -> bytes:
 
 
 def folder_sources(folder_path: str, *, hasher: Hasher | None = None) -> list[PackSource]:
-    """Give the entries of a folder to be packed; without a hasher, files are hashed when they are."""
+    """Return the entries of a folder to be packed; without a hasher, files are hashed when they are."""
     found = walk_tree(folder_path, hasher=hasher or _not_hashed)
     return [PackSource(entry=walked.entry, path=walked.path, stamp=stamp_of(walked.info)) for walked in found]
 

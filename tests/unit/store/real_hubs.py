@@ -40,7 +40,7 @@ def content(path: str) -> bytes:
 
 @contextmanager
 def client_of(endpoint: str, folder: Path) -> Iterator[Hub]:
-    """Give a client's side by itself, for a process of its own."""
+    """Return a client's side by itself, for a process of its own."""
     transport = Urllib3Transport(HttpSettings())
     memo = Memo(str(folder / "memo.db"), set_aside=lambda path, reason: None)
     tools = DownloadTools(transport=transport, clock=SystemClock(), free_bytes=free_bytes, jitter=lambda: 0.0)
@@ -128,5 +128,5 @@ def named(outcomes: list[DownloadOutcome], path: str) -> DownloadOutcome:
 
 
 def path_of(outcome: DownloadOutcome) -> str:
-    """Give the path of an outcome's file in its repository."""
+    """Return the path of an outcome's file in its repository."""
     return outcome.label.removeprefix(f"{REPO}: ")

@@ -23,7 +23,7 @@ DAY_S = 86400.0
 
 
 def clock_of_now() -> FakeClock:
-    """Give a clock that stands still, a little after every file that exists already."""
+    """Return a clock that stands still, a little after every file that exists already."""
     return FakeClock(start_s=time.time() + 10)
 
 
@@ -86,7 +86,7 @@ def record_of(store: LocalStore, name: object) -> Path:
 
 
 def quarantined(store: LocalStore) -> list[str]:
-    """Give the reasons that lie in quarantine, each of which must have its evidence beside it."""
+    """Return the reasons that lie in quarantine, each of which must have its evidence beside it."""
     reasons = []
     folder = Path(store.places.quarantine)
     for name in sorted(os.listdir(folder)):
@@ -118,6 +118,6 @@ def put_in(
 
 
 def put_contents(store: LocalStore, name: str) -> dict[str, bytes]:
-    """Give the files of what a name stands for."""
+    """Return the files of what a name stands for."""
     (record,) = resolve(store, name)
     return contents(store, record)

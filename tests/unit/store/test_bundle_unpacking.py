@@ -50,7 +50,7 @@ class Out:
         return unpack(io.BytesIO(archive), str(self.path), **options)  # type: ignore[arg-type]
 
     def faults(self, archive: bytes, **options: object) -> dict[str, str]:
-        """Give the faults of an archive by member, bare and compressed alike."""
+        """Return the faults of an archive by member, bare and compressed alike."""
         told = []
         for form in (archive, squeezed(archive)):
             before = sorted(self._outside.rglob("*"))

@@ -23,7 +23,7 @@ def scene(tmp_path: Path):
 
 
 def timeless(scene: Scene, **settings: object) -> tuple[Hub, FakeClock]:
-    """Give a hub whose pauses take no time."""
+    """Return a hub whose pauses take no time."""
     hub, clock = scene.hub(**settings), FakeClock()
     tools = changed(hub.tools, clock=clock)
     return Hub(hub.settings, tools=tools, patience=hub.patience, stop=scene.stop, memo=scene.memo), clock
@@ -256,7 +256,7 @@ def test_a_repository_that_lists_only_folders_has_no_files(scene: Scene):
 
 
 def trickling(script) -> tuple[FakeTransport, FakeClock]:
-    """Give a transport whose answers come a byte a second."""
+    """Return a transport whose answers come a byte a second."""
     clock = FakeClock()
 
     class Trickle(FakeReply):

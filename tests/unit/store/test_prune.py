@@ -79,7 +79,7 @@ def pruned(tmp_path):
 
 
 def clock_between_then_and_now(folder: Path) -> FakeClock:
-    """Give a clock by which a prune begins after all that was touched, and before all that will be."""
+    """Return a clock by which a prune begins after all that was touched, and before all that will be."""
     limit_s = time.time() + 0.02
     probe = folder / "probe"
 

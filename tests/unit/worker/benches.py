@@ -93,7 +93,7 @@ def _no_hub(*_: Any) -> Hub:
 
 
 def input_at(path: Path, store: LocalStore, *, where: str = "env:DATA", host: str = HOST) -> InputBody:
-    """Give what whoever submits says of what lies at a path."""
+    """Return what whoever submits says of what lies at a path."""
     tree = read_tree(str(path), path.name, memo=store.memo, clock=CLOCK)
     kind = InputKind.TREE if path.is_dir() else InputKind.FILE
     return InputBody(
@@ -115,7 +115,7 @@ def wanting(**more: Any) -> Grant:
 
 @contextmanager
 def giving(store: LocalStore) -> Iterator[str]:
-    """Give a store's trees away; gives where."""
+    """Return a store's trees away; gives where."""
     server = PeerServer(PeerFiles(store, clock=CLOCK), clock=CLOCK)
     server.start()
     try:

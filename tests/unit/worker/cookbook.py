@@ -132,7 +132,7 @@ def go(args: HowArgs) -> Plan:
 
 @stage("test/scale", inline=True)
 def scale(job: StageContext, number: Number, args: ScaleArgs) -> Number:
-    """Give a multiple; thirteen times is refused."""
+    """Return a multiple; thirteen times is refused."""
     if args.ledger:
         with open(args.ledger, "a", encoding="utf-8") as file:
             file.write(f"scale {args.factor}\n")

@@ -23,7 +23,7 @@ class Authority:
         self.ca_file.write_text(self._ca.certificate_pem)
 
     def identity(self, machine: str, *, life_s: float = 86400.0) -> FleetIdentity:
-        """Give the identity of a machine, newly signed: certificate and key in one file."""
+        """Return the identity of a machine, newly signed: certificate and key in one file."""
         key = make_key()
         signed = self._signer.machine(make_csr(key, machine), machine, now_s=CLOCK.wall_s(), life_s=life_s)
         path = self._folder / f"{machine}.pem"

@@ -70,7 +70,7 @@ class Sweeps:
         return order, going_on, left
 
     def ran(self) -> list[str]:
-        """Give which programs ran since the last time this was asked."""
+        """Return which programs ran since the last time this was asked."""
         ledger = self.folder / "ledger"
         lines = ledger.read_text().split() if ledger.exists() else []
         ledger.write_text("")
@@ -82,7 +82,7 @@ class Sweeps:
 
 
 def states(job: JobResult) -> dict[str, str]:
-    """Give how each trial ended, kept ones as that."""
+    """Return how each trial ended, kept ones as that."""
     return {end.trial.label: "kept" if end.is_kept else end.state for end in job.trials}
 
 

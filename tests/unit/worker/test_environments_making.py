@@ -271,7 +271,7 @@ def test_a_damaged_last_file_means_not_ready(tmp_path: Path, spoil: bytes) -> No
 
 
 def slow_uv(folder: Path) -> str:
-    """Give a uv that says something, then waits for ever below itself."""
+    """Return a uv that says something, then waits for ever below itself."""
     prefix = folder / "slow"
     (prefix / "bin").mkdir(parents=True)
     program = prefix / "bin/uv"

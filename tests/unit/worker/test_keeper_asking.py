@@ -199,7 +199,7 @@ def test_the_first_signal_gives_everything_back_and_the_worker_ends_when_that_wa
 
 
 def left_now() -> tuple[Told, AttemptToken]:
-    """Give a worker that was told twice to end, and whose job has stopped."""
+    """Return a worker that was told twice to end, and whose job has stopped."""
     told, token = running()
     leave = WorkerStopRequested(now_s=told.now_s, exit_code=143, why="asked")
     told.take(leave)

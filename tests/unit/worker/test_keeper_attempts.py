@@ -164,7 +164,7 @@ def test_a_checkpoint_that_takes_longer_than_the_lease_is_told_of_and_the_job_st
         left = 10
 
         def read(self, _size: int) -> bytes:
-            """Give a byte with every heartbeat."""
+            """Return a byte with every heartbeat."""
             seen = len(fleet.renewals)
             fleet.until(lambda: len(fleet.renewals) > seen)
             self.left -= 1

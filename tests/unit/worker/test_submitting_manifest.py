@@ -54,7 +54,7 @@ def drawer(office: Office) -> Drawer:
 
 
 def is_honest(order: JobSpec) -> bool:
-    """Say whether the id is that of what the order says it is made of: a coordinator looks."""
+    """Return whether the id is that of what the order says it is made of: a coordinator looks."""
     return order.id == job_id(
         recipe=order.recipe,
         schema_version=order.schema_version,

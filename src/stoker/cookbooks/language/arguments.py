@@ -163,7 +163,7 @@ class DataArgs:
 
 
 def device_of(devices: tuple[str, ...]) -> tuple[str, str]:
-    """Give `cpu` or `cuda`, and what a person should be told about it."""
+    """Return `cpu` or `cuda`, and what a person should be told about it."""
     import torch
 
     if not devices:
@@ -174,7 +174,7 @@ def device_of(devices: tuple[str, ...]) -> tuple[str, str]:
 
 
 def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
-    """Give the width that is meant: before a stage's key is made, for what is made in another is another result."""
+    """Return the width that is meant: before a stage's key is made, for what is made in another is another result."""
     if wanted != "auto":
         return wanted
     return "bfloat16" if on_gpu else "float32"

@@ -12,7 +12,7 @@ from stoker.core.text import format_size
 
 
 def base_facts(base: TrainableBase, digest_of: Callable[[str], str]) -> str:
-    """Say what is known of a base, in one line; what the hub has lies in its cache under its SHA-256."""
+    """Return what is known of a base, in one line; what the hub has lies in its cache under its SHA-256."""
     said = [f"base {base.name}", format_size(base.size_bytes)]
     if base.name in BASES:
         said.append("bundled")

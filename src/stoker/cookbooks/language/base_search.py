@@ -55,7 +55,7 @@ def bases_here() -> dict[str, TrainableBase]:
 
 
 def outline_of(text: str) -> Outline | None:
-    """Give what is known of a base whose weights may still have to come; nothing if that is nothing, or wrong."""
+    """Return what is known of a base whose weights may still have to come; nothing if that is nothing, or wrong."""
     try:
         name, folder = _folder_of(text.strip())
     except BadInput:
@@ -64,7 +64,7 @@ def outline_of(text: str) -> Outline | None:
 
 
 def lacking(text: str, argument: str) -> MissingRepoFiles | None:
-    """Say what the hub may have of the base that an argument names; nothing if fetching would change nothing."""
+    """Return what the hub may have of the base that an argument names; nothing if fetching would change nothing."""
     repo = _repository(text.strip())
     # Below a folder that is here, a name that isn't is a slip.
     if repo is None or os.path.isdir(text.strip().partition("/")[0]):
@@ -75,7 +75,7 @@ def lacking(text: str, argument: str) -> MissingRepoFiles | None:
 
 
 def is_another_base(told: object, base: TrainableBase) -> bool:
-    """Say whether what an adapter tells of its base, a name or a path, means another one than this.
+    """Return whether what an adapter tells of its base, a name or a path, means another one than this.
 
     The same bytes are the same base wherever they lie. Of a folder only its own name is known, and one that a
     digest or a commit names says nothing.
@@ -137,7 +137,7 @@ def _folder_of(text: str) -> tuple[str, Path]:
 
 
 def _repository(text: str) -> tuple[Repo, str] | None:
-    """Give the repository and the revision that a text names; nothing if it means something else."""
+    """Return the repository and the revision that a text names; nothing if it means something else."""
     from stoker.transfer.hub.listing import read_repo_at
 
     name = text.partition("@")[0]

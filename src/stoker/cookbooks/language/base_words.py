@@ -8,5 +8,5 @@ from stoker.core.digests import digest_value
 
 
 def company_word(contents: Iterable[str], dtype: str) -> str:
-    """Give what members of one company have in common: what the files of their base hold, and how it is held."""
+    """Return what members of one company have in common: what the files of their base hold, and how it is held."""
     return digest_value("language base", [sorted(contents), dtype])[:32]

@@ -119,7 +119,7 @@ def read_outline(folder: Path, name: str) -> Outline | None:
 
 
 def read_config_alone(folder: Path, name: str) -> Outline:
-    """Give what config.json tells of a base of which nothing else is here. Raises `BadInput`."""
+    """Return what config.json tells of a base of which nothing else is here. Raises `BadInput`."""
     faults: list[str] = []
     outline = _of_config(folder, name, faults)
     if outline is None:
@@ -128,7 +128,7 @@ def read_config_alone(folder: Path, name: str) -> Outline:
 
 
 def still_to_come(folder: Path) -> tuple[str, ...]:
-    """Give what a base lacks, by name or pattern, its small files before weights; nothing if more would not help."""
+    """Return what a base lacks, by name or pattern, its small files before weights; nothing if more would not help."""
     if not (folder / CONFIG).is_file() or not any((folder / one).is_file() for one in _TOKENIZERS):
         return SMALL_FILES
     names = _weight_names(folder, [])
@@ -139,7 +139,7 @@ def still_to_come(folder: Path) -> tuple[str, ...]:
 
 
 def is_in_hub_cache(folder: Path) -> bool:
-    """Say whether a folder is one of those that the hub's cache has for each commit."""
+    """Return whether a folder is one of those that the hub's cache has for each commit."""
     return folder.parent.name == "snapshots"
 
 
@@ -246,7 +246,7 @@ def _headers(folder: Path, faults: list[str], damage: list[str]) -> dict[str, He
 
 
 def _there(folder: Path, names: Sequence[str]) -> frozenset[str]:
-    """Give which files may be there, asked once for all: an index may name any number."""
+    """Return which files may be there, asked once for all: an index may name any number."""
     try:
         return frozenset(os.listdir(folder))
     except OSError:

@@ -66,7 +66,7 @@ TINY: Final = TinyShape()
 
 
 def bundled_base(name: str) -> Path:
-    """Give the folder of a bundled base, made on first use below the machine's folder for temporary files.
+    """Return the folder of a bundled base, made on first use below the machine's folder for temporary files.
 
     It is the user's own and is looked through before it is given: whatever is not as it should be is written again.
     """
@@ -114,7 +114,7 @@ def base_files(shape: TinyShape = TINY) -> Mapping[str, bytes]:
 
 
 def data_lines(name: str) -> list[str]:
-    """Give the lines of a bundled data set, each a JSON object."""
+    """Return the lines of a bundled data set, each a JSON object."""
     made = {"sums": _sums, "chats": _chats, "lines": _lines}[name]()
     return [json.dumps(line) for line in made]
 
@@ -215,7 +215,7 @@ def _tokenizer() -> dict[str, Any]:
 
 
 def _byte_letters() -> list[str]:
-    """Give the visible letter that stands for each byte in byte-level tokenizers."""
+    """Return the visible letter that stands for each byte in byte-level tokenizers."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = [""] * 256
     for byte in visible:
@@ -227,7 +227,7 @@ def _byte_letters() -> list[str]:
 
 
 def _tensors(shape: TinyShape) -> Iterator[tuple[str, tuple[int, ...], float]]:
-    """Give name, shape and spread of every weight; a spread of 0 is a norm, which begins as ones."""
+    """Return name, shape and spread of every weight; a spread of 0 is a norm, which begins as ones."""
     hidden, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocabulary, hidden), 0.125 if shape.is_tied else 1.0
     for layer in range(shape.layers):

@@ -94,7 +94,7 @@ class LanguageArgsChecker:
         return path
 
     def length(self, wanted: int | None, base: TrainableBase | Outline) -> int:
-        """Give the longest row that is meant; one that the base can't read is noted."""
+        """Return the longest row that is meant; one that the base can't read is noted."""
         if wanted is None:
             return min(DEFAULT_TOKENS, base.positions)
         if wanted > base.positions and self._judges:
@@ -103,7 +103,7 @@ class LanguageArgsChecker:
         return wanted
 
     def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
-        """Give the names of the matrices that are meant, in a block's order; what matches nothing is noted."""
+        """Return the names of the matrices that are meant, in a block's order; what matches nothing is noted."""
         real = names_of(shape)
         if not self._judges:
             return tuple(real)

@@ -61,7 +61,7 @@ class Load:
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
-    """Give what a base takes once, and one adapter beside it."""
+    """Return what a base takes once, and one adapter beside it."""
     return estimate_company(_company(shape, load, where)).needs
 
 
@@ -87,7 +87,7 @@ def _company(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapt
 
 
 def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Say why nothing here could ever hold one adapter over a base, and what would fit; nothing if something could.
+    """Return why nothing here could ever hold one adapter over a base, and what would fit; nothing if something could.
 
     On a GPU its devices have to, else the machine's own memory. Of what nobody knows how large it is, nothing is said.
     """
@@ -97,7 +97,7 @@ def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDevi
 
 
 def what_fits(args: LoraArgs, room_bytes: int) -> str:
-    """Say which of an adapter's numbers would fit into so much of the machine's memory, its base with it."""
+    """Return which of an adapter's numbers would fit into so much of the machine's memory, its base with it."""
     base = find_base(args.base)
     load = Load(rank=args.rank, targets=args.targets, rows=args.batch, tokens=args.max_seq_len, dtype=args.dtype)
     company = changed(_company(base.shape, load, MemoryLocation.CPU), adapters=1)
@@ -135,12 +135,12 @@ def _shapes(load: Load) -> dict[str, ModelShape]:
 
 
 def bases_at_hand(load: Load) -> dict[str, TrainableBase]:
-    """Give the bases at hand that read rows of such a length."""
+    """Return the bases at hand that read rows of such a length."""
     return {name: one for name, one in bases_here().items() if one.positions >= load.tokens}
 
 
 def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> Needs:
-    """Give what an adapter asks: in company the base counts once."""
+    """Return what an adapter asks: in company the base counts once."""
     if not gpus:
         found = member_needs(base.shape, load, MemoryLocation.CPU)
         return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
@@ -159,14 +159,14 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
 
 
 def sample_needs(base: TrainableBase, load: Load, *, gpus: int) -> Needs:
-    """Give what completing prompts asks, one row at a time."""
+    """Return what completing prompts asks, one row at a time."""
     one = changed(load, rows=1)
     total_gib = member_needs(base.shape, one, MemoryLocation.CUDA if gpus else MemoryLocation.CPU).total_bytes / GIB
     return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
 
 
 def reading_needs(base: TrainableBase) -> Needs:
-    """Give what holding a base in memory for a moment asks."""
+    """Return what holding a base in memory for a moment asks."""
     return Needs(memory_gib=(2 * base.size_bytes + IMPORTS_BYTES) / GIB)
 
 
@@ -193,7 +193,7 @@ class _Asked(Protocol):
 
 
 def shared_by_lora(args: _Asked, digest_of: Callable[[str], str]) -> SharedBase:
-    """Give the base that an adapter is trained over, by content, with what it takes on a device and on a CPU."""
+    """Return the base that an adapter is trained over, by content, with what it takes on a device and on a CPU."""
     base = _base_at(args.base)
     if isinstance(base, Outline):
         _judge(args, base)
@@ -282,14 +282,14 @@ class FullTrainingSpec:
 
 
 def full_needs(whole: FullTrainingSpec, *, gpus: int) -> Needs:
-    """Give what a training of every weight asks."""
+    """Return what a training of every weight asks."""
     if not gpus:
         return Needs(memory_gib=on_cpu_bytes(whole) / GIB)
     return Needs(gpu=gpus, vram_gib=on_gpu_bytes(whole) / GIB, shares=True)
 
 
 def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Say why nothing here could ever hold such a training, and what would fit; nothing if something could.
+    """Return why nothing here could ever hold such a training, and what would fit; nothing if something could.
 
     On a GPU its devices have to, else the machine's own memory. Of what nobody knows how large it is, nothing is said.
     """
@@ -327,7 +327,7 @@ def on_cpu_bytes(whole: FullTrainingSpec) -> int:
 def _fitting(
     room_bytes: int, whole: FullTrainingSpec, takes: Callable[[FullTrainingSpec], int]
 ) -> tuple[SmallerOption, ...]:
-    """Give what would fit: fewer rows, or fewer tokens, or the least of both, or another base."""
+    """Return what would fit: fewer rows, or fewer tokens, or the least of both, or another base."""
     load = whole.load
 
     def asking(**less: int) -> int:

@@ -20,7 +20,7 @@ class MergeArgs(BaseArgs):
 
 
 def told_of_base(args: MergeArgs) -> str | None:
-    """Say over which base the adapter was trained, if that is another than the one it is put into."""
+    """Return over which base the adapter was trained, if that is another than the one it is put into."""
     from stoker.cookbooks.language.base_search import is_another_base
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.peft import read_config

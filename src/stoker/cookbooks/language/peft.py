@@ -42,7 +42,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 def adapter_files(folder: Path) -> tuple[Path, ...]:
-    """Give the files that make an adapter what it is."""
+    """Return the files that make an adapter what it is."""
     return (folder / CONFIG, folder / WEIGHTS)
 
 
@@ -146,7 +146,7 @@ def adapter_header(folder: Path) -> Header:
 
 
 def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
-    """Give the matrices that an adapter's tensors stand beside. Raises `BadInput` for names that are no LoRA."""
+    """Return the matrices that an adapter's tensors stand beside. Raises `BadInput` for names that are no LoRA."""
     sides: dict[str, set[str]] = {}
     odd = []
     for name in names:
@@ -163,7 +163,7 @@ def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
-    """Give what PEFT has to know; everything else is its default, in every version."""
+    """Return what PEFT has to know; everything else is its default, in every version."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -13,7 +13,7 @@ from stoker.cookbooks.tabular.canvas import LINE_COLOURS, one_plot
 
 
 def all_plots(training: LanguageTrainingRecord) -> Iterator[tuple[str, Figure]]:
-    """Give (file name, figure) of every plot."""
+    """Return (file name, figure) of every plot."""
     yield "loss", _losses(training)
 
 

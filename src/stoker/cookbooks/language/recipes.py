@@ -196,7 +196,7 @@ def _refuse_too_large(checking: LanguageArgsChecker, short: InsufficientDeviceMe
 
 
 def _called(base: TrainableBase, name: str) -> TrainableBase:
-    """Give a base under the name that whoever submitted it had for it: in a fleet it lies in places of no meaning."""
+    """Return a base under the name that whoever submitted it had for it: in a fleet it lies in places of no meaning."""
     return changed(base, name=name) if name else base
 
 
@@ -236,7 +236,7 @@ def _base(base: TrainableBase, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs]) -> dict[str, Any]:
-    """Give the values of arguments that recipe and stage have in common, settled where the stage has to know."""
+    """Return the values of arguments that recipe and stage have in common, settled where the stage has to know."""
     taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)} | {"dtype": load.dtype}
     folder = taken["checkpoints"]
     # The stage works elsewhere than whoever typed it.

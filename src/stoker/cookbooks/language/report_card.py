@@ -38,7 +38,7 @@ def curve_csv(training: LanguageTrainingRecord) -> str:
 
 
 def samples_text(samples: Sequence[CompletionSample]) -> str:
-    """Give samples as Markdown, each prompt above its completion."""
+    """Return samples as Markdown, each prompt above its completion."""
     parts = [
         f"## {number}\n\n{fenced(one['prompt'])}\n\n{fenced(one['completion'])}"
         for number, one in enumerate(samples, 1)
@@ -47,7 +47,7 @@ def samples_text(samples: Sequence[CompletionSample]) -> str:
 
 
 def headline(training: LanguageTrainingRecord) -> str:
-    """Say in one sentence what came out."""
+    """Return in one sentence what came out."""
     after, before = perplexity(best_eval(training)), perplexity(training["curve"]["before"])
     judged = "not evaluated" if after is None else f"perplexity {number(after)} on {_held_out(training)}"
     beside = "" if before is None or after is None else f" (the base alone: {number(before)})"
@@ -55,7 +55,7 @@ def headline(training: LanguageTrainingRecord) -> str:
 
 
 def title(training: LanguageTrainingRecord) -> str:
-    """Say what was trained."""
+    """Return what was trained."""
     settings, base = training["settings"], training["base"]["name"]
     if training["method"] == "full":
         return f"{base}, every weight trained"
@@ -63,7 +63,7 @@ def title(training: LanguageTrainingRecord) -> str:
 
 
 def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
-    """Give what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
     curve = training["curve"]
     kept = best_eval(training)
     last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
@@ -81,17 +81,17 @@ def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
 
 
 def updates(count: int) -> str:
-    """Say how many updates."""
+    """Return how many updates."""
     return f"{count} update{'' if count == 1 else 's'}"
 
 
 def number(value: float) -> str:
-    """Give a number as people read it."""
+    """Return a number as people read it."""
     return f"{value:.4g}"
 
 
 def fenced(text: str) -> str:
-    """Give a text that is shown as it is, whatever it holds."""
+    """Return a text that is shown as it is, whatever it holds."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -108,7 +108,7 @@ def _held_out(training: LanguageTrainingRecord) -> str:
 
 
 def base_word(training: LanguageTrainingRecord) -> str:
-    """Give what to type for the base. Of a folder only its own name is known: the same base may lie anywhere."""
+    """Return what to type for the base. Of a folder only its own name is known: the same base may lie anywhere."""
     name: str = training["base"]["name"]
     return name if "/" in name or name in BASES else f"PATH/{name}"
 

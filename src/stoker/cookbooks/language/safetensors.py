@@ -47,7 +47,7 @@ def read_foreign_json(path: Path) -> Any:
 
 
 def shown(text: str) -> str:
-    """Give a stranger's text as a part of a message."""
+    """Return a stranger's text as a part of a message."""
     return one_line(text, _LONGEST_SHOWN)
 
 
@@ -75,7 +75,7 @@ class DamagedHeader(ValueError):
 
 
 def unreadable_weights(what: str, error: Exception) -> Damaged:
-    """Say that weights are not what their file promises."""
+    """Return the message that weights are not what their file promises."""
     hint = "copy them again, or fetch them again: stoker fetch org/name finds what is damaged and brings it"
     return Damaged(f"the weights in {what} can't be read: {first_line(error)}", hint=hint)
 
@@ -109,7 +109,7 @@ def read_header(path: Path) -> Header:
 
 
 def pinch(path: Path, header: Header) -> list[bytes]:
-    """Give a little from the middle of every tensor, in the order of their names.
+    """Return a little from the middle of every tensor, in the order of their names.
 
     Two trainings of one model differ nearly everywhere, so they differ here; a change in a few places may not show.
     """
@@ -144,7 +144,7 @@ def _read(file: BinaryIO) -> Header:
 
 
 def _table(text: bytes) -> dict[str, Any]:
-    """Give what a header says of each tensor, as it says it."""
+    """Return what a header says of each tensor, as it says it."""
     try:
         # From bytes it would take UTF-16, too.
         told = json.loads(text.decode())

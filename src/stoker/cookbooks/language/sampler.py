@@ -75,7 +75,7 @@ class Sampler:
 
 
 def is_chat(forms: Any) -> bool:
-    """Say whether most of the data that a model was taught with are conversations."""
+    """Return whether most of the data that a model was taught with are conversations."""
     if not isinstance(forms, dict) or not forms:
         return False
     return bool(max(forms, key=lambda form: forms[form]) == "messages")

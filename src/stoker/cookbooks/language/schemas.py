@@ -106,7 +106,7 @@ class CompletionSample(TypedDict):
 
 
 def best_eval(training: LanguageTrainingRecord) -> float | None:
-    """Give the evaluation loss of what was kept."""
+    """Return the evaluation loss of what was kept."""
     curve = training["curve"]
     kept = [
         one["eval_loss"] for one in curve["points"] if one["step"] == curve["kept"] and one["eval_loss"] is not None
@@ -115,7 +115,7 @@ def best_eval(training: LanguageTrainingRecord) -> float | None:
 
 
 def perplexity(loss: float | None) -> float | None:
-    """Give the perplexity of a mean loss per token; None where there is none, infinite where it is beyond numbers."""
+    """Return the perplexity of a mean loss per token; None where there is none, infinite where it is beyond numbers."""
     if loss is None:
         return None
     try:
@@ -166,7 +166,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def best_folder(root: Path) -> Path:
-    """Say where the best below `root` lies, or would: while it is replaced, the one before it is aside."""
+    """Return where the best below `root` lies, or would: while it is replaced, the one before it is aside."""
     best, old = root / BEST, root / f"{BEST}.old"
     return old if old.is_dir() and not best.is_dir() else best
 

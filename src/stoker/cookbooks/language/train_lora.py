@@ -9,7 +9,7 @@ from stoker.cookbooks.language.kinds import Adapter, Examples
 
 
 def same_base(args: LoraArgs, digests: Digests) -> str:
-    """Give the word that members of one company have in common: the content of their base, and how it is held."""
+    """Return the word that members of one company have in common: the content of their base, and how it is held."""
     return company_word(digests["base_files"], args.dtype)
 
 

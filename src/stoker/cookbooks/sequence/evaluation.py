@@ -29,7 +29,7 @@ def evaluate_model(model: FittedNetwork, windows: WindowArrays) -> SequenceEvalu
 
 
 def headline_scores(book: SequenceEvaluation) -> dict[str, float]:
-    """Give the numbers by which one run is compared with another."""
+    """Return the numbers by which one run is compared with another."""
     return dict(book["test"])
 
 

@@ -13,7 +13,7 @@ _STATES: Final = ("idle", "running", "worn")
 
 
 def generate(name: str) -> tuple[pd.DataFrame, str]:
-    """Give a series by name, and the column that it is meant to predict."""
+    """Return a series by name, and the column that it is meant to predict."""
     made = {"waves": _waves, "regimes": _regimes}[name]
     return made(np.random.default_rng(_SEED))
 

@@ -14,7 +14,7 @@ _MOST_NUMBERED_CLASSES = 12
 
 
 def all_plots(book: SequenceEvaluation) -> Iterator[tuple[str, Figure]]:
-    """Give (file name, figure) of every plot that the book has data for."""
+    """Return (file name, figure) of every plot that the book has data for."""
     for curve in book["model"]["curves"]:
         yield f"loss-{curve['name']}", _losses(curve)
     if book["by_step"]:

@@ -49,7 +49,7 @@ class FileProgressStore:
         self._device = device
 
     def recall(self) -> SequenceTrainingProgress | None:
-        """Give what was kept, if anything was and it is whole."""
+        """Return what was kept, if anything was and it is whole."""
         if not self._path.is_file():
             return None
         try:
@@ -164,7 +164,7 @@ def tell(job: StageContext, notes: list[str], world: World | None = None) -> Non
 
 
 def params_of(args: TrainingArgs) -> dict[str, Any]:
-    """Give the settings that decide what is learned."""
+    """Return the settings that decide what is learned."""
     return {name: value for name, value in asdict(args).items() if name not in ("n_jobs", "checkpoint_every")}
 
 

@@ -43,7 +43,7 @@ def curve_csv(book: SequenceEvaluation) -> str:
 
 
 def headline(book: SequenceEvaluation) -> str:
-    """Say in one sentence what came out."""
+    """Return in one sentence what came out."""
     metric = book["rank_by"]
     score, simple = number(book["test"][metric]), number(book["baseline"][metric])
     windows = book["model"]["data"]["counts"]["test"]
@@ -54,7 +54,7 @@ def headline(book: SequenceEvaluation) -> str:
 
 
 def summary(book: SequenceEvaluation) -> dict[str, Any]:
-    """Give what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
     columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"])]
     rows = [
         [name, *(number(scores[metric]) for metric in book["metrics"])]
@@ -70,7 +70,7 @@ def data_name(book: SequenceEvaluation) -> str:
 
 
 def number(value: float) -> str:
-    """Give a number as people read it."""
+    """Return a number as people read it."""
     return f"{value:.4g}"
 
 

@@ -60,7 +60,7 @@ class Stepper:
                 parameter.mul_(1 - self._learning_rate * self._weight_decay).sub_(move.view_as(parameter), alpha=pace)
 
     def state(self) -> dict[str, Any]:
-        """Give what it needs to go on."""
+        """Return what it needs to go on."""
         return {"steps": self._steps, "mean": self._mean.clone(), "square": self._square.clone()}
 
     def go_on(self, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ _SAME = 1e-9
 
 
 def world_here() -> World:
-    """Give the ranks that this process was brought up with; itself alone if there are no others."""
+    """Return the ranks that this process was brought up with; itself alone if there are no others."""
     return ProcessGroupWorld() if distributed.is_available() and distributed.is_initialized() else SOLO
 
 
@@ -167,7 +167,7 @@ class RankBatch:
     """For whatever is drawn at random about this batch: drawn for all of it, then shared out."""
 
     def mine(self, values: torch.Tensor) -> torch.Tensor:
-        """Give this rank's share of something that has a row for each example."""
+        """Return this rank's share of something that has a row for each example."""
         return values[self.rank :: self.size]
 
 
@@ -177,7 +177,7 @@ class LearningTask(Protocol):
     def __len__(self) -> int: ...
 
     def loss_sum(self, model: nn.Module, batch: RankBatch) -> torch.Tensor:
-        """Give the sum of the losses of this rank's share; never called for an empty one."""
+        """Return the sum of the losses of this rank's share; never called for an empty one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
 
 
 def score(model: nn.Module, lessons: LearningTask, seed: int, world: World = SOLO) -> float:
-    """Give the mean loss over all examples, each rank looking at its share."""
+    """Return the mean loss over all examples, each rank looking at its share."""
     model.eval()
     total, count = 0.0, 0
     with torch.no_grad():
@@ -404,16 +404,16 @@ class PartWindows:
         return len(self.starts)
 
     def inputs(self, examples: torch.Tensor) -> torch.Tensor:
-        """Give windows: examples by rows by channels."""
+        """Return windows: examples by rows by channels."""
         rows = torch.arange(self.window, device=self.starts.device)
         return self.signals[self._starts(examples)[:, None] + rows]
 
     def last_values(self, examples: torch.Tensor) -> torch.Tensor:
-        """Give the newest known value of what is predicted, as a column."""
+        """Return the newest known value of what is predicted, as a column."""
         return self.signals[self._starts(examples) + self.window - 1, self.target][:, None]
 
     def truth(self, examples: torch.Tensor) -> torch.Tensor:
-        """Give what is asked: the next values (examples by steps), or the class of each window's last row."""
+        """Return what is asked: the next values (examples by steps), or the class of each window's last row."""
         ends = self._starts(examples) + self.window
         if not self.horizon:
             return self.answers[ends - 1]
@@ -471,7 +471,7 @@ class MaskedTask:
 
 
 def with_answers(windows: WindowArrays, device: Any = "cpu") -> LearningData:
-    """Give the training and the validation part of windows, with their answers."""
+    """Return the training and the validation part of windows, with their answers."""
     return LearningData(
         train=SupervisedTask(PartWindows.of(windows, "train", device)),
         validation=SupervisedTask(PartWindows.of(windows, "validation", device)),
@@ -479,7 +479,7 @@ def with_answers(windows: WindowArrays, device: Any = "cpu") -> LearningData:
 
 
 def without_answers(windows: WindowArrays, *, percent: int, span: int, device: Any = "cpu") -> LearningData:
-    """Give the same parts with spans to hide instead of answers."""
+    """Return the same parts with spans to hide instead of answers."""
     return LearningData(
         train=MaskedTask(part=PartWindows.of(windows, "train", device), percent=percent, span=span),
         validation=MaskedTask(part=PartWindows.of(windows, "validation", device), percent=percent, span=span),

@@ -53,13 +53,13 @@ def style() -> Iterator[None]:
 
 
 def one_plot(width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
-    """Give a figure with a single plot."""
+    """Return a figure with a single plot."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 
 def written(figure: Figure) -> tuple[bytes, bytes]:
-    """Give the figure as PNG and as SVG."""
+    """Return the figure as PNG and as SVG."""
     # `savefig` draws everything twice, once to settle the layout. Drawing settles it too, and need not again.
     png, svg = io.BytesIO(), io.BytesIO()
     raster: Any = FigureCanvasAgg(figure)
@@ -71,7 +71,7 @@ def written(figure: Figure) -> tuple[bytes, bytes]:
 
 
 def plain(text: object, limit: int = 28) -> str:
-    """Give a text that is safe inside a plot: short, on one line, and never read as a formula."""
+    """Return a text that is safe inside a plot: short, on one line, and never read as a formula."""
     line = " ".join(str(text).split())
     short = line if len(line) <= limit else f"{line[: limit - 1]}…"
     return short.replace("$", r"\$")

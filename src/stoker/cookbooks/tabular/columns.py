@@ -37,7 +37,7 @@ class TableColumnChoice:
 
 
 def label_table(table: pd.DataFrame, origin: TableOrigin, choice: TableColumnChoice) -> tuple[pd.DataFrame, TableFacts]:
-    """Give features and an encoded target, with all that is known of them."""
+    """Return features and an encoded target, with all that is known of them."""
     frame = table.rename(columns=str)
     names = list(frame.columns)
     target = _choose_target(names, origin, choice.target)
@@ -173,7 +173,7 @@ def _encode_target(values: pd.Series[Any], target: str, problem: Problem) -> tup
 
 
 def _class_values(values: pd.Series[Any]) -> Any:
-    """Give whole numbers as integers, truth values as they are, anything else as text."""
+    """Return whole numbers as integers, truth values as they are, anything else as text."""
     if types.is_bool_dtype(values.dtype):
         return values.to_numpy(dtype=bool)
     if types.is_numeric_dtype(values.dtype) and bool((values == values.round()).all()):
@@ -182,7 +182,7 @@ def _class_values(values: pd.Series[Any]) -> Any:
 
 
 def _settle(column: pd.Series[Any], notes: list[str]) -> pd.Series[Any] | None:
-    """Give the column as 64-bit numbers or as text, or nothing where it can't help."""
+    """Return the column as 64-bit numbers or as text, or nothing where it can't help."""
     name = str(column.name)
     if column.isna().all():
         notes.append(f"Column {name!r} is empty and was left out.")

@@ -138,7 +138,7 @@ def bootstrap(predictions: Predictions, *, repeats: int, seed: int) -> dict[str,
 
 
 def interval(value: float, resampled: Floats) -> Interval:
-    """Give a score with the middle 95 % of its resamples, leaving out those that left it undefined."""
+    """Return a score with the middle 95 % of its resamples, leaving out those that left it undefined."""
     known = resampled[np.isfinite(resampled)]
     low, high = np.percentile(known, [2.5, 97.5]) if len(known) else (np.nan, np.nan)
     return Interval(value=significant(value), low=significant(low), high=significant(high))
@@ -188,7 +188,7 @@ def importance(
 def _without(
     columns: Sequence[str], pipeline: Any, examples: TableExamples, orders: Sequence[npt.NDArray[np.int64]]
 ) -> Iterator[Predictions]:
-    """Give what the model says when each of these columns is in each of these orders, one after another."""
+    """Return what the model says when each of these columns is in each of these orders, one after another."""
     rows, repeats = len(examples), len(orders)
     in_place = np.tile(np.arange(rows), len(columns) * repeats)
     taken = {}
@@ -261,7 +261,7 @@ def evaluate_models(  # noqa: PLR0913 - each one is a decision of the caller's
 
 
 def headline_scores(book: TabularEvaluation) -> dict[str, float]:
-    """Give the numbers by which one run is compared with another: the best model's, held out and cross-validated."""
+    """Return the numbers by which one run is compared with another: the best model's, held out and cross-validated."""
     best = next(model for model in book["models"] if model["name"] == book["best"])
     scores = {name: best["test"][name]["value"] for name in book["metrics"]}
     validation = best["cross_validation"]

@@ -44,7 +44,7 @@ class TableExamples:
         return np.searchsorted(self.classes, self.target).astype(np.int64)
 
     def take(self, rows: npt.NDArray[np.int64]) -> TableExamples:
-        """Give the examples at these positions."""
+        """Return the examples at these positions."""
         return replace(self, features=self.features.iloc[rows].reset_index(drop=True), target=self.target[rows])
 
     @classmethod

@@ -42,7 +42,7 @@ def metrics_of(problem: Problem) -> tuple[str, ...]:
 
 
 def ranking_metric(problem: Problem, wanted: RankBy) -> str:
-    """Give the metric that decides, refusing one that does not fit what is predicted."""
+    """Return the metric that decides, refusing one that does not fit what is predicted."""
     if wanted == "auto":
         return "balanced_accuracy" if problem == "classification" else "r2"
     if wanted not in metrics_of(problem):
@@ -77,7 +77,7 @@ def plain_scores(predictions: Predictions) -> dict[str, float]:
 
 
 def weighted_scores(predictions: Predictions, weights: Floats) -> dict[str, Floats]:
-    """Give each metric once per row of `weights` (weightings by rows); NaN where a weighting leaves it undefined."""
+    """Return each metric once per row of `weights` (weightings by rows); NaN where a weighting leaves it undefined."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if predictions.problem == "regression":
             return _regression_scores(predictions, weights)
@@ -124,7 +124,7 @@ def _area_under_roc(truth: npt.NDArray[np.int64], probabilities: Floats, weights
 
 
 def _binary_area(positive: npt.NDArray[np.bool_], scores: Floats, weights: Floats) -> Floats:
-    """Give the chance that a positive row scores above a negative one, ties counting half."""
+    """Return the chance that a positive row scores above a negative one, ties counting half."""
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) > 0])
     ordered = weights[:, order]

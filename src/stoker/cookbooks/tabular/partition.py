@@ -23,7 +23,7 @@ _MOST_LISTED = 12
 
 
 def divide(examples: TableExamples, *, test_percent: int, seed: int) -> tuple[Rows, Rows]:
-    """Give the rows of the training part and of the test part."""
+    """Return the rows of the training part and of the test part."""
     total = len(examples)
     if total < _LEAST_ROWS:
         raise StageInputError(
@@ -48,7 +48,7 @@ def holdout(examples: TableExamples, *, percent: int, seed: int) -> tuple[Rows, 
 
 
 def fold_count(examples: TableExamples, wanted: int) -> int:
-    """Give how many folds every class can fill: `wanted` or fewer, and 0 when not even two work."""
+    """Return how many folds every class can fill: `wanted` or fewer, and 0 when not even two work."""
     most = len(examples)
     if examples.problem == "classification":
         most = int(np.bincount(examples.codes, minlength=len(examples.classes)).min())
@@ -57,7 +57,7 @@ def fold_count(examples: TableExamples, wanted: int) -> int:
 
 
 def folds_of(examples: TableExamples, *, folds: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
-    """Give (rows to fit on, rows to score on) once per fold."""
+    """Return (rows to fit on, rows to score on) once per fold."""
     splitter: Any = StratifiedKFold if examples.problem == "classification" else KFold
     keys = examples.codes if examples.problem == "classification" else None
     yield from splitter(n_splits=folds, shuffle=True, random_state=seed).split(np.zeros(len(examples)), keys)

@@ -35,7 +35,7 @@ MODEL_NAMES: Final[Mapping[str, str]] = {
 
 
 def number(value: float) -> str:
-    """Give a score in the precision that its size and spread make meaningful."""
+    """Return a score in the precision that its size and spread make meaningful."""
     if not math.isfinite(value):
         return "–"
     if value != 0 and abs(value) >= 100:
@@ -45,12 +45,12 @@ def number(value: float) -> str:
 
 
 def with_interval(score: Interval) -> str:
-    """Give a score with its 95 % interval."""
+    """Return a score with its 95 % interval."""
     return f"{number(score['value'])} [{number(score['low'])}, {number(score['high'])}]"
 
 
 def cross_validated(model: ModelScores, metric: str) -> str:
-    """Give the cross-validated mean and spread, or a dash where there is none."""
+    """Return the cross-validated mean and spread, or a dash where there is none."""
     validated = model["cross_validation"]
     if validated is None:
         return "–"
@@ -58,7 +58,7 @@ def cross_validated(model: ModelScores, metric: str) -> str:
 
 
 def ranked(book: TabularEvaluation) -> list[ModelScores]:
-    """Give the models from best to worst by what decides, the baseline last."""
+    """Return the models from best to worst by what decides, the baseline last."""
     sign = 1.0 if book["rank_by"] in LESS_IS_BETTER else -1.0
 
     def place(model: ModelScores) -> tuple[bool, bool, float]:
@@ -71,7 +71,7 @@ def ranked(book: TabularEvaluation) -> list[ModelScores]:
 
 
 def verdicts(book: TabularEvaluation) -> list[str]:
-    """Say in words which differences the test rows can and can't show."""
+    """Return in words which differences the test rows can and can't show."""
     best, metric = book["best"], METRIC_NAMES[book["rank_by"]]
     beaten: list[str] = []
     level: list[str] = []
@@ -100,7 +100,7 @@ def data_name(facts: TableFacts) -> str:
 
 
 def params_text(params: Mapping[str, Any]) -> str:
-    """Give settings on one line."""
+    """Return settings on one line."""
     return ", ".join(f"{name}={_setting(value)}" for name, value in sorted(params.items())) or "–"
 
 

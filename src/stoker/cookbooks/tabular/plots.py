@@ -24,7 +24,7 @@ _MOST_NAMED_CLASSES = 30
 
 
 def all_plots(book: TabularEvaluation) -> Iterator[tuple[str, str, Figure]]:
-    """Give (file name, caption, figure) of every plot that the book has data for."""
+    """Return (file name, caption, figure) of every plot that the book has data for."""
     trained = [model for model in ranked(book) if model["name"] != "baseline"]
     yield "scores", "Scores on held-out rows, with 95 % intervals", _scores(book)
     if any(model["roc"] is not None for model in trained):

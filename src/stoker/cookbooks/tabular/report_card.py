@@ -47,7 +47,7 @@ def scores_csv(book: TabularEvaluation) -> str:
 
 
 def headline(book: TabularEvaluation) -> str:
-    """Say in one sentence what came out."""
+    """Return in one sentence what came out."""
     best = next(model for model in book["models"] if model["name"] == book["best"])
     metric = book["rank_by"]
     contenders = len(book["models"]) - 1
@@ -66,7 +66,7 @@ def headline(book: TabularEvaluation) -> str:
 
 
 def summary(book: TabularEvaluation) -> dict[str, Any]:
-    """Give what a terminal shows at the end of a run: a headline, a table and what to try next."""
+    """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
     metric = book["rank_by"]
     others = [name for name in _SHOWN[book["facts"]["problem"]] if name != metric]
     columns = [
@@ -129,7 +129,7 @@ def model_card(book: TabularEvaluation) -> str:
 
 
 def limits(book: TabularEvaluation) -> list[str]:
-    """Say what these scores do not show."""
+    """Return what these scores do not show."""
     rows = book["split"]["test_rows"]
     said = [
         "Scores hold for rows like these; they say nothing about data of another origin, time or mix of values.",
@@ -149,7 +149,7 @@ def limits(book: TabularEvaluation) -> list[str]:
 
 
 def data_lines(facts: TableFacts) -> list[str]:
-    """Say what the data is."""
+    """Return what the data is."""
     origin = facts["origin"]
     lines = [f"{data_name(facts)}{', bundled with scikit-learn' if origin['name'] else ''}"]
     if origin["sha256"]:

@@ -19,7 +19,7 @@ from stoker.cookbooks.tabular.training import significant
 
 
 def refit(facts: TabularModelFacts, examples: TableExamples) -> Any:
-    """Give a pipeline of the same family and settings, fitted on these examples."""
+    """Return a pipeline of the same family and settings, fitted on these examples."""
     params = facts["params"]
     match facts["family"]:
         case "gbt":

@@ -46,12 +46,12 @@ class FleetCa:
         self._secret = hashlib.sha256(b"stoker/authority/derived/1\0" + pair.key_pem.encode()).digest()
 
     def derive(self, domain: str, *parts: str) -> bytes:
-        """Give 32 bytes that only this CA's owner can know, always the same for the same words."""
+        """Return 32 bytes that only this CA's owner can know, always the same for the same words."""
         return hmac.new(self._secret, encode([domain, *parts]), hashlib.sha256).digest()
 
 
 def open_ca(folder: str, *, fleet: str, now_s: float) -> FleetCa:
-    """Give the CA of a folder; made, for us alone, if there is none."""
+    """Return the CA of a folder; made, for us alone, if there is none."""
     path = os.path.join(folder, KEY_NAME)
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -52,7 +52,7 @@ class InviteDecision:
 
 
 def server_nonce(ca: FleetCa, invite: str, nonce: str, now_s: float) -> str:
-    """Give our nonce for somebody who asks now."""
+    """Return our nonce for somebody who asks now."""
     return _nonce(ca, invite, nonce, int(now_s // SLOT_S))
 
 
@@ -103,7 +103,7 @@ def not_invited(invite: Invite | None, now_s: float) -> Forbidden:
 
 
 def request_digest(said: JoinFinish) -> str:
-    """Give what tells one attempt's words from any other's."""
+    """Return what tells one attempt's words from any other's."""
     return digest_value("stoker/join/request", said.model_dump(mode="json"))
 
 

@@ -43,7 +43,7 @@ def make_token_id() -> str:
 
 
 def token_digest(token: bytes) -> str:
-    """Give what is stored of a token: random words of 256 bits need no slow digest."""
+    """Return what is stored of a token: random words of 256 bits need no slow digest."""
     return hashlib.sha256(token).hexdigest()
 
 
@@ -67,7 +67,7 @@ class Invite:
     by: str = ""
 
     def is_live(self, now_s: float) -> bool:
-        """Say whether somebody may still use it."""
+        """Return whether somebody may still use it."""
         return self.used_s is None and bool(self.key) and now_s < self.expires_s
 
 
@@ -86,7 +86,7 @@ class ApiTokenRecord:
     by: str = ""
 
     def is_live(self, now_s: float) -> bool:
-        """Say whether it opens anything."""
+        """Return whether it opens anything."""
         return self.revoked_s is None and (self.expires_s is None or now_s < self.expires_s)
 
 
@@ -102,7 +102,7 @@ class IssuedCertificate:
     why: str = ""
 
     def is_live(self, now_s: float) -> bool:
-        """Say whether it speaks for its machine."""
+        """Return whether it speaks for its machine."""
         return self.revoked_s is None and now_s < self.expires_s
 
 
@@ -117,7 +117,7 @@ class TrustState:
         """By their number; those that expired long ago are not among them."""
 
     def machine(self, serial: str, name: str, now_s: float) -> Principal:
-        """Give the machine that a certificate speaks for. The CA's signature was verified before."""
+        """Return the machine that a certificate speaks for. The CA's signature was verified before."""
         found = self.certificates.get(serial)
         if found is None or not name or found.name != name:
             hint = "it may be from before the database was restored: join again with a new invitation"
@@ -131,7 +131,7 @@ class TrustState:
         return Principal(name=name, role=Role.WORKER)
 
     def person(self, token: bytes, now_s: float) -> ApiTokenRecord | None:
-        """Give the token that somebody has shown, if it is a live one."""
+        """Return the token that somebody has shown, if it is a live one."""
         digest = token_digest(token)
         found = self.tokens.get(digest)
         if found is None or not hmac.compare_digest(found.sha256, digest) or not found.is_live(now_s):
@@ -139,15 +139,15 @@ class TrustState:
         return found
 
     def certificates_of(self, machine: str, now_s: float) -> list[IssuedCertificate]:
-        """Give a machine's certificates that are live."""
+        """Return a machine's certificates that are live."""
         return [one for one in self.certificates.values() if one.name == machine and one.is_live(now_s)]
 
     def tokens_of(self, name: str, now_s: float) -> list[ApiTokenRecord]:
-        """Give the live tokens of a name."""
+        """Return the live tokens of a name."""
         return [one for one in self.tokens.values() if one.name == name and one.is_live(now_s)]
 
     def token_by_id(self, id: str) -> ApiTokenRecord | None:
-        """Give a token by its id."""
+        """Return a token by its id."""
         return next((one for one in self.tokens.values() if one.id == id), None)
 
 

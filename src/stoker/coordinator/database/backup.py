@@ -116,7 +116,7 @@ class Backup:
         self.head = self._read_head()
 
     def tables(self) -> Iterator[tuple[Table, Iterator[list[dict[str, Any]]]]]:
-        """Give each table with its rows, some at a time; ends with an error if anything is not as it was written."""
+        """Return each table with its rows, some at a time; ends with an error if anything is not as it was written."""
         known = {table.name: table for table in TABLES}
         line = self._line()
         done = 0
@@ -206,7 +206,7 @@ def table_digests(connection: Connection) -> dict[str, tuple[int, str]]:
 
 
 def _rows(connection: Connection, table: Table) -> Iterator[list[list[Any]]]:
-    """Give a table's rows in the order of its key, some at a time, never all at once."""
+    """Return a table's rows in the order of its key, some at a time, never all at once."""
     found = connection.execution_options(yield_per=_TOGETHER).execute(_in_order(connection, table))
     for rows in found.partitions():
         yield [list(row) for row in rows]
@@ -258,7 +258,7 @@ def refuse_if_used(database: Database, connection: WriterConnection) -> None:
 
 
 def generation_of(database: Database, connection: WriterConnection) -> int:
-    """Give the generation that a database is at."""
+    """Return the generation that a database is at."""
     asked = PreparedStatement(select(META.c.value).where(META.c.key == "generation"), database.dialect)
     rows = connection.read(asked)
     return int(rows[0][0]) if rows else 0
@@ -334,7 +334,7 @@ def restore(
 
 
 def next_generation(highest: int, now_s: float) -> int:
-    """Give a generation that no restore has given before, also not one of the same backup that is forgotten since.
+    """Return a generation that no restore has given before, also not one of the same backup that is forgotten since.
 
     Counting up alone would not do: a backup restored twice would be under the same generation twice.
     """

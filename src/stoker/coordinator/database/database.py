@@ -72,7 +72,7 @@ _HINTS = (
 
 
 def trouble(shown: str, error: BaseException) -> DatabaseTrouble:
-    """Say what a database's exception means; `shown` names the database, without secrets."""
+    """Return what a database's exception means; `shown` names the database, without secrets."""
     cause = getattr(error, "orig", None) or error
     text = one_line(str(cause) or type(cause).__name__, _LONGEST_CHARS)
     lowered = text.lower()
@@ -131,7 +131,7 @@ class PreparedStatement:
         return tuple(row[name] for name in self.names)
 
     def many(self, rows: Iterable[Mapping[str, Any]]) -> str:
-        """Give rows as `many_text` takes them. Made in C, it costs less than half of a list per parameter."""
+        """Return rows as `many_text` takes them. Made in C, it costs less than half of a list per parameter."""
         keys, values = self._keys, self.values
         return json.dumps([dict(zip(keys, values(row), strict=True)) for row in rows], separators=(",", ":"))
 
@@ -161,7 +161,7 @@ _PARAMETER = re.compile(r"%s(::\w+)?")
 
 
 def one_of(column: ColumnElement[Any], name: str, dialect: Dialect) -> ColumnElement[bool]:
-    """Say that a column has one of the values of a list, however long: one parameter, `WriterConnection.many`."""
+    """Return the condition that a column has one of many values: one parameter, `WriterConnection.many`."""
     if dialect.name == "sqlite":
         return column.in_(select(func.json_each(bindparam(name)).table_valued("value").c.value))
     kind = BigInteger() if isinstance(column.type, BigInteger) else String()
@@ -224,16 +224,16 @@ class WriterConnection:
             return [int(cursor.rowcount) for cursor in cursors]
 
     def read(self, statement: PreparedStatement, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Give the rows that a query finds."""
+        """Return the rows that a query finds."""
         return self.rows_of(statement.text, statement.values(parameters))
 
     def rows_of(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Give the rows that a query finds, in the driver's own words."""
+        """Return the rows that a query finds, in the driver's own words."""
         with self._translated():
             return list(self._cursor.execute(text, parameters).fetchall())
 
     def many(self, values: Sequence[Any]) -> Any:
-        """Give a list as a parameter of `one_of`."""
+        """Return a list as a parameter of `one_of`."""
         return jsontext.dumps(list(values)) if self._is_sqlite else list(values)
 
     def commit(self) -> None:
@@ -517,7 +517,7 @@ def _begin_immediate(connection: sqlalchemy.Connection) -> None:
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[Connection]:
-    """Give a connection that sees what was committed when it first read, for as long as the block lasts."""
+    """Return a connection that sees what was committed when it first read, for as long as the block lasts."""
     with translated(database.shown), database.readers.connect() as connection:
         if database.kind is DatabaseKind.SQLITE:
             connection.exec_driver_sql("BEGIN")
@@ -532,7 +532,7 @@ def snapshot(database: Database) -> Iterator[Connection]:
 
 
 def marked(data: bytes) -> str:
-    """Give text, with a mark in place of each byte that is none."""
+    """Return text, with a mark in place of each byte that is none."""
     return data.decode(errors="replace")
 
 

@@ -74,7 +74,7 @@ Row = dict[str, Any]
 
 
 def check_values(connection: Connection) -> Iterator[Violation]:
-    """Give every value of every table that can't be what was written there."""
+    """Return every value of every table that can't be what was written there."""
     for table in TABLES:
         checks = [(column.name, _check_of(table, column)) for column in table.columns]
         for row in _raw(connection, table):
@@ -91,7 +91,7 @@ def check_values(connection: Connection) -> Iterator[Violation]:
 
 
 def _raw(connection: Connection, table: Table) -> Iterator[Row]:
-    """Give rows as they lie there: of SQLite, text as its bytes."""
+    """Return rows as they lie there: of SQLite, text as its bytes."""
     statement = str(select(table).compile(dialect=connection.dialect))
     names = table.columns.keys()
     pages = connection.exec_driver_sql(statement, execution_options={"yield_per": _TOGETHER}).partitions()
@@ -106,7 +106,7 @@ def _raw(connection: Connection, table: Table) -> Iterator[Row]:
 
 
 def _check_of(table: Table, column: Column[Any]) -> Callable[[Any], str]:
-    """Give what says what is wrong with a value of a column; nothing if nothing is."""
+    """Return what says what is wrong with a value of a column; nothing if nothing is."""
     inner = _INNER.get(type(column.type), _text_check)(f"{table.name}.{column.name}", column)
 
     def check(value: Any) -> str:
@@ -209,7 +209,7 @@ def check_database(
     has_object: HasObject | None = None,
     progress: Progress = no_progress,
 ) -> Iterator[Violation]:
-    """Give every fault as it is found. Without `has_object` nobody looks for the bytes of results."""
+    """Return every fault as it is found. Without `has_object` nobody looks for the bytes of results."""
     with snapshot(database) as connection:
         yield from check_rows(connection, budgets=budgets, has_object=has_object, progress=progress)
 
@@ -223,7 +223,7 @@ def check_rows(
     behind: int = 0,
     is_quick: bool = False,
 ) -> Iterator[Violation]:
-    """Give every fault of what a connection sees; of jobs behind a number, where one is given.
+    """Return every fault of what a connection sees; of jobs behind a number, where one is given.
 
     If `is_quick`, what reads the whole file or the whole journal is left out.
     """
@@ -245,7 +245,7 @@ def check_rows(
 
 
 def histories(connection: Connection, *, progress: Progress = no_progress, behind: int = 0) -> Iterator[JobHistory]:
-    """Give the whole history of every job behind a number, in their order."""
+    """Return the whole history of every job behind a number, in their order."""
     total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
     told_from_s = float(connection.scalar(select(META.c.value).where(META.c.key == EVENTS_FROM_S)) or 0.0)
     done, last = 0, behind

@@ -279,7 +279,7 @@ class JobHistory:
 def check_job(
     history: JobHistory, *, budgets: Budgets | None = None, has_object: HasObject | None = None
 ) -> tuple[Violation, ...]:
-    """Give every promise that was broken for one job. Without `has_object` nobody looks for bytes."""
+    """Return every promise that was broken for one job. Without `has_object` nobody looks for bytes."""
     return _Checking(history, budgets or Budgets(), has_object).violations()
 
 
@@ -440,7 +440,7 @@ class _Checking:
 
 
 def _untold(history: JobHistory) -> DroppedHistoryState | None:
-    """Give where a job stood when its events until then were dropped; nothing if they were not.
+    """Return where a job stood when its events until then were dropped; nothing if they were not.
 
     They go all together, and only once the job has ended. So what is left begins with what happened to an ended job.
     """

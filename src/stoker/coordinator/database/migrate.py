@@ -20,7 +20,7 @@ _FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
 
 
 def version_of(connection: Connection) -> str:
-    """Say which step a database stands at; empty if nothing is there yet."""
+    """Return which step a database stands at; empty if nothing is there yet."""
     if not inspect(connection).has_table("alembic_version"):
         return ""
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar() or ""

@@ -149,7 +149,7 @@ def case_of_order(order: JobSpec, *, now_s: float, ahead: int | None = None) -> 
 
 
 def data_row(inputs: Sequence[InputBody], machine: str, held: MachineInventory | None) -> dict[str, Any]:
-    """Say how a job's data stands on a machine; nothing if it reads none, or nobody knows."""
+    """Return how a job's data stands on a machine; nothing if it reads none, or nobody knows."""
     if not inputs or held is None:
         return {}
     lacks = [one for one in inputs if not _is_there(one, machine, held)]
@@ -165,7 +165,7 @@ def data_row(inputs: Sequence[InputBody], machine: str, held: MachineInventory |
 
 
 def first_copies(row: dict[str, Any]) -> str:
-    """Say what a machine has to copy before it can start, as the end of a sentence; empty: nothing."""
+    """Return what a machine has to copy before it can start, as the end of a sentence; empty: nothing."""
     return f", and {row['text']} first" if row.get("missing_bytes") else ""
 
 
@@ -195,7 +195,7 @@ class EnvironmentViews:
         self._offers: dict[str, Sequence[NodeOffer]] = {}
 
     def of(self, case: JobExplainContext) -> dict[str, MachineEnvironmentStatus]:
-        """Give by machine how a job's environment stands there; nothing if it has none."""
+        """Return by machine how a job's environment stands there; nothing if it has none."""
         digest = case.wanted.environment
         if not digest or not case.environment:
             return {}
@@ -205,7 +205,7 @@ class EnvironmentViews:
         return self._known[digest]
 
     def offers(self, case: JobExplainContext) -> Sequence[NodeOffer]:
-        """Give all machines, with those that can't have the job's environment denying it."""
+        """Return all machines, with those that can't have the job's environment denying it."""
         found = self.of(case)
         if not any(one.standing is EnvironmentStatus.IMPOSSIBLE for one in found.values()):
             return self._fleet.offers
@@ -216,7 +216,7 @@ class EnvironmentViews:
 
 
 def first_builds(outlook: MachineEnvironmentStatus | None) -> str:
-    """Say what a machine has to do before it can start, as the end of a sentence; empty: nothing."""
+    """Return what a machine has to do before it can start, as the end of a sentence; empty: nothing."""
     if outlook is None or outlook.standing is not EnvironmentStatus.BUILDS:
         return ""
     about = f" (about {format_duration(outlook.about_s)})" if outlook.about_s is not None else ""
@@ -248,7 +248,7 @@ class SharedProcessPeers:
     base: str = ""
 
     def words(self) -> str:
-        """Give it as the end of a sentence; nothing if nobody is there."""
+        """Return it as the end of a sentence; nothing if nobody is there."""
         if not self.jobs:
             return ""
         more = len(self.jobs) - _MOST_NAMED
@@ -309,7 +309,7 @@ _PROGRAM = "command"
 
 
 def pinned_fleet(fleet: Fleet, accepts: Mapping[str, Sequence[str]], orders: Iterable[JobSpec]) -> Fleet:
-    """Give the fleet as it is once its machines have said which code of these orders they do not run."""
+    """Return the fleet as it is once its machines have said which code of these orders they do not run."""
     if not accepts:
         return fleet
     codes = {code_of(one) for one in orders if one.recipe == _PROGRAM}
@@ -321,7 +321,7 @@ def pinned_fleet(fleet: Fleet, accepts: Mapping[str, Sequence[str]], orders: Ite
 
 
 def pinned_case(case: JobExplainContext, accepts: Mapping[str, Sequence[str]], order: JobSpec) -> JobExplainContext:
-    """Give a job with the word for its code, where some machine asks about that."""
+    """Return a job with the word for its code, where some machine asks about that."""
     if not accepts or order.recipe != _PROGRAM:
         return case
     return changed(case, wanted=changed(case.wanted, code=code_word(*code_of(order))))

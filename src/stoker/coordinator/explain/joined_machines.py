@@ -73,7 +73,7 @@ def joined(
     policy: HostPolicy | None = None,
     limits: WorkerLimits | None = None,
 ) -> AgreedOffer:
-    """Give what a machine offers by everybody who has a say: also what a manifest says, and slots as it was asked."""
+    """Return what a machine offers by everybody who has a say: also what a manifest says, and slots as it was asked."""
     limits = limits or WorkerLimits()
     if slots is not None:
         limits = changed(limits, slots=min(slots, limits.slots or slots))
@@ -100,7 +100,7 @@ def with_closed(
 def join(
     name: str, capability: Capability, node: Node | None = None, *, limits: WorkerLimits | None = None
 ) -> AgreedOffer:
-    """Give what a machine offers, idle, and where its declaration and the machine disagree.
+    """Return what a machine offers, idle, and where its declaration and the machine disagree.
 
     RAM that was available when it joined is left out: what is available is measured with every claim.
     """

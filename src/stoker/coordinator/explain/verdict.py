@@ -110,7 +110,7 @@ class Explainer:
         return self._environments.offers(case)
 
     def may_ever(self, wanted: SchedulableJob) -> bool:
-        """Say whether any machine that is known, here or away, could take such a job at its best."""
+        """Return whether any machine that is known, here or away, could take such a job at its best."""
         shape = shape_of(wanted, listed=self._listed)
         known = self._possible.get(shape)
         if known is None:
@@ -123,7 +123,7 @@ class Explainer:
         return choose(shape, self._groups.at_best(offer)) is not None
 
     def _returning(self, wanted: SchedulableJob) -> dict[str, str]:
-        """Give the machines that are away and could take it, were they back; of one nobody knows about, it may be."""
+        """Return the machines that are away and could take it, were they back; of one nobody knows about, it may be."""
         shape = shape_of(wanted, listed=self._listed)
         unheard = {offer.node: "not heard of since the coordinator started" for offer in self._fleet.away}
         return {
@@ -133,7 +133,7 @@ class Explainer:
         }
 
     def _never(self, wanted: SchedulableJob, told: Explanation) -> str:
-        """Say why no machine could take it; where none is here, by what those have that are away."""
+        """Return why no machine could take it; where none is here, by what those have that are away."""
         if self._fleet.offers or not self._fleet.away:
             return told.never
         return why_never(shape_of(wanted, listed=self._listed), [*self._away.values()])
@@ -314,7 +314,7 @@ def _declined_text(one: MachineDecline, now_s: float) -> str:
 def _changes(
     case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, returning: Mapping[str, str]
 ) -> Iterator[str]:
-    """Give what would let it start, the nearest first."""
+    """Return what would let it start, the nearest first."""
     if case.after or case.not_before_s > now_s:
         yield from (_of_prerequisite(before, now_s) for before in case.after)
         return

@@ -111,7 +111,7 @@ class Gatherer:
         self._has_device_failures = False
 
     def gather(self) -> FleetHealthFacts:
-        """Give what is known now."""
+        """Return what is known now."""
         now_s = self._clock.wall_s()
         self._read_on()
         self._has_device_failures = False

@@ -54,7 +54,7 @@ _DEVICE_LIKE = re.compile(
 
 
 def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[Place, str]:
-    """Give the devices that should be given nothing more, each with the reason; `endings` are oldest first."""
+    """Return the devices that should be given nothing more, each with the reason; `endings` are oldest first."""
     failed: dict[Place, list[AttemptHealthFacts]] = {}
     for one in endings:
         if len(one.devices) == 1:
@@ -119,7 +119,7 @@ def _is_of_size(ending: AttemptHealthFacts) -> bool:
 
 
 def _sign(ending: AttemptHealthFacts) -> str:
-    """Give what failures that are alike have in common."""
+    """Return what failures that are alike have in common."""
     return f"{ending.cause}: {ending.message.partition(chr(10))[0][:_SIGN_CHARS]}"
 
 
@@ -141,7 +141,7 @@ _BAD = frozenset({"failed", "declined"})
 
 
 def symptoms_of(facts: FleetHealthFacts) -> list[Symptom]:
-    """Say everything that is wrong: machine by machine, and then of devices."""
+    """Return everything that is wrong: machine by machine, and then of devices."""
     gone = {machine.name for machine in facts.machines if facts.now_s - machine.last_seen_s > KNOWN_S}
     among = _Among(facts)
     found: list[Symptom] = []
@@ -153,7 +153,7 @@ def symptoms_of(facts: FleetHealthFacts) -> list[Symptom]:
 
 
 def failing_devices(facts: FleetHealthFacts) -> list[Symptom]:
-    """Say which devices of known machines are at fault."""
+    """Return which devices of known machines are at fault."""
     known = {machine.name for machine in facts.machines}
     return [
         Symptom(
@@ -354,6 +354,6 @@ class HealthWatch(BackgroundThread):
 
 
 def to_cordon(facts: FleetHealthFacts, found: list[Symptom]) -> list[Symptom]:
-    """Say which failing devices are still given work."""
+    """Return which failing devices are still given work."""
     closed = {machine.name: machine.closed_devices for machine in facts.machines}
     return [one for one in found if one.ailment is SymptomKind.FAILING and one.device not in closed[one.machine]]

@@ -96,7 +96,7 @@ _COMPILED = tuple(
 
 
 def need_of(method: str, path: str) -> Need:
-    """Say what a request needs."""
+    """Return what a request needs."""
     for methods, pattern, need in _COMPILED:
         if method in methods and pattern.fullmatch(path):
             return need
@@ -166,7 +166,7 @@ class Rules:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a listening address can only be reached from this machine."""
+    """Return whether a listening address can only be reached from this machine."""
     text = host.strip("[]")
     if text.lower() == "localhost":
         return True
@@ -205,12 +205,12 @@ class Access:
         self._wrong_tokens = RateLimiter(_WRONG_TOKENS)
 
     def judge_worker(self, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
-        """Give the worker that speaks on a route of workers alone, or refuse with the reason."""
+        """Return the worker that speaks on a route of workers alone, or refuse with the reason."""
         self._judge_head(headers, peer, is_read=False)
         return LOCAL_WORKER if peer.is_own_user else self._machine(peer)
 
     def judge(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer = UNKNOWN) -> Principal:
-        """Give who asks, if they may, or refuse with the reason."""
+        """Return who asks, if they may, or refuse with the reason."""
         is_read = method in _READS
         need = need_of(method, path)
         self._judge_head(headers, peer, is_read=is_read, is_any_version=need.is_any_version)
@@ -305,7 +305,7 @@ class Access:
 
 
 def shown_token(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Give the token that a request shows, in either way."""
+    """Return the token that a request shows, in either way."""
     given = headers.get(_TOKEN)
     if given is not None:
         return given

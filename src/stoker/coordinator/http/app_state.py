@@ -71,7 +71,7 @@ class QueueBridge:
         self._queue.post(command, lambda answer: self._bring(asked, answer))
 
     async def ask(self, command: Command) -> Any:
-        """Give the queue's answer, or raise its refusal."""
+        """Return the queue's answer, or raise its refusal."""
         future = self._loop.create_future()
         self.post(command, _settling(future))
         return await future
@@ -334,7 +334,7 @@ class FleetFigures:
         self._office = office
 
     def text(self) -> bytes:
-        """Give them as Prometheus reads them. Reads the database, so it blocks."""
+        """Return them as Prometheus reads them. Reads the database, so it blocks."""
         office, page = self._office, MetricsPage()
         counter = office.counter
         page.by("stoker_jobs", "gauge", "Jobs by state.", "state", office.reader.counts())

@@ -53,7 +53,7 @@ class ExecStream:
         return self.end
 
     def give(self, offset: int, most_bytes: int) -> list[tuple[int, bytes]]:
-        """Give what comes from an offset on; what is before it goes."""
+        """Return what comes from an offset on; what is before it goes."""
         if not self.heard <= offset <= self.end:
             raise BadInput(f"there is nothing at {offset}: from {self.heard} to {self.end} there is", offset=self.heard)
         while self._pieces and self.heard < offset:
@@ -187,7 +187,7 @@ class ExecSessions:
         return session
 
     def of_operator(self, id: str, person: str) -> ExecSessionState:
-        """Give the session that an operator means, if it is its own."""
+        """Return the session that an operator means, if it is its own."""
         found = self._sessions.get(id)
         if found is None or found.opened.person != person:
             raise NotFound("there is no such session", hint="it ended, or the coordinator was restarted: begin anew")
@@ -195,7 +195,7 @@ class ExecSessions:
         return found
 
     def of_worker(self, id: str, token: AttemptToken, machine: str) -> ExecSessionState:
-        """Give the session that a worker speaks for. Raises `StaleLease` unless its lease is the worker's own now."""
+        """Return the session that a worker speaks for. Raises `StaleLease` unless its lease is the worker's own now."""
         found = self._sessions.get(id)
         if found is None or found.call.token() != token or machine not in ("", found.opened.machine):
             raise NotFound("there is no such session", hint="end its command")
@@ -215,7 +215,7 @@ class ExecSessions:
         return end
 
     async def listen(self, session: ExecSessionState, said: ExecListen) -> ExecInput:
-        """Give what a command is to read, or what else has happened, once there is something."""
+        """Return what a command is to read, or what else has happened, once there is something."""
         offset, inward = said.offset, session.inward
         inward.give(offset, 0)
         session.wake()
@@ -248,7 +248,7 @@ class ExecSessions:
         return end
 
     async def read(self, session: ExecSessionState, offset: int, wait_s: float) -> ExecOutput:
-        """Give what a command wrote, once there is something, or how it ended once everything was read."""
+        """Return what a command wrote, once there is something, or how it ended once everything was read."""
         outward = session.outward
         outward.give(offset, 0)
         session.wake()

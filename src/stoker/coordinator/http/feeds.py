@@ -75,7 +75,7 @@ class EventFeed:
             self._listeners -= 1
 
     async def after(self, place: int, wait_s: float) -> tuple[int, bytes] | None:
-        """Give what follows a place, as a piece of a stream, and the place behind it; nothing if it is over.
+        """Return what follows a place, as a piece of a stream, and the place behind it; nothing if it is over.
 
         An empty piece: there was nothing for so long.
         """
@@ -128,7 +128,7 @@ class EventFeed:
 
 
 def event_text(event: dict[str, Any]) -> bytes:
-    """Give an event as a stream of events has it."""
+    """Return an event as a stream of events has it."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["seq"], str(event["kind"]).encode(), json_bytes(event))
 
 
@@ -153,7 +153,7 @@ class Histogram:
         self._sum += value
 
     def lines(self, name: str) -> Iterable[str]:
-        """Give it as Prometheus reads it."""
+        """Return it as Prometheus reads it."""
         total = 0
         for bound, count in zip(self._bounds, self._counts, strict=False):
             total += count

@@ -109,7 +109,7 @@ class FileRoutes:
         return answer(FileOffset(offset=size_bytes))
 
     async def list(self, ref: Ref, who: Who, attempt: Number | None = None) -> Response:
-        """Give what is mirrored of a job's attempt, by default its last. A machine sees its own attempts alone."""
+        """Return what is mirrored of a job's attempt, by default its last. A machine sees its own attempts alone."""
         job, number, is_over = await self._attempt(ref, attempt, machine=who.name if who.role is Role.WORKER else "")
         kept = await self._office.keep(self._office.keeping.files, job, number)
         files = tuple(FileView(path=file.path, size_bytes=file.size_bytes) for file in kept)
@@ -124,7 +124,7 @@ class FileRoutes:
         limit: Annotated[int, Query(ge=1, le=MOST_FILE_BYTES)] = MOST_FILE_BYTES,
         wait_s: Wait = 0.0,
     ) -> Response:
-        """Give bytes of a mirrored file; at its end, wait for more while the attempt runs."""
+        """Return bytes of a mirrored file; at its end, wait for more while the attempt runs."""
         office = self._office
         job, number, is_over = await self._attempt(ref, attempt)
         place = (job, number, path)
@@ -166,7 +166,7 @@ class FileRoutes:
         return answer(UploadResponse(id=upload, offset=found.size_bytes, is_known=True))
 
     async def object(self, request: Request, sha256: str) -> Response:
-        """Give an object's bytes, or a range of them."""
+        """Return an object's bytes, or a range of them."""
         office = self._office
         size_bytes = await office.keep(office.keeping.has_archive, sha256)
         if size_bytes is None:
@@ -221,7 +221,7 @@ class FileRoutes:
         return data, max(size_bytes or 0, offset + len(data) if data else 0)
 
     async def _attempt(self, ref: str, attempt: int | None, *, machine: str = "") -> tuple[str, int, bool]:
-        """Give a job's id, the attempt that is meant, and whether it is over."""
+        """Return a job's id, the attempt that is meant, and whether it is over."""
         office = self._office
         found = await office.read(office.reader.find, ref)
         tries = await office.read(office.reader.attempts_of, found.id)
@@ -252,7 +252,7 @@ class RetentionRoutes:
         self.router.add_api_route("/v1/prune", self.prune, methods=["POST"], response_model=PruneView)
 
     async def prune(self, asked: PruneRequest, who: Who) -> Response:
-        """Say which results and logs would go, and let them go if that is wanted."""
+        """Return which results and logs would go, and let them go if that is wanted."""
         return answer(await self._office.keep(self._prune, asked, recorded(who, asked.by)))
 
     def _prune(self, asked: PruneRequest, by: str) -> PruneView:
@@ -268,7 +268,7 @@ class RetentionRoutes:
 
 
 def view_of(outlook: CoordinatorPrunePlan, done: CoordinatorPruneResult | None) -> PruneView:
-    """Give what would go or, if it was carried out, what went."""
+    """Return what would go or, if it was carried out, what went."""
     removals = outlook.results.removals
     if done is not None:
         removals = tuple(removal for removal in removals if removal.row.id in done.marked)
@@ -367,7 +367,7 @@ class ExecRoutes:
         return answer(FileOffset(offset=self._desk.send(one, offset, data, is_eof=bool(eof))))
 
     async def read(self, session: str, who: Who, offset: Offset = 0, wait_s: Wait = 0.0) -> Response:
-        """Give what the command wrote, and in the end how it ended."""
+        """Return what the command wrote, and in the end how it ended."""
         one = self._desk.of_operator(session, who.name)
         return answer(await self._desk.read(one, offset, wait_s))
 

@@ -77,7 +77,7 @@ class MachineRoutes:
         return answer(MachineList(machines=await self._office.read(self._office.views.machines, "")))
 
     async def one(self, name: MachineName) -> Response:
-        """Give one machine."""
+        """Return one machine."""
         office = self._office
         found = await office.read(office.views.machines, name)
         if not found:
@@ -87,11 +87,11 @@ class MachineRoutes:
         return answer(found[0])
 
     async def drain(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Give a machine no more work; what runs there finishes."""
+        """Return a machine no more work; what runs there finishes."""
         return await self._close(name, MachineCloseMode.DRAIN, asked, who)
 
     async def cordon(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Give a machine, or some of its devices, no more work: it is mistrusted."""
+        """Return a machine, or some of its devices, no more work: it is mistrusted."""
         return await self._close(name, MachineCloseMode.CORDON, asked, who)
 
     async def pause(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
@@ -119,7 +119,7 @@ class MachineRoutes:
         return done(changed(did, notes=(*did.notes, *await self._unknown_devices(name, asked.devices))))
 
     async def _unknown_devices(self, machine: str, devices: tuple[str, ...]) -> tuple[str, ...]:
-        """Say which devices the machine does not report now: one that fell off the bus, or one that was misspelt."""
+        """Return which devices the machine does not report now: one that fell off the bus, or one that was misspelt."""
         if not devices:
             return ()
         office = self._office
@@ -155,7 +155,7 @@ class FleetRoutes:
         add("/v1/reload", self.reload, methods=["POST"], response_model=DoneView)
 
     async def status(self) -> Response:
-        """Give the whole fleet in one look."""
+        """Return the whole fleet in one look."""
         office = self._office
         return answer(await office.read(fleet_status, office))
 
@@ -165,7 +165,7 @@ class FleetRoutes:
         return await self._office.foresee(lambda: answer(self._office.views.schedule()))
 
     async def health(self) -> Response:
-        """Say whether the database answers, and takes what is written."""
+        """Return whether the database answers, and takes what is written."""
         office = self._office
         if (trouble := office.queue.trouble()) is not None:
             raise trouble
@@ -192,7 +192,7 @@ class FleetRoutes:
         return StreamingResponse(_stream(office.feed, place, still), headers=HEADERS, media_type="text/event-stream")
 
     async def metrics(self) -> Response:
-        """Give figures as Prometheus reads them."""
+        """Return figures as Prometheus reads them."""
         return raw(await self._office.read(self._figures.text), CONTENT_TYPE)
 
     async def reload(self, who: Who, *, dry_run: Annotated[bool, Query()] = False) -> Response:
@@ -221,7 +221,7 @@ async def _stream(feed: EventFeed, place: int, may_still: Callable[[], bool]) ->
 
 
 def fleet_status(office: ServiceContext) -> FleetStatus:
-    """Give the whole fleet in one look."""
+    """Return the whole fleet in one look."""
     pace, about = office.queue.pace(), office.about
     return FleetStatus(
         version=about.version,

@@ -368,12 +368,12 @@ def most_bytes(method: str, path: str) -> int:
 
 
 def is_spooled(method: str, path: str) -> bool:
-    """Say whether a body goes to disk as it comes, so that little of it is ever in memory."""
+    """Return whether a body goes to disk as it comes, so that little of it is ever in memory."""
     return path == "/v1/jobs" or path.startswith("/v1/model/") or (method == "PUT" and path.startswith("/v1/trees/"))
 
 
 def path_of(raw_path: bytes) -> str:
-    """Give a path as routes are found by it: what was written as %2F parts nothing."""
+    """Return a path as routes are found by it: what was written as %2F parts nothing."""
     text = raw_path.decode("latin-1")
     if "%" not in text:
         return text

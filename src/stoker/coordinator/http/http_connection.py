@@ -452,7 +452,7 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         return is_late or self._is_below_rate(now_s)
 
     def _is_below_rate(self, now_s: float) -> bool:
-        """Say whether less of a body came in the last window than has to; of one that is over, begin the next."""
+        """Return whether less of a body came in the last window than has to; of one that is over, begin the next."""
         window_s = now_s - self._window_s
         if window_s < self.patience.rate_window_s:
             return False

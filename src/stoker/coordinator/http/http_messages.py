@@ -71,7 +71,7 @@ class HttpError:
 
 
 def told(error: StokerError, status: int = 0) -> HttpError:
-    """Say how an error is told; whoever knows better gives the status."""
+    """Return how an error is told; whoever knows better gives the status."""
     status = status or next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if status in {429, 503}:
@@ -114,7 +114,7 @@ async def say_error(send: Send, error: BaseException) -> None:
 
 
 def known(error: BaseException) -> HttpError:
-    """Give an exception as what is told of it."""
+    """Return an exception as what is told of it."""
     if isinstance(error, Refusal):
         return error.told
     if isinstance(error, StokerError):
@@ -134,7 +134,7 @@ class Refusal(Exception):
 
 
 def json_bytes(value: object) -> bytes:
-    """Give a plain value as JSON."""
+    """Return a plain value as JSON."""
     return jsontext.dumps(value).encode()
 
 
@@ -160,7 +160,7 @@ class Gone(Exception):
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Give a request's headers by name; of one that is repeated the last."""
+    """Return a request's headers by name; of one that is repeated the last."""
     return dict(scope["headers"])
 
 
@@ -187,7 +187,7 @@ async def body_pieces(receive: Receive, headers: dict[bytes, bytes], limit_bytes
 
 
 def judge_length(headers: dict[bytes, bytes], limit_bytes: int) -> int | None:
-    """Give how long a body says it is; `TooLarge` if that is too much."""
+    """Return how long a body says it is; `TooLarge` if that is too much."""
     said = headers.get(b"content-length")
     if said is None:
         return None
@@ -206,7 +206,7 @@ def announced_bytes(headers: dict[bytes, bytes], limit_bytes: int) -> int:
 
 
 def too_large(limit_bytes: int) -> TooLarge:
-    """Give the refusal of a body."""
+    """Return the refusal of a body."""
     size = format_size(limit_bytes)
     return TooLarge(f"the request is larger than {size}", hint="send less at once", limit_bytes=limit_bytes)
 
@@ -252,7 +252,7 @@ def faults_of(error: ValidationError, place: str = "") -> InvalidInput | BadInpu
 
 
 def faults(found: list[tuple[str, str]]) -> InvalidInput:
-    """Give one refusal for all faults, each with its place."""
+    """Return one refusal for all faults, each with its place."""
     listed = tuple(Fault(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
     first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
     return InvalidInput(f"the request can't be taken: {first}", faults=listed, count=len(found))
@@ -298,22 +298,22 @@ REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "de
 
 
 def answer(message: BaseModel) -> Response:
-    """Give a message as an answer."""
+    """Return a message as an answer."""
     return raw(to_json(message), "application/json")
 
 
 def raw(body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Give bytes as an answer."""
+    """Return bytes as an answer."""
     return Response(body, status, {**HEADERS, **(headers or {})}, media_type=kind)
 
 
 def done(what: QueueCommandResult) -> Response:
-    """Give what a command did as an answer."""
+    """Return what a command did as an answer."""
     return answer(DoneView(changed=what.changed, notes=what.notes, data=what.data))
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Say in the document that a route reads such a message by itself."""
+    """Return in the document that a route reads such a message by itself."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

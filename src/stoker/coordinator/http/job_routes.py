@@ -130,7 +130,7 @@ class CodeGate:
 
 
 def _again(submission: Submission) -> str:
-    """Give the command that submits the same again."""
+    """Return the command that submits the same again."""
     source = one_line(submission.source, _LONGEST_SOURCE)
     if source.startswith("stoker submit"):
         return source
@@ -240,7 +240,7 @@ class JobRoutes:
         )
 
     async def story(self, ref: Ref) -> Response:
-        """Give everything about one job."""
+        """Return everything about one job."""
         return answer(await self._office.read(self._office.reader.story, ref))
 
     async def explain(self, ref: Ref) -> Response:
@@ -250,12 +250,12 @@ class JobRoutes:
     async def events(
         self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100
     ) -> Response:
-        """Give a page of one job's events, oldest first."""
+        """Return a page of one job's events, oldest first."""
         events = await self._office.read(self._office.reader.events, after, limit, ref)
         return answer(EventPage(events=events, next=events[-1]["seq"] if events else after))
 
     async def cancel(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
-        """Say that a job is no longer wanted, or by a sweep's bare name none of its points."""
+        """Cancel a job, or by a sweep's bare name all of its points."""
         jobs = tuple(one.id for one in await self._all(ref))
         return done(
             await self._office.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
@@ -290,7 +290,7 @@ class JobRoutes:
         return done(await self._office.ask(PinJobs(jobs=(job,), is_pinned=False, by=recorded(who, _by(asked)))))
 
     async def cancel_many(self, who: Who, asked: JobsRequest) -> Response:
-        """Say that jobs are no longer wanted; those that have ended stay as they are."""
+        """Cancel jobs; those that have ended stay as they are."""
         return done(
             await self._office.ask(CancelJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
         )

@@ -73,7 +73,7 @@ class WaitingClaims:
         return self._changes, self._calls
 
     def holds(self, claim: Claim, granted: ClaimResponse) -> bool:
-        """Say whether a claim that was answered so goes on waiting."""
+        """Return whether a claim that was answered so goes on waiting."""
         return claim.wait_s > 0 and not self._is_closed and not (granted.grants or granted.orders or granted.execs)
 
     async def wait(self, claim: Claim, known: ClaimResponse, since: Mark, gone: Gone) -> ClaimResponse | None:
@@ -238,7 +238,7 @@ class Followers:
 
     @contextmanager
     def following(self, place: Place) -> Iterator[asyncio.Event]:
-        """Give what is set when the file grows from now on; look how long the file is inside the with-block."""
+        """Return what is set when the file grows from now on; look how long the file is inside the with-block."""
         grown, theirs = asyncio.Event(), self._waiting.setdefault(place, set())
         theirs.add(grown)
         try:

@@ -188,13 +188,13 @@ class EnrolmentRoutes:
         return answer(CertificateList(certificates=tuple(_certificate_view(one) for one in found)))
 
     async def live_certificates(self) -> Response:
-        """Give the numbers of machines' certificates that count now."""
+        """Return the numbers of machines' certificates that count now."""
         now_s = self._office.clock.wall_s()
         found = self._standing().certificates.values()
         return answer(LiveCertificates(serials=tuple(one.serial for one in found if one.is_live(now_s))))
 
     async def renew(self, asked: RenewCertificate, who: Who, request: Request) -> Response:
-        """Give a machine its next certificate, under the name of the one that it shows."""
+        """Return a machine its next certificate, under the name of the one that it shows."""
         enrolment, shown = self._opened(), _peer(request).certificate
         if shown is None:
             raise Forbidden("only a machine that shows its certificate gets the next one", hint="join with a code")

@@ -104,7 +104,7 @@ class RosterMachine:
 
 
 def machine_view(facts: RosterMachine, *, now_s: float, silent_s: float) -> MachineView:
-    """Give a machine; one that says nothing for longer than `silent_s` is silent."""
+    """Return a machine; one that says nothing for longer than `silent_s` is silent."""
     found = [device for device in facts.capability.get("devices", ()) if isinstance(device, dict)]
     slots = facts.offer.slots if facts.offer is not None else facts.slots or max(1, len(found))
     state = state_of(facts, slots, now_s=now_s, silent_s=silent_s)
@@ -137,7 +137,7 @@ def _environments(holdings: MachineInventory | None) -> dict[str, Any]:
 
 
 def state_of(facts: RosterMachine, slots: int, *, now_s: float, silent_s: float) -> MachineState:
-    """Say how a machine is."""
+    """Return how a machine is."""
     if facts.left_s is not None:
         return MachineState.LEFT
     quiet_s = now_s - facts.last_seen_s
@@ -520,7 +520,7 @@ class MachineHealth:
     version: str
 
     def of(self, name: str = "") -> tuple[MachineView, ...]:
-        """Give every machine, or the one of a name."""
+        """Return every machine, or the one of a name."""
         reader, now_s = self.queue.reader, self.clock.wall_s()
         symptoms: dict[str, list[SymptomView]] = defaultdict(list)
         for one in reader.symptoms(name):

@@ -28,7 +28,7 @@ class ReloadQueue(Protocol):
     """The queue, as far as it is needed here."""
 
     def ask(self, command: Command) -> Answer:
-        """Give the answer, or raise the refusal."""
+        """Return the answer, or raise the refusal."""
 
 
 class CoordinatorFiles:
@@ -120,12 +120,12 @@ def manifest_changes(submitted: SubmissionResponse) -> tuple[list[str], list[str
 
 
 def lines_of(done: DoneView) -> list[str]:
-    """Give what reading again did as lines for a log."""
+    """Return what reading again did as lines for a log."""
     return list(done.notes) or ["nothing has changed" if done.data.get("files", 1) else NOTHING_GIVEN]
 
 
 def trouble_of(error: StokerError) -> list[str]:
-    """Give why reading again changed nothing, as lines for a log."""
+    """Return why reading again changed nothing, as lines for a log."""
     faults = [str(fault) for fault in getattr(error, "faults", ())]
     return [f"{error} — everything stays as it was", *(faults if len(faults) > 1 else [])]
 

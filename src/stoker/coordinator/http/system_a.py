@@ -246,7 +246,7 @@ class SystemARoutes:
         return _plain({"workers": listed})
 
     async def cancel(self, ref: Ref, who: Who) -> Response:
-        """Say that a job is no longer wanted."""
+        """Cancel a job."""
         job, by = await self._meant(ref), recorded(who, "")
         return done(await self._office.ask(CancelJobs(jobs=(job,), by=by, only_of=changes_only(who))))
 

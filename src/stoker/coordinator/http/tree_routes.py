@@ -138,7 +138,7 @@ def choose_sources(
 
 
 def _leads_to(known: TreeAvailability, one: TreeFetcherMachine, asker: str) -> bool:
-    """Whether a machine gets its bytes, in the end, from the one that asks."""
+    """Return whether a machine gets its bytes, in the end, from the one that asks."""
     seen: set[str] = set()
     while one.takes_from and one.takes_from not in seen:
         if one.takes_from == asker:
@@ -206,14 +206,14 @@ class TreeLocator:
         self._machines.pop(worker, None)
 
     def answer(self, asked: SourcesRequest, here: Iterable[str]) -> SourcesResponse:
-        """Say where a worker gets trees from; `here` are those of them that the coordinator has."""
+        """Return where a worker gets trees from; `here` are those of them that the coordinator has."""
         with_us, failed = frozenset(here), frozenset(asked.failed)
         return SourcesResponse(
             trees=tuple(self._one(asked.worker, tree, tree in with_us, failed) for tree in asked.trees)
         )
 
     def holders(self, tree: str) -> tuple[TreeHolderMachine, ...]:
-        """Give the machines that have a tree whole and can be asked for it."""
+        """Return the machines that have a tree whole and can be asked for it."""
         since_s = self._clock.monotonic_s() - SILENT_S
         return tuple(
             TreeHolderMachine(machine=name, url=machine.url)
@@ -222,7 +222,7 @@ class TreeLocator:
         )
 
     def machines_with(self, tree: str) -> tuple[str, ...]:
-        """Give the machines that have a tree whole, whether or not others can get it from them."""
+        """Return the machines that have a tree whole, whether or not others can get it from them."""
         return tuple(sorted(name for name, machine in self._machines.items() if tree in machine.trees))
 
     def _one(self, worker: str, tree: str, is_here: bool, failed: frozenset[str]) -> TreeSources:  # noqa: FBT001
@@ -295,7 +295,7 @@ class ContentRoutes:
         add("/v1/sources", self.sources, methods=["POST"], response_model=SourcesResponse)
 
     async def want(self, tree: TreeDigest, asked: TreeRequest) -> Response:
-        """Say that jobs will need a tree: it is kept if it is here; if not, whether it may come."""
+        """Announce that jobs will need a tree: it is kept if it is here; if not, whether it may come."""
         found = await self._office.keep(self._contents.want, tree, files=asked.files, size_bytes=asked.size_bytes)
         held_by = self._sources.machines_with(tree)
         if found is None:
@@ -313,13 +313,13 @@ class ContentRoutes:
         return answer(view)
 
     async def listing(self, tree: TreeDigest) -> Response:
-        """Give a tree's listing: path, size, digest, executable bit and link of every file."""
+        """Return a tree's listing: path, size, digest, executable bit and link of every file."""
         length, stream = await self._office.keep(self._contents.open_listing, tree)
         headers = {**HEADERS, "content-length": str(length)}
         return StreamingResponse(self._office.pieces(stream), 200, headers, media_type="application/json")
 
     async def missing(self, asked: DigestsRequest) -> Response:
-        """Say which files are not here; those that are about to come are refused at once where they have no room."""
+        """Return which files are not here; those that are about to come are refused at once where they have no room."""
         lacking = await self._office.keep(self._contents.missing, asked.digests, asked.sizes)
         return answer(MissingDigests(digests=lacking))
 
@@ -330,13 +330,13 @@ class ContentRoutes:
         return answer(PackResponse(kept=kept, known=known))
 
     async def fetch(self, asked: DigestsRequest) -> Response:
-        """Give small files in the form in which they are taken; what is not here is left out."""
+        """Return small files in the form in which they are taken; what is not here is left out."""
         length, pieces = await self._office.keep(self._contents.frames, asked.digests)
         headers = {**HEADERS, "content-length": str(length)}
         return StreamingResponse(self._stream(pieces), 200, headers, media_type="application/octet-stream")
 
     async def sources(self, asked: SourcesRequest, who: Who) -> Response:
-        """Say where a worker gets trees from: whoever has them, or is further along; at last the coordinator."""
+        """Return where a worker gets trees from: whoever has them, or is further along; at last the coordinator."""
         asked = own(asked, who)
         here = frozenset([tree for tree in asked.trees if await self._office.keep(self._contents.has, tree)])
         return answer(self._sources.answer(asked, here))

@@ -86,10 +86,10 @@ class WorkerRouter(Protocol):
     """Who may ask what, without a framework."""
 
     def find(self, path: str) -> Route | None:
-        """Give what answers at a path."""
+        """Return what answers at a path."""
 
     def judge_worker(self, headers: dict[bytes, bytes], peer: Peer) -> Principal:
-        """Give the worker that asks, or refuse it with the reason."""
+        """Return the worker that asks, or refuse it with the reason."""
 
     @property
     def words(self) -> BodyMemoryBudget:
@@ -279,7 +279,7 @@ class WorkerRoutes:
         }
 
     def find(self, path: str) -> Route | None:
-        """Give what answers at a path; nothing if it is not one of these."""
+        """Return what answers at a path; nothing if it is not one of these."""
         found = self._whole.get(path)
         if found is not None or not path.startswith(_ATTEMPTS):
             return found
@@ -350,7 +350,7 @@ W = TypeVar("W", Hello, Claim, Renewal, SourcesRequest, MachineReport)
 
 
 def own(said: W, who: Principal) -> W:
-    """Give what a worker says in its own name, or refuse it: nobody speaks for another machine."""
+    """Return what a worker says in its own name, or refuse it: nobody speaks for another machine."""
     if who.name and said.worker != who.name:
         hint = "a machine speaks for itself: its name is the one in its certificate"
         raise Forbidden(f"this is {who.name}'s certificate, not {said.worker}'s", hint=hint, machine=who.name)

@@ -35,7 +35,7 @@ from stoker.scheduler.scheduler import Instead
 
 
 def order_for(live: LiveLease, machine: RegisteredMachine) -> LeaseInstruction | None:
-    """Say what a machine is to do with one of its leases, if it is to do anything."""
+    """Return what a machine is to do with one of its leases, if it is to do anything."""
     if live.is_cancelling:
         return LeaseInstruction(job=live.id, epoch=live.epoch, do=LeaseInstructionKind.CANCEL, why=live.cancel_why)
     if machine.row["closed"] == MachineCloseMode.PAUSE.value:
@@ -44,7 +44,7 @@ def order_for(live: LiveLease, machine: RegisteredMachine) -> LeaseInstruction |
 
 
 def orders_for(machine: RegisteredMachine, stopping: Collection[str]) -> tuple[LeaseInstruction, ...]:
-    """Say the same of all its leases but those that it is ending already."""
+    """Return the same of all its leases but those that it is ending already."""
     known = frozenset(stopping)
     leases = (live for live in machine.leases.values() if live.id not in known)
     return tuple(order for live in leases if (order := order_for(live, machine)) is not None)

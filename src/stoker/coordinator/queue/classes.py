@@ -125,7 +125,7 @@ def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
 
 
 def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> frozenset[str]:
-    """Give every word that an allow or deny list has."""
+    """Return every word that an allow or deny list has."""
     nodes = cluster.nodes if cluster is not None else ()
     words = [word for node in nodes for word in (*node.allow_jobs, *node.deny_jobs)]
     words += [word for policy in policies for word in (*(policy.allow_jobs or ()), *(policy.deny_jobs or ()))]
@@ -133,7 +133,7 @@ def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> fro
 
 
 def wanted_to_dict(wanted: SchedulableJob) -> dict[str, Any]:
-    """Give a class as its row holds it."""
+    """Return a class as its row holds it."""
     return {
         "name": wanted.name,
         "model": wanted.model,
@@ -182,7 +182,7 @@ def reclassify(turn: WriterTransaction, words: frozenset[str]) -> int:
 
 
 def _listed_names(spec: dict[str, Any], listed: frozenset[str]) -> tuple[str, str]:
-    """Give a job's name and recipe as far as lists ask about them."""
+    """Return a job's name and recipe as far as lists ask about them."""
     if not listed:
         return "", ""
     name, recipe = spec["name"], spec["recipe"]

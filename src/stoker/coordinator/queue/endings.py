@@ -73,12 +73,12 @@ def see_archive(turn: WriterTransaction, archive_sha256: str, size_bytes: int) -
 
 
 def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
-    """Whether the bytes of a job's checkpoint are here: of one that has ended they may have been pruned."""
+    """Return whether the bytes of a job's checkpoint are here: of one that has ended they may have been pruned."""
     return turn.setting.has_object(loads(checkpoint)["archive_sha256"]) is not None
 
 
 def facts_text(said: Finish) -> str:
-    """Give what an attempt's row keeps of where, and from which code, its result was made."""
+    """Return what an attempt's row keeps of where, and from which code, its result was made."""
     return json_or_empty({**said.facts, "code": said.code} if said.code else said.facts)
 
 
@@ -133,7 +133,7 @@ def not_theirs(job: str, machine: str) -> Forbidden:
 
 
 def is_kept(row: JobRow, token: AttemptToken) -> bool:
-    """Say whether an attempt whose lease has ended may still bring its result: it was to, and nobody else has it."""
+    """Return whether an attempt whose lease has ended may still bring its result: it was to, and nobody else has it."""
     return (
         row.state == "pending"
         and row.epoch == token.epoch

@@ -205,7 +205,7 @@ def sweep(turn: WriterTransaction) -> LeaseSweepResult:
 
 
 def settles_at_tick_s(turn: WriterTransaction) -> float:
-    """Give when leases may end again after a start: every worker had a whole lease and the grace to speak."""
+    """Return when leases may end again after a start: every worker had a whole lease and the grace to speak."""
     return turn.book.time.started_tick_s + turn.pace.lease_s + turn.setting.times.grace_s
 
 

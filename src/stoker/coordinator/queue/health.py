@@ -146,7 +146,7 @@ def close_hook(turn: WriterTransaction, asked: CloseHook) -> QueueCommandResult:
 
 
 def _jobs(turn: WriterTransaction, ids: tuple[str, ...]) -> tuple[list[int], int]:
-    """Give the numbers of jobs, and behind which event a hook of theirs begins."""
+    """Return the numbers of jobs, and behind which event a hook of theirs begins."""
     rows = rows_of(turn, ids)
     ended = [row.seq for row in rows if JobState(row.state).is_terminal]
     cursor = turn.book.event_id

@@ -35,7 +35,7 @@ _OUTDATED = 8
 
 
 def known_machine(turn: WriterTransaction, worker: str, incarnation: str) -> RegisteredMachine:
-    """Give the machine that speaks, or refuse one that never said hello, or whose later start has."""
+    """Return the machine that speaks, or refuse one that never said hello, or whose later start has."""
     machine = turn.book.machines.get(worker)
     # After a restore it is not known which start of a worker was the last: whoever speaks says hello again.
     if machine is None or not machine.incarnation:
@@ -190,7 +190,7 @@ def hello(turn: WriterTransaction, said: Hello) -> Welcome:
 
 
 def close_machine(turn: WriterTransaction, asked: CloseMachine) -> QueueCommandResult:
-    """Give a machine, or some of its devices, nothing more."""
+    """Return a machine, or some of its devices, nothing more."""
     machine = named(turn, asked.machine)
     why = plain(asked.why) or f"{asked.how.value} by {plain(asked.by) or 'an operator'}"
     if asked.devices:
@@ -221,7 +221,7 @@ def open_machine(turn: WriterTransaction, asked: OpenMachine) -> QueueCommandRes
 
 
 def _still_closed(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
-    """Say what keeps jobs from a machine that is open for us: its own word, or devices that are closed."""
+    """Return what keeps jobs from a machine that is open for us: its own word, or devices that are closed."""
     told = _told_closed(turn.book, machine).get("", "")
     notes = []
     if told:
@@ -233,7 +233,7 @@ def _still_closed(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[
 
 
 def named(turn: WriterTransaction, name: str) -> RegisteredMachine:
-    """Give a machine that is known."""
+    """Return a machine that is known."""
     machine = turn.book.machines.get(name)
     if machine is None:
         raise NotFound(f"there is no machine {name!r}", hint="`stoker machines` lists them", machine=name)
@@ -261,7 +261,7 @@ def _write_closed(turn: WriterTransaction, machine: RegisteredMachine, what: str
 
 
 def _slots(turn: WriterTransaction, said: Hello) -> int:
-    """Say how many jobs at once it may hold; 0: as many as it wants."""
+    """Return how many jobs at once it may hold; 0: as many as it wants."""
     node = turn.book.cluster.find(said.worker) if turn.book.cluster is not None else None
     is_declared = node is not None and (node.slots is not None or node.max_adapters > 1)
     declared = node.most_jobs if node is not None and is_declared else None

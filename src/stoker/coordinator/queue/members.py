@@ -38,7 +38,7 @@ CERTIFICATE_FIELDS = ("serial", "name", "issued_s", "expires_s", "revoked_s", "w
 
 
 def issue_certificate(turn: WriterTransaction, asked: IssueCertificate) -> QueueCommandResult:
-    """Give a machine its next certificate, if the one that it shows is still good."""
+    """Return a machine its next certificate, if the one that it shows is still good."""
     standing, name = turn.book.standing, asked.certificate.name
     # It was good when the request was judged; somebody may have taken it back since.
     standing.machine(asked.present, name, turn.now_s)

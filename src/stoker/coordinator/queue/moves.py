@@ -147,7 +147,7 @@ def leave_line(turn: WriterTransaction, class_id: int, priority: int, seq: int) 
 
 
 def ready_again(live: LiveLease, now_s: float) -> ReadyJobEntry:
-    """Give a live job as it stands in the line; its spec is read when it is granted."""
+    """Return a live job as it stands in the line; its spec is read when it is granted."""
     return ReadyJobEntry(
         seq=live.seq,
         id=live.id,
@@ -165,17 +165,17 @@ def ready_again(live: LiveLease, now_s: float) -> ReadyJobEntry:
 
 
 def telling(fields: dict[str, Any]) -> dict[str, Any]:
-    """Give an event's fields without those that say nothing."""
+    """Return an event's fields without those that say nothing."""
     return {name: value for name, value in fields.items() if value not in _NOTHING}
 
 
 def plain(text: str) -> str:
-    """Give free text as every database takes it: PostgreSQL stores no NUL."""
+    """Return free text as every database takes it: PostgreSQL stores no NUL."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
 
 
 def json_or_empty(value: dict[str, Any]) -> str:
-    """Give an object as a column holds it."""
+    """Return an object as a column holds it."""
     return dumps(value) if value else ""
 
 

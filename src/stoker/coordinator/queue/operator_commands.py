@@ -215,7 +215,7 @@ _MISSED_BEATS = 2
 
 
 def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
-    """Say where a job runs, and write down who runs a command there. Refuses with where the job is instead."""
+    """Return where a job runs, and write down who runs a command there. Refuses with where the job is instead."""
     row = rows_of(turn, (asked.job,))[0]
     live = turn.book.live.get(row.id)
     if live is None or live.state != JobState.RUNNING.value or live.is_cancelling:

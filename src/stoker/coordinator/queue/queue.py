@@ -83,7 +83,7 @@ class Queue:
         self._thread.start()
 
     def ask(self, command: Command) -> Answer:
-        """Give the answer, or raise the refusal, once it is durable."""
+        """Return the answer, or raise the refusal, once it is durable."""
         answered = threading.Event()
         found: list[Answer | StokerError] = []
 
@@ -126,7 +126,7 @@ class Queue:
         return self._writer.may_send(machine)
 
     def standing(self) -> TrustState:
-        """Give who belongs to the fleet, from memory, for any thread. Only the writer changes it."""
+        """Return who belongs to the fleet, from memory, for any thread. Only the writer changes it."""
         return self._writer.standing()
 
     def on_change(self, listener: Listener) -> None:
@@ -145,11 +145,11 @@ class Queue:
         self._writer.callers.append(listener)
 
     def pace(self) -> LeaseTiming:
-        """Say how long leases last now, and how much longer nothing expires."""
+        """Return how long leases last now, and how much longer nothing expires."""
         return self._writer.pace()
 
     def trouble(self) -> StokerError | None:
-        """Say what was wrong with the database the last time it was written, if anything was."""
+        """Return what was wrong with the database the last time it was written, if anything was."""
         return self._writer.trouble
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Queue:
             self._writer.take(letters)
 
     def _take(self) -> tuple[list[PendingCommand], bool]:
-        """Give everything that waits, up to a bound, and whether more may come; nothing after a while without any."""
+        """Return everything that waits, up to a bound, and whether more may come; nothing after a while without any."""
         letters: list[PendingCommand] = []
         try:
             letter = self._letters.get(timeout=self._writer.rest_s())

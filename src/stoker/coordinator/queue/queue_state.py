@@ -88,7 +88,7 @@ class CoordinatorTime:
         return jumped_s
 
     def tick_s(self) -> float:
-        """Give the time by which leases are judged."""
+        """Return the time by which leases are judged."""
         return self._clock.monotonic_s()
 
 
@@ -159,7 +159,7 @@ class LiveLease:
         """Renewed since it was last written down."""
 
     def is_token(self, token: AttemptToken) -> bool:
-        """Say whether a token is this lease's own."""
+        """Return whether a token is this lease's own."""
         return (
             token.epoch == self.epoch
             and token.attempt == self.attempt
@@ -405,7 +405,7 @@ _PROGRAM = "command"
 
 
 def code_in(book: QueueState, spec: Mapping[str, Any]) -> str:
-    """Give the word for an order's code; empty: nobody asks, or it is a recipe's, which is the machine's own."""
+    """Return the word for an order's code; empty: nobody asks, or it is a recipe's, which is the machine's own."""
     if not book.tells_code_apart or spec["recipe"] != _PROGRAM:
         return ""
     return code_word(*code_of(spec))
@@ -420,7 +420,7 @@ def learn_code(book: QueueState, word: str) -> bool:
 
 
 def unaccepted(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
-    """Give the code that a machine does not run, by the word that it denies, with the reason."""
+    """Return the code that a machine does not run, by the word that it denies, with the reason."""
     accepts = machine.accepts
     if not accepts:
         return {}
@@ -437,14 +437,14 @@ Choices = tuple[EnvironmentChoice, ...]
 
 
 def choices_in(spec: Mapping[str, Any]) -> Choices:
-    """Give the choices of an order, as it came or as it is stored."""
+    """Return the choices of an order, as it came or as it is stored."""
     return tuple(
         one if isinstance(one, EnvironmentChoice) else EnvironmentChoice(**one) for one in spec.get("environment", ())
     )
 
 
 def digest_in(spec: Mapping[str, Any]) -> str:
-    """Give the digest by which an order's class knows its environment; empty: it has none."""
+    """Return the digest by which an order's class knows its environment; empty: it has none."""
     return environment_digest(choices_in(spec)) if spec.get("environment") else ""
 
 
@@ -457,7 +457,7 @@ def learn(book: QueueState, choices: Choices) -> bool:
 
 
 def unable(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
-    """Give the environments that a machine can't have, by the word that it denies, with the reason."""
+    """Return the environments that a machine can't have, by the word that it denies, with the reason."""
     held = machine.holdings
     if held is None or not book.environments:
         return {}

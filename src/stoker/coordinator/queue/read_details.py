@@ -26,7 +26,7 @@ _LISTED = (
 
 
 def listed_jobs() -> Select[Any]:
-    """Give the statement that reads jobs as lists show them, what their leases say included."""
+    """Return the statement that reads jobs as lists show them, what their leases say included."""
     columns = [JOBS.c[name] for name in _LISTED]
     lease = (LEASES.c.devices.label("held_devices"), LEASES.c.progress)
     return select(*columns, *lease).select_from(JOBS.outerjoin(LEASES, LEASES.c.seq == JOBS.c.seq))
@@ -37,7 +37,7 @@ Limits = Callable[[int], str]
 
 
 def no_limits(_class_id: int) -> str:
-    """Return that no limit keeps jobs from starting."""
+    """Return the condition that no limit keeps jobs from starting."""
     return ""
 
 
@@ -73,7 +73,7 @@ def job_view(row: Row[Any], *, now_s: float, limits: Limits = no_limits) -> JobV
 
 
 def attempt_view(row: Row[Any]) -> AttemptView:
-    """Give one try at a job."""
+    """Return one try at a job."""
     return AttemptView(
         number=row.attempt,
         epoch=row.epoch,
@@ -94,14 +94,14 @@ def attempt_view(row: Row[Any]) -> AttemptView:
 
 
 def told_events() -> Select[Any]:
-    """Give the statement that reads events together with the names of their jobs."""
+    """Return the statement that reads events together with the names of their jobs."""
     return select(EVENTS, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number).select_from(
         EVENTS.outerjoin(JOBS, JOBS.c.seq == EVENTS.c.seq)
     )
 
 
 def event_object(row: Row[Any]) -> dict[str, Any]:
-    """Give an event in the envelope that all streams of ours have; `seq` is its own number, by which one resumes."""
+    """Return an event in the envelope that all streams of ours have; `seq` is its own number, by which one resumes."""
     told: dict[str, Any] = {
         "v": VERSION,
         "ts": round(row.at_s, 6),
@@ -125,7 +125,7 @@ def read_object(text: str | None) -> dict[str, Any]:
 
 
 def _why(row: Row[Any], now_s: float, limits: Limits) -> str:
-    """Say in one line what a pending job waits for, or why one failed."""
+    """Return in one line what a pending job waits for, or why one failed."""
     if row.state == JobState.PENDING:
         if row.blockers:
             return f"waits for {row.blockers} job{'s' * (row.blockers != 1)} to complete first"
@@ -176,7 +176,7 @@ def read_story(connection: Connection, seq: int, *, now_s: float, limits: Limits
 
 
 def read_attempts(connection: Connection, seq: int) -> tuple[AttemptView, ...]:
-    """Give the tries at a job, oldest first; of very many the newest."""
+    """Return the tries at a job, oldest first; of very many the newest."""
     newest = select(ATTEMPTS).where(ATTEMPTS.c.seq == seq).order_by(ATTEMPTS.c.attempt.desc()).limit(_MOST_ATTEMPTS)
     return tuple(attempt_view(row) for row in reversed(connection.execute(newest).all()))
 
@@ -184,7 +184,7 @@ def read_attempts(connection: Connection, seq: int) -> tuple[AttemptView, ...]:
 def read_events(
     connection: Connection, after_id: int, limit: int, seq: int | None = None
 ) -> tuple[dict[str, Any], ...]:
-    """Give what happened after an event, oldest first; of one job or of all."""
+    """Return what happened after an event, oldest first; of one job or of all."""
     asked = told_events().where(EVENTS.c.id > after_id).order_by(EVENTS.c.id).limit(max(0, min(limit, MOST_EVENTS)))
     if seq is not None:
         asked = asked.where(EVENTS.c.seq == seq)
@@ -192,12 +192,12 @@ def read_events(
 
 
 def read_newest_event(connection: Connection) -> int:
-    """Give the id of the newest event; 0 before the first."""
+    """Return the id of the newest event; 0 before the first."""
     return connection.execute(select(func.max(EVENTS.c.id))).scalar() or 0
 
 
 def bundle_object(row: Row[Any]) -> dict[str, Any]:
-    """Give a row of the index of results."""
+    """Return a row of the index of results."""
     return {
         "attempt": row.attempt,
         "tree": row.tree,
@@ -210,7 +210,7 @@ def bundle_object(row: Row[Any]) -> dict[str, Any]:
 
 
 def _before_it(connection: Connection, seq: int) -> tuple[str, ...]:
-    """Give the names of the jobs that one comes after."""
+    """Return the names of the jobs that one comes after."""
     asked = (
         select(JOBS.c.name, JOBS.c.number)
         .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
@@ -258,7 +258,7 @@ class JobExplainRow:
 
 
 def read_case(connection: Connection, seq: int) -> JobExplainRow:
-    """Give what is known of a job beside its story."""
+    """Return what is known of a job beside its story."""
     asked = select(JOBS.c.class_id, JOBS.c.not_before_s, JOBS.c.message, JOBS.c.spec).where(JOBS.c.seq == seq)
     row = connection.execute(asked).one()
     before = (

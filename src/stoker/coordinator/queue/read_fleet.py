@@ -83,14 +83,14 @@ class JobQueuePosition:
 
 
 def read_counts(connection: Connection) -> dict[str, int]:
-    """Give how many jobs are in each state, as the writer counts them."""
+    """Return how many jobs are in each state, as the writer counts them."""
     rows = connection.execute(select(COUNTERS).where(COUNTERS.c.key.startswith(_STATE, autoescape=True)))
     kept = {row.key.removeprefix(_STATE): row.value for row in rows}
     return {str(state): kept.get(state.value, 0) for state in JobState}
 
 
 def read_ready(connection: Connection) -> dict[int, int]:
-    """Give how many jobs of each requirement class are ready, as the writer counts them; none where none is."""
+    """Return how many jobs of each requirement class are ready, as the writer counts them; none where none is."""
     rows = connection.execute(select(COUNTERS).where(COUNTERS.c.key.startswith(_CLASS, autoescape=True)))
     return {int(row.key.removeprefix(_CLASS)): row.value for row in rows if row.value}
 
@@ -113,7 +113,7 @@ def _before_in(connection: Connection, class_id: int, priority: int, seq: int) -
 
 
 def read_machines(connection: Connection, name: str = "") -> tuple[MachineRow, ...]:
-    """Give every machine by name, or one, each with its live leases."""
+    """Return every machine by name, or one, each with its live leases."""
     leases = select(
         LEASES, JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.recipe, JOBS.c.class_id, JOBS.c.state, JOBS.c.started_s
     ).join_from(LEASES, JOBS, JOBS.c.seq == LEASES.c.seq)
@@ -128,7 +128,7 @@ def read_machines(connection: Connection, name: str = "") -> tuple[MachineRow, .
 
 
 def read_meta(connection: Connection) -> dict[str, str]:
-    """Give what the database says of itself: its generation, its latest time."""
+    """Return what the database says of itself: its generation, its latest time."""
     return {row.key: row.value for row in connection.execute(select(META))}
 
 
@@ -206,7 +206,7 @@ class WebhookRow:
 
 
 def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomView, ...]:
-    """Give what is wrong now; of very much a part."""
+    """Return what is wrong now; of very much a part."""
     asked = select(SYMPTOMS).where(SYMPTOMS.c.over_s.is_(None))
     if machine:
         asked = asked.where(SYMPTOMS.c.machine == machine)
@@ -225,7 +225,7 @@ def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomVie
 
 
 def read_hooks(connection: Connection, *, is_open: bool = False) -> tuple[WebhookRow, ...]:
-    """Give the hooks, the oldest first."""
+    """Return the hooks, the oldest first."""
     asked = select(HOOKS).order_by(HOOKS.c.id)
     if is_open:
         asked = asked.where(HOOKS.c.closed_s.is_(None))
@@ -286,7 +286,7 @@ def read_leaderboard(
 def read_bundles(
     connection: Connection, *, seq: int | None = None, after_id: int = 0, limit: int = 1000
 ) -> tuple[dict[str, Any], ...]:
-    """Give rows of the index of results in its order, with their jobs; of one job or of all."""
+    """Return rows of the index of results in its order, with their jobs; of one job or of all."""
     asked = (
         select(BUNDLES, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number)
         .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
@@ -324,12 +324,12 @@ def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]],
 
 
 def _took_s(row: Row[Any]) -> float | None:
-    """Say how long a job took, as every list of jobs does: from its start to its end."""
+    """Return how long a job took, as every list of jobs does: from its start to its end."""
     return None if row.started_s is None or row.ended_s is None else max(0.0, row.ended_s - row.started_s)
 
 
 def _completed(recipe: str = "", name: str = "") -> Select[Any]:
-    """Give the statement for completed jobs, newest first: along the index of recipes, or of states."""
+    """Return the statement for completed jobs, newest first: along the index of recipes, or of states."""
     asked = select(JOBS.c.seq).where(JOBS.c.state == JobState.COMPLETED.value).order_by(JOBS.c.seq.desc())
     if name:
         # Chosen by themselves first: in their own index they are few, among the completed ones they may be rare.

@@ -146,12 +146,12 @@ def _several(ref: str, rows: list[Row[Any]]) -> Ambiguous:
 
 
 def _names(connection: Connection, ref: str) -> list[str]:
-    """Give different names, first those that begin alike."""
+    """Return different names, first those that begin alike."""
     return list(dict.fromkeys([*_names_from(connection, ref[:1]), *_names_from(connection, "")]))
 
 
 def _names_from(connection: Connection, low: str) -> list[str]:
-    """Give different names in their order. Each costs one step in the index, however many jobs have it."""
+    """Return different names in their order. Each costs one step in the index, however many jobs have it."""
     walk = select(func.min(JOBS.c.name).label("name")).where(JOBS.c.name >= low).cte("walk", recursive=True)
     following = select(func.min(JOBS.c.name)).where(JOBS.c.name > walk.c.name).scalar_subquery()
     walk = walk.union_all(select(following).where(walk.c.name.is_not(None)))
@@ -164,12 +164,12 @@ _MARK = "j1"
 
 
 def write_cursor(seq: int, filters: Mapping[str, str]) -> str:
-    """Give the word for the page after this job."""
+    """Return the word for the page after this job."""
     return urlsafe_b64encode(f"{_MARK}.{seq}.{_seal(seq, filters):08x}".encode()).decode().rstrip("=")
 
 
 def read_cursor(word: str, filters: Mapping[str, str]) -> int:
-    """Give the job after which a page begins, or refuse a word that is not ours or belongs to another list."""
+    """Return the job after which a page begins, or refuse a word that is not ours or belongs to another list."""
     try:
         mark, number, seal = urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode("ascii").split(".")
         seq = int(number)
@@ -298,7 +298,7 @@ class QueueReader:
     def page(
         self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", after: str = "", limit: int = 100
     ) -> JobPage:
-        """Give a page of jobs, newest first. `state` may be several: `claimed,running`.
+        """Return a page of jobs, newest first. `state` may be several: `claimed,running`.
 
         With several filters that hardly anything matches a page may be short, or empty: it goes on while it has `next`.
         """
@@ -321,24 +321,24 @@ class QueueReader:
         return self._database
 
     def find(self, ref: str) -> JobMatch:
-        """Say which job is meant."""
+        """Return which job is meant."""
         with snapshot(self._database) as connection:
             return find_job(connection, ref)
 
     def find_all(self, ref: str) -> tuple[JobCandidate, ...]:
-        """Say which jobs are meant: of a sweep's bare name, all its points."""
+        """Return which jobs are meant: of a sweep's bare name, all its points."""
         with snapshot(self._database) as connection:
             return find_jobs(connection, ref)
 
     def story(self, ref: str) -> JobDetails:
-        """Give everything about one job."""
+        """Return everything about one job."""
         with snapshot(self._database) as connection:
             return read_story(
                 connection, find_job(connection, ref).seq, now_s=self._clock.wall_s(), limits=self._limits
             )
 
     def attempts_of(self, ref: str) -> tuple[AttemptView, ...]:
-        """Give the tries at a job, oldest first."""
+        """Return the tries at a job, oldest first."""
         with snapshot(self._database) as connection:
             return read_attempts(connection, find_job(connection, ref).seq)
 
@@ -349,42 +349,42 @@ class QueueReader:
             return read_events(connection, after_id, limit, seq)
 
     def newest_event(self) -> int:
-        """Give the id of the newest event: whoever listens from now on begins behind it."""
+        """Return the id of the newest event: whoever listens from now on begins behind it."""
         with snapshot(self._database) as connection:
             return read_newest_event(connection)
 
     def counts(self) -> dict[str, int]:
-        """Give how many jobs are in each state."""
+        """Return how many jobs are in each state."""
         with snapshot(self._database) as connection:
             return read_counts(connection)
 
     def ready_by_class(self) -> dict[int, int]:
-        """Give how many jobs of each requirement class could start now."""
+        """Return how many jobs of each requirement class could start now."""
         with snapshot(self._database) as connection:
             return read_ready(connection)
 
     def waiting_before(self, seq: int) -> JobQueuePosition:
-        """Say how many ready jobs stand before one in the line."""
+        """Return how many ready jobs stand before one in the line."""
         with snapshot(self._database) as connection:
             return read_before(connection, seq)
 
     def machines(self, name: str = "") -> tuple[MachineRow, ...]:
-        """Give every machine with its live leases; or one, nothing if it is unknown."""
+        """Return every machine with its live leases; or one, nothing if it is unknown."""
         with snapshot(self._database) as connection:
             return read_machines(connection, name)
 
     def symptoms(self, machine: str = "") -> tuple[SymptomView, ...]:
-        """Give what is wrong now, of all machines or of one."""
+        """Return what is wrong now, of all machines or of one."""
         with snapshot(self._database) as connection:
             return read_symptoms(connection, machine)
 
     def hooks(self, *, is_open: bool = False) -> tuple[WebhookRow, ...]:
-        """Give who is told of events, the closed ones too unless told otherwise."""
+        """Return who is told of events, the closed ones too unless told otherwise."""
         with snapshot(self._database) as connection:
             return read_hooks(connection, is_open=is_open)
 
     def case(self, ref: str) -> JobExplainRow:
-        """Give what an explanation needs of a job beside its story."""
+        """Return what an explanation needs of a job beside its story."""
         with snapshot(self._database) as connection:
             return read_case(connection, find_job(connection, ref).seq)
 
@@ -404,12 +404,12 @@ class QueueReader:
             return read_leaderboard(connection, metric, recipe=recipe, name=name, limit=limit)
 
     def bundles(self, *, ref: str | None = None, after_id: int = 0, limit: int = 1000) -> tuple[dict[str, Any], ...]:
-        """Give rows of the index of results, in its order."""
+        """Return rows of the index of results, in its order."""
         with snapshot(self._database) as connection:
             seq = None if ref is None else find_job(connection, ref).seq
             return read_bundles(connection, seq=seq, after_id=after_id, limit=limit)
 
     def meta(self) -> dict[str, str]:
-        """Give what the database says of itself: its generation, its latest time."""
+        """Return what the database says of itself: its generation, its latest time."""
         with snapshot(self._database) as connection:
             return read_meta(connection)

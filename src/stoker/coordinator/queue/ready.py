@@ -67,7 +67,7 @@ class ReadyJobEntry:
 
     @classmethod
     def of(cls, row: JobRow) -> ReadyJobEntry:
-        """Give a job as its row has it."""
+        """Return a job as its row has it."""
         fields: tuple[Any, ...] = row[: len(READY_FIELDS)]
         return cls(*fields)
 

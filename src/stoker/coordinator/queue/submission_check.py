@@ -115,7 +115,7 @@ def draft(submission: Submission) -> CheckedSubmission:
 
 
 def called_as(draft: CheckedSpec, name: str, number: int, label: str, point: dict[str, Any]) -> CheckedSpec:
-    """Give the same order under another name, perhaps as a point of another sweep."""
+    """Return the same order under another name, perhaps as a point of another sweep."""
     order = alike(draft.order, {"name": name, "number": number, "label": label, "point": point})
     return CheckedSpec(order=order, text=_text(order), code=draft.code)
 
@@ -152,7 +152,7 @@ _NOT_STORED = {"id"}
 
 
 def _text(order: JobSpec) -> str:
-    """Give an order as it is stored."""
+    """Return an order as it is stored."""
     # pydantic's writer itself: its method of the model looks at a dozen options first.
     text = str(_write(order, exclude=_NOT_STORED), "utf-8")
     if "NaN" in text or "Infinity" in text or '"$' in text:
@@ -171,7 +171,7 @@ def _wrong(order: JobSpec) -> str:
 
 
 def _wrongly_called(order: JobSpec) -> str:
-    """Say what is wrong with what people will know a job by: its name and label become folders, and are typed."""
+    """Return what is wrong with what people will know a job by: its name and label become folders, and are typed."""
     if order.number > _MOST_INT:
         return f"number {order.number} is too large"
     if not is_job_name(order.name):
@@ -282,7 +282,7 @@ def decide(
     *,
     only_of: str | None = None,
 ) -> SpecDecision:
-    """Say what becomes of an order. Its state is kept, except where its code is another now.
+    """Return what becomes of an order. Its state is kept, except where its code is another now.
 
     So is its name, whatever the same work is called this time: people look for it under the old one. Only the source
     that brought a job gives it another.
@@ -358,7 +358,7 @@ _ASKED = ("recipe", "mode", "seed", "split_recipe", "train_hosts")
 
 
 def replaced(fates: Iterable[SpecDecision], left: Iterable[tuple[str, str, int]]) -> dict[str, str]:
-    """Say which new jobs stand for which pending ones that their source no longer names: their ids, by name."""
+    """Return which new jobs stand for which pending ones that their source no longer names: their ids, by name."""
     new = {(one.draft.order.name, one.draft.order.number): one.draft.order.id for one in fates if _is_new(one)}
     return {new[name, number]: old for old, name, number in left if (name, number) in new}
 
@@ -384,7 +384,7 @@ def what_differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, .
 def shown_left(
     fates: Iterable[SpecDecision], left: Iterable[tuple[str, str, int]], taken: Iterable[str]
 ) -> tuple[str, ...]:
-    """Give what people call the jobs that nothing stands for; with the id where the source calls another one so."""
+    """Return what people call the jobs that nothing stands for; with the id where the source calls another one so."""
     gone, named = set(taken), {one.draft.shown for one in fates}
     shown = ((id, point_name(name, number)) for id, name, number in left if id not in gone)
     return tuple(f"{name} as {id[:_SHORT]}" if name in named else name for id, name in shown)

@@ -116,7 +116,7 @@ def _is_written(fate: SpecDecision) -> bool:
 def _named(
     turn: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], words: set[str], *, may_lack: bool
 ) -> dict[str, dict[int, str]]:
-    """Give the jobs that each word stands for, with their states."""
+    """Return the jobs that each word stands for, with their states."""
     named: dict[str, dict[int, str]] = {}
     for fate in fates:
         for word in {fate.draft.order.name, fate.draft.shown}:
@@ -224,7 +224,7 @@ def _answer(
 
 
 def _left(turn: WriterTransaction, asked: Submission, by_id: dict[str, SpecDecision]) -> list[tuple[str, str, int]]:
-    """Give the pending jobs that their source no longer names: id, name, number."""
+    """Return the pending jobs that their source no longer names: id, name, number."""
     if not asked.source:
         return []
     rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
@@ -235,7 +235,7 @@ def _left(turn: WriterTransaction, asked: Submission, by_id: dict[str, SpecDecis
 def _differing(
     turn: WriterTransaction, by_id: dict[str, SpecDecision], earlier: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Say what is another in jobs that stand for earlier ones; of very many only for the first."""
+    """Return what is another in jobs that stand for earlier ones; of very many only for the first."""
     some = dict(list(earlier.items())[:_MOST_COMPARED])
     rows = turn.read(turn.queries.jobs_by_id, ids=turn.many(list(some.values())))
     specs = {row[1]: JobRow(*row).spec for row in rows}

@@ -87,7 +87,7 @@ _words: dict[str, SqlStatements] = {}
 
 
 def words_of(dialect: Dialect) -> SqlStatements:
-    """Give the statements for a sort of database; compiling them takes some 40 ms, once per process."""
+    """Return the statements for a sort of database; compiling them takes some 40 ms, once per process."""
     known = _words.get(dialect.name)
     if known is None:
         known = _words[dialect.name] = SqlStatements(dialect)
@@ -130,7 +130,7 @@ class WriterTransaction:
         book.waiting.fetch = self._read_ready
 
     def read(self, query: PreparedStatement, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Give the rows that a query finds, as they are with all writes of this turn."""
+        """Return the rows that a query finds, as they are with all writes of this turn."""
         self._open()
         if not self._batch.is_empty:
             self._batch.write(self._connection)
@@ -138,7 +138,7 @@ class WriterTransaction:
         return self._connection.read(query, **parameters)
 
     def many(self, values: Any) -> Any:
-        """Give a list as one parameter."""
+        """Return a list as one parameter."""
         return self._connection.many(list(values))
 
     def write(self, statement: PreparedStatement, **row: Any) -> None:

@@ -331,7 +331,7 @@ class Writer:
         self._do_chores()
 
     def holder_of(self, token: AttemptToken) -> str | None:
-        """Give the machine whose lease a token is; none: it is nobody's now. From any thread, as `standing`."""
+        """Return the machine whose lease a token is; none: it is nobody's now. From any thread, as `standing`."""
         live = self._known().live.get(token.job)
         return live.machine if live is not None and live.is_token(token) else None
 
@@ -342,11 +342,11 @@ class Writer:
         return found is not None and (bool(found.leases) or book.time.tick_s() < found.late_until_tick_s)
 
     def standing(self) -> TrustState:
-        """Give who belongs to the fleet. From any thread; raises while nobody can say."""
+        """Return who belongs to the fleet. From any thread; raises while nobody can say."""
         return self._known().standing
 
     def pace(self) -> LeaseTiming:
-        """Say how long leases last now. From any thread."""
+        """Return how long leases last now. From any thread."""
         pace = pace_of(self._setting.times, self._machines)
         book = self._book
         if book is None:
@@ -361,7 +361,7 @@ class Writer:
         return book
 
     def rest_s(self) -> float:
-        """Say how long there is nothing to do if nobody asks."""
+        """Return how long there is nothing to do if nobody asks."""
         return min(self._setting.times.flush_s, self._sweep_every_s or self._setting.times.flush_s)
 
     def close(self) -> None:

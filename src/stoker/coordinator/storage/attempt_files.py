@@ -37,7 +37,7 @@ _ALLOWED = frozenset("-_.[]=,+")
 
 
 def check_path(path: str) -> str:
-    """Give the path of a mirrored file back if it may be one. Raises `BadInput`, which says why not."""
+    """Return the path of a mirrored file if it may be one. Raises `BadInput`, which says why not."""
     fault = path_fault(path)
     if fault:
         shown = shown_name(path)
@@ -46,7 +46,7 @@ def check_path(path: str) -> str:
 
 
 def path_fault(path: str) -> str:
-    """Say what keeps a path from being a mirrored file's; nothing if it may be one."""
+    """Return what keeps a path from being a mirrored file's; nothing if it may be one."""
     if len(path) > LONGEST_PATH:
         return f"it is longer than {LONGEST_PATH} characters"
     fault = name_fault(path)
@@ -130,7 +130,7 @@ class CoordinatorStorageLimits:
 
 
 def limits_for(upload_bytes: int | None) -> CoordinatorStorageLimits:
-    """Give the limits of a coordinator that takes no upload larger than this; nothing: the usual ones.
+    """Return the limits of a coordinator that takes no upload larger than this; nothing: the usual ones.
 
     Raises `BadInput` for one so small that no project's code would come.
     """
@@ -187,7 +187,7 @@ class AttemptFiles:
         self._listeners.append(listener)
 
     def folder_of(self, job: str, attempt: int) -> str:
-        """Give where an attempt's mirror lies, for readers of a job's folder; it may not be there."""
+        """Return where an attempt's mirror lies, for readers of a job's folder; it may not be there."""
         return os.path.join(self.folder, attempt_place(job, attempt))
 
     def append(self, job: str, attempt: int, path: str, offset: int, data: bytes) -> int:
@@ -214,7 +214,7 @@ class AttemptFiles:
         return size_bytes
 
     def size(self, job: str, attempt: int, path: str) -> int | None:
-        """Say how much of a file is here; nothing if there is no such file."""
+        """Return how much of a file is here; nothing if there is no such file."""
         full = os.path.join(self.folder_of(job, attempt), check_path(path))
         try:
             return os.lstat(full).st_size
@@ -242,16 +242,16 @@ class AttemptFiles:
                 os.close(descriptor)
 
     def files(self, job: str, attempt: int) -> tuple[StoredAttemptFile, ...]:
-        """Give what is mirrored of an attempt, by path; nothing of it is nothing."""
+        """Return what is mirrored of an attempt, by path; nothing of it is nothing."""
         return tuple(_files(self.folder_of(job, attempt)))
 
     def attempts(self, job: str) -> tuple[int, ...]:
-        """Say of which attempts of a job something is here."""
+        """Return of which attempts of a job something is here."""
         names = _names(os.path.dirname(self.folder_of(job, 1)))
         return tuple(sorted(int(name) for name in names if name.isdecimal() and name[0] != "0"))
 
     def jobs(self) -> Iterator[str]:
-        """Give the jobs of which something is here."""
+        """Return the jobs of which something is here."""
         for shard in _names(self.folder):
             for name in _names(os.path.join(self.folder, shard)):
                 if is_digest(name):
@@ -447,7 +447,7 @@ def _above(folder: str) -> list[str]:
 
 
 def _has(descriptor: int, offset: int, data: memoryview) -> bool:
-    """Whether a file has these bytes there."""
+    """Return whether a file has these bytes there."""
     at = 0
     while at < len(data):
         block = os.pread(descriptor, min(_ATTEMPTS_BLOCK_BYTES, len(data) - at), offset + at)
@@ -466,7 +466,7 @@ def _write_or_undo(descriptor: int, data: memoryview, size_bytes: int) -> None:
 
 
 def _files(top: str, below: str = "") -> Iterator[StoredAttemptFile]:
-    """Give the files of a mirror by path; whatever else lies there is none of it."""
+    """Return the files of a mirror by path; whatever else lies there is none of it."""
     try:
         with os.scandir(os.path.join(top, below)) as entries:
             found = sorted(entries, key=lambda entry: entry.name)

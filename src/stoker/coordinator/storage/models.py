@@ -100,12 +100,12 @@ class ModelView:
         return len(fresh)
 
     def newest_s(self) -> float:
-        """Give the time of the newest result that is shown; 0 if there is none."""
+        """Return the time of the newest result that is shown; 0 if there is none."""
         with self._turn:
             return self._read_newest()
 
     def rows(self, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-        """Give the lines of the index, or those of its last bytes, the oldest first; a torn one is passed over."""
+        """Return the lines of the index, or those of its last bytes, the oldest first; a torn one is passed over."""
         try:
             file = open_regular(self.index)
         except OSError:
@@ -120,7 +120,7 @@ class ModelView:
                         yield row
 
     def link_of(self, one: IngestRecord) -> str:
-        """Give where the link to a result's archive lies."""
+        """Return where the link to a result's archive lies."""
         return os.path.join(self.folder, _folder_name(one.model, one.mode), one.archive_sha256, "bundle")
 
     def drop(self, archives: frozenset[str]) -> None:
@@ -152,7 +152,7 @@ class ModelView:
 
 
 def _folder_name(model: str, mode: str) -> str:
-    """Give `tabular_gbt_realistic`: one name, whatever stands in it."""
+    """Return `tabular_gbt_realistic`: one name, whatever stands in it."""
     name = "_".join(filter(None, (model, mode)))[:_LONGEST_NAME]
     plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in name).strip(".")
     return plain if plain and not name_fault(plain) else "other"
@@ -202,7 +202,7 @@ class ModelViewUpdater(BackgroundThread):
         return count
 
     def _shown_until(self) -> int:
-        """Say behind which row to begin, by time: a database that was restored counts its rows anew."""
+        """Return behind which row to begin, by time: a database that was restored counts its rows anew."""
         asked = select(func.max(BUNDLES.c.id)).where(BUNDLES.c.at_s < self._models.newest_s())
         with snapshot(self._database) as connection:
             return connection.execute(asked).scalar() or 0

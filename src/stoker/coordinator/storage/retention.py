@@ -97,7 +97,7 @@ class RetentionPolicy:
     """Trees of code and data that no job needs which has not ended, and that nobody has wanted for so long."""
 
     def faults(self) -> str:
-        """Say what can't be about it; nothing if it may be."""
+        """Return what can't be about it; nothing if it may be."""
         if self.keep_last < 0:
             return f"of each job at least 0 results are kept, not {self.keep_last}"
         limits = (self.older_than_s, self.max_bytes, self.logs_older_than_s, self.trees_unused_s)
@@ -225,7 +225,7 @@ class PruneQueue(Protocol):
     """As much of a queue as a prune needs."""
 
     def ask(self, command: Command) -> Answer:
-        """Give the answer once it is durable."""
+        """Return the answer once it is durable."""
 
 
 class QueueRecords:

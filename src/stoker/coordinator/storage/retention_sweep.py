@@ -38,7 +38,7 @@ class BundleRecords(Protocol):
     """What the database says of results, as far as a prune needs it."""
 
     def bundles(self) -> Iterator[BundleRow]:
-        """Give every result that is not marked as pruned."""
+        """Return every result that is not marked as pruned."""
 
     def mark_pruned(self, ids: tuple[int, ...], *, by: str = "") -> frozenset[int]:
         """Mark results, durably, and say which were: pinned ones are not. `by` is who wanted it.
@@ -47,10 +47,10 @@ class BundleRecords(Protocol):
         """
 
     def named(self) -> frozenset[str]:
-        """Give the digests of all archives that a result or a job's checkpoint names now."""
+        """Return the digests of all archives that a result or a job's checkpoint names now."""
 
     def is_live(self, job: str) -> bool:
-        """Say whether a job may still add to its files."""
+        """Return whether a job may still add to its files."""
 
 
 @frozen
@@ -106,7 +106,7 @@ class CoordinatorPruner:
         self._contents = contents
 
     def look(self, policy: RetentionPolicy) -> CoordinatorPrunePlan:
-        """Say what would go; nothing is touched. `BadInput` if the policy can't be."""
+        """Return what would go; nothing is touched. `BadInput` if the policy can't be."""
         if fault := policy.faults():
             raise BadInput(fault)
         keeping, now_s = self._keeping, self._keeping.clock.wall_s()
@@ -167,7 +167,7 @@ class CoordinatorPruner:
         return decision, frozenset().union(*(contents.files_of(removal.row) for removal in decision.removals))
 
     def _named(self, *, but: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Give every object that a result, a checkpoint or a tree names now, or one that is just being named."""
+        """Return every object that a result, a checkpoint or a tree names now, or one that is just being named."""
         named = self._records.named()
         if self._contents is None:
             return named

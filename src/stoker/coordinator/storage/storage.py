@@ -107,7 +107,7 @@ class Bundles:
         return self._objects.append(upload_id, offset, stream).offset
 
     def upload(self, upload_id: str, *, owner: str = "") -> Upload:
-        """Say how far an upload of the owner's is. `NotFound`, also where it is another's: nobody learns of it."""
+        """Return how far an upload of the owner's is. `NotFound`, also where it is another's: nobody learns of it."""
         found = self._objects.upload(upload_id)
         if found.owner != owner:
             raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it anew")
@@ -152,7 +152,7 @@ class Bundles:
                 raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
 
     def _is_known(self, digest: Digest) -> bool:
-        """Whether it is here; it is young again then, so that no prune takes it before a job points at it."""
+        """Return whether it is here; it is young again then, so that no prune takes it before a job points at it."""
         if self._objects.size(digest) is None:
             return False
         try:
@@ -245,11 +245,11 @@ class CoordinatorStorage:
         return self.attempt_files.append(job, attempt, path, offset, data)
 
     def read(self, job: str, attempt: int, path: str, offset: int, limit: int) -> bytes:
-        """Give bytes of a mirrored file. `NotFound`."""
+        """Return bytes of a mirrored file. `NotFound`."""
         return self.attempt_files.read(job, attempt, path, offset, limit)
 
     def files(self, job: str, attempt: int) -> tuple[StoredAttemptFile, ...]:
-        """Give what is mirrored of an attempt."""
+        """Return what is mirrored of an attempt."""
         return self.attempt_files.files(job, attempt)
 
     def on_growth(self, listener: Growth) -> None:
@@ -257,7 +257,7 @@ class CoordinatorStorage:
         self.attempt_files.on_growth(listener)
 
     def has_archive(self, sha256: str) -> int | None:
-        """Give an archive's size if it is here and whole: what the queue asks before a job may point at it."""
+        """Return an archive's size if it is here and whole: what the queue asks before a job may point at it."""
         return self.bundles.has_archive(sha256)
 
 

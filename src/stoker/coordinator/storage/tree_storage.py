@@ -42,10 +42,10 @@ class TreeRecords(Protocol):
     """What the database says of trees."""
 
     def find(self, tree: str) -> TreeRow | None:
-        """Give a tree that is named."""
+        """Return a tree that is named."""
 
     def all(self) -> tuple[TreeRow, ...]:
-        """Give all of them."""
+        """Return all of them."""
 
     def keep(self, tree: str, *, listing: str, files: int, size_bytes: int) -> None:
         """Name a tree, durably."""
@@ -60,7 +60,7 @@ class TreeRecords(Protocol):
         """
 
     def wanted_by_jobs(self) -> frozenset[str]:
-        """Give the trees that jobs name which have not ended."""
+        """Return the trees that jobs name which have not ended."""
 
 
 @frozen
@@ -158,7 +158,7 @@ class CoordinatorTrees:
         return kept
 
     def has(self, tree: str) -> bool:
-        """Say whether a tree is here. Cheap."""
+        """Return whether a tree is here. Cheap."""
         return self._find(tree) is not None
 
     def listing(self, tree: str) -> bytes:
@@ -178,7 +178,7 @@ class CoordinatorTrees:
         return size_bytes, self._objects.open(Digest(row.listing))
 
     def frames(self, digests: Iterable[str]) -> tuple[int, Iterator[bytes]]:
-        """Give small files as frames, in pieces, and how many bytes that are; what is not here is left out."""
+        """Return small files as frames, in pieces, and how many bytes that are; what is not here is left out."""
         found: list[tuple[str, int]] = []
         for digest in dict.fromkeys(digests):
             size_bytes = self._keeping.has_archive(digest)
@@ -195,7 +195,7 @@ class CoordinatorTrees:
                 self._doubted.add(digest)
 
     def files_of(self, row: TreeRow) -> frozenset[str]:
-        """Give everything that a named tree needs, its listing included; only that where it can't be read."""
+        """Return everything that a named tree needs, its listing included; only that where it can't be read."""
         try:
             with self.open_listing(row.tree)[1] as listing:
                 listed = read_files(listing, row.tree, most_entries=row.files)
@@ -204,7 +204,7 @@ class CoordinatorTrees:
         return frozenset({row.listing, *listed.files})
 
     def arriving(self) -> frozenset[str]:
-        """Give what trees need that are being named just now."""
+        """Return what trees need that are being named just now."""
         with self._turn:
             return frozenset(self._arriving)
 
@@ -245,7 +245,7 @@ class CoordinatorTrees:
         yield b"".join(parts)
 
     def _lacks(self, row: TreeRow) -> bool:
-        """Whether a tree that is named lost a file since: looked at only where somebody missed one."""
+        """Return whether a tree that is named lost a file since: looked at only where somebody missed one."""
         with self._turn:
             doubted = frozenset(self._doubted)
         if not doubted:

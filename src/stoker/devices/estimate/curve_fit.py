@@ -38,7 +38,7 @@ class DeviceFit:
 
 
 def fits(need_bytes: int, device: Device, books: LedgerDecisionInputs) -> DeviceFit:
-    """Say whether a run that declares so much and does not share would get this device."""
+    """Return whether a run that declares so much and does not share would get this device."""
     candidate = CandidateDevice.of(device)
     if candidate is None:
         return DeviceFit(device=device, fit=Fit.UNKNOWN, why="nobody could say how much memory it has")
@@ -57,7 +57,7 @@ def fits(need_bytes: int, device: Device, books: LedgerDecisionInputs) -> Device
 
 
 def books_of(state: LedgerState) -> LedgerDecisionInputs:
-    """Give what the ledger tells as what its rule reads."""
+    """Return what the ledger tells as what its rule reads."""
     entries = {one.entry.id: one.entry for device in state.devices for one in device.holders}
     free = {one.device.uuid: one.free_bytes for one in state.devices if one.free_bytes is not None}
     taken = {one.device.uuid: one.taken_bytes for one in state.devices}

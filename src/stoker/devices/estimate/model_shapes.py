@@ -105,7 +105,7 @@ class ModelShape:
         return sum(self.all_parameters())
 
     def all_parameters(self) -> Iterator[int]:
-        """Give the size of every weight tensor, in the order in which they are made."""
+        """Return the size of every weight tensor, in the order in which they are made."""
         yield self.vocabulary * self.hidden
         if self.positions:
             yield self.positions * self.hidden
@@ -120,7 +120,7 @@ class ModelShape:
             yield self.vocabulary * self.hidden
 
     def small_parameters(self) -> Iterator[int]:
-        """Give the sizes of one block's norms."""
+        """Return the sizes of one block's norms."""
         yield from (self.norm_parameters, self.norm_parameters)
         if self.has_head_norms:
             yield from (self.head_dim, self.head_dim)

@@ -178,7 +178,7 @@ def cut(tape: Tape, x: SymbolicTensor, parts: Sequence[int]) -> list[SymbolicTen
 
 
 def slices(tape: Tape, x: SymbolicTensor, parts: Sequence[int]) -> list[SymbolicTensor]:
-    """Give views that were sliced one by one; backward, each makes a tensor as large as the whole."""
+    """Return views that were sliced one by one; backward, each makes a tensor as large as the whole."""
     size_bytes = x.size_bytes
     run: Backward = lambda _: (tape.fresh(size_bytes),)  # noqa: E731 - the same for each
     return [SymbolicTensor(x.storage, part, x.width, tape.node((x,), run)) for part in parts]
@@ -215,7 +215,7 @@ def layer_norm(
 
 
 def cross_entropy(tape: Tape, logits: SymbolicTensor, rows: int) -> SymbolicTensor:
-    """Give the loss of 32-bit logits: their log-softmax is kept; backward, two more of its size are made."""
+    """Return the loss of 32-bit logits: their log-softmax is kept; backward, two more of its size are made."""
     size_bytes, purpose = logits.size_bytes, Purpose.LOGITS
     soft = tape.fresh(size_bytes, purpose)
     labels = tape.fresh(rows * 8)

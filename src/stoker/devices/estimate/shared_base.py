@@ -73,7 +73,7 @@ class MemberActivations:
         return self.dtype.bytes
 
     def kept_bytes(self) -> int:
-        """Give what all blocks keep until the backward pass, with what goes into the first and out of the last."""
+        """Return what all blocks keep until the backward pass, with what goes into the first and out of the last."""
         shape, qkv = self.shape, self.shape.q_width + 2 * self.shape.kv_width
         narrow = self.rank * len(targeted(shape, self.targets))
         kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.inner + narrow
@@ -85,7 +85,7 @@ class MemberActivations:
         return self.tokens * (shape.layers * block + ends)
 
     def _attention_bytes(self) -> int:
-        """Give what attention keeps of one token in one block, beyond what went in and came out."""
+        """Return what attention keeps of one token in one block, beyond what went in and came out."""
         shape = self.shape
         if not self.has_flash:
             # Scores before and after softmax, keys and values for every head.
@@ -101,7 +101,7 @@ class MemberActivations:
         return 2 * self.shape.q_width * self.width
 
     def working_bytes(self) -> int:
-        """Give what one block's backward pass has beyond that, at its fullest."""
+        """Return what one block's backward pass has beyond that, at its fullest."""
         return self.tokens * max(self._gate_bytes(), self._rest_bytes())
 
     def _gate_bytes(self) -> int:
@@ -131,7 +131,7 @@ class MemberActivations:
 
 
 def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: bool) -> int:
-    """Give what one chunk of the loss holds, of that many tokens or fewer."""
+    """Return what one chunk of the loss holds, of that many tokens or fewer."""
     words = min(tokens, chunk_tokens(shape)) * shape.vocabulary
     if is_compiled:
         # Logits and their gradient.
@@ -142,17 +142,17 @@ def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: boo
 
 
 def chunk_tokens(shape: ModelShape) -> int:
-    """Give how many tokens' logits are there at a time, at most."""
+    """Return how many tokens' logits are there at a time, at most."""
     return max(1, CHUNK_BYTES // (_FLOAT * shape.vocabulary))
 
 
 def state_bytes(count: int, dtype: Width) -> int:
-    """Give what an adapter of so many parameters always holds: itself, two moments, gathered gradients, a copy."""
+    """Return what an adapter of so many parameters always holds: itself, two moments, gathered gradients, a copy."""
     return count * (4 * _FLOAT + dtype.bytes)
 
 
 def first_step_bytes(count: int, dtype: Width) -> int:
-    """Give what the allocator holds beyond its tensors after the first compiled step, for each of so many parameters.
+    """Return what the allocator holds beyond its tensors after the first compiled step, for each of so many parameters.
 
     Fitted, not counted: on an H200 it was 4 to 16 bytes a parameter, most where kernels were compiled for the first
     time. Nobody has found out yet what takes it.
@@ -161,7 +161,7 @@ def first_step_bytes(count: int, dtype: Width) -> int:
 
 
 def updating_bytes(count: int, dtype: Width, *, is_compiled: bool) -> int:
-    """Give what its update makes beside that: gradients, their sums, and copies of the larger half as it is moved."""
+    """Return what its update makes beside that: gradients, their sums, and copies of the larger half as it is moved."""
     copies = 0 if is_compiled else 6
     return count * (dtype.bytes + _FLOAT) + copies * _FLOAT * count * 3 // 5
 
@@ -344,7 +344,7 @@ def estimate_company(
 
 
 def steady_base_bytes(company: MultiAdapterTraining) -> int:
-    """Give what is held once whatever members do at a time: with the loss of a whole chunk, as if nothing hid it.
+    """Return what is held once whatever members do at a time: with the loss of a whole chunk, as if nothing hid it.
 
     Members that are placed apart from each other agree on it, and so on having one base.
     """
@@ -366,7 +366,7 @@ def company_of_many(  # noqa: PLR0913 - what a recipe knows of one member
     is_packed: bool = True,
     is_synchronized: bool = True,
 ) -> MultiAdapterTraining:
-    """Give the company of members like this one; how many there will be is not known."""
+    """Return the company of members like this one; how many there will be is not known."""
     return MultiAdapterTraining(
         shape=shape,
         adapters=MANY,
@@ -389,7 +389,7 @@ def _weights(company: MultiAdapterTraining) -> EstimateTerm:
 
 
 def _is_less_for_each(company: MultiAdapterTraining, once: EstimateTerm, each: EstimateTerm) -> bool:
-    """Say whether the loss is better counted with each member than once for all: both are enough for any number.
+    """Return whether the loss is better counted with each member than once for all: both are enough for any number.
 
     A chunk is larger than what all members of a toy's vocabulary bring, let alone one of them.
     """
@@ -399,7 +399,7 @@ def _is_less_for_each(company: MultiAdapterTraining, once: EstimateTerm, each: E
 
 
 def _loss(company: MultiAdapterTraining, passing: MemberActivations, adapters: int) -> EstimateTerm:
-    """Give the loss as far as it takes more than what has its turn after it: the backward pass of one member."""
+    """Return the loss as far as it takes more than what has its turn after it: the backward pass of one member."""
     shape = company.shape
     tokens = company.tokens * (adapters if company.is_synchronized else 1)
     size_bytes = loss_bytes(shape, company.dtype, tokens, is_compiled=company.compiles)
@@ -416,7 +416,7 @@ def _adapter(company: MultiAdapterTraining) -> EstimateTerm:
 
 
 def _step(company: MultiAdapterTraining, passing: MemberActivations) -> list[EstimateTerm]:
-    """Give what comes and goes in one step, at its fullest moment."""
+    """Return what comes and goes in one step, at its fullest moment."""
     count = adapter_parameters(company.shape, company.targets, company.bank_rank)
     gradients, kept, working = count * company.dtype.bytes, passing.kept_bytes(), passing.working_bytes()
     updating = updating_bytes(count, company.dtype, is_compiled=company.compiles)
@@ -470,7 +470,7 @@ _TURNS = {"together": True, "one": False}
 
 
 def is_of_company(words: Sequence[str]) -> bool:
-    """Say whether words are of a company: they say how many adapters there are."""
+    """Return whether words are of a company: they say how many adapters there are."""
     return any(word.partition("=")[0] == ADAPTERS for word in words)
 
 
@@ -554,13 +554,13 @@ class SmallerOption:
 
 
 def at_once(free_bytes: int, company: MultiAdapterTraining, foretell: Foretell = estimate_company) -> int:
-    """Give how many of a company's members fit together, none if not even one does."""
+    """Return how many of a company's members fit together, none if not even one does."""
     needs = foretell(company).needs
     return seated(free_bytes, needs.base_bytes, repeat(needs.member_bytes, company.adapters))
 
 
 def seated(free_bytes: int, base_bytes: int, members: Iterable[int]) -> int:
-    """Give how many members, in order, fit together: each takes its own beside a base that is there once."""
+    """Return how many members, in order, fit together: each takes its own beside a base that is there once."""
     return sum(1 for _ in takewhile(lambda own_bytes: base_bytes + own_bytes <= free_bytes, accumulate(members)))
 
 
@@ -570,7 +570,7 @@ def smaller(
     foretell: Foretell = estimate_company,
     words: Mapping[str, str] = JOB_WORDS,
 ) -> tuple[SmallerOption, ...]:
-    """Give the changes, one number each, that would fit: the largest value of each number that does.
+    """Return the changes, one number each, that would fit: the largest value of each number that does.
 
     Where no single one is enough, the same for one adapter alone; at last, the least of everything.
     """
@@ -600,7 +600,7 @@ def smaller_bases(
     bases: Mapping[str, ModelShape],
     foretell: Foretell = estimate_company,
 ) -> tuple[SmallerOption, ...]:
-    """Give the bases, the largest first, over which the same company would fit, if all it adapts is there."""
+    """Return the bases, the largest first, over which the same company would fit, if all it adapts is there."""
 
     def takes(name: str) -> int | None:
         adapted = targeted(bases[name], company.targets)
@@ -614,7 +614,7 @@ def smaller_bases(
 def bases_that_fit(
     room_bytes: int, bases: Mapping[str, ModelShape], takes: Callable[[str], int | None]
 ) -> tuple[SmallerOption, ...]:
-    """Give the largest of some bases with which something fits; `takes` says nothing of one that is no choice."""
+    """Return the largest of some bases with which something fits; `takes` says nothing of one that is no choice."""
     names = sorted(bases, key=lambda name: (-bases[name].parameters, name))
     fitting = ((name, taken) for name in names if (taken := takes(name)) is not None and taken <= room_bytes)
     return tuple(
@@ -629,7 +629,7 @@ def no_room(
     words: Mapping[str, str] = JOB_WORDS,
     bases: Callable[[], Mapping[str, ModelShape]] = dict,
 ) -> InsufficientDeviceMemory | None:
-    """Give the error for a company of which no device could ever hold even one member; nothing if one could.
+    """Return the error for a company of which no device could ever hold even one member; nothing if one could.
 
     `bases` are others that are at hand, asked for only if nothing helps but another one.
     """
@@ -655,7 +655,7 @@ def refusal(
     fitting: Callable[[int], Sequence[SmallerOption]],
     otherwise: str,
 ) -> InsufficientDeviceMemory | None:
-    """Give the error for work that none of these has room for; nothing if one has.
+    """Return the error for work that none of these has room for; nothing if one has.
 
     `numbers` say what it takes, `fitting` what would fit into so much, and `otherwise` what to do if nothing would.
     """
@@ -674,14 +674,14 @@ def refusal(
 
 
 def largest_fit(room_bytes: int, values: Sequence[int], takes: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Give the largest of some values, in order, with which something fits, and what it takes then."""
+    """Return the largest of some values, in order, with which something fits, and what it takes then."""
     place = bisect_right(values, room_bytes, key=takes)
     if place:
         yield values[place - 1], takes(values[place - 1])
 
 
 def fewer_tokens(tokens: int) -> Sequence[int]:
-    """Give the shorter lengths that are worth a try."""
+    """Return the shorter lengths that are worth a try."""
     return range(STEP_TOKENS, tokens, STEP_TOKENS)
 
 
@@ -695,5 +695,5 @@ def _smaller_values(company: MultiAdapterTraining) -> dict[str, Sequence[int]]:
 
 
 def _taking(company: MultiAdapterTraining, foretell: Foretell, field: str) -> Callable[[int], int]:
-    """Give what a company takes with another value of one of its numbers."""
+    """Return what a company takes with another value of one of its numbers."""
     return lambda value: foretell(changed(company, **{field: value})).total_bytes

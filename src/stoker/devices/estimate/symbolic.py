@@ -164,7 +164,7 @@ def copied(tape: Tape, x: SymbolicTensor) -> SymbolicTensor:
 
 
 def _laid_out(tape: Tape, x: SymbolicTensor, elements: int, *, is_single: bool) -> SymbolicTensor:
-    """Give keys for every head, and no view of something larger: a batch of products takes neither."""
+    """Return keys for every head, and no view of something larger: a batch of products takes neither."""
     if x.elements == elements and (is_single or x.storage.size_bytes == x.size_bytes):
         return x
     size_bytes = x.size_bytes
@@ -215,7 +215,7 @@ class SymbolicModel:
                         matrix.adapt()
 
     def leaves(self) -> list[Leaf]:
-        """Give where trained weights collect their gradients."""
+        """Return where trained weights collect their gradients."""
         tensors = [self._table, *([self._places] if self._places else [])]
         for block in self._blocks:
             for matrix in block.matrices.values():

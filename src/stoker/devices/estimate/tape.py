@@ -288,7 +288,7 @@ class Tape:
     def result(
         self, storage: Storage, elements: int, width: int, inputs: Sequence[SymbolicTensor], run: Backward | None
     ) -> SymbolicTensor:
-        """Give an operation's result; it has a gradient if anything that it was made from has one."""
+        """Return an operation's result; it has a gradient if anything that it was made from has one."""
         node = self.node(inputs, run)
         return SymbolicTensor(storage, elements, width, node)
 
@@ -300,7 +300,7 @@ class Tape:
         return TapeNode(self._numbers, tuple((one.node, one.slot) if one.node else None for one in inputs), run)
 
     def wants(self, tensor: SymbolicTensor) -> bool:
-        """Say whether a gradient of this tensor will be asked for."""
+        """Return whether a gradient of this tensor will be asked for."""
         return self.is_recording and tensor.node is not None
 
     def multiplies(self) -> None:
@@ -309,7 +309,7 @@ class Tape:
             self._workspaces[self._is_backward] = self.fresh(32 * 1024**2, Purpose.WORKSPACE)
 
     def cast_weight(self, weight: SymbolicTensor) -> SymbolicTensor:
-        """Give a weight in the width that products are computed in: made once, until the forward pass ends."""
+        """Return a weight in the width that products are computed in: made once, until the forward pass ends."""
         width = self.autocast_width
         if not width or weight.width == width:
             return weight

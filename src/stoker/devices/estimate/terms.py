@@ -64,7 +64,7 @@ class Estimate:
         return sum(term.size_bytes for term in self.terms)
 
     def term(self, name: str) -> int:
-        """Give one term's size; nothing if it has no such term."""
+        """Return one term's size; nothing if it has no such term."""
         return sum(term.size_bytes for term in self.terms if term.name == name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Correction:
 
 
 def context_bytes_of(gpu: str) -> tuple[int, str]:
-    """Give what a process takes of a device before it has a tensor, and how that is known."""
+    """Return what a process takes of a device before it has a tensor, and how that is known."""
     known = _CONTEXTS.get(gpu)
     if known is not None:
         return known, f"CUDA context (as measured on an {gpu})"
@@ -115,7 +115,7 @@ def estimate(
 
 
 def calibration_term(terms: Sequence[EstimateTerm], correction: Correction) -> EstimateTerm:
-    """Give what measured runs add to these terms, or take away."""
+    """Return what measured runs add to these terms, or take away."""
     sum_bytes = sum(term.size_bytes for term in terms)
     runs = "1 measured run" if correction.runs == 1 else f"{correction.runs} measured runs"
     corrected_bytes = round(sum_bytes * (correction.percent - 100) / 100)
@@ -267,7 +267,7 @@ class CalibrationFile:
         return correction_of(kinds[keys[0]])
 
     def correction(self, work: EstimatedWork, torch: str) -> Correction | None:
-        """Give what runs of this very size say, or else those of this kind, if there were any."""
+        """Return what runs of this very size say, or else those of this kind, if there were any."""
         kinds = self._read()
         runs = next((kinds[key] for key in keys_of(work, torch) if key in kinds), None)
         return correction_of(runs) if runs else None
@@ -287,7 +287,7 @@ class CalibrationFile:
 
 
 def correction_of(runs: Runs) -> Correction:
-    """Give what runs say: the 95th percentile of measured over foretold, by nearest rank."""
+    """Return what runs say: the 95th percentile of measured over foretold, by nearest rank."""
     ratios = sorted(measured_bytes / foretold_bytes for measured_bytes, foretold_bytes in runs)
     place = -(-len(ratios) * 95 // 100) - 1
     return Correction(percent=100 * ratios[place], runs=len(runs))
@@ -302,7 +302,7 @@ def keys_of(work: EstimatedWork, torch: str) -> tuple[Digest, ...]:
 
 
 def _checked(told: object) -> dict[str, Runs]:
-    """Give what a book holds; `ValueError` if it is none of ours."""
+    """Return what a book holds; `ValueError` if it is none of ours."""
     kinds = told.get("kinds") if isinstance(told, dict) and told.get("format") == _FORMAT else None
     if not isinstance(kinds, dict) or not all(_is_runs(runs) for runs in kinds.values()):
         message = "it is no book of this version"

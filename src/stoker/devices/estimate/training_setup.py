@@ -113,7 +113,7 @@ class TrainingSpec:
 
     @property
     def exact_kind(self) -> str:
-        """Say nothing: runs of any size correct each other."""
+        """Return nothing: runs of any size correct each other."""
         return ""
 
     @property
@@ -137,17 +137,17 @@ _SPOKEN = {"c_proj_mlp": "c_proj"}
 
 
 def names_of(shape: ModelShape) -> list[str]:
-    """Give what a block's matrices are called; GPT-2 has two of one name."""
+    """Return what a block's matrices are called; GPT-2 has two of one name."""
     return list(dict.fromkeys(spoken(one) for one in shape.linears))
 
 
 def spoken(linear: Linear) -> str:
-    """Give what the model's own code calls a matrix."""
+    """Return what the model's own code calls a matrix."""
     return _SPOKEN.get(linear.name, linear.name)
 
 
 def targeted(shape: ModelShape, targets: tuple[str, ...]) -> list[Linear]:
-    """Give the matrices of one block that targets name."""
+    """Return the matrices of one block that targets name."""
     return [one for one in shape.linears if any(_is_meant(one, target) for target in targets)]
 
 
@@ -260,7 +260,7 @@ def refuse(faults: Sequence[Fault], where: str) -> None:
 
 
 def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Fault]:
-    """Give what is wrong with the matrices that are to get an adapter."""
+    """Return what is wrong with the matrices that are to get an adapter."""
     known = [ALL_LINEAR, ATTENTION, MLP, *names_of(shape)]
     return [
         Fault(
@@ -274,7 +274,7 @@ def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Fault]:
 
 
 def position_faults(shape: ModelShape, sequence: int) -> list[Fault]:
-    """Give what is wrong with how long sequences are."""
+    """Return what is wrong with how long sequences are."""
     if not shape.positions or sequence <= shape.positions:
         return []
     return [Fault("sequence", f"{sequence} tokens, but the model has {shape.positions:,} positions")]
@@ -292,7 +292,7 @@ def _look_at(training: TrainingSpec, said: Mapping[str, Any]) -> list[Fault]:
 
 
 def count_from(least: int) -> Callable[[str], int]:
-    """Give what reads a count."""
+    """Return what reads a count."""
 
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= _MOST:
@@ -323,7 +323,7 @@ def flag_of(text: str) -> bool:
 
 
 def choice_of(kind: type[StrEnum], *but: StrEnum) -> Callable[[str], StrEnum]:
-    """Give what reads one of some words."""
+    """Return what reads one of some words."""
     known = [str(one) for one in kind if one not in but]
 
     def read(text: str) -> StrEnum:

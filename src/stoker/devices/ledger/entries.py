@@ -72,11 +72,11 @@ class Reservation:
         return tuple(share.uuid for share in self.shares)
 
     def share_of(self, uuid: str) -> ReservationShare | None:
-        """Give what it holds of one device."""
+        """Return what it holds of one device."""
         return next((share for share in self.shares if share.uuid == uuid), None)
 
     def to_dict(self) -> dict[str, object]:
-        """Give the record as it is written down."""
+        """Return the record as it is written down."""
         body = fields_of(self)
         del body["user"]
         body["owner"] = self.owner.to_dict()
@@ -128,7 +128,7 @@ class Ticket:
     user: int = 0
 
     def to_dict(self) -> dict[str, object]:
-        """Give the record as it is written down."""
+        """Return the record as it is written down."""
         body = fields_of(self)
         del body["user"]
         return {**body, "owner": self.owner.to_dict(), "uuids": list(self.uuids)}

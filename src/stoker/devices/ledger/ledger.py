@@ -122,7 +122,7 @@ class QueuedRequest:
         self._looked: QueuePoll | None = None
 
     def fileno(self) -> int:
-        """Give what becomes readable when a look may be worth while; -1 where there is no such thing."""
+        """Return what becomes readable when a look may be worth while; -1 where there is no such thing."""
         return self._bell.fileno()
 
     def look(self) -> HeldReservation | DevicesBusy | NeverFits:
@@ -204,7 +204,7 @@ class Ledger:
         return answer
 
     def line_up(self, ask: DeviceRequest) -> QueuedRequest:
-        """Give a place in line that is looked from without waiting."""
+        """Return a place in line that is looked from without waiting."""
         return QueuedRequest(self._clerk, ask, self._remember)
 
     def wait(
@@ -244,7 +244,7 @@ class Ledger:
         on_progress: Callable[[DeviceWaitProgress], None] | None = None,
         on_measured: Callable[[MeasuredDeviceUse], None] | None = None,
     ) -> Guard:
-        """Give a block that waits for room, holds it, renews and measures it meanwhile, and gives it back."""
+        """Return a block that waits for room, holds it, renews and measures it meanwhile, and gives it back."""
         return Guard(
             lambda: self.wait(ask, timeout_s, on_progress),
             renew=lambda held: self._beat(held, on_measured),
@@ -306,7 +306,7 @@ class Ledger:
             self._clerk.release(entry)
 
     def state(self, devices: Iterable[CandidateDevice] = ()) -> LedgerState:
-        """Say who holds and who waits, on these devices and on all that anybody holds something of."""
+        """Return who holds and who waits, on these devices and on all that anybody holds something of."""
         book = self._clerk.book()
         known = {device.uuid: device for device in devices}
         for entry in book.entries:
@@ -351,7 +351,7 @@ class Ledger:
 
 
 def never_fits(ask: DeviceRequest, answer: NeverFits) -> InsufficientDeviceMemory:
-    """Give the error for a wish that no device can ever hold."""
+    """Return the error for a wish that no device can ever hold."""
     return InsufficientDeviceMemory(
         f"{ask.job} never fits: {answer.why}",
         hint=answer.hint or "ask for less, or name another device",

@@ -57,7 +57,7 @@ class Name:
 
 
 def name_of(record: Reservation | Ticket) -> Name:
-    """Give the name of a record."""
+    """Return the name of a record."""
     number = record.number if isinstance(record, Ticket) else None
     return Name(pid=record.owner.pid, start_ticks=record.owner.start_ticks, id=record.id, number=number)
 
@@ -72,7 +72,7 @@ def read_name(text: str) -> Name | None:
 
 
 def pack(body: dict[str, object]) -> bytes:
-    """Give the bytes of a record."""
+    """Return the bytes of a record."""
     text = jsontext.dumps(body).encode()
     return b"%s%08x\n%s" % (_MARK, crc32(text), text)
 
@@ -138,7 +138,7 @@ class LedgerFolder:
                     os.close(fd)
 
     def lock(self, folder: OpenFolder, purpose: str) -> FileLock:
-        """Give the lock around a decision, not yet taken."""
+        """Return the lock around a decision, not yet taken."""
         return FileLock(
             f"{self.path}/{_LOCK}",
             purpose,
@@ -345,7 +345,7 @@ def explained(path: str) -> Iterator[None]:
 
 
 def unusable(error: NoPermission) -> NoPermission:
-    """Say of a missing permission what it means here."""
+    """Return of a missing permission what it means here."""
     return NoPermission(f"the ledger of device memory can't be used: {error.message}", hint=_HINT, **error.data)
 
 
@@ -359,7 +359,7 @@ def _check_sticky(fd: int, path: str) -> None:
 
 
 def _size_of(name: str, root: int) -> int | None:
-    """Give the size of a plain file; `None` if there is none of that name."""
+    """Return the size of a plain file; `None` if there is none of that name."""
     try:
         status = os.stat(name, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:

@@ -43,7 +43,7 @@ class DeviceCharge:
 
 
 def charges_on(uuid: str, entries: Iterable[Reservation]) -> list[DeviceCharge]:
-    """Give what each reservation takes of one device."""
+    """Return what each reservation takes of one device."""
     return [
         DeviceCharge(charged_bytes=share.charged_bytes, base=entry.base, base_bytes=entry.base_bytes)
         for entry in entries
@@ -63,7 +63,7 @@ def promises_on(uuid: str, entries: Iterable[Reservation]) -> list[DeviceCharge]
 
 
 def charge_of(ask: DeviceRequest) -> DeviceCharge:
-    """Give what a wish would take of a device."""
+    """Return what a wish would take of a device."""
     return DeviceCharge(charged_bytes=ask.vram_bytes, base=ask.base, base_bytes=ask.base_bytes)
 
 
@@ -80,7 +80,7 @@ def total_of(charges: Iterable[DeviceCharge]) -> int:
 
 
 def ceiling_of(entries: Sequence[Reservation]) -> int | None:
-    """Give the most that the one process behind these reservations may take of any of its devices.
+    """Return the most that the one process behind these reservations may take of any of its devices.
 
     It is what they were promised and, in proportion, their part of what a device never promises: if all who share it
     keep to theirs, all have room. Nothing is given for a device that is held whole.
@@ -116,7 +116,7 @@ def taken_of_promised(
     reading: DeviceReading,
     chains: Mapping[int, tuple[int, ...] | None],
 ) -> int:
-    """Say how much of the memory in use on a device belongs to those who were promised it.
+    """Return how much of the memory in use on a device belongs to those who were promised it.
 
     `chains` are the processes above each process that uses the device; `None` for one that can't be seen from here, as
     in another container. What can't be told apart is taken for the holders' of whom nothing was seen: else memory that
@@ -196,18 +196,18 @@ def decide(ask: DeviceRequest, books: LedgerDecisionInputs) -> DeviceAssignment 
 
 
 def still_fits(entry: Reservation, entries: Sequence[Reservation]) -> bool:
-    """Say whether a reservation that was taken for gone can stand beside what was promised since. Promises only."""
+    """Return whether a reservation that was taken for gone can stand beside what was promised since. Promises only."""
     others = [one for one in entries if one.id != entry.id]
     return all(_stands(entry, share, others) for share in entry.shares)
 
 
 def could_hold(ask: DeviceRequest) -> tuple[str, ...]:
-    """Give the devices that could hold a wish if they were empty."""
+    """Return the devices that could hold a wish if they were empty."""
     return tuple(device.uuid for device in ask.devices if _too_small(ask, device) is None)
 
 
 def first_for(uuids: Iterable[str], line: Iterable[Ticket]) -> list[Ticket]:
-    """Give who is first in line for any of these devices: nobody else can be granted one of them.
+    """Return who is first in line for any of these devices: nobody else can be granted one of them.
 
     The line is in order, and read no further than it has to be.
     """
@@ -224,13 +224,13 @@ def first_for(uuids: Iterable[str], line: Iterable[Ticket]) -> list[Ticket]:
 
 
 def unclaimed(ticket: Ticket, books: LedgerDecisionInputs) -> list[str]:
-    """Give the devices that a place in line is first for."""
+    """Return the devices that a place in line is first for."""
     wanted = {uuid for one in books.ahead for uuid in one.uuids}
     return [uuid for uuid in ticket.uuids if uuid not in wanted]
 
 
 def in_the_way(ticket: Ticket, books: LedgerDecisionInputs) -> tuple[list[Reservation], list[Ticket]]:
-    """Say whose end may change the answer for a place in line.
+    """Return whose end may change the answer for a place in line.
 
     Where it is first, that is who holds the device; where it is not, who is right before it. Who is further ahead is
     watched by the one behind him, so that an end is heard of by one and not by everybody.

@@ -36,7 +36,7 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def since_boot_s() -> float:
-    """Give seconds since boot, suspended ones too: the same for every process, and no clock change moves it."""
+    """Return seconds since boot, suspended ones too: the same for every process, and no clock change moves it."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 
@@ -56,7 +56,7 @@ class ReservationLiveness:
         self._ended: set[ProcessIdentity] = set()
 
     def holds(self, entry: Reservation) -> bool:
-        """Whether a reservation counts."""
+        """Return whether a reservation counts."""
         alive = self.liveness(entry.owner)
         holder = entry.owner if alive is Liveness.ALIVE else None
         if alive is Liveness.GONE:
@@ -76,24 +76,24 @@ class ReservationLiveness:
         return not users or user in users
 
     def waits(self, ticket: Ticket) -> bool:
-        """Whether somebody is still in line."""
+        """Return whether somebody is still in line."""
         alive = self.liveness(ticket.owner)
         return alive is Liveness.ALIVE or (alive is Liveness.UNKNOWN and not self.is_asleep(ticket))
 
     def is_asleep(self, ticket: Ticket) -> bool:
-        """Whether nobody has looked from that place for so long that it holds nobody up."""
+        """Return whether nobody has looked from that place for so long that it holds nobody up."""
         return not 0 < ticket.seen_until_s - self.since_boot_s() <= SEEN_S + _ROUNDING_S
 
     def is_late(self, entry: Reservation) -> bool:
-        """Whether nobody renewed its lease in time."""
+        """Return whether nobody renewed its lease in time."""
         return self.since_boot_s() >= entry.lease_until_s
 
     def is_here(self, owner: ProcessIdentity) -> bool:
-        """Whether this very process is seen alive from here."""
+        """Return whether this very process is seen alive from here."""
         return self.liveness(owner) is Liveness.ALIVE
 
     def left_behind(self, owner: ProcessIdentity) -> ProcessIdentity | None:
-        """Give a living process of the group or session that an ended owner led."""
+        """Return a living process of the group or session that an ended owner led."""
         known = self._left_behind.get(owner)
         if known is not None and self.liveness(known) is Liveness.ALIVE:
             return known
@@ -110,7 +110,7 @@ class ReservationLiveness:
 
 
 def liveness_of(identity: ProcessIdentity) -> Liveness:
-    """Say whether that very process still runs; of another boot none does, whatever its host was called."""
+    """Return whether that very process still runs; of another boot none does, whatever its host was called."""
     here = mine()
     if identity.boot_id and here.boot_id and identity.boot_id != here.boot_id:
         return Liveness.GONE
@@ -174,7 +174,7 @@ class WakeupSocket:
                 self._socket = made
 
     def fileno(self) -> int:
-        """Give what becomes readable when it rings; -1 where it never does."""
+        """Return what becomes readable when it rings; -1 where it never does."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def quieten(self) -> None:

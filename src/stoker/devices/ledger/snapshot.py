@@ -267,7 +267,7 @@ WARN_PERCENT = 120
 
 
 def with_measured(entry: Reservation, measured_bytes: Mapping[str, int]) -> Reservation:
-    """Give the reservation with what was measured, where that is more than before."""
+    """Return the reservation with what was measured, where that is more than before."""
     return changed(
         entry,
         shares=tuple(
@@ -298,7 +298,7 @@ def measured_by(
     readings: Mapping[str, DeviceReading],
     chain_of: Callable[[int], tuple[int, ...] | None] = chain_of,
 ) -> dict[str, int]:
-    """Give what the owner and its children take on each device of which the driver says who uses it."""
+    """Return what the owner and its children take on each device of which the driver says who uses it."""
     owner = entry.owner.pid
     used: dict[str, int] = {}
     for uuid, reading in readings.items():
@@ -310,7 +310,7 @@ def measured_by(
 
 
 def shared_out(entry: Reservation, entries: Iterable[Reservation], measured_bytes: Mapping[str, int]) -> dict[str, int]:
-    """Give what of one process's memory is this reservation's, where the process works for several with one base.
+    """Return what of one process's memory is this reservation's, where the process works for several with one base.
 
     The base is everybody's, and counted once by who adds up. The rest is shared out as it was promised, so that all
     parts together are what was measured.
@@ -322,14 +322,14 @@ def shared_out(entry: Reservation, entries: Iterable[Reservation], measured_byte
 
 
 def beside_base(company: list[Reservation], uuid: str, size_bytes: int) -> tuple[int, int]:
-    """Give what of one process's memory is not its base, and what all of them were promised beside it."""
+    """Return what of one process's memory is not its base, and what all of them were promised beside it."""
     here = [(one, share) for one in company if (share := one.share_of(uuid)) is not None]
     base_bytes = max((one.base_bytes for one, _ in here), default=0)
     return max(0, size_bytes - base_bytes), sum(share.promised_bytes - one.base_bytes for one, share in here)
 
 
 def company_of(entry: Reservation, entries: Iterable[Reservation]) -> list[Reservation]:
-    """Give the reservations that one process works for with one base, this one among them."""
+    """Return the reservations that one process works for with one base, this one among them."""
     others = (one for one in entries if one.id != entry.id and (one.owner, one.base) == (entry.owner, entry.base))
     return [entry, *others]
 

@@ -74,11 +74,11 @@ class LedgerSnapshot:
     """Devices of which something was just found to be free, because its holder is gone."""
 
     def awake(self, living: ReservationLiveness) -> tuple[Ticket, ...]:
-        """Give who is in line and looks, in order."""
+        """Return who is in line and looks, in order."""
         return tuple(ticket for ticket in self.tickets if not living.is_asleep(ticket))
 
     def next_number(self) -> int:
-        """Give the number for who comes now: behind all who wait. What nobody waits at has no say."""
+        """Return the number for who comes now: behind all who wait. What nobody waits at has no say."""
         return min(max((ticket.number for ticket in self.tickets), default=0) + 1, LAST_NUMBER)
 
 
@@ -162,7 +162,7 @@ class _Reading:
         self.warnings: list[str] = []
 
     def entries(self) -> tuple[Iterable[Reservation], list[Reservation]]:
-        """Give reservations that count, and those that no longer do."""
+        """Return reservations that count, and those that no longer do."""
         counting: dict[str, Reservation] = {}
         gone = []
         for found in self._folder.read(LEASES, self._folder.names(LEASES)):
@@ -244,7 +244,7 @@ class Phases:
 
     @property
     def spent(self) -> dict[LedgerPhase, LedgerPhaseTime]:
-        """Give what was counted so far, in the order of the phases."""
+        """Return what was counted so far, in the order of the phases."""
         return {phase: self._spent.get(phase, LedgerPhaseTime(times=0, seconds=0.0)) for phase in LedgerPhase}
 
     @contextmanager
@@ -504,7 +504,7 @@ class LedgerAccess:
         }
 
     def _to_watch(self, owner: ProcessIdentity) -> ProcessIdentity | None:
-        """Give the process to watch for an owner: itself, or who it left behind; none that can't be seen."""
+        """Return the process to watch for an owner: itself, or who it left behind; none that can't be seen."""
         alive = self.living.liveness(owner)
         return owner if alive is Liveness.ALIVE else self.living.left_behind(owner) if alive is Liveness.GONE else None
 

@@ -40,7 +40,7 @@ class CandidateDevice:
 
     @classmethod
     def of(cls, device: Device, *, shares: bool = False, slots: int = 0) -> CandidateDevice | None:
-        """Give the candidate that a found device is; none if nobody knows its size."""
+        """Return the candidate that a found device is; none if nobody knows its size."""
         if device.total_bytes is None:
             return None
         return cls(
@@ -90,7 +90,7 @@ class DeviceRequest:
             raise ValueError(message)
 
     def shares(self, device: CandidateDevice) -> bool:
-        """Whether it would have this device together with others.
+        """Return whether it would have this device together with others.
 
         Who wants more of it than may be shared out still gets the device, alone.
         """

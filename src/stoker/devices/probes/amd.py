@@ -27,18 +27,18 @@ _PERMISSION = ("permission", "not permitted", "render group", "video group")
 
 
 def amd_question(program: str = AMD_SMI) -> list[str]:
-    """Give the command that lists devices, the newer way."""
+    """Return the command that lists devices, the newer way."""
     return [program, "static", "--asic", "--bus", "--vram", "--driver", "--json"]
 
 
 def rocm_question(program: str = ROCM_SMI) -> list[str]:
-    """Give the command that lists devices, the older way."""
+    """Return the command that lists devices, the older way."""
     wanted = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus", "--showdriverversion"]
     return [program, *wanted, "--json"]
 
 
 def read_amd(reply: Reply) -> ProbeResult:
-    """Give what amd-smi said."""
+    """Return what amd-smi said."""
     value, failed = _json(reply, AMD_SMI)
     if failed is not None:
         return failed
@@ -48,7 +48,7 @@ def read_amd(reply: Reply) -> ProbeResult:
 
 
 def read_rocm(reply: Reply) -> ProbeResult:
-    """Give what rocm-smi said."""
+    """Return what rocm-smi said."""
     value, failed = _json(reply, ROCM_SMI)
     if failed is not None:
         return failed
@@ -76,7 +76,7 @@ def _statement(witness: str, sightings: list[DeviceReport], findings: list[Probe
 
 
 def _json(reply: Reply, witness: str) -> tuple[Any, ProbeResult | None]:
-    """Give the JSON in an answer, or the statement that there is none. Warnings may stand before and after it."""
+    """Return the JSON in an answer, or the statement that there is none. Warnings may stand before and after it."""
     if isinstance(reply, ProbeFailure):
         return None, ProbeResult(witness=witness, findings=(silence(reply, witness),), was_heard=False)
     starts = [at for at in (reply.out.find("{"), reply.out.find("[")) if at >= 0]
@@ -154,7 +154,7 @@ def _of_rocm(row: Mapping[str, Any]) -> DeviceReport:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Give the readable name: versions disagree under which key it stands, and where only a number does."""
+    """Return the readable name: versions disagree under which key it stands, and where only a number does."""
     names = (_first(row, key) for key in ("Card Series", "Card series", "Device Name", "Card Model", "Card model"))
     return next((name for name in names if name and not name.startswith("0x")), "")
 
@@ -189,7 +189,7 @@ _DRM = "/sys/class/drm"
 
 
 def read_kfd(files: KernelFiles) -> ProbeResult:
-    """Give the devices that the compute driver lists."""
+    """Return the devices that the compute driver lists."""
     nodes = [(node, read_properties(files.text(f"{NODES}/{node}/properties"))) for node in files.names(NODES, r"\d+")]
     # Processors stand in the same list; they have no SIMD units.
     devices = [properties for _, properties in nodes if properties.get("simd_count", 0) > 0]
@@ -213,7 +213,7 @@ def read_properties(text: str) -> dict[str, int]:
 
 
 def address(properties: dict[str, int]) -> str:
-    """Give the PCI address of a node; empty if it has none."""
+    """Return the PCI address of a node; empty if it has none."""
     location = properties.get("location_id", 0)
     if not 0 < location < 1 << 16:
         return ""
@@ -221,7 +221,7 @@ def address(properties: dict[str, int]) -> str:
 
 
 def memory_files(files: KernelFiles, pci: str) -> str:
-    """Give the folder in which the graphics driver tells of a device's memory; empty if there is none."""
+    """Return the folder in which the graphics driver tells of a device's memory; empty if there is none."""
     for card in files.names(_DRM, r"card\d+"):
         folder = f"{_DRM}/{card}/device"
         if files.target_name(folder) == pci and files.has(f"{folder}/mem_info_vram_total"):
@@ -230,13 +230,13 @@ def memory_files(files: KernelFiles, pci: str) -> str:
 
 
 def memory(files: KernelFiles, folder: str) -> tuple[int | None, int | None]:
-    """Give the total and the free memory that a folder of the graphics driver tells of."""
+    """Return the total and the free memory that a folder of the graphics driver tells of."""
     total, used = (bytes_of(files.text(f"{folder}/mem_info_vram_{which}")) for which in ("total", "used"))
     return total, None if total is None or used is None else max(0, total - used)
 
 
 def bytes_of(text: str) -> int | None:
-    """Give the size that a file of the driver holds, if it is one."""
+    """Return the size that a file of the driver holds, if it is one."""
     return bytes_value(int(text)) if text.isdecimal() and len(text) <= 16 else None
 
 

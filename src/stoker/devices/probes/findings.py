@@ -31,7 +31,7 @@ def compare(
     heard: Mapping[str, ProbeResult],
     device_files: Collection[int],
 ) -> list[ProbeFinding]:
-    """Give every difference that should not be. `devices` are what came of `groups`, one for one."""
+    """Return every difference that should not be. `devices` are what came of `groups`, one for one."""
     found: list[ProbeFinding] = []
     for one in groups:
         label = str(first_of(one, "uuid")[0] or first_of(one, "pci")[0] or first_of(one, "name")[0] or "a device")
@@ -48,7 +48,7 @@ def compare(
 
 
 def unmatched(count: int) -> list[ProbeFinding]:
-    """Say that so many devices of torch's could not be told from each other."""
+    """Return the message that so many devices of torch's could not be told from each other."""
     if not count:
         return []
     return [
@@ -243,14 +243,14 @@ _TROUBLES = (
 
 
 def silence(reply: ProbeFailure, probe: str) -> ProbeFinding:
-    """Say that a program gave no answer."""
+    """Return the message that a program gave no answer."""
     return ProbeFinding(
         code=reply.code, message=one_line(reply.why, 2 * _SHOWN), probe=probe, hint=_HINTS.get(reply.code, "")
     )
 
 
 def garbage(probe: str, what: str, text: str = "") -> ProbeFinding:
-    """Say that something a program printed can't be read."""
+    """Return the message that something a program printed can't be read."""
     shown = one_line(text, _SHOWN)
     return ProbeFinding(
         code="probe_garbage",
@@ -261,7 +261,7 @@ def garbage(probe: str, what: str, text: str = "") -> ProbeFinding:
 
 
 def trouble(text: str, probe: str) -> ProbeFinding | None:
-    """Give the trouble that a text of NVIDIA's speaks of, if it is a known one."""
+    """Return the trouble that a text of NVIDIA's speaks of, if it is a known one."""
     plain = text.lower()
     for one in _TROUBLES:
         if any(fragment in plain for fragment in one.fragments):

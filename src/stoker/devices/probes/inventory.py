@@ -66,7 +66,7 @@ class _Wanted:
 
 
 def faked(environment: Mapping[str, str], *, host_tag: str = "") -> DetectedDevices | None:
-    """Give the invented hardware that the environment asks for; `None` if it asks for none, and probes have the word.
+    """Return the invented hardware that the environment asks for; `None` if it asks for none, and probes have the word.
 
     Variables hide invented devices as they do real ones. `host_tag` makes their UUIDs this host's. Raises
     `FakeForbidden` in strict mode, `InvalidConfig` for a value that says nothing that can be.
@@ -198,7 +198,7 @@ _MADE_UP = "made up"
 def merge(
     statements: Sequence[ProbeResult], environment: Mapping[str, str], facts: DetectedMachineFacts
 ) -> DetectedDevices:
-    """Give the devices that the statements add up to, with who said what, and all that does not fit together."""
+    """Return the devices that the statements add up to, with who said what, and all that does not fit together."""
     heard = {one.witness: one for one in statements}
     groups = group(statements)
     uuids, findings = _identities(groups, facts.tag)
@@ -231,7 +231,7 @@ def merge(
 
 
 def made_up_uuid(tag: str, backend: Backend, key: str) -> str:
-    """Give the identity of a device whose vendor gives it none: the same each time, and on this machine only."""
+    """Return the identity of a device whose vendor gives it none: the same each time, and on this machine only."""
     digits = hashlib.sha256(f"{tag}\n{backend}\n{key}".encode()).hexdigest()
     return f"LOCAL-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"
 
@@ -351,7 +351,7 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
     limit_s: float = LIMIT_S,
     torch_limit_s: float = LIMIT_S,
 ) -> DetectedDevices:
-    """Give the devices of this machine, what can be spoken here, and everything odd that was noticed.
+    """Return the devices of this machine, what can be spoken here, and everything odd that was noticed.
 
     `files` is the root below which /proc, /sys and /dev are looked up. `python` is the interpreter whose torch is one
     of the witnesses; empty means that torch is not heard. It is asked where there is evidence of a device, or if
@@ -376,7 +376,7 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
 
 
 def _seen(read: list[ProbeResult]) -> dict[str, str]:
-    """Give the vendors of whom the kernel names devices that a driver has."""
+    """Return the vendors of whom the kernel names devices that a driver has."""
     vendors = {Backend.CUDA: "nvidia", Backend.ROCM: "amd"}
     return {
         vendors[sighting.backend]: f"{one.witness} lists {sighting.name or sighting.pci}"

@@ -42,22 +42,22 @@ _SIZES = {"memory.total": "total_bytes", "memory.free": "free_bytes", "memory.re
 
 
 def question(program: str = NVIDIA_SMI, *, is_old: bool = False) -> list[str]:
-    """Give the command that lists the GPUs."""
+    """Return the command that lists the GPUs."""
     return [program, f"--query-gpu={','.join(_OLD if is_old else _ALL)}", "--format=csv"]
 
 
 def parts_question(program: str = NVIDIA_SMI) -> list[str]:
-    """Give the command that also lists the parts of divided GPUs."""
+    """Return the command that also lists the parts of divided GPUs."""
     return [program, "-L"]
 
 
 def wants_old_question(reply: Reply) -> bool:
-    """Whether this version does not know all columns."""
+    """Return whether this version does not know all columns."""
     return not isinstance(reply, ProbeFailure) and _UNKNOWN_FIELD in f"{reply.out} {reply.err}".lower()
 
 
 def read_nvidia_smi(reply: Reply) -> ProbeResult:
-    """Give what the list of GPUs says."""
+    """Return what the list of GPUs says."""
     if isinstance(reply, ProbeFailure):
         return ProbeResult(witness=NVIDIA_SMI, findings=(silence(reply, NVIDIA_SMI),), was_heard=False)
     lines = [line for line in reply.out.splitlines() if line.strip()]
@@ -83,7 +83,7 @@ def read_nvidia_smi(reply: Reply) -> ProbeResult:
 
 
 def read_parts(statement: ProbeResult, reply: Reply) -> ProbeResult:
-    """Give a statement with the parts of its divided GPUs added."""
+    """Return a statement with the parts of its divided GPUs added."""
     if isinstance(reply, ProbeFailure):
         return changed(statement, findings=(*statement.findings, silence(reply, NVIDIA_SMI)))
     parents = {one.uuid: one for one in statement.sightings}
@@ -185,13 +185,13 @@ _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.p
 
 
 def child_command(folder: str, *words: str) -> list[str]:
-    """Give the command of the child script; `folder` is where pynvml lies."""
+    """Return the command of the child script; `folder` is where pynvml lies."""
     # Isolated and without site packages: it starts in a few milliseconds, and nobody's environment changes it.
     return [sys.executable, "-I", "-S", _SCRIPT, folder, *words]
 
 
 def library_folder() -> str:
-    """Give the folder in which pynvml lies, empty if it is not installed. Does not import it."""
+    """Return the folder in which pynvml lies, empty if it is not installed. Does not import it."""
     try:
         spec = importlib.util.find_spec("pynvml")
     except (ImportError, ValueError):
@@ -203,7 +203,7 @@ def library_folder() -> str:
 
 
 def missing() -> ProbeResult:
-    """Say that the library's Python half is not installed."""
+    """Return the message that the library's Python half is not installed."""
     finding = ProbeFinding(
         code="nvml_missing",
         message="NVML was not asked: the Python library nvidia-ml-py is not installed beside Stoker",
@@ -214,7 +214,7 @@ def missing() -> ProbeResult:
 
 
 def read_nvml(reply: Reply) -> ProbeResult:
-    """Give what a snapshot says."""
+    """Return what a snapshot says."""
     if isinstance(reply, ProbeFailure):
         return ProbeResult(witness=NVML, findings=(silence(reply, NVML),), was_heard=False)
     said = next(iter(marked_objects(reply.out)), None)
@@ -298,7 +298,7 @@ _VENDORS = {"0x10de": (Backend.CUDA, "NVIDIA", "nvidia"), "0x1002": (Backend.ROC
 
 
 def read_driver(files: KernelFiles) -> ProbeResult:
-    """Give what NVIDIA's driver lists in /proc."""
+    """Return what NVIDIA's driver lists in /proc."""
     version = driver_version(files)
     rows = [(pci, read_information(files.text(f"{_GPUS}/{pci}/information"))) for pci in files.names(_GPUS)]
     excluded = [pci for pci, row in rows if row.get("GPU Excluded", "").lower() == "yes"]
@@ -319,7 +319,7 @@ def read_driver(files: KernelFiles) -> ProbeResult:
 
 
 def read_bus(files: KernelFiles) -> ProbeResult:
-    """Give the accelerators of NVIDIA's and AMD's on the PCI bus, whether or not a driver has taken them."""
+    """Return the accelerators of NVIDIA's and AMD's on the PCI bus, whether or not a driver has taken them."""
     found = []
     for address in files.names(_BUS, r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"):
         place = f"{_BUS}/{address}"
@@ -335,13 +335,13 @@ def read_information(text: str) -> dict[str, str]:
 
 
 def driver_version(files: KernelFiles) -> str:
-    """Give the version of NVIDIA's loaded driver; empty without one."""
+    """Return the version of NVIDIA's loaded driver; empty without one."""
     found = _VERSION.search(files.text("/proc/driver/nvidia/version"))
     return found[1] if found else text_cell(files.text("/sys/module/nvidia/version"))
 
 
 def device_files(files: KernelFiles) -> dict[int, bool]:
-    """Give the numbers of NVIDIA's device files, each with whether we may use it."""
+    """Return the numbers of NVIDIA's device files, each with whether we may use it."""
     names = files.names("/dev", r"nvidia\d{1,4}")
     return {int(name.removeprefix("nvidia")): files.may_use(f"/dev/{name}") for name in names}
 
@@ -399,7 +399,7 @@ _GPU_NAME = r"[0-9a-f]+\.(gpu|gv11b|gp10b|ga10b)"
 
 
 def read_jetson(files: KernelFiles) -> ProbeResult:
-    """Give the board's GPU, if this is such a board."""
+    """Return the board's GPU, if this is such a board."""
     model = text_cell(_from_tree(files, "model"))
     chip = _CHIP.search(_from_tree(files, "compatible"))
     is_board = chip is not None or "jetson" in model.lower()

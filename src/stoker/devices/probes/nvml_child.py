@@ -93,7 +93,7 @@ def _parts(nvml: Any, handle: Any) -> list[dict[str, Any]]:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    """Give the memory with what the driver keeps for itself; older drivers do not tell that apart."""
+    """Return the memory with what the driver keeps for itself; older drivers do not tell that apart."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     newer = _try(nvml, "nvmlDeviceGetMemoryInfo", handle, version) if version else None
     return newer if newer is not None else _try(nvml, "nvmlDeviceGetMemoryInfo", handle)

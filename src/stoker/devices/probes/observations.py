@@ -89,13 +89,13 @@ class DetectedDevices:
 
 
 def with_implied(backends: Mapping[Backend, str]) -> dict[Backend, str]:
-    """Give the backends with webgpu, which every other one implies, in declared order."""
+    """Return the backends with webgpu, which every other one implies, in declared order."""
     implied = {Backend.WEBGPU: "", **backends} if backends else {}
     return {backend: implied[backend] for backend in Backend if backend in implied}
 
 
 def spoken(backends: Mapping[Backend, str], devices: Iterable[Device]) -> dict[Backend, str]:
-    """Give the backends without those whose every device is hidden or can't be used, and with what the rest imply."""
+    """Return the backends without those whose every device is hidden or can't be used, and with what the rest imply."""
     by_backend: dict[Backend, list[Device]] = {}
     for device in devices:
         by_backend.setdefault(device.backend, []).append(device)
@@ -147,7 +147,7 @@ UNIFIED_FRAGMENTS = ("jetson", "orin", "tegra", "gb10", "digits", "thor")
 
 
 def order_of(field: str) -> tuple[str, ...]:
-    """Give who is believed about a field, the most trusted first."""
+    """Return who is believed about a field, the most trusted first."""
     return BY_FIELD.get(field, WITNESSES)
 
 
@@ -159,7 +159,7 @@ Group = dict[str, DeviceReport]
 
 
 def group(statements: Iterable[ProbeResult]) -> list[Group]:
-    """Give the devices, in their drivers' order, parts right after their wholes.
+    """Return the devices, in their drivers' order, parts right after their wholes.
 
     Sightings of torch that carry no address are left out: see `pair`.
     """
@@ -176,7 +176,7 @@ def group(statements: Iterable[ProbeResult]) -> list[Group]:
 
 
 def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
-    """Give sightings of torch that carry no address to the devices that it can see; say how many found none.
+    """Return sightings of torch that carry no address to the devices that it can see; say how many found none.
 
     `groups` are the visible devices in their order. Without addresses, the names must agree one by one.
     """
@@ -195,12 +195,12 @@ def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
 
 
 def backend_of(of: Group) -> Backend:
-    """Give the backend that a device is spoken to through."""
+    """Return the backend that a device is spoken to through."""
     return next(iter(of.values())).backend
 
 
 def first_of(of: Group, field: str) -> tuple[object, str]:
-    """Give what the most trusted witness says about a field, and who that is; nothing and nobody if none does."""
+    """Return what the most trusted witness says about a field, and who that is; nothing and nobody if none does."""
     for witness in order_of(field):
         sighting = of.get(witness)
         value = getattr(sighting, field) if sighting is not None else None
@@ -210,7 +210,7 @@ def first_of(of: Group, field: str) -> tuple[object, str]:
 
 
 def is_unified(of: Group) -> bool:
-    """Whether a device's names say that it works in the machine's memory."""
+    """Return whether a device's names say that it works in the machine's memory."""
     return any(fragment in name.lower() for name in _names(of) for fragment in UNIFIED_FRAGMENTS)
 
 

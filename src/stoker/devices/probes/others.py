@@ -31,12 +31,12 @@ _FAMILY = re.compile(r"metal(\d*)", re.IGNORECASE)
 
 
 def question(program: str = SYSTEM_PROFILER) -> list[str]:
-    """Give the command that lists graphics hardware."""
+    """Return the command that lists graphics hardware."""
     return [program, _KEY, "-json"]
 
 
 def read_system_profiler(reply: Reply) -> ProbeResult:
-    """Give what system_profiler said."""
+    """Return what system_profiler said."""
     if isinstance(reply, ProbeFailure):
         return ProbeResult(witness=SYSTEM_PROFILER, findings=(silence(reply, SYSTEM_PROFILER),), was_heard=False)
     try:
@@ -55,7 +55,7 @@ def read_system_profiler(reply: Reply) -> ProbeResult:
 
 
 def _metal(row: Mapping[str, Any]) -> str | None:
-    """Give the version of Metal that a GPU speaks, empty if it is not told, `None` if it speaks none."""
+    """Return the version of Metal that a GPU speaks, empty if it is not told, `None` if it speaks none."""
     for key in ("spdisplays_mtlgpufamilysupport", "spdisplays_metal", "spdisplays_metalfamily"):
         value = str(row.get(key, ""))
         if "unsupported" in value or "notsupported" in value.replace("_", ""):
@@ -118,7 +118,7 @@ class BackendProbe:
 
 
 def read(speaker: BackendProbe, reply: Reply) -> ProbeResult:
-    """Give what a program said about its backend."""
+    """Return what a program said about its backend."""
     if isinstance(reply, ProbeFailure):
         return ProbeResult(witness=speaker.witness, findings=(silence(reply, speaker.witness),), was_heard=False)
     version = speaker.version(reply.out)
@@ -178,12 +178,12 @@ _NONE = "No CUDA GPUs are available"
 
 
 def torch_question(python: str) -> list[str]:
-    """Give the command that asks the torch of an interpreter."""
+    """Return the command that asks the torch of an interpreter."""
     return [python, _SCRIPT]
 
 
 def read_torch(reply: Reply) -> ProbeResult:
-    """Give what torch said, also if it fell silent half way."""
+    """Return what torch said, also if it fell silent half way."""
     said: dict[str, Any] = {}
     for one in marked_objects(reply.out):
         said.update(one)

@@ -23,7 +23,7 @@ MARK = "stoker-probe:"
 
 
 def marked_objects(text: str) -> list[dict[str, Any]]:
-    """Give the objects of all whole marked lines; anything else is somebody else's noise."""
+    """Return the objects of all whole marked lines; anything else is somebody else's noise."""
     found = []
     for line in text.splitlines():
         _, mark, body = line.partition(MARK)
@@ -61,17 +61,17 @@ _LONGEST = 200
 
 
 def is_absent(text: str) -> bool:
-    """Whether a tool says that it has no value: empty, `[N/A]`, `[Insufficient Permissions]` and the like."""
+    """Return whether a tool says that it has no value: empty, `[N/A]`, `[Insufficient Permissions]` and the like."""
     return text.strip().strip("[]<>()").strip().lower() in _ABSENT
 
 
 def text_cell(text: object) -> str:
-    """Give a text that is safe to show, empty if there is none."""
+    """Return a text that is safe to show, empty if there is none."""
     return "" if not isinstance(text, str) or is_absent(text) else one_line(text, _LONGEST)
 
 
 def size_cell(text: str, *, unit: str = "mib") -> int | None:
-    """Give a size in bytes, `None` if the tool has none. Raises `ValueError` for what is neither.
+    """Return a size in bytes, `None` if the tool has none. Raises `ValueError` for what is neither.
 
     All units are binary, whatever they are called: so these tools count. `unit` is meant where none is printed.
     """
@@ -88,13 +88,13 @@ def size_cell(text: str, *, unit: str = "mib") -> int | None:
 
 
 def bytes_value(value: object) -> int | None:
-    """Give a number of bytes out of JSON, `None` if it is not one that can be."""
+    """Return a number of bytes out of JSON, `None` if it is not one that can be."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value <= _MOST_BYTES else None  # type: ignore[operator,return-value]
 
 
 def count_value(value: object) -> int | None:
-    """Give a small number out of JSON, such as an index, or `None`."""
+    """Return a small number out of JSON, such as an index, or `None`."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < 1 << 31 else None  # type: ignore[operator,return-value]
 
@@ -111,7 +111,7 @@ class KernelFiles:
         self._root = root
 
     def text(self, path: str) -> str:
-        """Give what a file holds, without NULs and surrounding space; empty if it can't be read."""
+        """Return what a file holds, without NULs and surrounding space; empty if it can't be read."""
         try:
             descriptor = os.open(self.place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
@@ -125,7 +125,7 @@ class KernelFiles:
         return data.decode("utf-8", "replace").replace("\0", " ").strip()
 
     def names(self, path: str, pattern: str = ".*") -> list[str]:
-        """Give the entries of a folder whose whole name fits, numbers in their order; none if it can't be read."""
+        """Return the entries of a folder whose whole name fits, numbers in their order; none if it can't be read."""
         try:
             found = [name for name in os.listdir(self.place(path)) if re.fullmatch(pattern, name)]
         except (OSError, ValueError):
@@ -133,22 +133,22 @@ class KernelFiles:
         return sorted(found, key=lambda name: [int(part) if part.isdecimal() else part for part in _runs(name)])
 
     def has(self, path: str) -> bool:
-        """Whether there is anything of that name."""
+        """Return whether there is anything of that name."""
         return os.path.lexists(self.place(path))
 
     def may_use(self, path: str) -> bool:
-        """Whether we may read and write a device file."""
+        """Return whether we may read and write a device file."""
         return os.access(self.place(path), os.R_OK | os.W_OK)
 
     def target_name(self, path: str) -> str:
-        """Give the last part of what a link leads to; empty if it is none."""
+        """Return the last part of what a link leads to; empty if it is none."""
         try:
             return os.path.basename(os.readlink(self.place(path)))
         except OSError:
             return ""
 
     def place(self, path: str) -> str:
-        """Give where a file really lies."""
+        """Return where a file really lies."""
         return os.path.join(self._root, path.lstrip("/"))
 
 
@@ -191,7 +191,7 @@ class Evidence:
 
 
 def look(files: KernelFiles, environment: Mapping[str, str], seen: Mapping[str, str]) -> Evidence:
-    """Give what speaks for accelerators; `seen` are vendors of which the kernel's lists already name devices."""
+    """Return what speaks for accelerators; `seen` are vendors of which the kernel's lists already name devices."""
     return Evidence(
         nvidia=seen.get("nvidia", "") or _nvidia(files, environment),
         amd=seen.get("amd", "") or _first(files, _AMD_FILES) or _program(("amd-smi", "rocm-smi"), environment),
@@ -202,7 +202,7 @@ def look(files: KernelFiles, environment: Mapping[str, str], seen: Mapping[str, 
 
 
 def program_on_path(name: str, environment: Mapping[str, str]) -> str:
-    """Give where a program is found, empty if it is not."""
+    """Return where a program is found, empty if it is not."""
     if not environment.get("PATH"):
         return ""
     try:

@@ -61,7 +61,7 @@ def _label(module: Any, number: int) -> str:
 
 
 def _solve(torch: Any, device: str) -> Any:
-    """Give outputs and gradients of two small layers, the same on every device but for rounding."""
+    """Return outputs and gradients of two small layers, the same on every device but for rounding."""
     generator = torch.Generator().manual_seed(20)
     x, first, second = (
         torch.randn(shape, generator=generator, dtype=torch.float32).to(device)

@@ -50,7 +50,7 @@ class VisibilityList:
 def visible_answers(
     candidates: Sequence[VisibilityDevice], environment: Mapping[str, str]
 ) -> tuple[TriStateAnswer, ...]:
-    """Say of each device whether variables hide it. Candidates stand in their drivers' order, parts after wholes."""
+    """Return of each device whether variables hide it. Candidates stand in their drivers' order, parts after wholes."""
     answers = dict.fromkeys(range(len(candidates)), _YES)
     cuda = [at for at, one in enumerate(candidates) if one.backend is Backend.CUDA]
     rocm = [at for at, one in enumerate(candidates) if one.backend is Backend.ROCM]
@@ -186,14 +186,14 @@ class DetectedMachineFacts:
 
 
 def installed(of: Group) -> TriStateAnswer:
-    """Say who has seen the device."""
+    """Return who has seen the device."""
     return TriStateAnswer(verdict=TriState.YES, why=f"seen by {', '.join(of)}")
 
 
 def visible(
     of: Group, by_variables: TriStateAnswer, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts
 ) -> TriStateAnswer:
-    """Say whether programs started from here may see the device."""
+    """Return whether programs started from here may see the device."""
     if TORCH in of:
         return TriStateAnswer(verdict=TriState.YES, why="torch sees it")
     if by_variables.is_no:
@@ -208,7 +208,7 @@ def visible(
 
 
 def usable(of: Group, seen: TriStateAnswer, heard: Mapping[str, ProbeResult]) -> TriStateAnswer:
-    """Say whether a program has worked on the device, or what would stop one."""
+    """Return whether a program has worked on the device, or what would stop one."""
     if first_of(of, "is_split")[0] is True:
         return _no("it is divided into parts (MIG), and programs use those")
     tried = of[TORCH].works if TORCH in of else _stopped(of, heard)
@@ -222,7 +222,7 @@ def usable(of: Group, seen: TriStateAnswer, heard: Mapping[str, ProbeResult]) ->
 
 
 def _stopped(of: Group, heard: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
-    """Give what is known to stop programs, unless a witness gets through to the device."""
+    """Return what is known to stop programs, unless a witness gets through to the device."""
     reached = [one for witness, one in of.items() if witness not in ("kernel", "pci")]
     if reached:
         # One of them may list a device that it no longer gets an answer from.
@@ -269,7 +269,7 @@ def _rocm_hidden(of: Group, facts: DetectedMachineFacts) -> str:
 
 
 def _torch_saw_others(of: Group, heard: Mapping[str, ProbeResult]) -> bool:
-    """Whether torch was heard on this kind of device, and did not name this one."""
+    """Return whether torch was heard on this kind of device, and did not name this one."""
     said = heard.get(TORCH)
     is_whole = not first_of(of, "parent")[0]
     return said is not None and said.was_heard and backend_of(of) in said.looked_for and TORCH not in of and is_whole

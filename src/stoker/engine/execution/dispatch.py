@@ -109,7 +109,7 @@ class NodeLauncher:
         self.room = NodeQueue()
 
     def needs_of(self, node: PlanNode, execute: Execute) -> Needs:
-        """Give what a node holds while it runs, with the company that it would be a member of."""
+        """Return what a node holds while it runs, with the company that it would be a member of."""
         if node.stage.together is None or self._solo or self._engine.company_runner() is None:
             return node.needs
         return changed(node.needs, company=company_word(node.stage, node.args, execute.action))
@@ -172,7 +172,7 @@ class NodeLauncher:
         return self._engine.company_runner() if waiting.needs.company else None
 
     def _has_seat(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
-        """Whether there is a place at all: a company's, or one beside it."""
+        """Return whether there is a place at all: a company's, or one beside it."""
         if joining is not None and needs.company not in joining:
             return False
         return not 0 < needs.most <= self.permits.members_of(needs.company)
@@ -381,7 +381,7 @@ class DeferredNodes:
         return before is None
 
     def due(self, now_s: float) -> list[str]:
-        """Give the nodes whose moment has come, each once."""
+        """Return the nodes whose moment has come, each once."""
         names = []
         for name, moment in self._moments.items():
             if not moment.is_due and now_s >= moment.due_s:
@@ -390,7 +390,7 @@ class DeferredNodes:
         return names
 
     def nap_s(self, now_s: float, longest_s: float) -> float:
-        """Say how long nothing here needs attention."""
+        """Return how long nothing here needs attention."""
         waits = [moment.due_s - now_s for moment in self._moments.values() if not moment.is_due]
         return max(0.0, min([longest_s, *waits]))
 

@@ -67,7 +67,7 @@ _BY_CAUSE: dict[FailureCause, type[StokerError]] = {
 
 
 def as_stopped(running: InFlightAttempt, failed: StageFailure) -> StageFailure:
-    """Give why an attempt failed: if it was asked to stop, that is why, whatever it said on its way out."""
+    """Return why an attempt failed: if it was asked to stop, that is why, whatever it said on its way out."""
     if running.stop_cause is None:
         return failed
     stopped = changed(failed, cause=running.stop_cause)
@@ -113,7 +113,7 @@ def left_behind(running: InFlightAttempt, now_s: float) -> AttemptReport:
 
 
 def error_of(name: str, result: NodeResult, error_code: str) -> StokerError:
-    """Give the error whose class, code and exit code fit why the node failed."""
+    """Return the error whose class, code and exit code fit why the node failed."""
     kind = _BY_CODE.get(error_code) or (_BY_CAUSE.get(result.cause) if result.cause else None) or StageFailed
     return kind(f"{name}: {result.message}", hint=result.hint, node=name, cause=str(result.cause))
 

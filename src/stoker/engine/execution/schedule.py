@@ -173,7 +173,7 @@ class PlanProgress:
         self._fanned: dict[str, frozenset[str]] = {}
 
     def sources_of(self, name: str) -> list[str]:
-        """Give whose results a node's result is made of: itself, or the instances of a fan-out."""
+        """Return whose results a node's result is made of: itself, or the instances of a fan-out."""
         return self._instances.get(name, [name])
 
     def is_unexpanded_fan(self, name: str) -> bool:
@@ -183,7 +183,7 @@ class PlanProgress:
         return name in self._instances
 
     def items_for(self, name: str) -> int:
-        """Say how many items a fan-out goes over. Raises `ValueError` if its lists don't agree, or are too long."""
+        """Return how many items a fan-out goes over. Raises `ValueError` if its lists don't agree, or are too long."""
         node = self.nodes[name]
         counts = {
             one: len(self.products_of(one))
@@ -230,14 +230,14 @@ class PlanProgress:
                 self.collect(name)
 
     def products_of(self, name: str) -> tuple[NodeProduct, ...]:
-        """Give what a node gave; of a fan-out, what all its instances gave, in order."""
+        """Return what a node gave; of a fan-out, what all its instances gave, in order."""
         instances = self._instances.get(name)
         if instances is None:
             return self.results[name].products
         return tuple(product for one in instances for product in self.results[one].products)
 
     def inputs_of(self, name: str) -> dict[str, tuple[NodeProduct, ...]]:
-        """Give the artifacts for each port of a node whose producers are done; an instance gets its own items."""
+        """Return the artifacts for each port of a node whose producers are done; an instance gets its own items."""
         node = self.nodes[name]
         position = self._positions.get(name)
         fanned = self._fanned[node.id] if position is not None else ()

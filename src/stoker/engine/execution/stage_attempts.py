@@ -105,7 +105,7 @@ class NodeQueue:
         heapq.heappush(self._groups.setdefault(waiting.needs, []), waiting)
 
     def first_of_each(self) -> list[QueuedNode]:
-        """Give the first node of each group, in the order of the plan."""
+        """Return the first node of each group, in the order of the plan."""
         return sorted(group[0] for group in self._groups.values() if group)
 
     def leave(self, waiting: QueuedNode) -> None:
@@ -422,7 +422,7 @@ class Attempts:
         return self._folders.log_of(name)
 
     def _objection(self, running: InFlightAttempt, inputs: dict[str, tuple[NodeProduct, ...]]) -> StageFailure | None:
-        """Say why what a finished stage made may not be kept, if there is a reason."""
+        """Return why what a finished stage made may not be kept, if there is a reason."""
         if self._is_too_late(running):
             return StageFailure(
                 cause=running.stop_cause or FailureCause.CANCELLED, message="it finished after it was asked to stop"
@@ -486,7 +486,7 @@ class Attempts:
             raise ReadingStopped
 
     def _is_too_late(self, running: InFlightAttempt) -> bool:
-        """Whether the run, or this attempt, was told to stop: what it gives is not taken any more."""
+        """Return whether the run, or this attempt, was told to stop: what it gives is not taken any more."""
         if running.stop_cause is None and self._is_cancelled():
             running.stop_cause = FailureCause.CANCELLED
         return running.stop_cause is not None
@@ -525,7 +525,7 @@ class InFlightAttempts:
 
     @property
     def companies(self) -> frozenset[str]:
-        """Give the words of the companies that some are members of."""
+        """Return the words of the companies that some are members of."""
         return frozenset(running.company for running in self._running.values() if running.company)
 
     def add(self, running: InFlightAttempt) -> None:

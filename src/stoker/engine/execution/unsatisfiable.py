@@ -25,7 +25,7 @@ def impossible(
     memory: MemoryGate,
     runner_for: Callable[[Stage], StageRunner],
 ) -> StokerError | None:
-    """Say why some of these nodes can never run here, or give nothing.
+    """Return why some of these nodes can never run here, or give nothing.
 
     `PlanFaults`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
     """
@@ -49,7 +49,7 @@ def impossible(
 
 
 def impossible_here(engine: Engine, nodes: Sequence[PlanNode]) -> StokerError | None:
-    """Say the same of nodes that nobody runs."""
+    """Return the same of nodes that nobody runs."""
     devices = engine.open_devices(lambda: None) if any(node.needs.gpu for node in nodes) else NoDevices()
     try:
         return impossible(nodes, devices=devices, memory=engine.memory, runner_for=engine.runner_for)

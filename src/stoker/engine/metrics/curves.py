@@ -41,7 +41,7 @@ class LastValue:
 
 
 def last_values(paths: Sequence[str], *, on_damage: OnDamage = pass_over) -> dict[str, LastValue]:
-    """Give the newest value of each metric, in the order in which the names came up."""
+    """Return the newest value of each metric, in the order in which the names came up."""
     newest: dict[str, LastValue] = {}
     for path in paths:
         for frame in read_frames(path, on_damage=on_damage):
@@ -59,7 +59,7 @@ def last_values(paths: Sequence[str], *, on_damage: OnDamage = pass_over) -> dic
 def curves(
     paths: Sequence[str], *, points: int = POINTS, names: Sequence[str] | None = None, on_damage: OnDamage = pass_over
 ) -> dict[str, list[Point]]:
-    """Give (step, value) for each metric, or for those of some `names`, ordered by step.
+    """Return (step, value) for each metric, or for those of some `names`, ordered by step.
 
     A curve of more than `points` values is thinned: of each of its parts there remain the first, last, lowest and
     highest value and the first one that is not finite.
@@ -252,7 +252,7 @@ class _Reading:
                     yield one, frame
 
     def parts(self, part_rows: int) -> Iterator[dict[str, list[Any]]]:
-        """Give columns of at least `part_rows` rows, and at the end of whatever is left; at least once."""
+        """Return columns of at least `part_rows` rows, and at the end of whatever is left; at least once."""
         columns = self._empty()
         for one, frame in self.frames():
             count = len(frame.values)

@@ -87,7 +87,7 @@ class MetricFrame:
     """Where the next frame of the file begins: reading may go on from there later."""
 
     def rows(self) -> Iterator[MetricRow]:
-        """Give the batch by row."""
+        """Return the batch by row."""
         names, source = self.names, self.source
         for step, at_s, value, index in zip(self.steps, self.times_s, self.values, self.name_of, strict=True):
             yield MetricRow(step, at_s, names[index], value, source)
@@ -163,7 +163,7 @@ def decode_payload(payload: bytes, *, end_bytes: int = 0) -> MetricFrame:
 
 
 def read_frames(path: str, *, start_bytes: int = 0, on_damage: OnDamage = pass_over) -> Iterator[MetricFrame]:
-    """Give a file's frames in order, from a place where one begins; memory stays at a frame or two.
+    """Return a file's frames in order, from a place where one begins; memory stays at a frame or two.
 
     A missing file has no frames. Bytes that are no whole frame are passed over and told to `on_damage`. What is no file
     is refused: a program may have put anything there, and nobody waits for a pipe.
@@ -182,19 +182,19 @@ def read_frames(path: str, *, start_bytes: int = 0, on_damage: OnDamage = pass_o
 
 
 def read_metrics(paths: Sequence[str], *, on_damage: OnDamage = pass_over) -> Iterator[MetricRow]:
-    """Give the rows of some files, file by file, in the order in which they were written."""
+    """Return the rows of some files, file by file, in the order in which they were written."""
     for path in paths:
         for frame in read_frames(path, on_damage=on_damage):
             yield from frame.rows()
 
 
 def clean_step(step: int) -> int:
-    """Give a step that a frame can hold."""
+    """Return a step that a frame can hold."""
     return max(-_STEP_LIMIT, min(_STEP_LIMIT - 1, step))
 
 
 def clean_name(name: str) -> str:
-    """Give a metric's name as a frame can hold it: not empty, valid text, at most `NAME_BYTES` long."""
+    """Return a metric's name as a frame can hold it: not empty, valid text, at most `NAME_BYTES` long."""
     if name and name.isascii() and len(name) <= NAME_BYTES:
         return name
     data = name.encode("utf-8", "replace")[:NAME_BYTES]

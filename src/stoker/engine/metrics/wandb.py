@@ -182,6 +182,6 @@ def _begin_line(run: WandbRun) -> dict[str, Any]:
 
 
 def _log_lines(frame: MetricFrame) -> Iterator[dict[str, Any]]:
-    """Give a frame's rows, those of one step together."""
+    """Return a frame's rows, those of one step together."""
     for step, rows in groupby(frame.rows(), key=lambda row: row.step):
         yield {"kind": "log", "step": step, "values": {row.name: row.value for row in rows}}

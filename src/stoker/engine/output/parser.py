@@ -82,7 +82,7 @@ class OutputLines:
         return given
 
     def finish(self) -> list[bytes]:
-        """Give the last line, which had no end, and the last one that was passed over."""
+        """Return the last line, which had no end, and the last one that was passed over."""
         self._window_end_s = -1.0
         return [*self._begin_window(), *self._choose(self._end_line())]
 

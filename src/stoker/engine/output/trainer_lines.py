@@ -84,7 +84,7 @@ def take_step(numbers: dict[str, bytes]) -> tuple[str, int | None]:
 
 
 def is_number(word: bytes) -> bool:
-    """Whether a word is a number, and nothing else."""
+    """Return whether a word is a number, and nothing else."""
     return _WHOLE.fullmatch(word) is not None
 
 

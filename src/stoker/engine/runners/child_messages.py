@@ -71,7 +71,7 @@ def do_work(
 def context_of(
     work: dict[str, Any], stage: Stage, report: Callable[[dict[str, Any]], None], is_cancelled: Callable[[], bool]
 ) -> StageContext:
-    """Give what a stage sees of the run, as a request says."""
+    """Return what a stage sees of the run, as a request says."""
     return StageContext(
         node=work["node"],
         out=work["out"],
@@ -85,7 +85,7 @@ def context_of(
 
 
 def checked_args(work: dict[str, Any], stage: Stage) -> dict[str, Any]:
-    """Give the arguments that a request names. Raises `ValueError` for what the stage does not take."""
+    """Return the arguments that a request names. Raises `ValueError` for what the stage does not take."""
     values, faults = stage.args.check(work["args"], owner=work["node"])
     if faults:
         message = "; ".join(map(str, faults))
@@ -113,7 +113,7 @@ def find_stage(entry: str) -> Stage:
 
 
 def given_inputs(work: dict[str, Any]) -> dict[str, list[tuple[ArtifactRef, Callable[[], str]]]]:
-    """Give the inputs that a request names, by port."""
+    """Return the inputs that a request names, by port."""
     return {port: [_given(*given) for given in givens] for port, givens in work["inputs"].items()}
 
 
@@ -131,7 +131,7 @@ def pass_on(report: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> N
 
 
 def answer_of(outcome: StageSuccess | StageFailure) -> dict[str, Any]:
-    """Give an outcome in the words that the run reads."""
+    """Return an outcome in the words that the run reads."""
     if not isinstance(outcome, StageFailure):
         return {"outcome": "finished"}
     return {

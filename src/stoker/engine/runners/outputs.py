@@ -83,7 +83,7 @@ class DeclaredOutputs:
         return os.path.join(self._folder, declared)
 
     def _files(self, declared: str) -> Iterator[tuple[str, str, _Look]]:
-        """Give every file by its name below the program's folder, with where it lies and how it looks."""
+        """Return every file by its name below the program's folder, with where it lies and how it looks."""
         top = self._at(declared)
         behind = self._links.get(declared)
         if behind is not None and os.path.realpath(top) == behind:
@@ -100,7 +100,7 @@ class DeclaredOutputs:
 
 
 def output_locks(root: str, folder: str, declared: Sequence[str]) -> list[FileLock]:
-    """Give a lock for each declared output: two programs that write to one place would take each other's files.
+    """Return a lock for each declared output: two programs that write to one place would take each other's files.
 
     Locks lie below `root`, which every run of this user shares, and stand in an order in which all take them.
     """
@@ -146,7 +146,7 @@ def _tell_from_here(link: str, where: str, homes: tuple[str, ...]) -> None:
 
 
 def checked_output(text: str) -> str:
-    """Give a declared output in its normal form; `BadInput` unless it lies below the program's folder."""
+    """Return a declared output in its normal form; `BadInput` unless it lies below the program's folder."""
     path = os.path.normpath(text)
     if not text or os.path.isabs(path) or path in (".", "..") or path.startswith("../") or "\0" in path:
         hint = "a file or folder below the one the program runs in, such as outputs=runs/"
@@ -155,7 +155,7 @@ def checked_output(text: str) -> str:
 
 
 def _passes_a_link(into: str, path: str) -> bool:
-    """Whether the program made a link where folders of the result would be: nothing is written through it."""
+    """Return whether the program made a link where folders of the result would be: nothing is written through it."""
     while path := os.path.dirname(path):
         if os.path.islink(os.path.join(into, path)):
             return True

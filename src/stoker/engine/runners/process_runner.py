@@ -71,7 +71,7 @@ class ProcessRunner:
             return self._zygote
 
     def _untold(self, zygote: Zygote) -> tuple[str, ...]:
-        """Give what went wrong while the zygote got warm, once."""
+        """Return what went wrong while the zygote got warm, once."""
         with self._lock:
             warnings = () if self._has_told is zygote else tuple(zygote.wait_ready().warnings)
             self._has_told = zygote
@@ -183,7 +183,7 @@ _STOPPED_EARLY = StageFailure(cause=FailureCause.CANCELLED, message="it was stop
 
 
 def as_request(work: Work) -> dict[str, Any]:
-    """Give an attempt's work as another process takes it."""
+    """Return an attempt's work as another process takes it."""
     return {
         "entry": work.stage.entry,
         "node": work.node,

@@ -37,7 +37,7 @@ class ProgramExit:
 
 
 def failure_of_program(ended: ProcessExit, words: ProgramExit, usage: AttemptUsage) -> StageFailure | None:
-    """Say why a program failed, or nothing if it did not."""
+    """Return why a program failed, or nothing if it did not."""
     if words.was_out_of_memory:
         return out_of_memory(words.cap_bytes, usage, is_part=ended.is_success)
     if ended.is_success:
@@ -57,7 +57,7 @@ def failure_of_program(ended: ProcessExit, words: ProgramExit, usage: AttemptUsa
 
 
 def out_of_memory(cap_bytes: int | None, usage: AttemptUsage, *, is_part: bool = False) -> StageFailure:
-    """Say that it was killed at its cap, or that somebody of it was, though it ended as if all were well."""
+    """Return the failure of an attempt that was killed at its memory limit, or a process of which was."""
     who = "a process of it" if is_part else "it"
     cap = f" at its cap of {format_size(cap_bytes)}" if cap_bytes else ""
     return StageFailure(
@@ -70,7 +70,7 @@ def out_of_memory(cap_bytes: int | None, usage: AttemptUsage, *, is_part: bool =
 
 
 def went_silent(limit_s: float, usage: AttemptUsage) -> StageFailure:
-    """Say that it was stopped because it said nothing for too long."""
+    """Return the message that it was stopped because it said nothing for too long."""
     return StageFailure(
         cause=FailureCause.TIMEOUT,
         message=f"it said nothing for {format_duration(limit_s)}",
@@ -81,7 +81,7 @@ def went_silent(limit_s: float, usage: AttemptUsage) -> StageFailure:
 
 
 def failure_of_outputs(collected: CollectedOutputs, usage: AttemptUsage) -> StageFailure | None:
-    """Say what is wrong with the declared outputs of a program that ended well, or nothing if all is there."""
+    """Return what is wrong with the declared outputs of a program that ended well, or nothing if all is there."""
     if collected.missing:
         message = f"it ended well but left nothing at {', '.join(collected.missing[:_MOST_LISTED])}"
         hint = "outputs= names what it writes, relative to the folder it runs in"
@@ -94,7 +94,7 @@ def failure_of_outputs(collected: CollectedOutputs, usage: AttemptUsage) -> Stag
 
 
 def _blame_for(ended: ProcessExit) -> _Blame:
-    """Say whose fault an end is that nothing else tells about."""
+    """Return whose fault an end is that nothing else tells about."""
     if ended.signal is None:
         return _Blame(_ANYTHING, FailureCause.USER, StageFailed.code, _hint_for_status(ended.status or 0))
     if ended.signal in _FAULTS:
@@ -116,7 +116,7 @@ def _hint_for_status(status: int) -> str:
 
 
 def _exception_in(stderr: str, folder: str) -> str:
-    """Give the exception that a Python program ended with and where it was raised; else its last line."""
+    """Return the exception that a Python program ended with and where it was raised; else its last line."""
     trace = _last_trace(stderr)
     lines = (line.strip() for line in reversed(stderr.splitlines()))
     said = next((line for line in trace.splitlines() if _EXCEPTION.match(line)), "") or next(filter(None, lines), "")
@@ -129,7 +129,7 @@ def _exception_in(stderr: str, folder: str) -> str:
 
 
 def _last_trace(stderr: str) -> str:
-    """Give what follows the head of the last traceback that ended something."""
+    """Return what follows the head of the last traceback that ended something."""
     end = len(stderr)
     while (start := stderr.rfind(_TRACEBACK, 0, end)) >= 0:
         before = stderr[:start].rstrip("\n").rpartition("\n")[2]

@@ -220,7 +220,7 @@ def run_stage(
 def handles_of(
     stage: Stage, inputs: Mapping[str, Sequence[tuple[ArtifactRef, Callable[[], str]]]]
 ) -> dict[str, Kind[Any] | list[Kind[Any]]]:
-    """Give a stage's inputs as it takes them, by port. Raises `StageInputError` for one of another kind."""
+    """Return a stage's inputs as it takes them, by port. Raises `StageInputError` for one of another kind."""
     handed: dict[str, Kind[Any] | list[Kind[Any]]] = {}
     for port in stage.ports:
         for ref, _ in inputs[port.name]:
@@ -232,7 +232,7 @@ def handles_of(
 
 
 def judge_made(stage: Stage, made: Any, out: str) -> StageSuccess | StageFailure:
-    """Say whether what a stage gave, and wrote, is what it promises."""
+    """Return whether what a stage gave, and wrote, is what it promises."""
     try:
         _check_made(stage, made, out)
     except Exception as error:  # noqa: BLE001 - a validator may raise anything

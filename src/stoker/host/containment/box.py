@@ -92,7 +92,7 @@ class ContainedGroup(Protocol):
         """Learn who was started in it; call it right after the start. Raises `ContainmentUnavailable`."""
 
     def read(self) -> ContainmentReading:
-        """Give peak and verdict so far; worth asking now and then, and once more before it is closed."""
+        """Return peak and verdict so far; worth asking now and then, and once more before it is closed."""
 
     def members(self) -> tuple[int, ...]:
         """Give everybody inside who still runs, however often they forked or left their session."""
@@ -132,14 +132,14 @@ _counter = itertools.count(1)
 
 
 def box_name(name: str, mark: str) -> str:
-    """Give a name that no other box has, on this machine, while either is open."""
+    """Return a name that no other box has, on this machine, while either is open."""
     me = host_identity.mine()
     owner = f"{me.pid}-{me.start_ticks}-{_space_number(me)}-{next(_counter)}"
     return f"stoker-{_clean(name)[:_LONGEST_NAME]}.{_clean(mark)[:_LONGEST_MARK]}.{owner}"
 
 
 def is_abandoned(name: str) -> bool:
-    """Say whether this is the name of a box whose opener is certainly gone."""
+    """Return whether this is the name of a box whose opener is certainly gone."""
     parsed = _NAME.fullmatch(name)
     if parsed is None:
         return False

@@ -71,7 +71,7 @@ class ControlGroup:
         return os.path.exists(os.path.join(self.folder, name))
 
     def read(self, name: str) -> str:
-        """Give what a file of it says, or nothing."""
+        """Return what a file of it says, or nothing."""
         try:
             with open(os.path.join(self.folder, name), encoding="ascii") as file:
                 return file.read()
@@ -79,12 +79,12 @@ class ControlGroup:
             return ""
 
     def number(self, name: str) -> int | None:
-        """Give the number in a file; `None` if there is none, or it says `max`."""
+        """Return the number in a file; `None` if there is none, or it says `max`."""
         text = self.read(name).strip()
         return int(text) if text.isdigit() else None
 
     def table(self, name: str) -> dict[str, int]:
-        """Give a file of names and numbers."""
+        """Return a file of names and numbers."""
         words = (line.split() for line in self.read(name).splitlines())
         return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
@@ -158,7 +158,7 @@ class ControlGroup:
         return None
 
     def _all_down(self) -> Iterator[str]:
-        """Give the folder and those below it, each before what is below."""
+        """Return the folder and those below it, each before what is below."""
         for folder, below, _ in os.walk(self.folder):
             below.sort()
             yield folder
@@ -227,7 +227,7 @@ def _still_runs(pid: int) -> bool:
 
 
 def _is_in(pid: int, name: str) -> bool:
-    """Whether a process is in the group of that name, or below it; no two boxes share a name."""
+    """Return whether a process is in the group of that name, or below it; no two boxes share a name."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return any(name in line.rstrip("\n").split("/") for line in file)
@@ -396,7 +396,7 @@ def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
 
 
 def _is_good_twin(folder: str, clock: Clock | None) -> bool:
-    """Whether groups can be made there that can stop everybody in them."""
+    """Return whether groups can be made there that can stop everybody in them."""
     group = ControlGroup(os.path.join(folder, box_name("probe", "")), clock=clock)
     try:
         group.make()
@@ -546,7 +546,7 @@ _CGROUP2_HOW = "the kernel's count for its control group"
 
 
 def find_place(proc: str = "/proc", *, folders: CgroupFolders | None = None) -> str:
-    """Give a folder below which boxes can be made. Raises `ContainmentUnavailable` with the reason."""
+    """Return a folder below which boxes can be made. Raises `ContainmentUnavailable` with the reason."""
     folder = own_group("", 2, proc)
     if folder is None:
         raise ContainmentUnavailable("cgroup version 2 is not mounted")
@@ -568,12 +568,12 @@ def find_place(proc: str = "/proc", *, folders: CgroupFolders | None = None) -> 
 
 
 def _hands_on(group: ControlGroup) -> bool:
-    """Whether a group gives memory control to those below it."""
+    """Return whether a group gives memory control to those below it."""
     return _MEMORY in group.read(_HANDED_ON).split()
 
 
 def _may_enter(group: ControlGroup) -> bool:
-    """Whether we may make groups there and move ourselves between them."""
+    """Return whether we may make groups there and move ourselves between them."""
     return os.access(group.procs_file, os.W_OK) and os.access(group.folder, os.W_OK | os.X_OK)
 
 
@@ -613,7 +613,7 @@ def _move(pid: int, group: ControlGroup) -> None:
 
 
 def _strangers(pids: set[int]) -> set[int]:
-    """Give those who are neither this process nor descend from it."""
+    """Return those who are neither this process nor descend from it."""
     parents = {row.pid: row.parent_pid for row in rows()}
 
     def is_ours(pid: int) -> bool:

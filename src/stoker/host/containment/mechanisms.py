@@ -40,7 +40,7 @@ class ContainmentChoice:
 def choose_mechanism(
     wanted: str | None, *, environment: Mapping[str, str], proc: str = "/proc", clock: Clock | None = None
 ) -> ContainmentChoice:
-    """Give the mechanism to use: the one that is `wanted` by name, or by `None` or `auto` the strongest that works.
+    """Return the mechanism to use: the one that is `wanted` by name, or by `None` or `auto` the strongest that works.
 
     Raises `ContainmentUnavailable` if the one that is named does not work, and `Usage` if there is none of that name.
     """
@@ -70,7 +70,7 @@ def _named(wanted: str) -> Mechanism:
 def _probes(
     environment: Mapping[str, str], proc: str, clock: Clock | None
 ) -> dict[Mechanism, Callable[[], Containment]]:
-    """Give every mechanism with what tries it, strongest first."""
+    """Return every mechanism with what tries it, strongest first."""
     return {
         Mechanism.SYSTEMD: lambda: SystemdContainment.probe(environment, proc=proc, clock=clock),
         Mechanism.CGROUP2: lambda: Cgroup2.probe(proc, clock=clock),

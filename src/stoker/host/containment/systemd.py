@@ -72,7 +72,7 @@ class UserBus:
         self._socket.close()
 
     def control_group(self) -> str:
-        """Give the group of the whole manager, as a path below where groups are mounted."""
+        """Return the group of the whole manager, as a path below where groups are mounted."""
         (found,) = self._ask(_PROPERTIES, "Get", "ss", (_MANAGER, "ControlGroup"))
         return str(found)
 
@@ -161,7 +161,7 @@ class UserBus:
 
 
 def _addresses(environment: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Give the sockets to try, and for each whether systemd itself is behind it and not a bus with others on it."""
+    """Return the sockets to try, and for each whether systemd itself is behind it and not a bus with others on it."""
     folder = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     yield f"{folder}/systemd/private", True
     for address in environment.get("DBUS_SESSION_BUS_ADDRESS", "").split(";"):

@@ -287,7 +287,7 @@ class WatchedGroup(UnlimitedGroup):
 
 
 def _together(members: tuple[ProcessRow, ...], cap_bytes: int | None) -> int:
-    """Give the memory that these hold together.
+    """Return the memory that these hold together.
 
     Pages that several share count for each of them in the quick sum. Only if that is above the cap are they told apart,
     which the kernel takes longer for.

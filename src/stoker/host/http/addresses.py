@@ -80,7 +80,7 @@ def read_address(url: str) -> HttpAddress:
 
 
 def asked_directly(url: str) -> tuple[str, ...]:
-    """Give an address's host if no proxy is asked for it: this computer, or one of its own network.
+    """Return an address's host if no proxy is asked for it: this computer, or one of its own network.
 
     A name of one word, and one that ends in `.local`, is known on that network alone.
     """
@@ -91,12 +91,12 @@ def asked_directly(url: str) -> tuple[str, ...]:
 
 
 def origin(url: str) -> HttpOrigin:
-    """Give whom an address belongs to."""
+    """Return whom an address belongs to."""
     return read_address(url).origin
 
 
 def shown(url: str) -> str:
-    """Give an address as a message may show it: no query, no credentials, no fragment, nothing unprintable."""
+    """Return an address as a message may show it: no query, no credentials, no fragment, nothing unprintable."""
     bare = re.split(r"[?#]", url, maxsplit=1)[0]
     scheme, separator, rest = bare.partition("://") if "://" in bare else ("", "", bare)
     authority, slash, path = rest.partition("/")
@@ -108,7 +108,7 @@ def shown(url: str) -> str:
 
 
 def joined(base: str, location: str) -> str:
-    """Give the address that a `Location` means, seen from the address that was asked. The fragment is dropped.
+    """Return the address that a `Location` means, seen from the address that was asked. The fragment is dropped.
 
     Servers write bytes there that they ought to escape; those are escaped here.
     """
@@ -116,7 +116,7 @@ def joined(base: str, location: str) -> str:
 
 
 def is_inner(host: str) -> bool:
-    """Whether a host is this computer or one of a private network, going by how it is written alone.
+    """Return whether a host is this computer or one of a private network, going by how it is written alone.
 
     Addresses count (in every form that the system's resolver takes, `127.1` too) and the names of this computer; any
     other name is taken for a public one and not looked up.
@@ -126,18 +126,18 @@ def is_inner(host: str) -> bool:
 
 
 def is_this_computer(host: str) -> bool:
-    """Whether a host, however it is written, can only be this computer itself."""
+    """Return whether a host, however it is written, can only be this computer itself."""
     address = _meant(host)
     return address is not None and address.is_loopback
 
 
 def is_literal(host: str) -> bool:
-    """Whether a host is written as an address."""
+    """Return whether a host is written as an address."""
     return _literal(host) is not None
 
 
 def _meant(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Give the address that a host's text alone says it is; nothing of a name that has to be looked up."""
+    """Return the address that a host's text alone says it is; nothing of a name that has to be looked up."""
     bare = host.rstrip(".")
     address = _LOOPBACK if bare == "localhost" or bare.endswith(".localhost") else _literal(host)
     return getattr(address, "ipv4_mapped", None) or address

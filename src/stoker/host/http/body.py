@@ -78,11 +78,11 @@ class Body(Protocol):
         """How many bytes are still to come, nothing where only the end will tell."""
 
     def read(self, at_most_bytes: int) -> bytes:
-        """Give the next bytes, nothing at the end. Raises `Ended` where the stream ends first, or `Malformed`."""
+        """Return the next bytes, nothing at the end. Raises `Ended` where the stream ends first, or `Malformed`."""
 
 
 def body(wire: Wire, frame: Framing) -> Body:
-    """Give the body that is framed like that."""
+    """Return the body that is framed like that."""
     if frame.is_chunked:
         return _Chunked(wire)
     return _UntilClosed(wire) if frame.length_bytes is None else _Counted(wire, frame.length_bytes)
@@ -149,7 +149,7 @@ class _Chunked:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _next(self, at_most_bytes: int, *, is_first: bool) -> bytes:
-        """Give bytes of one chunk; nothing at the end, and where nothing is there and it need not be waited for."""
+        """Return bytes of one chunk; nothing at the end, and where nothing is there and it need not be waited for."""
         while not self._left_of_chunk and self.left_bytes is None:
             if not self._step():
                 if not is_first and self._wire.look() is not IdleState.SPEAKS:

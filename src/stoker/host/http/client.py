@@ -43,7 +43,7 @@ class IdleConnections:
         self._is_closed = False
 
     def take(self, route: Route, trust: ssl.SSLContext | None) -> HttpConnection | None:
-        """Give one that still stands, as far as can be seen from here, and was made under the same trust."""
+        """Return one that still stands, as far as can be seen from here, and was made under the same trust."""
         while True:
             with self._lock:
                 waiting = self._by_route.get(route)

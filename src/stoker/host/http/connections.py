@@ -145,7 +145,7 @@ class HttpConnection:
 
 
 def _pieces(body: bytes | BodySource | None) -> Iterator[bytes]:
-    """Give a body piece by piece, exactly as many bytes as were announced."""
+    """Return a body piece by piece, exactly as many bytes as were announced."""
     if isinstance(body, bytes):
         yield from (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
         return

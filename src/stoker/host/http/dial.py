@@ -42,7 +42,7 @@ class SocketAddress:
 def dial(
     host: str, port: int, *, deadline_s: float, cord: CancelHandle, admits: Callable[[str], bool] | None = None
 ) -> socket.socket:
-    """Give a connected socket. Raises `NetworkFailed`, by the first address that failed, or `Aborted`.
+    """Return a connected socket. Raises `NetworkFailed`, by the first address that failed, or `Aborted`.
 
     With `admits` only addresses that it is content with are tried, whatever name leads there.
     """
@@ -79,7 +79,7 @@ def dial_local(paths: tuple[str, ...], *, named: str, cord: CancelHandle) -> soc
 
 
 def look_up(host: str, port: int, *, deadline_s: float, cord: CancelHandle) -> list[SocketAddress]:
-    """Give the addresses of a host, in the system's order."""
+    """Return the addresses of a host, in the system's order."""
     if is_literal(host):
         return _ask_system(host, port)
     answer: list[list[SocketAddress] | Exception] = []

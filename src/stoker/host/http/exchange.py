@@ -25,7 +25,7 @@ class Headers:
             self._values.setdefault(name.lower(), []).append(value)
 
     def get(self, name: str) -> str | None:
-        """Give the first value of a field, or nothing."""
+        """Return the first value of a field, or nothing."""
         values = self._values.get(name.lower())
         return values[0] if values else None
 
@@ -33,7 +33,7 @@ class Headers:
         return name.lower() in self._values
 
     def all(self, name: str) -> tuple[str, ...]:
-        """Give every value of a field."""
+        """Return every value of a field."""
         return tuple(self._values.get(name.lower(), ()))
 
 
@@ -44,7 +44,7 @@ class BodySource(Protocol):
     def length_bytes(self) -> int: ...
 
     def pieces(self) -> Iterator[bytes]:
-        """Give all of it from the beginning, in pieces of at most a few hundred kilobytes."""
+        """Return all of it from the beginning, in pieces of at most a few hundred kilobytes."""
 
 
 @frozen
@@ -74,7 +74,7 @@ class HttpClientResponse(Protocol):
     def headers(self) -> Headers: ...
 
     def read(self, at_most_bytes: int) -> bytes:
-        """Give the next bytes, nothing at the end. A body shorter than announced is `NetworkFailed`, never an end.
+        """Return the next bytes, nothing at the end. A body shorter than announced is `NetworkFailed`, never an end.
 
         Waits for the first byte and then takes what comes within a moment: large pieces on a fast line, and never
         silence for longer than that while bytes trickle in.

@@ -42,7 +42,7 @@ def proxy_for(origin: HttpOrigin, settings: HttpSettings) -> Proxy | None:
 
 
 def _covers(entry: str, origin: HttpOrigin) -> bool:
-    """Whether an entry of NO_PROXY means this host: `*`, a name and all below it, an address, a network."""
+    """Return whether an entry of NO_PROXY means this host: `*`, a name and all below it, an address, a network."""
     if entry == "*":
         return True
     name, port = _with_port(entry)
@@ -92,7 +92,7 @@ class Route:
 
 
 def route_to(origin: HttpOrigin, proxy: Proxy | None) -> Route:
-    """Give the way to a server. Only https needs a tunnel: nobody on the way may read it."""
+    """Return the way to a server. Only https needs a tunnel: nobody on the way may read it."""
     if proxy is None:
         return Route(near=origin)
     return Route(near=proxy.origin, far=origin if origin.scheme == "https" else None, proxy=proxy)
@@ -122,7 +122,7 @@ class Trust:
         self._stamp: tuple[int, ...] = ()
 
     def context(self) -> ssl.SSLContext:
-        """Give it as it stands now."""
+        """Return it as it stands now."""
         stamp = _stamp(self._settings.fleet)
         with self._lock:
             if self._context is None or stamp != self._stamp:

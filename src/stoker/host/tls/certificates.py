@@ -33,12 +33,12 @@ _LONGEST_COMMON_NAME = 64
 
 
 def subject_of(machine: str) -> x509.Name:
-    """Give the subject of a machine's certificate."""
+    """Return the subject of a machine's certificate."""
     return subject_named(f"machine {machine}")
 
 
 def subject_named(text: str) -> x509.Name:
-    """Give a subject of one common name, as long as one may be."""
+    """Return a subject of one common name, as long as one may be."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
 
 
@@ -169,7 +169,7 @@ class Signer:
 
 
 def _requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
-    """Give the public key of a request that its private key has signed."""
+    """Return the public key of a request that its private key has signed."""
     try:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         is_signed, key = request.is_signature_valid, request.public_key()
@@ -241,7 +241,7 @@ def read_certificate(data: bytes | str) -> Certificate:
 
 
 def names_in(pem: str) -> frozenset[str]:
-    """Give the host names and addresses that a server's certificate holds for."""
+    """Return the host names and addresses that a server's certificate holds for."""
     found = x509.load_pem_x509_certificate(pem.encode())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
@@ -257,7 +257,7 @@ def _uris(certificate: x509.Certificate) -> list[str]:
 
 
 def is_signed_by(pem: str, ca_pem: str) -> bool:
-    """Say whether a CA signed a certificate."""
+    """Return whether a CA signed a certificate."""
     found, ca = (x509.load_pem_x509_certificate(one.encode()) for one in (pem, ca_pem))
     try:
         found.verify_directly_issued_by(ca)

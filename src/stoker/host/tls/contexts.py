@@ -46,7 +46,7 @@ def read_peer(told: Mapping[str, Any] | None) -> Certificate | None:
 
 
 def machine_in(uris: list[str]) -> str:
-    """Give the machine that a certificate's URIs name; one that names several names none."""
+    """Return the machine that a certificate's URIs name; one that names several names none."""
     machines = [uri.removeprefix(MACHINE_URI) for uri in uris if uri.startswith(MACHINE_URI)]
     return machines[0] if len(machines) == 1 else ""
 

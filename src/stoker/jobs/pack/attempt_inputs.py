@@ -19,7 +19,7 @@ DATA = "data"
 
 
 def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """Give arguments that name this machine's paths. Where nothing lies here for one, it stays as it was."""
+    """Return arguments that name this machine's paths. Where nothing lies here for one, it stays as it was."""
     made = dict(args)
     variables = {where.removeprefix(ENV): path for where, path in paths.items() if where.startswith(ENV)}
     if variables:

@@ -90,7 +90,7 @@ def pack(
 
 
 def _checked_digest(project: Project, tree: Tree, memo: Memo) -> Digest:
-    """Give the digest of a tree that can travel; one that is what it was last time is not judged again."""
+    """Return the digest of a tree that can travel; one that is what it was last time is not judged again."""
     rows = [f"{one.path}\0{one.sha256}\0{one.executable}\0{one.link_to}\0{one.size_bytes}" for one in tree.entries]
     stamp = struct.unpack(">4Q", sha256("\0".join(rows).encode()).digest())
     name = f"code:{project.root!a}"
@@ -121,7 +121,7 @@ class _Reading:
             raise InvalidInput(headline, faults=faults, hint=hint, folder=self._root)
 
     def entry(self, path: str) -> TreeEntry | None:
-        """Give a file's entry; nothing if it is not there any more, or can't be kept."""
+        """Return a file's entry; nothing if it is not there any more, or can't be kept."""
         whole = f"{self._root}/{path}"
         try:
             info = os.lstat(whole)
@@ -183,7 +183,7 @@ def _digest_of(file: BinaryIO) -> Digest:
 
 
 def _notes(project: Project, listed: ProjectFiles, tree: Tree, gone: Sequence[str]) -> Iterable[str]:
-    """Say what a person should know before it is sent."""
+    """Return what a person should know before it is sent."""
     if tree.size_bytes > MOST_BYTES:
         largest = sorted(tree.entries, key=lambda entry: -entry.size_bytes)[:_MOST_NAMED]
         named = ", ".join(f"{entry.path} {format_size(entry.size_bytes)}" for entry in largest)
@@ -234,7 +234,7 @@ class SubmittedCode:
     def of(
         self, *, include: tuple[str, ...] = (), needed: tuple[str, ...] = (), is_in_place: bool = False
     ) -> dict[str, Any]:
-        """Give the fields of a program's order that say which code it is. Raises what packing raises."""
+        """Return the fields of a program's order that say which code it is. Raises what packing raises."""
         fields: dict[str, Any] = {"folder": self._desk.folder, "project": self.project.identity}
         if is_in_place or self._wishes.is_in_place:
             return fields
@@ -278,7 +278,7 @@ class Shipment:
 
 
 def code_shipments(packed: Iterable[PackedProject]) -> tuple[Shipment, ...]:
-    """Give projects' code as what has to be sent."""
+    """Return projects' code as what has to be sent."""
     return tuple(Shipment(what="code", tree=one.tree, digest=one.digest, root=one.project.root) for one in packed)
 
 
@@ -298,7 +298,7 @@ class PreparedSubmission:
     """Every tree that the jobs name and that lies here."""
 
     def to_send(self, url: str) -> tuple[Shipment, ...]:
-        """Give what has to be with the coordinator at an address. Data stays where all machines are this one."""
+        """Return what has to be with the coordinator at an address. Data stays where all machines are this one."""
         is_here_alone = url.startswith("http://") and is_this_computer(read_address(url).origin.host)
         return tuple(one for one in self.shipments if not (one.is_data and is_here_alone))
 
@@ -310,7 +310,7 @@ class PreparedSubmission:
         on_changed_code: OnChangedCode = OnChangedCode.KEEP,
         dry_run: bool = False,
     ) -> Submission:
-        """Give the message that submits them."""
+        """Return the message that submits them."""
         # They were checked one by one as they were made: to check ten thousand again would take a while.
         return Submission.model_construct(
             key=key,

@@ -65,7 +65,7 @@ class DataInputs:
         return self._for(where, known)
 
     def repository(self, where: str, text: str) -> DataInput | None:
-        """Give the repository that a word names; nothing if it is a path, or no repository's name. Raises."""
+        """Return the repository that a word names; nothing if it is a path, or no repository's name. Raises."""
         if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._desk.folder):
             return None
         known = self._known.get(text)
@@ -74,7 +74,7 @@ class DataInputs:
         return self._for(where, known)
 
     def at(self, where: str, path: str) -> DataInput:
-        """Give what lies at a path. Raises `StokerError`."""
+        """Return what lies at a path. Raises `StokerError`."""
         known = self._known.get(path)
         if known is None:
             known = self._known[path] = self._read(where, path)
@@ -178,7 +178,7 @@ def _is_elsewhere(text: str, folder: str) -> bool:
 
 
 def typed_inputs(inputs: DataInputs, values: dict[str, Any], folder: str) -> tuple[dict[str, str], list[InputBody]]:
-    """Give what a program reads that was typed (`data.NAME=…`, `inputs=…`): digests by variable, and what travels.
+    """Return what a program reads that was typed (`data.NAME=…`, `inputs=…`): digests by variable, and what travels.
 
     Its `data` then has those paths alone that lie here. Raises `StokerError`.
     """

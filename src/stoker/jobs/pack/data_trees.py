@@ -23,7 +23,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def tree_at(path: str, name: str, hasher: Hasher = hash_file) -> Tree:
-    """Give what lies at a path as a tree; a file is called `name` in it. Its mode is no part of what a file holds."""
+    """Return what lies at a path as a tree; a file is called `name` in it. Its mode is no part of what a file holds."""
     if os.path.isdir(path):
         return scan_tree(path, hasher=hasher)
     digest, size_bytes = hasher(path)
@@ -31,12 +31,12 @@ def tree_at(path: str, name: str, hasher: Hasher = hash_file) -> Tree:
 
 
 def read_tree(path: str, name: str, *, memo: Memo, clock: Clock, heed: Heed = lambda _: None) -> Tree:
-    """Give what lies at a path as a tree; `heed` is told of every byte that had to be read for it."""
+    """Return what lies at a path as a tree; `heed` is told of every byte that had to be read for it."""
     return tree_at(path, name, partial(_read, memo=memo, clock=clock, heed=heed))
 
 
 def known_tree(path: str, name: str, *, memo: Memo) -> Tree | None:
-    """Give what lies at a path as a tree, if that is known without reading a byte of it."""
+    """Return what lies at a path as a tree, if that is known without reading a byte of it."""
     try:
         return tree_at(path, name, partial(_recalled, memo=memo))
     except (_Unknown, StokerError, OSError):
@@ -44,7 +44,7 @@ def known_tree(path: str, name: str, *, memo: Memo) -> Tree | None:
 
 
 def unread_bytes(path: str, *, memo: Memo) -> int:
-    """Give how much would have to be read to know it."""
+    """Return how much would have to be read to know it."""
     found = 0
 
     def count(file: str) -> tuple[Digest, int]:

@@ -47,7 +47,7 @@ class EnvironmentChoices:
         self._gathered: dict[tuple[str, str], EnvironmentSources] = {}
 
     def of(self, env: Mapping[str, str], python: Mapping[str, str]) -> JobEnvironmentChoices:
-        """Give the choices of a job that says these, by platform (`config.fields`)."""
+        """Return the choices of a job that says these, by platform (`config.fields`)."""
         key = (tuple(env.items()), tuple(python.items()))
         found = self._known.get(key)
         if found is None:
@@ -110,7 +110,7 @@ class EnvironmentChoices:
 def refused_by(
     choices: Iterable[EnvironmentChoice], project: str, machines: Iterable[MachineInventory]
 ) -> tuple[EnvironmentChoice, ...]:
-    """Give the choices with what their locks say can't be on these machines, told before any of them tries.
+    """Return the choices with what their locks say can't be on these machines, told before any of them tries.
 
     A machine that has made the environment, or found that it can't, knows better than a lock.
     """

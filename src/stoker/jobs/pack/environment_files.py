@@ -69,7 +69,7 @@ def named(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def kind_of(path: str) -> str:
-    """Say what sort of file a path names. Raises `BadInput` if it is none of them."""
+    """Return what sort of file a path names. Raises `BadInput` if it is none of them."""
     name = os.path.basename(path)
     if name == "uv.lock":
         return LOCK
@@ -109,7 +109,7 @@ def gather(project: str, path: str, *, python: str = "", extras: Sequence[str] =
 
 
 def without_folders(text: str) -> str:
-    """Give requirements without the project's own folders: those are not installed."""
+    """Return requirements without the project's own folders: those are not installed."""
     return "".join(f"# {line}" if _is_folder(line.strip()) else line for line in text.splitlines(keepends=True))
 
 
@@ -161,7 +161,7 @@ class _Gathering:
         self._beside("uv.toml")
 
     def pinned(self) -> str:
-        """Give the version that `.python-version` names, without its last number: machines have others of that."""
+        """Return the version that `.python-version` names, without its last number: machines have others of that."""
         name = os.path.join(self._folder, ".python-version")
         lines = _lines(self._text(name)) if os.path.isfile(os.path.join(self._project, name)) else []
         found = _VERSION.match(lines[0]) if lines else None
@@ -272,7 +272,7 @@ class _Gathering:
         return data
 
     def _below(self, where: str, *, named_in: str, beside: str | None = None) -> str:
-        """Give a path below the project. What lies elsewhere does not travel."""
+        """Return a path below the project. What lies elsewhere does not travel."""
         place = os.path.normpath(os.path.join(self._folder if beside is None else beside, where))
         if place.startswith(("..", "/")):
             message = f"{where} in {named_in} lies outside of the project, and does not come along"
@@ -284,7 +284,7 @@ class _Gathering:
 
 
 def _lines(text: str) -> list[str]:
-    """Give the lines of requirements that say something, those that go on taken together."""
+    """Return the lines of requirements that say something, those that go on taken together."""
     joined = re.sub(r"\\\r?\n", " ", text)
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]
@@ -301,7 +301,7 @@ def _is_folder(line: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Give what TOML says as values that have a digest: its times as texts."""
+    """Return what TOML says as values that have a digest: its times as texts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

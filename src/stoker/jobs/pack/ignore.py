@@ -55,11 +55,11 @@ class IgnorePatterns:
         return bool(self._patterns)
 
     def leaves_out(self, path: str) -> bool:
-        """Say whether a file is left out, by its `/`-separated path: it, or a folder above it."""
+        """Return whether a file is left out, by its `/`-separated path: it, or a folder above it."""
         return self.leaves_out_folder(path.rpartition("/")[0]) or self._decide(path, is_folder=False)
 
     def leaves_out_folder(self, path: str) -> bool:
-        """Say the same of a folder."""
+        """Return the same of a folder."""
         known = self._folders.get(path)
         if known is None:
             above = self.leaves_out_folder(path.rpartition("/")[0])
@@ -78,7 +78,7 @@ class IgnorePatterns:
 
 
 def _as_bytes(text: str) -> str:
-    """Give a text with a character for each byte: git fits byte by byte, so `?` is no letter beyond ASCII."""
+    """Return a text with a character for each byte: git fits byte by byte, so `?` is no letter beyond ASCII."""
     return text if text.isascii() else os.fsencode(text).decode("latin-1")
 
 

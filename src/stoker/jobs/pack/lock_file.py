@@ -56,11 +56,11 @@ class UvLock:
     packages: tuple[LockedPackage, ...] = ()
 
     def root(self) -> LockedPackage | None:
-        """Give the project itself."""
+        """Return the project itself."""
         return next((one for one in self.packages if one.local in (".", "")), None)
 
     def others(self) -> tuple[LockedPackage, ...]:
-        """Give the other packages that lie in the project as folders: members of its workspace, path dependencies."""
+        """Return the other packages that lie in the project as folders: members of its workspace, path dependencies."""
         return tuple(one for one in self.packages if one.local not in (None, ".", ""))
 
 

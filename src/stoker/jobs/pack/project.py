@@ -55,12 +55,12 @@ _MOST_NAMED = 3
 
 
 def is_rubbish(name: str) -> bool:
-    """Say whether a file or folder of this name is left out without a word."""
+    """Return whether a file or folder of this name is left out without a word."""
     return name in _RUBBISH or name.endswith((".pyc", ".egg-info"))
 
 
 def walk_folder(root: str, ignored: IgnorePatterns, ours: Sequence[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Give all files below a folder with their sizes, and what a person should know.
+    """Return all files below a folder with their sizes, and what a person should know.
 
     `ours` are folders that are left out, by their whole paths. `BadInput`, with numbers, if there is far too much.
     """
@@ -230,7 +230,7 @@ def list_files(
 
 
 def _top_of(folder: str) -> str:
-    """Give the nearest folder at or above one that has a `.git`; git itself is asked only then."""
+    """Return the nearest folder at or above one that has a `.git`; git itself is asked only then."""
     while True:
         if os.path.lexists(os.path.join(folder, ".git")):
             return folder
@@ -279,7 +279,7 @@ def _list_tracked(
 
 
 def _read_status(text: str) -> tuple[str, list[str]]:
-    """Give the commit, and the tracked paths that are not as it has them."""
+    """Return the commit, and the tracked paths that are not as it has them."""
     commit, changed = "", []
     for row in text.split("\0"):
         if row.startswith("# branch.oid "):
@@ -316,7 +316,7 @@ def _named(project: Project, include: Sequence[str], needed: Iterable[str], ours
 
 
 def _below(project: Project, match: str, ours: Sequence[str]) -> Iterable[str]:
-    """Give a file, or all files of a folder but rubbish."""
+    """Return a file, or all files of a folder but rubbish."""
     path = _inside(project, match)
     whole = os.path.join(project.root, path)
     if os.path.islink(whole) or not os.path.isdir(whole):

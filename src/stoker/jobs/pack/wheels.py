@@ -34,7 +34,7 @@ def why_impossible(
     extras: Collection[str] = (),
     groups: Collection[str] = ("dev",),
 ) -> list[str]:
-    """Say what keeps a lock from being installed on a platform; nothing: it may be possible.
+    """Return what keeps a lock from being installed on a platform; nothing: it may be possible.
 
     Asked of every Python of the platform that the lock and the wish allow: what is told is of the one that lacks least.
     """
@@ -66,7 +66,7 @@ def needed_exactly(
 
 
 def tags_of(platform: Platform, version: str) -> Iterator[Tag]:
-    """Give the tags of wheels that a Python of a platform takes."""
+    """Return the tags of wheels that a Python of a platform takes."""
     number = tuple(int(part) for part in version.split(".")[:2])
     platforms = list(_platforms(platform))
     yield from cpython_tags(number, [tag_of(version)], platforms)
@@ -138,14 +138,14 @@ def _first_needs(lock: UvLock, extras: Collection[str], groups: Collection[str])
 
 
 def _meant(need: LockedDependency, packages: Sequence[LockedPackage]) -> Sequence[LockedPackage]:
-    """Give the package that a need means; nothing where the lock has several and does not say which."""
+    """Return the package that a need means; nothing where the lock has several and does not say which."""
     if need.version:
         return [one for one in packages if one.version == need.version]
     return packages if len(packages) == 1 else ()
 
 
 def _holds(marker: str, facts: dict[str, str]) -> bool:
-    """Say whether a marker holds for certain."""
+    """Return whether a marker holds for certain."""
     if not marker:
         return True
     if "extra" in marker:

@@ -171,7 +171,7 @@ def digest_of(run: Simulator) -> Digest:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Give the smallest value that so large a part of all is no larger than."""
+    """Return the smallest value that so large a part of all is no larger than."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
@@ -195,7 +195,7 @@ class _Area:
         self._changes[last] -= amount
 
     def steps(self) -> list[float]:
-        """Give the mean of each step."""
+        """Return the mean of each step."""
         means, amount = [], 0.0
         for place in range(BINS):
             amount += self._changes[place]

@@ -75,7 +75,7 @@ class ArchiveMembers:
         self._folders: set[str] = set()
 
     def admit(self, member: TarMember) -> str:
-        """Give the path under which a file is to be written; nothing if there is nothing to write, or it is refused.
+        """Return the path under which a file is to be written; nothing if there is nothing to write, or it is refused.
 
         Raises `Broken` if the archive is more than is allowed: then it is not read any further.
         """
@@ -92,7 +92,7 @@ class ArchiveMembers:
         return self._enter(name, member)
 
     def original_of(self, member: TarMember) -> str:
-        """Give the path of the file that a hard link stands for."""
+        """Return the path of the file that a hard link stands for."""
         return _plain(member.link)
 
     def settle(self) -> None:
@@ -124,7 +124,7 @@ class ArchiveMembers:
         return name
 
     def _place_fault(self, name: str, member: TarMember) -> str:
-        """Say what is wrong with a member among those before it."""
+        """Return what is wrong with a member among those before it."""
         if name in self._sizes or name in self.links:
             return "comes twice"
         if name in self._folders and member.sort is not TarMemberType.FOLDER:
@@ -138,7 +138,7 @@ class ArchiveMembers:
 
 
 def tree_faults(tree: Tree) -> FaultList:
-    """Say what keeps a tree from being packed: whatever would keep its archive from being unpacked."""
+    """Return what keeps a tree from being packed: whatever would keep its archive from being unpacked."""
     roll = ArchiveMembers(ArchiveLimits(members=len(tree.entries), total_bytes=tree.size_bytes))
     for entry in tree.entries:
         sort = TarMemberType.FILE if entry.link_to is None else TarMemberType.SYMLINK
@@ -149,13 +149,13 @@ def tree_faults(tree: Tree) -> FaultList:
 
 
 def path_fault(path: str) -> str:
-    """Say what makes a path unfit for a bundle; nothing if it is fit."""
+    """Return what makes a path unfit for a bundle; nothing if it is fit."""
     fault = name_fault(path)
     return f"has an unsafe name: {fault}" if fault else ""
 
 
 def link_fault(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Say what is wrong with a symlink, given all links of its tree; nothing if it stays inside."""
+    """Return what is wrong with a symlink, given all links of its tree; nothing if it stays inside."""
     shown = _shown(target)
     parts = [part for part in target.split("/") if part not in ("", ".", "..")]
     if not target or len(target.encode("utf-8", "surrogateescape")) > LONGEST_NAME_BYTES:
@@ -279,7 +279,7 @@ def check_tree(tree: Tree) -> None:
 
 
 def files_of(tree: Tree) -> dict[Digest, int]:
-    """Give the files that a tree needs, each once: digest and size, in the order of the listing.
+    """Return the files that a tree needs, each once: digest and size, in the order of the listing.
 
     `BadInput` if it gives one digest two sizes.
     """

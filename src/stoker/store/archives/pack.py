@@ -251,7 +251,7 @@ def _below(folder: str, source: PackSource) -> PackSource:
 
 
 def _sources(store: LocalStore, record: Record) -> Iterator[PackSource]:
-    """Give the entries of a record to be packed; their digests are known, so none is hashed again."""
+    """Return the entries of a record to be packed; their digests are known, so none is hashed again."""
     if record.is_tombstone:
         raise CorruptBytes(f"record {record.key[:12]}: its bytes were pruned", hint="make or fetch it again")
     for entry in record.tree.entries:

@@ -29,7 +29,7 @@ _PAX_NAME = b"PaxHeader"
 
 
 def head_of(entry: TreeEntry) -> bytes:
-    """Give everything that stands before an entry's content."""
+    """Return everything that stands before an entry's content."""
     records: list[tuple[bytes, bytes]] = []
     name = _fitting(b"path", entry.path, records)
     link = _fitting(b"linkpath", entry.link_to or "", records)
@@ -47,12 +47,12 @@ def head_of(entry: TreeEntry) -> bytes:
 
 
 def padding(size_bytes: int) -> bytes:
-    """Give the zeros that fill the last block of a content."""
+    """Return the zeros that fill the last block of a content."""
     return bytes(-size_bytes % BLOCK_BYTES)
 
 
 def tar_bytes(entries: Iterable[TreeEntry]) -> int:
-    """Give the size of the tar of some entries, before any of it is made."""
+    """Return the size of the tar of some entries, before any of it is made."""
     size_bytes = len(END_OF_ARCHIVE)
     for entry in entries:
         content = 0 if entry.link_to is not None else entry.size_bytes
@@ -129,7 +129,7 @@ class TarSource(Protocol):
     """Where a tar comes from."""
 
     def read(self, size: int, /) -> bytes:
-        """Give the next bytes, fewer only at the end."""
+        """Return the next bytes, fewer only at the end."""
 
 
 class TarReader:
@@ -150,7 +150,7 @@ class TarReader:
         self._check_end()
 
     def content(self) -> Iterator[bytes]:
-        """Give what is left of the content of the member that was given last."""
+        """Return what is left of the content of the member that was given last."""
         while self._left_bytes:
             block = self._exactly(min(self._left_bytes, _READ_BYTES))
             self._left_bytes -= len(block)

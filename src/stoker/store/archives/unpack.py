@@ -136,7 +136,7 @@ class _OneFrame:
         self._pass_bytes = head.size_bytes
 
     def read(self, size: int, /) -> bytes:
-        """Give the next bytes of the frame; nothing once it is over."""
+        """Return the next bytes of the frame; nothing once it is over."""
         pieces: list[bytes] = []
         while size and not self._is_over:
             if not self._pass_bytes:
@@ -172,7 +172,7 @@ class _OneFrame:
             self._pass_bytes += 4 if self._has_checksum else 0
 
     def _look(self, size: int) -> bytes:
-        """Give the next bytes without passing them on, fewer at the end."""
+        """Return the next bytes without passing them on, fewer at the end."""
         while len(self._buffer) - self._at < size and (more := self._source.read(_READ_BYTES)):
             self._buffer = self._buffer[self._at :] + more
             self._at = 0

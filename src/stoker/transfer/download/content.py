@@ -74,7 +74,7 @@ class SumsBuilder:
 
 
 def sum_file(descriptor: int, size_bytes: int, *, with_git: bool) -> Sums:
-    """Give the digests of an open file's bytes, all of which must be there. Raises `OSError`."""
+    """Return the digests of an open file's bytes, all of which must be there. Raises `OSError`."""
     summing = SumsBuilder(size_bytes if with_git else None)
     _add_from_file(summing, descriptor, 0, size_bytes)
     return summing.sums()
@@ -234,7 +234,7 @@ def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) ->
 
 
 def not_ours(path: str) -> LocalFile:
-    """Give the error for a file of the user's that is in the way."""
+    """Return the error for a file of the user's that is in the way."""
     message = f"there is already a file that Stoker did not fetch: {path}"
     return LocalFile(message, hint="move it away", path=path, reason="not_ours")
 
@@ -484,7 +484,7 @@ class Content:
         self._is_ended = True
 
     def check(self) -> Totals:
-        """Give the digests and the size of everything that is there, once that is whole."""
+        """Return the digests and the size of everything that is there, once that is whole."""
         with_git = bool(self._wanted.git_sha1)
         if self._small is not None:
             summing = SumsBuilder(len(self._small) if with_git else None)
@@ -576,6 +576,6 @@ def _told(wanted: DownloadRequest, take: UsableResponse) -> dict[str, str]:
 
 
 def _pinned(wanted: DownloadRequest) -> dict[str, str]:
-    """Give the digests that bytes may be added under: from then on nothing but these vouches for them."""
+    """Return the digests that bytes may be added under: from then on nothing but these vouches for them."""
     pins = {"sha256": (wanted.sha256 or "").lower(), "git_sha1": wanted.git_sha1.lower()}
     return {name: digest for name, digest in pins.items() if digest}

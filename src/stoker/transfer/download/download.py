@@ -440,7 +440,7 @@ class _Look:
         self._seen: tuple[int, ...] | None = None
 
     def offline(self, tools: DownloadTools) -> FetchedFile:
-        """Give the file that is there; asks nobody."""
+        """Return the file that is there; asks nobody."""
         received = None if self._has_digest else tools.received(self._landing.path)
         wanted = self._wanted if received is None else changed(self._wanted, sha256=received)
         found = read_existing(self._folder, self._leaf, wanted)
@@ -452,7 +452,7 @@ class _Look:
         return self._cached(found, self._validators())
 
     def before(self, tools: DownloadTools, stop: DownloadStop) -> FetchedFile | None:
-        """Give the file that is there if it is the one wanted.
+        """Return the file that is there if it is the one wanted.
 
         That is so by its digest; or because the server still has the version that was put there, and it is undamaged.
         """

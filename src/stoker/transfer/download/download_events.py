@@ -78,7 +78,7 @@ class ProgressThrottle:
         self._next_s = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it is time; if so, the next time is a while away."""
+        """Return whether it is time; if so, the next time is a while away."""
         if now_s < self._next_s:
             return False
         self._next_s = now_s + _TELL_EVERY_S
@@ -89,7 +89,7 @@ class ProgressThrottle:
 
 
 def retry_of(file: str, *, wait_s: float, msg: str, reason: str, attempt: int) -> Event:
-    """Give the news that something is tried once more; `file` may be a question to a server as well."""
+    """Return the news that something is tried once more; `file` may be a question to a server as well."""
     fields = {"phase": "retry", "file": file, "wait_secs": round(wait_s, 3), "msg": msg}
     return Event(Kinds.DOWNLOAD_RETRY, {**fields, "reason": reason, "attempt": attempt})
 
@@ -100,12 +100,12 @@ def reason_of(error: StokerError) -> str:
 
 
 def failure_of(file: str, error: StokerError) -> Event:
-    """Give the news that a file will not come."""
+    """Return the news that a file will not come."""
     return Event(Kinds.DOWNLOAD_FAILED, {"phase": "failed", "file": file, **error.to_dict()})
 
 
 def frozen_of(file: str, *, path: str, files: int, size_bytes: int, commit: str) -> Event:
-    """Give the news that a lock list was written at a path; `file` is the repository."""
+    """Return the news that a lock list was written at a path; `file` is the repository."""
     fields = {"phase": "frozen", "file": file, "path": path, "files": files, "bytes": size_bytes, "commit": commit}
     return Event(Kinds.DOWNLOAD_FROZEN, fields)
 
@@ -179,7 +179,7 @@ _HOW_FAR = {Kinds.DOWNLOAD_START: "start", Kinds.DOWNLOAD_PROGRESS: "downloaded"
 
 
 def counting(heed: Callable[[int], None]) -> Callable[[Event], None]:
-    """Give what hears downloads, and tells `heed` of every byte that comes.
+    """Return what hears downloads, and tells `heed` of every byte that comes.
 
     What was here of a file when it was gone on with does not count; a file that was found whole does, all of it.
     """

@@ -84,7 +84,7 @@ def known_sum(sizes: Iterable[int | None]) -> int | None:
 
 
 def partial_bytes(landing: TargetFile) -> int:
-    """Give how much of a file an earlier try has left."""
+    """Return how much of a file an earlier try has left."""
     folder, leaf = os.path.split(landing.path)
     try:
         return os.lstat(os.path.join(folder, beside(leaf, PART))).st_size
@@ -93,12 +93,12 @@ def partial_bytes(landing: TargetFile) -> int:
 
 
 def is_plain_file(path: str) -> bool:
-    """Say whether a regular file lies at a path, and not a link to one."""
+    """Return whether a regular file lies at a path, and not a link to one."""
     return os.path.isfile(path) and not os.path.islink(path)
 
 
 def seems_there(path: str, size_bytes: int | None) -> bool:
-    """Say whether a file of this size lies at a path; of any size where none is known."""
+    """Return whether a file of this size lies at a path; of any size where none is known."""
     try:
         return os.path.isfile(path) and size_bytes in {None, os.path.getsize(path)}
     except OSError:

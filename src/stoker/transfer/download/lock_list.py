@@ -65,12 +65,12 @@ class LockedFile:
 
 
 def leaf_of(url: str) -> str:
-    """Give the last part of an address's path, decoded; nothing where it ends with a slash."""
+    """Return the last part of an address's path, decoded; nothing where it ends with a slash."""
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
 def is_lock_list(path: str) -> bool:
-    """Say whether a file is meant as a lock list: by how its text begins. It may still be a faulty one."""
+    """Return whether a file is meant as a lock list: by how its text begins. It may still be a faulty one."""
     try:
         # Not a pipe: nobody may ever write to it.
         if not os.path.isfile(path):
@@ -108,7 +108,7 @@ def write_lock_list(path: str, files: tuple[LockedFile, ...]) -> None:
 
 
 def merge_lists(old: Sequence[LockedFile], new: Sequence[LockedFile]) -> tuple[LockedFile, ...]:
-    """Give a list with everything of both: a file of the same id is the new one, in the place of the old.
+    """Return a list with everything of both: a file of the same id is the new one, in the place of the old.
 
     Where its bytes are still the same it keeps the mirrors that it had, on other servers than the new addresses are.
     """
@@ -211,7 +211,7 @@ class _Reader:
 
 
 def _wrong_with(url: Any, *, names_file: bool) -> str:
-    """Say what is wrong with an address, or nothing; the first one of a file also names it on disk."""
+    """Return what is wrong with an address, or nothing; the first one of a file also names it on disk."""
     if not isinstance(url, str):
         return f"must be an address, is {_short(url)}"
     try:

@@ -100,12 +100,12 @@ def load_sidecar(data: bytes) -> Sidecar | str:
 
 
 def strong_etag(text: str | None) -> str:
-    """Give a tag if it stands for exact bytes; a weak one, or none, is empty."""
+    """Return a tag if it stands for exact bytes; a weak one, or none, is empty."""
     return text if text is not None and text.startswith('"') and is_plain(text) else ""
 
 
 def is_plain(text: str) -> bool:
-    """Whether a validator can be sent back as it came."""
+    """Return whether a validator can be sent back as it came."""
     return text.isascii() and text.isprintable()
 
 
@@ -263,7 +263,7 @@ class PartialFile:
         self._sync(sync_descriptor)
 
     def is_ours(self) -> bool:
-        """Whether the file under the partial's name is still this one, and its record still signed by us."""
+        """Return whether the file under the partial's name is still this one, and its record still signed by us."""
         here = self._folder.look(self._name)
         if here is None or not os.path.samestat(here, os.fstat(self.descriptor)):
             return False

@@ -18,7 +18,7 @@ _ROOM_BYTES = LONGEST_COMPONENT_BYTES - 96
 
 
 def beside(leaf: str, suffix: str) -> str:
-    """Give the name of a file's companion: `model.gguf.part`. One too long is shortened, and stays unique."""
+    """Return the name of a file's companion: `model.gguf.part`. One too long is shortened, and stays unique."""
     if len(leaf.encode()) <= _ROOM_BYTES:
         return leaf + suffix
     short = leaf.encode()[: _ROOM_BYTES - 17].decode(errors="ignore")
@@ -26,13 +26,13 @@ def beside(leaf: str, suffix: str) -> str:
 
 
 def unfinished_of(name: str) -> str:
-    """Give the name of the partial file, claimed or not, that a name is, or is the sidecar of; nothing for others."""
+    """Return the name of the partial file, claimed or not, that a name is, or is the sidecar of; nothing for others."""
     found = _UNFINISHED.fullmatch(name)
     return "" if found is None else found[1]
 
 
 def companion_clashes(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Give the pairs of names where fetching the first into one folder would write under the name of the second."""
+    """Return the pairs of names where fetching the first into one folder would write under the name of the second."""
     known = {name.casefold(): name for name in names}
     return tuple(
         (name, known[key])

@@ -51,7 +51,7 @@ class Receipt:
     """The version that wrote it."""
 
     def to_bytes(self) -> bytes:
-        """Give the bytes of its file, its own checksum among them."""
+        """Return the bytes of its file, its own checksum among them."""
         body = {
             MARK: FORMAT,
             "path": self.path,
@@ -143,7 +143,7 @@ class Receipts:
             sync_dir(folder)
 
     def at(self, path: str) -> Receipt | None:
-        """Give the receipt of what was put at a place: by the path as given, then by what links there lead to."""
+        """Return the receipt of what was put at a place: by the path as given, then by what links there lead to."""
         for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
             found = self._find(self._by_place(place))
             if found is not None:
@@ -151,7 +151,7 @@ class Receipts:
         return None
 
     def has(self, path: str, sha256: Digest) -> bool:
-        """Say whether there is a good receipt for these bytes at a place."""
+        """Return whether there is a good receipt for these bytes at a place."""
         try:
             found = self._find(self._by_place(os.path.abspath(path)))
         except NotVerified:
@@ -159,7 +159,7 @@ class Receipts:
         return found is not None and found.sha256 == sha256
 
     def sha256_at(self, path: str) -> Digest | None:
-        """Give the digest of what was put at a place, as far as a good receipt says."""
+        """Return the digest of what was put at a place, as far as a good receipt says."""
         try:
             found = self.at(path)
         except NotVerified:
@@ -167,16 +167,16 @@ class Receipts:
         return None if found is None else found.sha256
 
     def has_any(self, path: str) -> bool:
-        """Say whether anything was ever put at a place, by any of its names."""
+        """Return whether anything was ever put at a place, by any of its names."""
         places = dict.fromkeys((os.path.abspath(path), os.path.realpath(path)))
         return any(os.path.lexists(self._by_place(place)) for place in places)
 
     def of(self, sha256: Digest) -> Receipt | None:
-        """Give the newest receipt of bytes with this digest, wherever they were put."""
+        """Return the newest receipt of bytes with this digest, wherever they were put."""
         return self._find(self._by_digest(sha256))
 
     def place_of(self, sha256: Digest) -> str:
-        """Give where bytes with this digest were put last, as far as a good receipt says; or nothing."""
+        """Return where bytes with this digest were put last, as far as a good receipt says; or nothing."""
         try:
             found = self.of(sha256)
         except NotVerified:

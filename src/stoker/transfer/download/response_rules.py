@@ -111,7 +111,7 @@ def request_for(wanted: DownloadRequest, ask: RangeRequest) -> Request:
 
 
 def digests_match(wanted: DownloadRequest, sha256: str, git_sha1: str) -> bool:
-    """Whether bytes with these digests are those wanted; true if no digest is known beforehand."""
+    """Return whether bytes with these digests are those wanted; true if no digest is known beforehand."""
     return (wanted.sha256 is None or wanted.sha256.lower() == sha256) and (
         not wanted.git_sha1 or wanted.git_sha1.lower() == git_sha1
     )
@@ -144,7 +144,7 @@ def _why_another_version(wanted: DownloadRequest, sidecar: Sidecar) -> str:
 
 
 def _why_not_known(wanted: DownloadRequest, sidecar: Sidecar) -> str:
-    """Say why no validator ties a partial file to what is wanted; nothing if one does."""
+    """Return why no validator ties a partial file to what is wanted; nothing if one does."""
     if sidecar.url != shown(wanted.url):
         return "the partial file is from another address"
     if wanted.sha256 is None and not wanted.git_sha1 and (sidecar.sha256 or sidecar.git_sha1):
@@ -165,12 +165,12 @@ _LONGEST_SAYING = 200
 
 
 def is_busy(status: int) -> bool:
-    """Whether the server has trouble, or too much to do: asking again later may help."""
+    """Return whether the server has trouble, or too much to do: asking again later may help."""
     return status in _BUSY or status >= 500
 
 
 def refusal(where: str, status: int, headers: Headers) -> StokerError:
-    """Give the error for a status from 400 on; `where` is what was asked for, in a person's words.
+    """Return the error for a status from 400 on; `where` is what was asked for, in a person's words.
 
     Its data has the status, and as `error_code` what the server itself calls the matter, if it does.
     """
@@ -242,7 +242,7 @@ def read_count(text: str) -> int | None:
 
 
 def length_of(headers: Headers) -> int | str | None:
-    """Give the announced length of a body; `None` if there is none, a text if it can't be."""
+    """Return the announced length of a body; `None` if there is none, a text if it can't be."""
     values = {part.strip() for value in headers.all("Content-Length") for part in value.split(",")}
     if not values:
         return None
@@ -254,7 +254,7 @@ def length_of(headers: Headers) -> int | str | None:
 
 
 def file_size_of(status: int, headers: Headers) -> int | str | None:
-    """Give the size of the file that an answer to HEAD, or to a request for the first byte, is about.
+    """Return the size of the file that an answer to HEAD, or to a request for the first byte, is about.
 
     `None` if it does not tell, a text if it can't be.
     """
@@ -465,7 +465,7 @@ Verdict = UsableResponse | UnconditionalRetry | DownloadRestart | DownloadComple
 
 
 def judge(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse, *, now_s: float) -> Verdict:
-    """Say what the answer to a request means. `now_s` is the wall time, for a server without a clock of its own."""
+    """Return what the answer to a request means. `now_s` is the wall time, for a server without a clock of its own."""
     if answer.status in {200, 206}:
         fault = _coding_fault(answer.headers)
         if fault:
@@ -506,7 +506,7 @@ def _judge_whole(ask: RangeRequest, known: ExpectedContent, headers: Headers) ->
 
 
 def _whole_fault(headers: Headers) -> str:
-    """Say why an answer that claims to be everything is not: some servers send a part under the wrong status."""
+    """Return why an answer that claims to be everything is not: some servers send a part under the wrong status."""
     if _has_several_parts(headers, "byteranges"):
         return "the server calls several parts everything"
     span = read_content_range(headers.all("Content-Range"))
@@ -559,7 +559,7 @@ def _judge_part(ask: RangeRequest, known: ExpectedContent, answer: RangeResponse
 
 
 def _part_fault(ask: RangeRequest, known: ExpectedContent, headers: Headers) -> str:
-    """Say why a part can't be added to what is there; nothing if it can."""
+    """Return why a part can't be added to what is there; nothing if it can."""
     if _has_several_parts(headers):
         return "the server sends several parts where one was asked for"
     span = read_content_range(headers.all("Content-Range"))
@@ -584,7 +584,7 @@ def _end_fault(known: ExpectedContent, span: ContentRange) -> str:
 
 
 def _version_fault(known: ExpectedContent, headers: Headers) -> str:
-    """Say why a part may be of another version. That it came on a condition proves nothing: servers ignore those."""
+    """Return why a part may be of another version. That it came on a condition proves nothing: servers ignore those."""
     etag, last_modified = headers.get("ETag") or "", headers.get("Last-Modified") or ""
     if known.is_pinned and not (strong_etag(known.etag) and etag):
         # In the end the digest decides; what is plainly another version need not be fetched first.

@@ -59,25 +59,25 @@ class HubCache:
         return os.path.join(self.root, repo.folder, "blobs")
 
     def lock(self, repo: Repo, blob: str) -> str:
-        """Give the lock of some bytes: the very file that the hub's client locks."""
+        """Return the lock of some bytes: the very file that the hub's client locks."""
         return self._lock(repo.folder, blob)
 
     def lock_of(self, path: str) -> str:
-        """Give the lock that whoever writes this file below `blobs` holds, of this program or of the hub's client."""
+        """Return the lock that whoever writes this file below `blobs` holds, of this program or of the hub's client."""
         repo_folder = os.path.basename(os.path.dirname(os.path.dirname(path)))
         return self._lock(repo_folder, os.path.basename(path).partition(".")[0])
 
     def find(self, sha256: Digest) -> list[str]:
-        """Give where the cache has bytes under this digest, in any repository; they are not looked at."""
+        """Return where the cache has bytes under this digest, in any repository; they are not looked at."""
         paths = (os.path.join(folder, sha256) for folder in self._all_blobs())
         return [path for path in paths if os.path.isfile(path)]
 
     def partials(self) -> list[UnfinishedDownload]:
-        """Give every download in the cache that did not come to its end, whoever began it."""
+        """Return every download in the cache that did not come to its end, whoever began it."""
         return [one for folder in self._all_blobs() for one in _unfinished_in(folder)]
 
     def models(self) -> list[Repo]:
-        """Give the models that have a folder in the cache, whatever of them was fetched."""
+        """Return the models that have a folder in the cache, whatever of them was fetched."""
         names = sorted(os.listdir(self.root)) if os.path.isdir(self.root) else []
         parts = [name.split("--") for name in names]
         return [Repo(name="/".join(named)) for kind, *named in parts if kind == "models" and named]
@@ -86,7 +86,7 @@ class HubCache:
         return os.path.join(self.root, repo.folder, "snapshots", commit)
 
     def shared(self, xet_hash: str) -> str:
-        """Give where the client's own store across repositories would have those bytes; empty if it has none."""
+        """Return where the client's own store across repositories would have those bytes; empty if it has none."""
         return os.path.join(self.root, "blobs", xet_hash[:2], xet_hash) if is_digest(xet_hash) else ""
 
     def make(self, repo: Repo, *, now_s: float) -> None:
@@ -103,7 +103,7 @@ class HubCache:
             sweep_temps(self.blobs(repo), _FORGOTTEN_S, now_s)
 
     def read_ref(self, repo: Repo, revision: str) -> str:
-        """Give the commit that a revision was when it was last fetched, or nothing."""
+        """Return the commit that a revision was when it was last fetched, or nothing."""
         try:
             path = os.path.join(self.folder(repo), "refs", revision)
             commit = read_regular(path, _LONGEST_REF_BYTES).decode("ascii").strip()
@@ -112,7 +112,7 @@ class HubCache:
         return commit if is_commit(commit) else ""
 
     def commit_at(self, repo: Repo, revision: str) -> str:
-        """Give the commit that a revision is here, or nothing if the cache has no files of it."""
+        """Return the commit that a revision is here, or nothing if the cache has no files of it."""
         commit = self.read_ref(repo, revision) or revision
         return commit if is_commit(commit) and os.path.isdir(self.snapshot(repo, commit)) else ""
 
@@ -126,7 +126,7 @@ class HubCache:
         write_file(path, commit.encode())
 
     def read_tree(self, repo: Repo, commit: str) -> tuple[RepoFile, ...] | None:
-        """Give what a commit holds, if that was noted: it never changes. A damaged note counts as none."""
+        """Return what a commit holds, if that was noted: it never changes. A damaged note counts as none."""
         try:
             noted = json.loads(read_regular(self._tree(repo, commit), LONGEST_ANSWER_BYTES))
             if noted["format_version"] != _TREE_FORMAT:
@@ -144,7 +144,7 @@ class HubCache:
             write_file(path, json.dumps(noted, indent=1).encode())
 
     def read_snapshot(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
-        """Give the files that a snapshot has, each with the digest that its link names."""
+        """Return the files that a snapshot has, each with the digest that its link names."""
         top = self.snapshot(repo, commit)
         return tuple(sorted(_walk(top), key=lambda file: file.path))
 

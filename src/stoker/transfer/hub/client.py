@@ -95,7 +95,7 @@ def is_passing(status: int) -> bool:
 
 
 def explained(error: StokerError, url: str, what: str, *, has_token: bool) -> StokerError:
-    """Give an error of `download.response_rules` in a hub's words; any other is given back as it is.
+    """Return an error of `download.response_rules` in a hub's words; any other is given back as it is.
 
     `url` is what was asked for, `what` the same in a person's words.
     """
@@ -123,7 +123,7 @@ def _token_hint(*, has_token: bool) -> str:
 
 
 def _page(url: str) -> str:
-    """Give the page of the repository that an address of the hub belongs to."""
+    """Return the page of the repository that an address of the hub belongs to."""
     path = shown(url).removeprefix(str(origin(url)))
     return f"{origin(url)}{path.partition('/resolve/')[0]}"
 
@@ -334,7 +334,7 @@ class Hub:
         )
 
     def resolve(self, repo: Repo, revision: str = MAIN) -> Revision:
-        """Give the commit that a revision is now. Everything after that names the commit, which can't move.
+        """Return the commit that a revision is now. Everything after that names the commit, which can't move.
 
         A plain mirror, which has no such question, gives a revision without commit. Raises `NotOnServer` for an
         unknown repository or revision, `AuthRefused` where a token or its terms are missing.
@@ -351,7 +351,7 @@ class Hub:
         return Revision(asked=revision, commit=read_commit(answer.body, url))
 
     def files(self, repo: Repo, commit: str) -> tuple[RepoFile, ...]:
-        """Give every file of a commit, sorted, as the server says it.
+        """Return every file of a commit, sorted, as the server says it.
 
         Raises `NotOnServer` where there is none, and where the server lists nothing: a plain mirror serves files by
         name only (`file`).
@@ -394,7 +394,7 @@ class Hub:
         return revision, tuple(files)
 
     def wanted(self, repo: Repo, revision: str, file: RepoFile) -> DownloadRequest:
-        """Give a file as something that can be fetched; `revision` is a commit wherever there are commits."""
+        """Return a file as something that can be fetched; `revision` is a commit wherever there are commits."""
         return DownloadRequest(
             url=file_url(self.settings.endpoint, repo, revision, file.path),
             label=label_of(repo, file.path),
@@ -406,11 +406,11 @@ class Hub:
         )
 
     def headers_for(self, url: str) -> dict[str, str]:
-        """Give what any address is sent beside the question: the token, if it is an address of this hub."""
+        """Return what any address is sent beside the question: the token, if it is an address of this hub."""
         return dict(self.headers) if self._has(url) else {}
 
     def explained(self, error: StokerError, url: str, what: str) -> StokerError:
-        """Give an error about any address in a hub's words, if it is an address of this hub."""
+        """Return an error about any address in a hub's words, if it is an address of this hub."""
         return explained(error, url, what, has_token=self.has_token) if self._has(url) else error
 
     def size_at(self, url: str, name: str) -> int | None:
@@ -420,7 +420,7 @@ class Hub:
         return look(asker, url, name, name)[0].size_bytes
 
     def licence(self, repo: Repo, commit: str) -> str:
-        """Give the licence that a repository's card names, or nothing where the server tells none."""
+        """Return the licence that a repository's card names, or nothing where the server tells none."""
         if self.settings.offline:
             return ""
         url = revision_url(self.settings.endpoint, repo, commit)
@@ -475,7 +475,7 @@ class Hub:
 
 
 def label_of(repo: Repo, path: str) -> str:
-    """Give what people call a file of a repository."""
+    """Return what people call a file of a repository."""
     return f"{repo}: {path}"
 
 

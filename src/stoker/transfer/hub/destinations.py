@@ -52,13 +52,13 @@ class Destination(Protocol):
     """Whether bytes that are elsewhere on this machine are written once more."""
 
     def landing(self, file: RepoFile) -> TargetFile:
-        """Give where the bytes of a file are written."""
+        """Return where the bytes of a file are written."""
 
     def path(self, file: RepoFile) -> str:
-        """Give where a person finds the file."""
+        """Return where a person finds the file."""
 
     def there(self, file: RepoFile) -> LocalCopy | None:
-        """Give the bytes of a file if they are on this machine and right; damaged ones are moved out of the way."""
+        """Return the bytes of a file if they are on this machine and right; damaged ones are moved out of the way."""
 
     def in_the_way(self, file: RepoFile) -> str:
         """Give the path of a file with other bytes that lies where this one shall, whoever put it there; or nothing."""
@@ -296,7 +296,7 @@ def put_file(blob: str, folder: str, path: str, *, may_share: bool = False) -> M
 
 
 def _look_plainly(judge: BlobChecker, path: str, file: RepoFile) -> LocalCopy | None:
-    """Give the good bytes that lie at a path, unless what lies there is a link."""
+    """Return the good bytes that lie at a path, unless what lies there is a link."""
     if os.path.islink(path):
         return None
     found = judge.look(path, file)
@@ -321,7 +321,7 @@ def _seems_plainly_there(path: str, file: RepoFile) -> bool:
 
 
 def look_nearby(hub: Hub, path: str, file: RepoFile) -> CheckedBlob | None:
-    """Give what lies at a path if its bytes are those of a file; nothing is changed."""
+    """Return what lies at a path if its bytes are those of a file; nothing is changed."""
     found = BlobChecker(hub.memo, clock=hub.tools.clock, stop=hub.stop).look(path, file)
     return None if found is None or found.sha256 is None else found
 
@@ -374,6 +374,6 @@ def take_nearby(
 
 
 def _protected(hub: Hub, path: str) -> bool:
-    """Whether bytes may get a second name: those of the cache, read-only; a file of the user's is copied."""
+    """Return whether bytes may get a second name: those of the cache, read-only; a file of the user's is copied."""
     target = os.path.realpath(path)
     return target.startswith(os.path.join(os.path.realpath(hub.cache.root), "")) and protect(target)

@@ -63,7 +63,7 @@ class BlobChecker:
         self._teller_of = teller_of
 
     def look(self, path: str, file: RepoFile) -> CheckedBlob | None:
-        """Say what lies at a path, a link's target if it is one; nothing if nothing does."""
+        """Return what lies at a path, a link's target if it is one; nothing if nothing does."""
         with translated(path):
             try:
                 descriptor = os.open(path, _OPEN)

@@ -78,7 +78,7 @@ def read_repo_at(text: str) -> tuple[Repo, str]:
 
 
 def check_revision(text: str) -> str:
-    """Give a branch, tag, `refs/pr/N` or commit back if it is safe in a URL and below a folder. Raises `BadInput`."""
+    """Return a branch, tag, `refs/pr/N` or commit back if it is safe in a URL and below a folder. Raises `BadInput`."""
     parts = text.split("/")
     is_plain = _REVISION.fullmatch(text) is not None and len(text) <= _LONGEST_REVISION
     if not is_plain or ".." in text or any(not part.strip(".") or part.endswith((".", ".lock")) for part in parts):
@@ -87,12 +87,12 @@ def check_revision(text: str) -> str:
 
 
 def is_commit(text: str) -> bool:
-    """Say whether a text is a full commit id, which never changes what it means."""
+    """Return whether a text is a full commit id, which never changes what it means."""
     return _COMMIT.fullmatch(text) is not None
 
 
 def check_endpoint(text: str) -> str:
-    """Give the address of a hub without its last slash. Raises `BadInput`."""
+    """Return the address of a hub without its last slash. Raises `BadInput`."""
     address = read_address(text)
     if address.authorization or "?" in address.target or "#" in text:
         hint = "give http(s)://host[:port][/path]; a token belongs into HF_TOKEN"
@@ -101,17 +101,17 @@ def check_endpoint(text: str) -> str:
 
 
 def revision_url(endpoint: str, repo: Repo, revision: str) -> str:
-    """Give where a hub says which commit a revision is."""
+    """Return where a hub says which commit a revision is."""
     return f"{endpoint}/api/{repo.kind}s/{repo.name}/revision/{quote(revision, safe='')}"
 
 
 def tree_url(endpoint: str, repo: Repo, commit: str) -> str:
-    """Give where a hub lists every file of a commit."""
+    """Return where a hub lists every file of a commit."""
     return f"{endpoint}/api/{repo.kind}s/{repo.name}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
 
 
 def file_url(endpoint: str, repo: Repo, revision: str, path: str) -> str:
-    """Give where one file of a revision is served."""
+    """Return where one file of a revision is served."""
     return f"{endpoint}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
 
 
@@ -162,7 +162,7 @@ def choose(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> tuple[RepoFile, ...]:
-    """Give the files that are meant, in the repository's order.
+    """Return the files that are meant, in the repository's order.
 
     A name is a file's path, a folder's with a `/` at its end, or a pattern; a file must fit one of the names, one of
     `include` and none of `exclude`. Raises `NotOnServer` that lists all the names and patterns that match nothing:
@@ -245,7 +245,7 @@ def read_entries(body: bytes, url: str) -> list[RepoFile]:
 
 
 def read_next(links: Iterable[str], url: str) -> str:
-    """Give the address of the next page from the Link fields of a page, or nothing. Raises `BadAnswer`."""
+    """Return the address of the next page from the Link fields of a page, or nothing. Raises `BadAnswer`."""
     found = next((match[1] for link in links if (match := _NEXT.search(link))), "")
     if not found:
         return ""

@@ -71,7 +71,7 @@ LARGEST_BYTES = 1 << 20
 
 
 def is_small(file: RepoFile) -> bool:
-    """Whether a file may be taken whole."""
+    """Return whether a file may be taken whole."""
     return bool(file.blob) and file.size_bytes is not None and file.size_bytes <= LARGEST_BYTES
 
 
@@ -318,7 +318,7 @@ class HubFetcher:
         return self._settle(_arrived(group, fetched), ours=fetched.status is Status.DOWNLOADED)
 
     def _settle(self, arrived: Sequence[Arrived], *, ours: bool) -> list[DownloadOutcome]:
-        """Give the names, then keep the record, then tell the news."""
+        """Return the names, then keep the record, then tell the news."""
         if not arrived:
             return []
         try:
@@ -355,7 +355,7 @@ class HubFetcher:
         return [DownloadOutcome(label=label_of(self._repo, file.path), error=error) for file in group]
 
     def _has_room(self, groups: Sequence[Group]) -> bool:
-        """Whether small files may be written at once; the engine tells what is missing if not."""
+        """Return whether small files may be written at once; the engine tells what is missing if not."""
         if not groups:
             return False
         try:
@@ -388,14 +388,14 @@ def _downloaded(wanted: DownloadRequest, sha256: Digest, size_bytes: int, second
 
 
 def _arrived(group: Group, fetched: FetchedFile) -> list[Arrived]:
-    """Give what is true of each file of a group: for a second one with the same bytes, nothing was sent."""
+    """Return what is true of each file of a group: for a second one with the same bytes, nothing was sent."""
     status = Status.LINKED if fetched.status is Status.DOWNLOADED else fetched.status
     another = changed(fetched, status=status, bytes_from_network=0, bytes_resumed=0, seconds=0.0)
     return [(file, fetched if number == 0 else another) for number, file in enumerate(group)]
 
 
 def not_expected(label: str, expected: str, found: str) -> HashMismatch:
-    """Give the error for a file whose digest is another one than whoever asked for it said."""
+    """Return the error for a file whose digest is another one than whoever asked for it said."""
     hint = "check the digest that was given, and the file's revision"
     return HashMismatch(f"{label} is not sha256 {expected}: the hub's has sha256 {found}", hint=hint)
 
@@ -474,7 +474,7 @@ def preview_fetch(hub: Hub, order: RepoRequest) -> DownloadPreview:
 
 
 def first_cause(outcomes: Sequence[DownloadOutcome]) -> StokerError | None:
-    """Give the error that a caller raises in the end: what concerns all files before what concerns one."""
+    """Return the error that a caller raises in the end: what concerns all files before what concerns one."""
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     return next((error for error in errors if isinstance(error, _FOR_ALL)), errors[0] if errors else None)
 
@@ -552,7 +552,7 @@ def _groups(files: Sequence[RepoFile], *, by_bytes: bool) -> list[Group]:
 
 
 def _expected(hub: Hub, order: RepoRequest, destination: Destination, group: Group) -> list[PlannedDownload]:
-    """Say what will become of files with the same bytes, by names and sizes."""
+    """Return what will become of files with the same bytes, by names and sizes."""
     statuses = [Status.DOWNLOADED if order.force else destination.expects(file) for file in group]
     if statuses[0] is Status.DOWNLOADED:
         # They come once, for all of them.
@@ -573,7 +573,7 @@ def _expected(hub: Hub, order: RepoRequest, destination: Destination, group: Gro
 
 
 def _needed_bytes(destination: Destination, one: PlannedDownload) -> int | None:
-    """Say how much the disk has to hold more than now."""
+    """Return how much the disk has to hold more than now."""
     return one.size_bytes if one.status is Status.LINKED and destination.copies else one.to_come_bytes
 
 
@@ -596,7 +596,7 @@ def _check_digest(files: Sequence[RepoFile], repo: Repo, sha256: Digest) -> None
 
 
 def device_of(path: str) -> int:
-    """Give the file system of a path that may still have to be made."""
+    """Return the file system of a path that may still have to be made."""
     return os.stat(existing_above(path)).st_dev
 
 

@@ -17,7 +17,7 @@ _TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 
 
 def read_token(environment: Mapping[str, str], path: str, read_text: Callable[[str], str | None]) -> str:
-    """Give the token, or an empty text when there is none.
+    """Return the token, or an empty text when there is none.
 
     HF_HUB_DISABLE_IMPLICIT_TOKEN means none, wherever one may lie. Raises `BadInput`, without the token, if what is
     there can't stand in a header.
@@ -31,7 +31,7 @@ def read_token(environment: Mapping[str, str], path: str, read_text: Callable[[s
 
 
 def is_true(value: str | None) -> bool:
-    """Say whether a variable of the hub's client is switched on."""
+    """Return whether a variable of the hub's client is switched on."""
     return (value or "").upper() in _TRUE
 
 

@@ -57,18 +57,18 @@ from stoker.transfer.hub.repository import RepoRequest, device_of, fetch_reposit
 
 
 def plain_landing(folder: str, name: str, *, locks: str) -> TargetFile:
-    """Give where a plain file shall lie; `locks` is the folder of our own for its lock."""
+    """Return where a plain file shall lie; `locks` is the folder of our own for its lock."""
     lock = f"{digest_bytes(os.fsencode(os.path.join(folder, name)))}.lock"
     return TargetFile(folder=folder, name=name, lock_path=os.path.join(locks, lock))
 
 
 def wanted_at(hub: Hub, url: str, name: str, *, sha256: Digest | None = None) -> DownloadRequest:
-    """Give the file at an address as something that can be fetched."""
+    """Return the file at an address as something that can be fetched."""
     return DownloadRequest(url=url, label=name, sha256=sha256, headers=hub.headers_for(url))
 
 
 def wanted_of(hub: Hub, found: RepoListing, *, sha256: Digest | None = None) -> DownloadRequest:
-    """Give the one file that was found as something that can be fetched.
+    """Return the one file that was found as something that can be fetched.
 
     Raises `HashMismatch` if the hub says at once that it is not the one with this digest.
     """
@@ -102,7 +102,7 @@ def fetch_plain(
 def preview_plain(
     hub: Hub, wanted: DownloadRequest, landing: TargetFile, *, receipts: Receipts, force: bool = False
 ) -> DownloadPreview:
-    """Say what `fetch_plain` would do, and do nothing but ask."""
+    """Return what `fetch_plain` would do, and do nothing but ask."""
     offline = hub.settings.offline
     if not force:
         wanted = _as_received(hub, wanted, landing, receipts)
@@ -204,7 +204,7 @@ class ModelFolder:
         return None
 
     def _wanted(self, path: str) -> tuple[DownloadRequest, RepoFile | None]:
-        """Give a file with all that the hub knows of it: the commit that it is at, its size and its digest."""
+        """Return a file with all that the hub knows of it: the commit that it is at, its size and its digest."""
         hub, repo = self._hub, self._repo
         if hub.settings.offline:
             # The folder is all that counts then: the cache may never have heard of the repository.
@@ -260,7 +260,7 @@ def fetch_list(
 def preview_list(
     hub: Hub, files: Sequence[LockedFile], folder: str, *, receipts: Receipts | None = None, force: bool = False
 ) -> DownloadPreview:
-    """Say what `fetch_list` would do; nobody is asked."""
+    """Return what `fetch_list` would do; nobody is asked."""
     upcoming = [_expected(hub, file, folder, receipts=receipts, force=force) for file in files]
     copies = device_of(folder) != device_of(hub.cache.root)
     return DownloadPreview(
@@ -343,7 +343,7 @@ def _servers(file: LockedFile) -> str:
 def freeze(
     hub: Hub, repo: Repo, revision: Revision, files: Sequence[RepoFile], *, workers: int
 ) -> tuple[LockedFile, ...]:
-    """Give the lock list of some files of a commit.
+    """Return the lock list of some files of a commit.
 
     Of small files a hub tells no sha256: those are fetched into the cache, where their bytes are checked. Raises what
     keeps one of them away, and `Refused` where the server knows no commits.

@@ -165,7 +165,7 @@ class PeerFiles:
         self._inline: OrderedDict[str, dict[str, bytes]] = OrderedDict()
 
     def listing(self, tree: str) -> bytes:
-        """Give a tree's listing. `NotFound` if it is neither here nor on its way."""
+        """Return a tree's listing. `NotFound` if it is neither here nor on its way."""
         if is_digest(tree):
             found = named_tree(self._store, tree)
             if found is not None:
@@ -176,7 +176,7 @@ class PeerFiles:
         raise NotFound(f"no tree {tree[:12]} here")
 
     def is_coming(self) -> bool:
-        """Say whether any tree is on its way here: what is not there yet may be soon."""
+        """Return whether any tree is on its way here: what is not there yet may be soon."""
         try:
             with os.scandir(self._store.places.incoming) as entries:
                 return any(entry.name.endswith(".listing") for entry in entries)

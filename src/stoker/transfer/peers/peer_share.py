@@ -66,7 +66,7 @@ class OwnContext:
         self._stamp: tuple[int, ...] = ()
 
     def current(self) -> ssl.SSLContext:
-        """Give it as it stands now."""
+        """Return it as it stands now."""
         own = self._identity.certificate_file
         try:
             info = os.stat(own)
@@ -109,7 +109,7 @@ class PeerAdmission:
         self._asked_s: float | None = None
 
     def admits(self, serial: str) -> bool:
-        """Say whether a certificate counts now. `Unavailable` where nobody can say."""
+        """Return whether a certificate counts now. `Unavailable` where nobody can say."""
         if not self._is_known(serial):
             # One asks; nobody who is known waits for the answer.
             with self._asking:

@@ -133,12 +133,12 @@ is the one that was used the longest ago.
 
 
 def tree_key(tree: str) -> Digest:
-    """Give the key under which a tree of the fleet lies."""
+    """Return the key under which a tree of the fleet lies."""
     return digest_value("fleet tree", tree)
 
 
 def held_tree(store: LocalStore, tree: str) -> Record | None:
-    """Give the record of a tree that lies in this machine's store, whole; it counts as used now.
+    """Return the record of a tree that lies in this machine's store, whole; it counts as used now.
 
     That may be one that came, or one that somebody put here.
     """
@@ -184,7 +184,7 @@ class HeldTrees:
         self._known: dict[str, tuple[tuple[int, int], bool]] = {}
 
     def look(self) -> tuple[str, ...]:
-        """Give the trees that are here, in the order of their digests. Cheap where nothing changed."""
+        """Return the trees that are here, in the order of their digests. Cheap where nothing changed."""
         names = [name for name in names_in(self._store.places.held) if is_digest(name)]
         with self._turn:
             self._known = {name: self._known[name] for name in names if name in self._known}
@@ -208,5 +208,5 @@ class HeldTrees:
 
 
 def _keys(tree: str) -> tuple[Digest, Digest]:
-    """Give the keys under which a tree may lie: one that came, and one that somebody put here."""
+    """Return the keys under which a tree may lie: one that came, and one that somebody put here."""
     return tree_key(tree), put_key(Digest(tree))

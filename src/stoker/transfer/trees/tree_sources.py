@@ -54,13 +54,13 @@ class TreeConnection(Protocol):
     """A place that has trees, as far as fetching goes. `FleetClient` has it."""
 
     def tree_listing(self, tree: str) -> bytes:
-        """Give a tree's listing."""
+        """Return a tree's listing."""
 
     def fetch_contents(self, digests: Sequence[str]) -> AbstractContextManager[Iterator[tuple[Digest, bytes]]]:
         """Fetch small files together, each verified; what is not there does not come."""
 
     def object_address(self, sha256: str) -> tuple[str, dict[str, str]]:
-        """Give where a file's bytes are, and what to say there."""
+        """Return where a file's bytes are, and what to say there."""
 
 
 class SourcesConnection(TreeConnection, Protocol):
@@ -86,7 +86,7 @@ class TreeSourceFinder(Protocol):
     """Says where a tree can be had."""
 
     def find(self, tree: str, failed: frozenset[str]) -> tuple[TreeSource, ...]:
-        """Give places, best first; none: nobody has it. `failed`: machines that were no good.
+        """Return places, best first; none: nobody has it. `failed`: machines that were no good.
 
         Asked again every half minute while the tree comes, so that it is known who still takes it.
         """
@@ -174,7 +174,7 @@ class TransferBackoff:
         self._failures = 0
 
     def failed(self) -> float:
-        """Give how long to wait before it is tried again."""
+        """Return how long to wait before it is tried again."""
         self._failures += 1
         return pause_s(self._failures - 1, self._chance(), first_s=self._first_s, longest_s=self._longest_s)
 
@@ -292,7 +292,7 @@ class TreeRoute:
         self._stop.sleep(pause_s, self._clock)
 
     def _is_early(self, origin: TreeSource, error: StokerError) -> bool:
-        """Whether a place that is still getting the tree itself may have what it lacks in a moment."""
+        """Return whether a place that is still getting the tree itself may have what it lacks in a moment."""
         is_lacking = isinstance(error, NotFound | NotOnServer) or error.data.get("status") == _NOT_YET
         if not origin.is_partial or not (is_lacking or type(error) is Unavailable):
             return False
@@ -313,7 +313,7 @@ So long is less than what a slow program may take, and more than a network takes
 def peer_opener(
     identity: FleetIdentity | None, *, clock: Clock, user_agent: str = "stoker"
 ) -> Callable[[TreeLocation], tuple[TreeConnection, Transport] | None]:
-    """Give what `FleetTreeSourceFinder` opens machines with; `identity` is this worker's, nothing if it has none."""
+    """Return what `FleetTreeSourceFinder` opens machines with; `identity` is this worker's, nothing if it has none."""
 
     def open_peer(place: TreeLocation) -> tuple[TreeConnection, Transport] | None:
         is_secure = place.url.startswith("https://")
@@ -339,7 +339,7 @@ def peer_opener(
 
 
 def own_address_towards(url: str) -> str:
-    """Give the address of this machine from which a coordinator is reached: where its neighbours may reach us.
+    """Return the address of this machine from which a coordinator is reached: where its neighbours may reach us.
 
     Nothing is sent. Empty if there is no way there.
     """
@@ -389,7 +389,7 @@ class IncomingObject(Protocol):
     offset: int
 
     def read(self, at_most_bytes: int) -> bytes:
-        """Give the next bytes; nothing at the end."""
+        """Return the next bytes; nothing at the end."""
 
 
 class FleetConnection(Protocol):
@@ -399,7 +399,7 @@ class FleetConnection(Protocol):
         """Add to a mirrored file, and give its size there."""
 
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
-        """Say what lies there of an attempt's folder, and how much of each file."""
+        """Return what lies there of an attempt's folder, and how much of each file."""
 
     def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
         """Begin or go on with an upload."""
@@ -421,7 +421,7 @@ class StopEvent(Protocol):
     """What `threading.Event` is: somebody may say stop, and waiting ends early then."""
 
     def is_set(self) -> bool:
-        """Whether it was said."""
+        """Return whether it was said."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is said, at most so long."""
@@ -440,6 +440,6 @@ class TransferConnection:
 
 
 def is_later(error: StokerError) -> bool:
-    """Say whether what failed may work later: the coordinator is away, full, busy, or has a bug."""
+    """Return whether what failed may work later: the coordinator is away, full, busy, or has a bug."""
     # A file of the coordinator's own that it can't open just now: too many are.
     return isinstance(error, Unavailable | InternalError | LocalFile)

@@ -47,10 +47,10 @@ class TreeUploadConnection(FleetConnection, Protocol):
     """A coordinator that takes trees. `FleetClient` has it."""
 
     def want_tree(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeView:
-        """Say that a tree is wanted."""
+        """Announce that a tree is wanted."""
 
     def missing(self, digests: Sequence[str], sizes: Sequence[int] = ()) -> tuple[str, ...]:
-        """Say which files are not there."""
+        """Return which files are not there."""
 
     def send_pack(self, pack: bytes) -> PackResponse:
         """Send small files."""
@@ -63,7 +63,7 @@ class FileSource(Protocol):
     """Where the files of a tree lie."""
 
     def place(self, entry: TreeEntry) -> str:
-        """Give the path of a file, or nothing if it lies in memory."""
+        """Return the path of a file, or nothing if it lies in memory."""
 
     def open(self, entry: TreeEntry) -> BinaryIO:
         """Open a file."""

@@ -150,7 +150,7 @@ class Maker:
     def look(
         self, choices: Sequence[EnvironmentChoice], *, folder: str = "/"
     ) -> EnvironmentReady | EnvironmentImpossible | None:
-        """Say how a job's environment stands here, without making anything; nothing: it has to be made.
+        """Return how a job's environment stands here, without making anything; nothing: it has to be made.
 
         `folder` is where the program will run: a path of `python` may be relative to it.
         """
@@ -166,7 +166,7 @@ class Maker:
         return self.shelf.refused(choice.digest, self.platform.pythons, user=self._run_as)
 
     def _is_of_its_python(self, ready: EnvironmentReady) -> bool:
-        """Say whether what it was made of is still that: another version there finds none of its packages."""
+        """Return whether what it was made of is still that: another version there finds none of its packages."""
         base = next((one for one in self.interpreters.all() if one.path == ready.base), None)
         return base is None or tag_of(base.version) == tag_of(ready.version)
 
@@ -306,7 +306,7 @@ class Maker:
         return "" if self.user is None else str(self.user.uid)
 
     def _other(self, failed: Build) -> Python | None:
-        """Give another interpreter, for which a lock has all wheels, if there is one."""
+        """Return another interpreter, for which a lock has all wheels, if there is one."""
         if failed.sources.kind != LOCK:
             return None
         # Here alone: mostly the first one does, and this loads a library.

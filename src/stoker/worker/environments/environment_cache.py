@@ -57,7 +57,7 @@ class EnvironmentReady:
     size_bytes: int = 0
 
     def python_path(self, workspace: str) -> tuple[str, ...]:
-        """Give what goes on `PYTHONPATH` so that a workspace's own packages are found; nothing is looked at twice."""
+        """Return what goes on `PYTHONPATH` so that a workspace's own packages are found; nothing is looked at twice."""
         found = []
         for folder in (".", *self.local):
             top = os.path.normpath(os.path.join(workspace, folder))
@@ -66,7 +66,7 @@ class EnvironmentReady:
         return tuple(dict.fromkeys(found))
 
     def facts(self) -> dict[str, Any]:
-        """Give what a result tells of where it was made: which interpreter, which packages."""
+        """Return what a result tells of where it was made: which interpreter, which packages."""
         told: dict[str, Any] = {"interpreter": self.interpreter, "python": self.version}
         if self.digest:
             told |= {"environment": self.digest, "uv": self.uv}
@@ -133,7 +133,7 @@ class EnvironmentCache:
         self._clock = clock
 
     def place(self, key: str) -> str:
-        """Give an environment's folder."""
+        """Return an environment's folder."""
         return os.path.join(self.folder, key)
 
     def make(self, key: str) -> None:
@@ -143,11 +143,11 @@ class EnvironmentCache:
             os.chmod(self.place(key), _READ_BY_ALL)
 
     def venv(self, key: str) -> str:
-        """Give where its interpreter and packages are."""
+        """Return where its interpreter and packages are."""
         return os.path.join(self.folder, key, "venv")
 
     def lock_path(self, key: str) -> str:
-        """Give the file that is locked while it is made."""
+        """Return the file that is locked while it is made."""
         return os.path.join(self.folder, "locks", key)
 
     def make_locks(self) -> None:
@@ -157,7 +157,7 @@ class EnvironmentCache:
             os.makedirs(place, exist_ok=True)
 
     def find(self, digest: str, key: str) -> EnvironmentReady | None:
-        """Give an environment that is ready: named so, and with its interpreter."""
+        """Return an environment that is ready: named so, and with its interpreter."""
         ready = self._read(key)
         if ready is None or ready.digest != digest or not os.access(ready.interpreter, os.X_OK):
             return None
@@ -177,7 +177,7 @@ class EnvironmentCache:
             os.utime(self._ready_path(key), (now_s, now_s))
 
     def used_s(self, key: str) -> float | None:
-        """Give when an environment that is ready was used last."""
+        """Return when an environment that is ready was used last."""
         try:
             return os.stat(self._ready_path(key)).st_mtime
         except OSError:
@@ -197,7 +197,7 @@ class EnvironmentCache:
             os.unlink(os.path.join(self.place(key), "in-use", name))
 
     def is_used(self, key: str) -> bool:
-        """Whether a process that marked it may still run; marks of those that are gone are taken away."""
+        """Return whether a process that marked it may still run; marks of those that are gone are taken away."""
         return bool(living_marks(os.path.join(self.place(key), "in-use")))
 
     def refuse(
@@ -246,11 +246,11 @@ class EnvironmentCache:
         return dict(islice(whys.items(), _MOST_TOLD))
 
     def all_kept(self) -> list[CachedEnvironment]:
-        """Give every environment that is ready, the one used longest ago first."""
+        """Return every environment that is ready, the one used longest ago first."""
         return sorted(self._kept(), key=lambda one: one.used_s)
 
     def leftovers(self) -> list[str]:
-        """Give the keys of folders that nobody finished."""
+        """Return the keys of folders that nobody finished."""
         return [name for name in self._names(self.folder) if not os.path.exists(self._ready_path(name))]
 
     def remove(self, key: str) -> bool:
@@ -336,7 +336,7 @@ class PrunedEnvironments:
 
 
 def too_much(kept: Sequence[CachedEnvironment], used: Container[str], keep_bytes: int) -> Iterator[CachedEnvironment]:
-    """Give those that go so that the rest takes at most `keep_bytes`; `kept` has the longest unused first.
+    """Return those that go so that the rest takes at most `keep_bytes`; `kept` has the longest unused first.
 
     Those whose keys are in `used` stay, and take their part of it.
     """
@@ -421,7 +421,7 @@ def drop(shelf: EnvironmentCache, offered: EnvironmentPrunePlan, *, clock: Clock
 
 
 def label_of(one: CachedEnvironment) -> str:
-    """Say what an environment is, for people."""
+    """Return what an environment is, for people."""
     return f"Python {one.version}, {one.packages} package{'' if one.packages == 1 else 's'}"
 
 

@@ -54,7 +54,7 @@ class Interpreters:
         self._found_s = 0.0
 
     def all(self) -> tuple[Python, ...]:
-        """Give every interpreter, the preferred one first. Looked for once; asked are those that are new."""
+        """Return every interpreter, the preferred one first. Looked for once; asked are those that are new."""
         if self._found is None:
             self._found, self._found_s = self._look(), self._clock.monotonic_s()
         return self._found
@@ -85,7 +85,7 @@ class Interpreters:
         return {path: said for path, said in told.items() if isinstance(said, list) and len(said) == 5}
 
     def _candidates(self) -> list[str]:
-        """Give the files that may be interpreters, each once; whoever is preferred first."""
+        """Return the files that may be interpreters, each once; whoever is preferred first."""
         env = self._environment
         home = env.get("HOME", "")
         places = [place for place in env.get("PATH", os.defpath).split(os.pathsep) if place.startswith("/")]
@@ -126,7 +126,7 @@ def _in_folders(folders: Iterable[str]) -> Iterator[str]:
 
 
 def _mark(path: str) -> str | None:
-    """Give what tells a file from another one at the same path."""
+    """Return what tells a file from another one at the same path."""
     try:
         seen = os.stat(path)
     except OSError:

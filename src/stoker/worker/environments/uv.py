@@ -114,7 +114,7 @@ class Diagnosis:
 
 
 def find_uv(own_prefix: str, environment: Mapping[str, str]) -> str:
-    """Give uv's path: beside our own interpreter, else on `PATH`; empty if there is none."""
+    """Return uv's path: beside our own interpreter, else on `PATH`; empty if there is none."""
     beside = os.path.join(own_prefix, "bin", "uv")
     if os.access(beside, os.X_OK):
         return beside
@@ -125,7 +125,7 @@ def find_uv(own_prefix: str, environment: Mapping[str, str]) -> str:
 
 
 def uv_environment(environment: Mapping[str, str], **ours: str) -> dict[str, str]:
-    """Give the variables that uv is started with: the user's, his settings of pip under uv's names, and ours."""
+    """Return the variables that uv is started with: the user's, his settings of pip under uv's names, and ours."""
     made = {name: value for name, value in environment.items() if name not in _OURS}
     for pip, uv in _FROM_PIP.items():
         value = environment.get(pip, "").strip()
@@ -157,12 +157,12 @@ def _is_for_others(name: str) -> bool:
 
 
 def without_secrets(line: str) -> str:
-    """Give a line of uv's without the names and passwords that addresses may have in them."""
+    """Return a line of uv's without the names and passwords that addresses may have in them."""
     return _SECRETS.sub("***@", _CODES.sub("", line))
 
 
 def diagnose(lines: Sequence[str], exit_code: int, *, where: str) -> Diagnosis:
-    """Say what a failed run of uv means; `where` is the machine in words: `aarch64 cp311`.
+    """Return what a failed run of uv means; `where` is the machine in words: `aarch64 cp311`.
 
     What may pass goes first: an index that does not answer also lets a package seem not to exist.
     """
@@ -179,7 +179,7 @@ def diagnose(lines: Sequence[str], exit_code: int, *, where: str) -> Diagnosis:
 
 
 def _reason(lines: Sequence[str], about: re.Pattern[str] | None) -> str:
-    """Give what uv said, in one line: from where its error begins."""
+    """Return what uv said, in one line: from where its error begins."""
     clean = [line for line in (without_secrets(line).strip() for line in lines) if line]
     begin = next((at for at, line in enumerate(clean) if line.startswith(("error", "× ", "x "))), None)
     if begin is None and about is not None:
@@ -375,12 +375,12 @@ def _leave_folders_out(work: Build) -> None:
 
 
 def size_of(venv: str) -> int:
-    """Give how large an environment's packages are, as each wrote down itself."""
+    """Return how large an environment's packages are, as each wrote down itself."""
     return sum(_recorded_bytes(os.path.join(place, "RECORD")) for place in package_folders(venv))
 
 
 def uv_of(venv: str) -> str:
-    """Give the version of the uv that made an environment, as it wrote down itself."""
+    """Return the version of the uv that made an environment, as it wrote down itself."""
     with suppress(OSError, ValueError):
         text = read_regular(os.path.join(venv, "pyvenv.cfg"), _LARGEST_TEXT_BYTES).decode()
         return next((line.partition("=")[2].strip() for line in text.splitlines() if line.startswith("uv ")), "")
@@ -438,7 +438,7 @@ def _run(child: Child, heard: BuildListener, is_stopped: Callable[[], bool], clo
 
 
 def _lines(child: Child, is_stopped: Callable[[], bool]) -> Iterator[str]:
-    """Give what it prints, as it does, until it ends or somebody stops it."""
+    """Return what it prints, as it does, until it ends or somebody stops it."""
     said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     if child.stdout is None:
         return

@@ -47,7 +47,7 @@ class DataCache:
         self._used = os.path.join(folder, ".used")
 
     def open(self, record: Record) -> str:
-        """Give the folder of a record's tree; it is made if it is not there."""
+        """Return the folder of a record's tree; it is made if it is not there."""
         place = self.place(str(record.digest))
         if os.path.isdir(place):
             return place
@@ -68,14 +68,14 @@ class DataCache:
         return place
 
     def use(self, name: str) -> str:
-        """Give a folder that is there, which counts as used now."""
+        """Return a folder that is there, which counts as used now."""
         place = self.place(name)
         with suppress(OSError):
             os.utime(place)
         return place
 
     def place(self, name: str) -> str:
-        """Give where a tree lies, or would lie."""
+        """Return where a tree lies, or would lie."""
         return os.path.join(self.folder, name)
 
     def mark(self, run: str, owner: ProcessIdentity, names: Iterable[str]) -> None:

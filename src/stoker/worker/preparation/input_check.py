@@ -96,12 +96,12 @@ def what_is_missing(grant: Grant, held: PresentInputs) -> MissingInputs:
 
 
 def name_of(needed: InputBody) -> str:
-    """Give what people call an input: its variable or argument."""
+    """Return what people call an input: its variable or argument."""
     return needed.where.partition(":")[2]
 
 
 def is_repository(needed: InputBody) -> bool:
-    """Say whether each machine fetches it from the hub itself."""
+    """Return whether each machine fetches it from the hub itself."""
     return needed.kind is InputKind.REPO
 
 
@@ -119,7 +119,7 @@ def split_repository(text: str) -> tuple[Repo, str]:
 
 
 def repository_name(text: str) -> str:
-    """Give what its folder on the data shelf is called."""
+    """Return what its folder on the data shelf is called."""
     return f"{REPOSITORY}{digest_value('repository', text)}"
 
 
@@ -151,7 +151,7 @@ def fetch_to_shelf(hub: Hub, text: str, place: str) -> None:
 
 
 def why_not_fetched(text: str, error: StokerError) -> str:
-    """Say in a line why a repository did not come."""
+    """Return in a line why a repository did not come."""
     return f"{text} can't be fetched: {error.message}"
 
 
@@ -167,23 +167,23 @@ class PreparedInputs:
     """Its environment."""
 
     def folder(self, grant: Grant) -> str:
-        """Give where its program runs."""
+        """Return where its program runs."""
         return os.path.normpath(os.path.join(self.workspace, grant.code_folder)) if self.workspace else grant.folder
 
     def variables(self, grant: Grant) -> dict[str, str]:
-        """Give what its process finds its own packages by."""
+        """Return what its process finds its own packages by."""
         if self.ready is None or not self.workspace:
             return {}
         return {"PYTHONPATH": os.pathsep.join(self.ready.python_path(self.folder(grant)))}
 
     def facts(self, grant: Grant) -> dict[str, Any]:
-        """Give what its papers and its result tell of what it ran with: digests, never places of this machine."""
+        """Return what its papers and its result tell of what it ran with: digests, never places of this machine."""
         told = {"code_tree": grant.code_tree, "commit": grant.commit, "data": data_facts(grant)}
         return {name: value for name, value in told.items() if value}
 
 
 def data_facts(grant: Grant) -> dict[str, str]:
-    """Give what a job reads, by variable or argument: digests, and repositories at their commits."""
+    """Return what a job reads, by variable or argument: digests, and repositories at their commits."""
     return {name_of(one): one.repo if is_repository(one) else f"tree:{one.tree}" for one in grant.inputs}
 
 
@@ -260,7 +260,7 @@ class LocalInputs:
             self.workspaces.remove(run)
 
     def is_unread(self, needed: InputBody) -> bool:
-        """Say whether something lies where an input was submitted from, on this very machine."""
+        """Return whether something lies where an input was submitted from, on this very machine."""
         is_same = bool(needed.path) and needed.host == self._host
         return is_same and os.path.exists(needed.path)
 

@@ -146,7 +146,7 @@ class InputActivity(Protocol):
     """Feels whether something goes on."""
 
     def beats(self) -> bool:
-        """Say whether it has got on since it was last asked."""
+        """Return whether it has got on since it was last asked."""
 
 
 class TreeActivity:
@@ -159,7 +159,7 @@ class TreeActivity:
         self._before: tuple[int, int] | None = None
 
     def beats(self) -> bool:
-        """Say whether anything of it has grown since it was last asked."""
+        """Return whether anything of it has grown since it was last asked."""
         arriving = _looks_of(self._incoming, "")
         staged = _looks_of(self._staging, self._mark)
         now = (arriving[0] + staged[0], max(arriving[1], staged[1]))
@@ -180,7 +180,7 @@ class EnvironmentActivity:
         self._before = (0, 0)
 
     def beats(self) -> bool:
-        """Say whether its processes have computed since it was last asked."""
+        """Return whether its processes have computed since it was last asked."""
         group = self._group()
         ticks = group_cpu_ticks(group.pid) if group is not None else None
         now = (group.pid, ticks) if group is not None and ticks is not None else self._before
@@ -197,7 +197,7 @@ class EnvironmentActivity:
 
 
 def _looks_of(folder: str, part: str) -> tuple[int, int]:
-    """Give how much lies in a folder under names that hold a text, and when that last changed."""
+    """Return how much lies in a folder under names that hold a text, and when that last changed."""
     size_bytes, changed_ns = 0, 0
     try:
         with os.scandir(folder) as entries:
@@ -228,7 +228,7 @@ def note_rate(store: LocalStore, size_bytes: int, seconds: float) -> None:
 
 
 def read_rate(store: LocalStore) -> int:
-    """Give bytes a second; 0 if nobody knows."""
+    """Return bytes a second; 0 if nobody knows."""
     try:
         return max(0, int(read_regular(_path(store), _RATE_LARGEST_BYTES)))
     except (OSError, ValueError, StokerError):

@@ -49,7 +49,7 @@ class PrepareLine:
     """It stays so until something is done on this machine; else it may pass."""
 
     def to_line(self) -> bytes:
-        """Give it as a line."""
+        """Return it as a line."""
         said = {name: value for name, value in fields_of(self).items() if value}
         for name in ("says", "line", "message"):
             if name in said:

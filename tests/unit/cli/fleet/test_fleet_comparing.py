@@ -14,7 +14,7 @@ from stoker.protocol.view_messages import JobView
 
 
 def point(number: int, measured_on: dict[str, Any], **varied: Any) -> TrialScore:
-    """Give what compares a point that ran as a job of its own, on some machine."""
+    """Return what compares a point that ran as a job of its own, on some machine."""
     trial = Trial(
         number=1,
         label="",

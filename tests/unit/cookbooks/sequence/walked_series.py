@@ -24,7 +24,7 @@ def compiled(name: str, **given: Any) -> Plan:
 
 
 def walk(plan: Plan, folder: Path, known: dict[str, Any] | None = None, *, until: str = "report") -> dict[str, Any]:
-    """Give what every node made; nodes that are known already are not run again."""
+    """Return what every node made; nodes that are known already are not run again."""
     made: dict[str, Any] = dict(known or {})
     for node in plan.nodes:
         if node.id in made:

@@ -17,17 +17,17 @@ H200 = json.loads((ROOT / "benchmarks" / "recorded" / "vram_h200.json").read_tex
 
 
 def training_of(case: dict[str, Any]) -> TrainingSpec:
-    """Give the training that a recorded case was made of."""
+    """Return the training that a recorded case was made of."""
     return read_training(read_shape(case["config"]), [f"{key}={value}" for key, value in case["training"].items()])
 
 
 def name_of(case: dict[str, Any]) -> str:
-    """Give a recorded case's name."""
+    """Return a recorded case's name."""
     said = " ".join(f"{key}={value}" for key, value in case["training"].items())
     return f"{case.get('model') or case['config']['model_type']} {said}"
 
 
 @cache
 def foretold(place: int) -> Estimate:
-    """Give the estimate of one measured case; made once."""
+    """Return the estimate of one measured case; made once."""
     return estimate(training_of(H200["measured"][place]), gpu="NVIDIA H200")

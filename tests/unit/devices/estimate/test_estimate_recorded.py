@@ -19,7 +19,7 @@ def off_by(told_bytes: float, case) -> float:
 
 
 def of_its_kind(case) -> list[int]:
-    """Give the smaller runs that the book would know before this one."""
+    """Return the smaller runs that the book would know before this one."""
     kind = training_of(case).kind
     known = [(place, one) for place, one in enumerate(CASES) if one["role"] == "calibrate"]
     return [place for place, one in known if one["model"] == case["model"] and training_of(one).kind == kind]

@@ -27,7 +27,7 @@ class Exact(CachingAllocator):
 
 
 def kept_after_forward(training: TrainingSpec) -> int:
-    """Give the bytes that a forward pass leaves for the backward pass, without weights, workspaces and logits."""
+    """Return the bytes that a forward pass leaves for the backward pass, without weights, workspaces and logits."""
     memory = TapeMemory(Exact())
     tape = Tape(memory)
     model = SymbolicModel(tape, training)

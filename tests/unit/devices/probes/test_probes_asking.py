@@ -26,7 +26,7 @@ def children() -> set[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, or does so in a moment: it has got its signal before the answer was given."""
+    """Return whether a process has ended, or does so in a moment: it has got its signal before the answer was given."""
     deadline = time.monotonic() + 20
     while (row := read_row(pid)) is not None and not row.is_gone and time.monotonic() < deadline:
         os.sched_yield()

@@ -16,7 +16,7 @@ def cuda(*names: str) -> list[VisibilityDevice]:
 
 
 def seen(candidates: list[VisibilityDevice], **environment: str) -> str:
-    """Give the verdicts, a letter each."""
+    """Return the verdicts, a letter each."""
     return "".join(answer.verdict[0] for answer in visible_answers(candidates, environment))
 
 

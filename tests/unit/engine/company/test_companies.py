@@ -56,7 +56,7 @@ def until(is_so: Callable[[], bool], otherwise: str) -> None:
 
 
 def processes_of(lab: Lab, name: str = "") -> list[int]:
-    """Give the processes of companies that were started from a lab, by the name that `top` shows."""
+    """Return the processes of companies that were started from a lab, by the name that `top` shows."""
     mark = f"LAB={lab.folder}\0".encode()
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -68,7 +68,7 @@ def processes_of(lab: Lab, name: str = "") -> list[int]:
 
 
 def left_groups() -> list[str]:
-    """Give control groups of companies whose keepers are gone."""
+    """Return control groups of companies whose keepers are gone."""
     found = [
         Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup") if "stoker-company-" in os.path.basename(folder)
     ]

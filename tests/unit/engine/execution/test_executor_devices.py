@@ -57,7 +57,7 @@ class Rig:
         self.meter.use("a", self.pid(), size_bytes)
 
     def pid(self) -> int:
-        """Give the number of the program once it runs."""
+        """Return the number of the program once it runs."""
         path = self.folder / "pid"
         wait_until(lambda: path.exists() and path.read_text().strip() != "")
         return int(path.read_text())

@@ -42,7 +42,7 @@ class CodeArgs:
 
 @stage("test/read-first", inline=True)
 def read_first(job: StageContext, args: CodeArgs) -> Number:
-    """Give what its code says."""
+    """Return what its code says."""
     return job.save(Number, int(Path(args.code).read_text()))
 
 

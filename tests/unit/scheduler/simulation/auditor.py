@@ -60,7 +60,7 @@ class Held:
 
 
 def audit(nodes: Sequence[Node], batch: WorkloadBatch, log: Log) -> list[str]:
-    """Give everything that is wrong with a run."""
+    """Return everything that is wrong with a run."""
     found = _faults_of_jobs(nodes, batch, log)
     held = [Held(node) for node in nodes]
     moments = []

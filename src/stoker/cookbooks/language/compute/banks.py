@@ -62,7 +62,7 @@ class AdapterState:
 
 
 def fresh_adapter(shape: DecoderShape, spec: AdapterSpec) -> AdapterState:
-    """Give an adapter that changes nothing yet: A drawn from its own seed as PEFT draws it, B zero."""
+    """Return an adapter that changes nothing yet: A drawn from its own seed as PEFT draws it, B zero."""
     draws = torch.Generator().manual_seed(spec.seed)
     weights: Pairs = {}
     for layer in range(shape.layers):
@@ -93,13 +93,13 @@ class Bank:
     """Where each target's outputs lie among those of the group."""
 
     def narrow(self, number: int) -> slice:
-        """Say where a target's part of x Aᵀ lies."""
+        """Return where a target's part of x Aᵀ lies."""
         rank = self.b[0].shape[2]
         return slice(number * rank, (number + 1) * rank)
 
 
 def narrowed(x: Tensor, bank: Bank) -> Tensor:
-    """Give x Aᵀ of `[n, rows, inputs]`."""
+    """Return x Aᵀ of `[n, rows, inputs]`."""
     return torch.bmm(x, bank.a.mT)
 
 
@@ -111,7 +111,7 @@ def widened(
     narrow: Tensor | None,
     begin: int = 0,
 ) -> Tensor:
-    """Give x Wᵀ with what adapters add. The weight's outputs begin at a column of the group's."""
+    """Return x Wᵀ with what adapters add. The weight's outputs begin at a column of the group's."""
     n, rows, inputs = x.shape
     outputs = len(weight)
     y = _added(x, weight, bank, narrow, begin)
@@ -122,7 +122,7 @@ def widened(
 
 
 def _added(x: Tensor, weight: Tensor, bank: Bank | None, narrow: Tensor | None, begin: int) -> Tensor:
-    """Give what is there before the large product: what adapters add."""
+    """Return what is there before the large product: what adapters add."""
     outputs, parts = len(weight), []
     if bank is not None and narrow is not None:
         parts = [
@@ -192,7 +192,7 @@ class BankLayout:
                 self._place(layer, name, members)
 
     def banks(self, a: Tensor, b: Tensor) -> list[dict[str, Bank]]:
-        """Give views of flat tensors `[n, a_size]` and `[n, b_size]`, layer by layer."""
+        """Return views of flat tensors `[n, a_size]` and `[n, b_size]`, layer by layer."""
         layers: list[dict[str, Bank]] = [{} for _ in range(self.shape.layers)]
         n, rank = len(a), self.rank
         for group in self.groups:
@@ -219,7 +219,7 @@ class BankLayout:
                 b[:, :rank].copy_(given[1])
 
     def read(self, names: Pairs, a_row: Tensor, b_row: Tensor, rank: int) -> Pairs:
-        """Give copies, on the CPU, of the matrices of the given names, cut to a rank."""
+        """Return copies, on the CPU, of the matrices of the given names, cut to a rank."""
         return {
             name: (a[:rank].float().cpu().clone(), b[:, :rank].float().cpu().clone().contiguous())
             for name, a, b in self._pairs(a_row, b_row)

@@ -50,7 +50,7 @@ class BaseWeights:
     head: torch.Tensor
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Give every weight once."""
+        """Return every weight once."""
         yield self.embedding
         for layer in self.layers:
             yield from (one for name in LayerWeights.__slots__ if (one := getattr(layer, name)) is not None)

@@ -43,7 +43,7 @@ class PassDropout:
     """Tokens of a row, filled up."""
 
     def applied(self, x: Tensor, place: int) -> Tensor:
-        """Give `[n, rows, features]` with some features hidden and the others scaled up; applied twice, the same."""
+        """Return `[n, rows, features]` with some features hidden and the others scaled up; applied twice, the same."""
         _, tokens, features = x.shape
         number = torch.arange(tokens, device=x.device, dtype=torch.int64)
         token = (number // self.length << _ROW_BITS) + number % self.length
@@ -105,7 +105,7 @@ class SavedActivations:
 def forward_block(
     x: Tensor, more: Tensor | None, layer: LayerWeights, banks: Banks, number: int, now: PassContext
 ) -> tuple[Tensor, Tensor, SavedActivations | None]:
-    """Give what a block makes of `[n, rows, hidden]`, and what its backward pass needs.
+    """Return what a block makes of `[n, rows, hidden]`, and what its backward pass needs.
 
     What it is given and what it gives is a sum of two that nobody has added up yet: the next norm does so as it reads.
     """
@@ -159,7 +159,7 @@ def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are mad
     model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
 
     def narrow_back(group: str, *dys: tuple[Tensor, int]) -> tuple[Tensor | None, Tensor | None]:
-        """Give dy B, and what it adds to the gradient of what the group was given."""
+        """Return dy B, and what it adds to the gradient of what the group was given."""
         bank = banks.get(group)
         if bank is None:
             return None, None
@@ -208,7 +208,7 @@ def _turned_back(dq: Tensor, dk: Tensor, dv: Tensor, now: PassContext) -> Tensor
 
 
 def _seen(given: Tensor, number: int, group: str, now: PassContext) -> Tensor:
-    """Give what adapters see of what a group is given."""
+    """Return what adapters see of what a group is given."""
     return given if now.dropping is None else now.dropping.applied(given, _place(number, group))
 
 
@@ -245,12 +245,12 @@ IGNORED = -100
 
 
 def chunk_tokens(vocabulary: int, tokens: int) -> int:
-    """Say how many tokens' logits are there at a time."""
+    """Return how many tokens' logits are there at a time."""
     return max(1, min(tokens, CHUNK_BYTES // (4 * vocabulary)))
 
 
 def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    """Give each token's loss, `[tokens]`; zero where there is no label."""
+    """Return each token's loss, `[tokens]`; zero where there is no label."""
     size = chunk_tokens(head.shape[0], len(labels))
     return torch.cat(
         [
@@ -263,7 +263,7 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
 def losses_and_gradient(
     hidden: Tensor, head: Tensor, labels: Tensor, shares: Tensor, kernels: PointwiseKernels
 ) -> tuple[Tensor, Tensor]:
-    """Give each token's loss, and the gradient of Σ share · loss with respect to the hidden rows."""
+    """Return each token's loss, and the gradient of Σ share · loss with respect to the hidden rows."""
     size = chunk_tokens(head.shape[0], len(labels))
     gradient = torch.empty_like(hidden)
     losses = []

@@ -71,12 +71,12 @@ class DecoderShape:
         return self.model.vocabulary
 
     def linear(self, target: str) -> tuple[int, int]:
-        """Give inputs and outputs of one of a block's matrices."""
+        """Return inputs and outputs of one of a block's matrices."""
         return next((one.inputs, one.outputs) for one in self.model.linears if one.name == target)
 
 
 def module_name(layer: int, target: str) -> str:
-    """Give the full name of a matrix, as files of weights and PEFT have it."""
+    """Return the full name of a matrix, as files of weights and PEFT have it."""
     return f"model.layers.{layer}.{_HOMES[target]}.{target}"
 
 
@@ -131,7 +131,7 @@ def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation
 
 
 def _windows(config: Mapping[str, Any], family: str, layers: int, where: str) -> tuple[int, ...]:
-    """Give how far back each layer looks. Only Mistral's windows are on unless something says so."""
+    """Return how far back each layer looks. Only Mistral's windows are on unless something says so."""
     usual = 4096 if family == "mistral" and "sliding_window" not in config else 0
     width = _whole(config, "sliding_window", usual, where, least=0) if config.get("sliding_window") else usual
     if family == "llama" or (family.startswith("qwen") and not config.get("use_sliding_window")):

@@ -46,7 +46,7 @@ class AttentionMask:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def mask(self, window: int, length: int) -> Tensor | None:
-        """Give which keys each query sees; nothing if that is all before it."""
+        """Return which keys each query sees; nothing if that is all before it."""
         if self.segments is None and not (0 < window < length):
             return None
         place = torch.arange(length, device=self.positions.device)
@@ -64,7 +64,7 @@ def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> boo
 
 
 def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bool) -> AttentionMask:
-    """Say who looks at whom, on the CPU. `is_ragged`: with the kernel of `takes_ragged`."""
+    """Return who looks at whom, on the CPU. `is_ragged`: with the kernel of `takes_ragged`."""
     place = torch.arange(length).expand(rows, length)
     if segments is None:
         return AttentionMask(positions=place)
@@ -107,7 +107,7 @@ def attend(
 
 
 def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the gradients of queries, keys and values, each `[rows, T, heads, head_dim]`."""
+    """Return the gradients of queries, keys and values, each `[rows, T, heads, head_dim]`."""
     seen, q, k, v = tape
     dq, dk, dv = torch.autograd.grad(seen, (q, k, v), gradient.view(seen.shape))
     return dq, dk, dv
@@ -115,7 +115,7 @@ def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 @cache
 def _ragged() -> tuple[Callable[..., Tensor], bool] | None:
-    """Give the kernel for several sequences in one row, without a mask, and whether its heads may share keys."""
+    """Return the kernel for several sequences in one row, without a mask, and whether its heads may share keys."""
     try:
         # On CUDA alone, and imported there: it brings torch's compiler, as much again as torch itself.
         from torch.nn.attention.varlen import varlen_attn
@@ -136,13 +136,13 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def norm_sum(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Give the sum of two, and what `norm` makes of it."""
+    """Return the sum of two, and what `norm` makes of it."""
     both = x + more
     return both, norm(both, weight, eps)
 
 
 def norm_backward(x: Tensor, weight: Tensor, eps: float, gradient: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the gradient of a norm's input, with the one that comes `beside` it added; and what `norm` had given."""
+    """Return the gradient of a norm's input, with the one that comes `beside` it added; and what `norm` had given."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     unit = wide * scale
@@ -168,12 +168,12 @@ def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, into: Tensor) -> None:
 
 
 def gate(opened: Tensor, up: Tensor) -> Tensor:
-    """Give silu(gate) · up."""
+    """Return silu(gate) · up."""
     return torch.nn.functional.silu(opened) * up
 
 
 def gate_backward(opened: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the gradients of gate and up, and what `gate` had given."""
+    """Return the gradients of gate and up, and what `gate` had given."""
     wide, straight, given = opened.float(), up.float(), gradient.float()
     sigma = torch.sigmoid(wide)
     silu = wide * sigma
@@ -182,7 +182,7 @@ def gate_backward(opened: Tensor, up: Tensor, gradient: Tensor) -> tuple[Tensor,
 
 
 def loss_and_gradient(logits: Tensor, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Give each row's cross entropy (zero where the label is negative) and the gradient of Σ share · loss."""
+    """Return each row's cross entropy (zero where the label is negative) and the gradient of Σ share · loss."""
     wide = logits.float()
     is_wanted = labels >= 0
     total = wide.logsumexp(-1, keepdim=True)
@@ -257,7 +257,7 @@ def _allow_many_shapes() -> None:
 
 
 def can_compile() -> bool:
-    """Say whether torch can make kernels here: it needs its own compiler's parts, and one for C."""
+    """Return whether torch can make kernels here: it needs its own compiler's parts, and one for C."""
     return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
@@ -265,7 +265,7 @@ def can_compile() -> bool:
 
 
 def tables(rotation: Rotation, head_dim: int, length: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give cosines and sines, `[length, head_dim / 2]`, in 32 bits."""
+    """Return cosines and sines, `[length, head_dim / 2]`, in 32 bits."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), _frequencies(rotation, head_dim))
     return (angles.cos() * rotation.attention).to(device), (angles.sin() * rotation.attention).to(device)
 

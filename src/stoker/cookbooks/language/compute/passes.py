@@ -164,20 +164,20 @@ class PassRunner:
         return torch.stack([loss, norms, is_finite.float()])
 
     def losses(self, given: PassInput) -> Tensor:
-        """Give `[2, n]`: each member's sum of token losses, and how many tokens there were."""
+        """Return `[2, n]`: each member's sum of token losses, and how many tokens there were."""
         hidden, base = self._seen(given), self._base
         losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, given.labels.reshape(-1))
         n = len(hidden)
         return torch.stack([losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)])
 
     def logits(self, given: PassInput) -> Tensor:
-        """Give the logits behind the last token of each row, of the one member."""
+        """Return the logits behind the last token of each row, of the one member."""
         rows, length = given.tokens.shape[1:]
         hidden = self._seen(given).view(rows, length, -1)[:, -1]
         return torch.nn.functional.linear(hidden, self._base.head)
 
     def _seen(self, given: PassInput) -> Tensor:
-        """Give the last hidden rows, normed; no gradients, no dropout."""
+        """Return the last hidden rows, normed; no gradients, no dropout."""
         index = given.index
         _, normed, _, _ = self._forward(given, self._banks(index), index, keeps=False)
         return normed
@@ -185,7 +185,7 @@ class PassRunner:
     def _forward(
         self, given: PassInput, banks: Sequence[Banks], index: Tensor | None, *, keeps: bool
     ) -> tuple[Tensor, Tensor, list[SavedActivations], PassContext]:
-        """Give the last hidden rows, the same normed, and what the way back needs."""
+        """Return the last hidden rows, the same normed, and what the way back needs."""
         base, state = self._base, self.state
         n, rows, length = given.tokens.shape
         self.prepare(length)

@@ -192,7 +192,7 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: _Pool, stream: torch.cuda.Stre
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Give what spoiled a recording: that it could not be ended either is raised last, and says nothing."""
+    """Return what spoiled a recording: that it could not be ended either is raised last, and says nothing."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return error
@@ -207,7 +207,7 @@ def _leave(pool: _Pool) -> None:
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Give the process's one stream beside the usual: each that multiplies gets a workspace, and keeps it."""
+    """Return the process's one stream beside the usual: each that multiplies gets a workspace, and keeps it."""
     return torch.cuda.Stream()
 
 
@@ -222,7 +222,7 @@ def _tensors(given: PassInput) -> dict[str, Tensor]:
 
 
 def _copied(given: PassInput) -> PassInput:
-    """Give the same in tensors that stay where they are."""
+    """Return the same in tensors that stay where they are."""
     own = {name: tensor.clone() for name, tensor in _tensors(given).items()}
     looking = replace(given.looking, **{name: own.pop(name) for name in given.looking.tensors})
     return replace(given, looking=looking, **own)
@@ -277,7 +277,7 @@ class Slots:
         self._names[slot] = dict.fromkeys(adapter.weights)
 
     def adapter(self, slot: int) -> AdapterState:
-        """Give a copy of the adapter in a slot."""
+        """Return a copy of the adapter in a slot."""
         spec, state, names = self._specs[slot], self._state, self._names[slot]
         if spec is None:
             raise IndexError(f"slot {slot} is empty")
@@ -306,7 +306,7 @@ class Slots:
 
     @property
     def why_not_recorded(self) -> str:
-        """Say why a step that was to be recorded could not be; nothing if all could."""
+        """Return why a step that was to be recorded could not be; nothing if all could."""
         return "" if self._graphs is None else self._graphs.why_not
 
     def let_go(self) -> bool:
@@ -330,13 +330,13 @@ class Slots:
             return PassResult(self._passing.step(given))
 
     def losses(self, rows: AdapterSlotRows) -> tuple[list[float], list[int]]:
-        """Give each slot's sum of token losses and number of learned tokens; nothing is changed."""
+        """Return each slot's sum of token losses and number of learned tokens; nothing is changed."""
         given = self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
         sums, counts = self._computed(self._passing.losses, given).tolist()
         return sums, [int(count) for count in counts]
 
     def logits(self, slot: int, tokens: Any) -> Tensor:
-        """Give what one adapter expects after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
+        """Return what one adapter expects after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
         shown = torch.as_tensor(tokens)[None]
         rows = AdapterSlotRows(slots=(slot,), tokens=shown, labels=torch.full_like(shown, -100), denominators=(0.0,))
         return self._computed(self._passing.logits, self._given(rows, (False,), (0.0,))).float().cpu()
@@ -382,7 +382,7 @@ class Slots:
         return looking
 
     def _index(self, slots: tuple[int, ...]) -> Tensor | None:
-        """Give the slots as a tensor that stays, for a recorded graph reads it again and again."""
+        """Return the slots as a tensor that stays, for a recorded graph reads it again and again."""
         if slots == tuple(range(self.count)):
             return None
         if slots not in self._indexes:

@@ -19,7 +19,7 @@ from stoker.core.frozen import frozen
 
 
 def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Give rows of places in `lengths`, no row longer than `row_tokens`; every place stands in one row.
+    """Return rows of places in `lengths`, no row longer than `row_tokens`; every place stands in one row.
 
     Rows are in the order in which they were begun, and so are the places in a row. Raises `ValueError` for a length
     that no row can hold.
@@ -132,7 +132,7 @@ class Cursor:
         return -(-len(self._rows) // self._batch)
 
     def next(self) -> MemberRows:
-        """Give the next batch: never of two epochs, so that the last one of an epoch may have fewer rows."""
+        """Return the next batch: never of two epochs, so that the last one of an epoch may have fewer rows."""
         at = self._at
         if at.epoch != self._epoch:
             self._epoch, self._turns = at.epoch, drawn_order(self._seed, at.epoch + 1, len(self._rows))
@@ -144,7 +144,7 @@ class Cursor:
 
 
 def evaluation_rows(examples: ExampleSet, *, row_tokens: int, batch: int, is_packed: bool = False) -> list[MemberRows]:
-    """Give the held-out examples as batches, always the same and in the same order; none if nothing is held out."""
+    """Return the held-out examples as batches, always the same and in the same order; none if nothing is held out."""
     return list(_evaluation(examples, row_tokens, batch, is_packed=is_packed))
 
 
@@ -155,7 +155,7 @@ def _evaluation(examples: ExampleSet, row_tokens: int, batch: int, *, is_packed:
 
 
 def _rows(examples: ExampleSet, numbers: Ints, row_tokens: int, *, is_packed: bool) -> list[Ints]:
-    """Give the numbers of the examples in each row."""
+    """Return the numbers of the examples in each row."""
     lengths = examples.lengths[numbers]
     if not is_packed:
         if len(lengths) and lengths.max() > row_tokens:

@@ -123,7 +123,7 @@ class Chat:
             return None
 
     def _tagged(self, messages: Sequence[ChatMessage]) -> list[Span]:
-        """Give what the template itself marks as answers."""
+        """Return what the template itself marks as answers."""
         spans: list[Span] = []
         given = self._applied(
             messages,
@@ -164,7 +164,7 @@ def _unwritten(error: Exception) -> UnwrittenError:
 
 
 def _template_of(tokenizer: Any) -> str:
-    """Give the tokenizer's own template, or nothing."""
+    """Return the tokenizer's own template, or nothing."""
     if not tokenizer.chat_template:
         return ""
     try:

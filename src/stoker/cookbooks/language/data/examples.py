@@ -73,7 +73,7 @@ class ExampleSet:
         return np.flatnonzero(is_kept).astype(np.int64)
 
     def example(self, number: int) -> tuple[Tokens, Flags]:
-        """Give the tokens of an example, and which of them are learned."""
+        """Return the tokens of an example, and which of them are learned."""
         begin, end = self.starts[number], self.starts[number + 1]
         return self.tokens[begin:end], self.trained[begin:end]
 

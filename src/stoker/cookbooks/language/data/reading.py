@@ -148,7 +148,7 @@ def _lines(file: BinaryIO, layout: Layout, faults: InvalidLines) -> Iterator[Raw
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Give every line and its number; None for one that is too long, which is passed over piece by piece."""
+    """Return every line and its number; None for one that is too long, which is passed over piece by piece."""
     number = 0
     while raw := file.readline(LONGEST_LINE_BYTES + 1):
         number += 1
@@ -169,7 +169,7 @@ def _json_line(number: int, raw: bytes | None) -> RawExample | tuple[int, str] |
 
 
 def _paragraphs(file: BinaryIO) -> Iterator[RawExample | tuple[int, str]]:
-    """Give what stands between empty lines, each with the number of its first line."""
+    """Return what stands between empty lines, each with the number of its first line."""
     kept: list[str] = []
     first = size = 0
     for number, raw in _raw_lines(file):

@@ -55,7 +55,7 @@ def open_tokenizer(folder: Path) -> Any:
 
 
 def _class_for(folder: Path) -> Any:
-    """Give the class that opens a tokenizer: what `AutoTokenizer` would choose, without its 4 seconds of imports."""
+    """Return the class that opens a tokenizer: what `AutoTokenizer` would choose, without its 4 seconds of imports."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -109,7 +109,7 @@ class ExampleTokeniser:
         yield taken
 
     def made(self, source: str) -> ExampleSet:
-        """Give all examples. Raises `StageInputError` if there are none, or the model could not read them."""
+        """Return all examples. Raises `StageInputError` if there are none, or the model could not read them."""
         self._refuse_unwritten(source)
         count = len(self._tokens)
         if not count:
@@ -247,7 +247,7 @@ def _held_out(count: int, percent: float) -> Ints:
 
 
 def _pad_of(tokenizer: Any) -> int:
-    """Give a token that the model knows, to fill rows with: nothing is learned from it and nothing looks at it."""
+    """Return a token that the model knows, to fill rows with: nothing is learned from it and nothing looks at it."""
     named = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((int(one) for one in named if one is not None), 0)
 

@@ -53,7 +53,7 @@ def write_model(folder: Path, base: TrainableBase, weights: Mapping[str, Tensor]
 
 
 def base_at(folder: str, name: str, *, use: str = "trained") -> TrainableBase:
-    """Give the base in a folder."""
+    """Return the base in a folder."""
     return read_base(Path(folder), name=name, use=use)
 
 

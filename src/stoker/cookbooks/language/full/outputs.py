@@ -100,5 +100,5 @@ def _metadata(member: AdapterMember) -> Metadata:
 
 
 def _width(weights: dict[str, Tensor]) -> torch.dtype:
-    """Give what a base's weights are kept in: the result's are kept in the same."""
+    """Return what a base's weights are kept in: the result's are kept in the same."""
     return next(iter(weights.values())).dtype

@@ -67,7 +67,7 @@ class DecoderNetwork:
         self._cos, self._sin = tables(shape.rotation, model.head_dim, longest, device)
 
     def loss_sum(self, batch: TokenBatch) -> Tensor:
-        """Give the sum of the losses of all tokens that have a label, in 32 bits."""
+        """Return the sum of the losses of all tokens that have a label, in 32 bits."""
         hidden = self.hidden(batch).flatten(0, 1)
         labels = batch.labels.flatten()
         size = chunk_tokens(self._shape.vocabulary, len(labels))
@@ -79,11 +79,11 @@ class DecoderNetwork:
         return torch.stack(losses).sum()
 
     def logits(self, batch: TokenBatch) -> Tensor:
-        """Give `[rows, T, vocabulary]`."""
+        """Return `[rows, T, vocabulary]`."""
         return linear(self.hidden(batch), self._head)
 
     def hidden(self, batch: TokenBatch) -> Tensor:
-        """Give what the head is shown, `[rows, T, hidden]`."""
+        """Return what the head is shown, `[rows, T, hidden]`."""
         x = embedding(batch.tokens, self._weights[EMBEDDING])
         cos, sin = (table[batch.looking.positions][:, None] for table in (self._cos, self._sin))
         for number in range(self._shape.layers):
@@ -248,7 +248,7 @@ class FullTraining:
         return update.tokens
 
     def _judge(self) -> float:
-        """Give the mean loss over what is held out."""
+        """Return the mean loss over what is held out."""
         total, count = 0.0, 0
         with torch.no_grad():
             for rows in self._member.held_out:

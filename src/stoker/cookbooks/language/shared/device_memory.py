@@ -31,7 +31,7 @@ class BankSize:
 
 
 def room_for(seated: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
-    """Give the least room, of so many slots at least, for adapters in these slots; targets in the given order."""
+    """Return the least room, of so many slots at least, for adapters in these slots; targets in the given order."""
     everybody = list(seated)
     wanted = {target for _, spec in everybody for target in spec.targets}
     return BankSize(
@@ -66,7 +66,7 @@ class ResizableSlots:
         return is_made
 
     def adapter(self, slot: int) -> AdapterState:
-        """Give a copy of the adapter in a slot."""
+        """Return a copy of the adapter in a slot."""
         return self._in_use.adapter(slot)
 
     def clear(self, slot: int) -> None:
@@ -197,7 +197,7 @@ def kernels_so_far() -> Kernels:
 
 
 def first_step_text(took_s: float, kernels: Kernels) -> str:
-    """Say how long the first step took, and why."""
+    """Return how long the first step took, and why."""
     took = format_duration(took_s)
     if kernels.compiled:
         return f"compiling {took} (kept for next time)"

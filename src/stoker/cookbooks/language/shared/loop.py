@@ -429,5 +429,5 @@ def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:
 
 
 def _closes_up(base: BaseWeights) -> bool:
-    """Say whether rows may be laid end to end: only where a kernel knows where sequences begin."""
+    """Return whether rows may be laid end to end: only where a kernel knows where sequences begin."""
     return takes_ragged(base.device, base.dtype, base.shape.windows)

@@ -57,7 +57,7 @@ _PARTS = re.compile(r"metadata\.json|(adapter_)?model(-\d{5}-of-\d{5})?\.safeten
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Say whether a folder of that name is one that trainings write, and replace."""
+    """Return whether a folder of that name is one that trainings write, and replace."""
     return _NAMED.fullmatch(name) is not None
 
 
@@ -128,7 +128,7 @@ def read_best(root: Path) -> Metadata:
 
 
 def epoch_folder(epoch: int) -> str:
-    """Give the name of an epoch's folder, counted from 1."""
+    """Return the name of an epoch's folder, counted from 1."""
     return f"epoch-{epoch}"
 
 
@@ -185,7 +185,7 @@ def folders_due(member: AdapterMember, *, is_improved: bool) -> tuple[str, ...]:
 
 
 def metadata_of(member: AdapterMember) -> Metadata:
-    """Say what a folder of this moment holds."""
+    """Return what a folder of this moment holds."""
     args, curve = member.args, member.curve
     return Metadata(
         mode="lora",

@@ -81,7 +81,7 @@ class OversizedMember:
 
 
 def bucket(length: int, most: int, *, is_coarse: bool) -> int:
-    """Give the length that rows are padded to; never above `most` unless they are longer themselves.
+    """Return the length that rows are padded to; never above `most` unless they are longer themselves.
 
     Coarse (a step is compiled or recorded for each length): four lengths between a power of two and the next.
     """
@@ -152,7 +152,7 @@ def _together(shapes: Sequence[MemberPassShape], pass_tokens: int) -> list[list[
 def _costs_from(
     alike: list[list[MemberPassShape]], end: int, best: list[tuple[int, int]], pass_tokens: int
 ) -> Iterator[tuple[int, int]]:
-    """Give what the first `end` groups cost if their last pass begins here, or there: cost and place."""
+    """Return what the first `end` groups cost if their last pass begins here, or there: cost and place."""
     length, _ = alike[end - 1][0].kind
     members = rows = 0
     for start in reversed(range(end)):
@@ -197,7 +197,7 @@ class AdapterProgress:
 
 
 def whose_turn(step: int, members: Sequence[AdapterProgress]) -> tuple[int, ...]:
-    """Give the slots that train in this step of the company, in their order."""
+    """Return the slots that train in this step of the company, in their order."""
     chosen = [one.slot for one in members if one.turns == "synchronized"]
     in_turn = sorted(one.slot for one in members if one.turns == "round_robin")
     if in_turn:

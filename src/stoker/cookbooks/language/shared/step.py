@@ -56,7 +56,7 @@ class MemberBatch(Protocol):
 def lay_rows(
     one: MultiAdapterPass, batches: Mapping[int, MemberBatch], denominators: Sequence[float]
 ) -> AdapterSlotRows:
-    """Give what the engine is shown: rows `first` to `first + rows` of each member; whoever has fewer, padding."""
+    """Return what the engine is shown: rows `first` to `first + rows` of each member; whoever has fewer, padding."""
     shape = (len(one.slots), one.rows, one.length)
     tokens = np.zeros(shape, dtype=np.int64)
     labels = np.full(shape, IGNORED, dtype=np.int64)
@@ -77,7 +77,7 @@ def lay_rows(
 
 
 def _padding(length: int, batches: Mapping[int, MemberBatch]) -> npt.NDArray[np.int32]:
-    """Give the segments of padding, of which nobody is part: none is longer than the longest that somebody is.
+    """Return the segments of padding, of which nobody is part: none is longer than the longest that somebody is.
 
     Attention is paid within padding, too, and takes the square of its length.
     """
@@ -86,7 +86,7 @@ def _padding(length: int, batches: Mapping[int, MemberBatch]) -> npt.NDArray[np.
 
 
 def _longest(batch: MemberBatch) -> int:
-    """Give how long the longest segment of a batch is."""
+    """Return how long the longest segment of a batch is."""
     if batch.segments is None:
         return int(batch.tokens.shape[1])
     return max(int(np.unique(row, return_counts=True)[1].max()) for row in batch.segments)
@@ -187,7 +187,7 @@ class MultiAdapterStepper:
         return MemberStepResults(done=done, failed=failed)
 
     def evaluate(self, slots: Slots, members: Mapping[int, AdapterMember]) -> MemberEvaluationResults:
-        """Give each member's mean loss over what was held out of its data."""
+        """Return each member's mean loss over what was held out of its data."""
         failed: dict[int, Exception] = {}
         pending = dict(members)
         losses: dict[int, float] = {}
@@ -362,7 +362,7 @@ class _PassFailed(Exception):
 
 
 def _in_short(error: object) -> str:
-    """Give the first two sentences of what it says: torch goes on with advice for programmers."""
+    """Return the first two sentences of what it says: torch goes on with advice for programmers."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return ". ".join(line.split(". ")[:2]).removesuffix(".")
 

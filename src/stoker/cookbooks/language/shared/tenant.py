@@ -30,12 +30,12 @@ it is padded with costs as much again."""
 
 
 def is_worth_closing_up(lengths: npt.NDArray[np.int64]) -> bool:
-    """Say whether examples of such lengths are quicker end to end than in rows of their own."""
+    """Return whether examples of such lengths are quicker end to end than in rows of their own."""
     return len(lengths) > 0 and float(lengths.mean()) < _WORTH * float(lengths.max())
 
 
 def closed_up(rows: MemberRows) -> MemberRows:
-    """Give all rows as one. What comes after a row's last label teaches nothing, and is left out."""
+    """Return all rows as one. What comes after a row's last label teaches nothing, and is left out."""
     is_label = rows.labels != IGNORED
     lengths = is_label.shape[1] - np.argmax(is_label[:, ::-1], axis=1)
     taught = np.flatnonzero(is_label.any(axis=1))
@@ -95,7 +95,7 @@ class CurveRecorder:
             self._close(update, lr, significant(loss))
 
     def state(self) -> dict[str, Any]:
-        """Give all of it, plain, to go on from."""
+        """Return all of it, plain, to go on from."""
         sums = [self._losses, self._tokens, self._all_losses, self._all_tokens]
         return {"points": [dict(point) for point in self._points], "sums": sums, "last_loss": self.last_loss}
 
@@ -148,7 +148,7 @@ def judge(before: MemberEvaluations, loss: float, *, update: int, epoch: int) ->
 
 
 def should_stop(judged: MemberEvaluations, patience: int | None) -> bool:
-    """Say whether so many evaluations in a row have brought nothing better; without patience, never."""
+    """Return whether so many evaluations in a row have brought nothing better; without patience, never."""
     return patience is not None and judged.worse_in_a_row >= patience
 
 
@@ -156,7 +156,7 @@ def should_stop(judged: MemberEvaluations, patience: int | None) -> bool:
 
 
 def rate_at(update: int, *, peak: float, schedule: Schedule, warmup: int, updates: int) -> float:
-    """Give the learning rate of an update (counted from 0): up to `peak` over `warmup` updates, then by the schedule.
+    """Return the learning rate of an update (counted from 0): up to `peak` over `warmup` updates, then by the schedule.
 
     The first update of a warm-up has the rate 0, as it has there.
     """
@@ -175,7 +175,7 @@ def _share(update: int, schedule: Schedule, warmup: int, updates: int) -> float:
 
 
 def warmup_of(updates: int, percent: float) -> int:
-    """Give over how many updates the rate rises."""
+    """Return over how many updates the rate rises."""
     return math.ceil(updates * percent / 100)
 
 
@@ -307,7 +307,7 @@ class AdapterMember:
         return self._rate_of(max(0, self.update - 1))
 
     def look_ahead(self) -> Update:
-        """Give what its next update is made from; asked twice, the same."""
+        """Return what its next update is made from; asked twice, the same."""
         self._read_on(1)
         return self._ahead[0]
 
@@ -323,7 +323,7 @@ class AdapterMember:
         self.update += 1
 
     def shape_of(self, batch: MemberRows, *, is_coarse: bool) -> MemberPassShape:
-        """Say what it brings to a pass. Coarse: with shapes that are few."""
+        """Return what it brings to a pass. Coarse: with shapes that are few."""
         rows, length = batch.tokens.shape
         if not is_coarse:
             return MemberPassShape(
@@ -342,7 +342,7 @@ class AdapterMember:
         return MemberPassShape(slot=self.slot, rows=rows, length=padded, usual=usual, largest=largest, is_laid=is_laid)
 
     def state(self) -> dict[str, Any]:
-        """Give where it stands, plain: the part of a checkpoint that is not in the banks."""
+        """Return where it stands, plain: the part of a checkpoint that is not in the banks."""
         return {
             "step": self.update,
             "rng": {"seed": self.args.seed, "epoch": self._position.epoch, "batch": self._position.batch},

@@ -33,11 +33,11 @@ class WindowEncoder(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """Give features of every row."""
+        """Return features of every row."""
         return self.look(self.enter(windows))
 
     def look(self, features: torch.Tensor) -> torch.Tensor:
-        """Give features of every row from what entered for it."""
+        """Return features of every row from what entered for it."""
         features = features + self.places
         for block in self.blocks:
             features = block(features)
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         self.answer = PooledHead(shape.width, ends.outputs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """Give one row of outputs for each window."""
+        """Return one row of outputs for each window."""
         answer: torch.Tensor = self.answer(self.encoder(windows))
         return answer
 
@@ -69,7 +69,7 @@ class Restorer(nn.Module):
         self.restore = nn.Linear(shape.width, ends.channels)
 
     def forward(self, windows: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Give every row as it might be; `hidden` (batch, rows) says which ones are not to be looked at."""
+        """Return every row as it might be; `hidden` (batch, rows) says which ones are not to be looked at."""
         entered = torch.where(hidden[:, :, None], self.unknown, self.encoder.enter(windows))
         restored: torch.Tensor = self.restore(self.encoder.look(entered))
         return restored
@@ -102,7 +102,7 @@ class _Block(nn.Module):
 
 
 def _places(rows: int, width: int) -> torch.Tensor:
-    """Give each row a mark of where it stands: waves of many lengths."""
+    """Return each row a mark of where it stands: waves of many lengths."""
     angles = torch.arange(rows)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     places = torch.zeros(rows, width)
     places[:, 0::2] = torch.sin(angles)

@@ -29,7 +29,7 @@ class Cnn(nn.Module):
         self.answer = PooledHead(shape.width, ends.outputs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """Give one row of outputs for each window."""
+        """Return one row of outputs for each window."""
         features = self.enter(windows).transpose(1, 2)
         for block in self.blocks:
             features = features + block(features)

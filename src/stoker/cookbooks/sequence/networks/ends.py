@@ -33,6 +33,6 @@ class PooledHead(nn.Module):
         self.out = nn.Linear(2 * width, outputs)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Give one row of outputs for each window."""
+        """Return one row of outputs for each window."""
         given: torch.Tensor = self.out(torch.cat([features.mean(dim=1), features[:, -1]], dim=1))
         return given

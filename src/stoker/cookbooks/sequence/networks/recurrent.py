@@ -29,7 +29,7 @@ class RecurrentNetwork(nn.Module):
         self.answer = nn.Linear(shape.width, ends.outputs)
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """Give one row of outputs for each window."""
+        """Return one row of outputs for each window."""
         features, _ = self.read(windows)
         answer: torch.Tensor = self.answer(features[:, -1])
         return answer

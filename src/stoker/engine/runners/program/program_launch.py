@@ -25,7 +25,7 @@ GANG = ("stoker", "gang", "run")
 
 
 def gang_words(ranks: int) -> tuple[str, ...]:
-    """Give what stands before a program's words so that it runs as so many ranks."""
+    """Return what stands before a program's words so that it runs as so many ranks."""
     return (*GANG, "--ranks", str(ranks), "--")
 
 

@@ -42,7 +42,7 @@ class ControlFile:
         self._read_bytes = 0
 
     def fresh(self) -> bytes:
-        """Give what was written since the last look, some of it if it is much."""
+        """Return what was written since the last look, some of it if it is much."""
         try:
             # Most looks end here. A pipe or a device has no size, and a link is never followed.
             if os.lstat(self._path).st_size <= self._read_bytes:
@@ -62,7 +62,7 @@ class ControlFile:
         return data
 
     def rest(self) -> Iterator[bytes]:
-        """Give all that is left, up to a bound; for when the program has ended."""
+        """Return all that is left, up to a bound; for when the program has ended."""
         end_bytes = self._read_bytes + _REST_BYTES
         while self._read_bytes < end_bytes and (data := self.fresh()):
             yield data
@@ -131,7 +131,7 @@ class ProgramWatch:
         """How many processes it left behind, which were stopped."""
 
     def last_words(self) -> str:
-        """Give the end of what it wrote to its error stream."""
+        """Return the end of what it wrote to its error stream."""
         return self._tail.decode(errors="replace")
 
     def until_end(self, child: Child, box: ContainedGroup) -> ProcessExit:
@@ -237,7 +237,7 @@ def _widen(pipe_fd: int) -> None:
 
 
 def _end_of(child: Child) -> int | None:
-    """Give a descriptor that is readable when the program has ended, where there is such a thing."""
+    """Return a descriptor that is readable when the program has ended, where there is such a thing."""
     if sys.platform != "linux":
         return None
     try:

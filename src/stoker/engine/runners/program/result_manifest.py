@@ -54,13 +54,13 @@ def _our_frameworks() -> dict[str, str]:
 
 
 def _python_of(launch: Launch) -> str:
-    """Give the interpreter of the program's environment; if it has none of its own, the program itself may be one."""
+    """Return the interpreter of the program's environment; if it has none of its own, the program itself may be one."""
     prefix = launch.env.get("VIRTUAL_ENV", "")
     return os.path.join(prefix, "bin", "python") if prefix else launch.argv[0]
 
 
 def frameworks_of(python: str) -> dict[str, str]:
-    """Give the versions of frameworks that an interpreter's own environment has, without starting it."""
+    """Return the versions of frameworks that an interpreter's own environment has, without starting it."""
     found = packages_in(os.path.dirname(os.path.dirname(python)))
     return {name: found[name.replace("_", "-")] for name in _FRAMEWORKS if name.replace("_", "-") in found}
 

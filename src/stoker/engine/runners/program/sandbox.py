@@ -77,7 +77,7 @@ class RunAsFolders:
             self._share_metrics()
 
     def environment(self, worker: Mapping[str, str], granted: Mapping[str, str]) -> dict[str, str]:
-        """Give the variables for a program of this user: some of the worker's, what its job was granted, its own."""
+        """Return the variables for a program of this user: some of the worker's, what its job was granted, its own."""
         user = self.user
         home = user.home or self._at("home")
         passed = {name: value for name, value in worker.items() if _is_passed(name, value)}
@@ -204,7 +204,7 @@ class SecretRedactor:
         return b"".join([*shown, whole[at:keep_from]])
 
     def finish(self) -> bytes:
-        """Give what was held back: nothing more comes."""
+        """Return what was held back: nothing more comes."""
         held, self._held = self._held, b""
         return held if self._any is None else self._any.sub(MASK, held)
 
@@ -215,7 +215,7 @@ class SecretRedactor:
         return self._any.sub(MASK, text.encode(errors="surrogatepass")).decode(errors="replace")
 
     def _doubtful_from(self, whole: bytes) -> int:
-        """Give where the first thing begins that more bytes may make a secret, or a longer one."""
+        """Return where the first thing begins that more bytes may make a secret, or a longer one."""
         if self._start is None:
             return len(whole)
         for found in self._start.finditer(whole, max(0, len(whole) - self._longest + 1)):
@@ -246,7 +246,7 @@ def _long_lines(value: str) -> list[str]:
 
 
 def _in_base64(data: bytes) -> Iterator[bytes]:
-    """Give what of a text's base64 does not depend on what stands around it, for each of its three alignments."""
+    """Return what of a text's base64 does not depend on what stands around it, for each of its three alignments."""
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + data)
         first = -(-shift * 8 // 6) if shift else 0

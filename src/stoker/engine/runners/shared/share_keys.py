@@ -12,7 +12,7 @@ from stoker.engine.stage import Stage
 
 
 def company_word(stage: Stage, args: Mapping[str, Any], action: Action) -> str:
-    """Give the word by which an attempt finds its like; an empty one if it works alone.
+    """Return the word by which an attempt finds its like; an empty one if it works alone.
 
     Raises `StageFailed` if the cookbook can't say.
     """

@@ -54,7 +54,7 @@ from stoker.host.sockets import NamedSocket, NamedSocketListener
 
 
 def ceiling_by(claims: Iterable[Any]) -> int | None:
-    """Give the most that a company may take of a device by the claims of its members; nothing: all there is."""
+    """Return the most that a company may take of a device by the claims of its members; nothing: all there is."""
     with suppress(ValueError, KeyError, TypeError):
         return ceiling_of([Reservation.from_dict(claim["entry"]) for claim in claims if claim])
     return None
@@ -136,7 +136,7 @@ class LiveSharedContext:
                 self._guests.changed.wait(0.05)
 
     def _fits(self, newcomers: list[MemberConnection]) -> bool:
-        """Whether these may sit beside those who are here: no member is with more others than it said."""
+        """Return whether these may sit beside those who are here: no member is with more others than it said."""
         together = [*self._seats.values(), *newcomers]
         limits = [guest.work.get("most") for guest in together if guest.work]
         return all(len(together) <= limit for limit in limits if isinstance(limit, int) and limit > 0)

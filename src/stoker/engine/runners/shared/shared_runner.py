@@ -250,7 +250,7 @@ class _Member:
                 link.send(framed({"stop": True}), socket.MSG_DONTWAIT)
 
     def _said(self) -> bytes:
-        """Give what a company is told of the work: made before it waits, for to find the inputs may take a while."""
+        """Return what a company is told of the work: made before it waits, for to find the inputs may take a while."""
         work = self._work
         join = {
             "join": {
@@ -325,7 +325,7 @@ class _Member:
             os.close(greeted.words_fd)
 
     def _join(self, link: socket.socket, said: bytes) -> bool:
-        """Say what the work is; not if this attempt is stopped before that is whole. Raises `Unanswered`."""
+        """Return what the work is; not if this attempt is stopped before that is whole. Raises `Unanswered`."""
         with self._lock:
             if self._stopped.is_set():
                 return False
@@ -396,7 +396,7 @@ class _Member:
         )
 
     def _lost(self, greeted: SharedProcessHandshake) -> StageFailure:
-        """Say why the connection ended without an answer, from what the keeper left."""
+        """Return why the connection ended without an answer, from what the keeper left."""
         if self._stopped.is_set():
             return StageFailure(cause=FailureCause.CANCELLED, message="it was asked to stop")
         deadline_s = self._clock.monotonic_s() + _LAST_WORDS_S

@@ -106,7 +106,7 @@ class Alone:
         return self._said is not None
 
     def result(self) -> Any:
-        """Give what was made, for the stage to return. Raises what it failed with."""
+        """Return what was made, for the stage to return. Raises what it failed with."""
         if self._said is None:
             raise InternalError("the work ended without saying how")
         if isinstance(self._said, BaseException):

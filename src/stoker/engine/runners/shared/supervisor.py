@@ -160,7 +160,7 @@ class SharedProcessSupervisor:
             box.kill_all()
 
     def _is_forsaken(self, now_s: float) -> bool:
-        """Whether no member has lived for a while: a company that has nobody and does not end hangs."""
+        """Return whether no member has lived for a while: a company that has nobody and does not end hangs."""
         try:
             # Every member holds it shared, through an opening of its own, as long as it lives.
             fcntl.flock(self._words_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

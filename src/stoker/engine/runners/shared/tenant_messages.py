@@ -35,7 +35,7 @@ _LONGEST_LAST_WORDS = 1 << 17
 
 
 def framed(body: dict[str, Any]) -> bytes:
-    """Give a message as it is sent. Raises `ValueError` for one that nobody would take."""
+    """Return a message as it is sent. Raises `ValueError` for one that nobody would take."""
     payload = dumps(body).encode()
     if len(payload) > LONGEST_BYTES:
         message = f"a message of {len(payload)} bytes, and {LONGEST_BYTES} are the most"
@@ -57,7 +57,7 @@ class Frames:
         return len(self._bytes)
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Give the messages that are whole now. Raises `ValueError` for bytes that are none of ours."""
+        """Return the messages that are whole now. Raises `ValueError` for bytes that are none of ours."""
         self._bytes += data
         bodies = []
         while len(self._bytes) >= _LENGTH.size:
@@ -113,7 +113,7 @@ class SharedProcessExit:
 
 
 def words_as_json(words: SharedProcessExit) -> dict[str, Any]:
-    """Give last words as they are left."""
+    """Return last words as they are left."""
     return fields_of(words)
 
 
@@ -127,7 +127,7 @@ def words_from_json(body: Any) -> SharedProcessExit:
 
 
 def read_last_words(descriptor: int) -> SharedProcessExit | None:
-    """Give the last words that were left in an open file; nothing as long as they are not whole."""
+    """Return the last words that were left in an open file; nothing as long as they are not whole."""
     data = os.pread(descriptor, _LONGEST_LAST_WORDS, 0)
     return words_from_json(loads(data)) if data.endswith(b"\n") else None
 

@@ -131,14 +131,14 @@ class MemberServer:
     def take_joined(
         self, fits: Callable[[list[MemberConnection]], bool] = lambda _guests: True
     ) -> list[MemberConnection]:
-        """Give who has joined, in order and as long as all of them fit; the caller holds `changed`."""
+        """Return who has joined, in order and as long as all of them fit; the caller holds `changed`."""
         taken: list[MemberConnection] = []
         while self._joined and fits([*taken, self._joined[0]]):
             taken.append(self._joined.popleft())
         return taken
 
     def empty_for_s(self) -> float | None:
-        """Say for how long nobody has been here who waits for an answer; the caller holds `changed`."""
+        """Return for how long nobody has been here who waits for an answer; the caller holds `changed`."""
         if any(not guest.is_answered for guest in self._guests):
             return None
         return self._clock.monotonic_s() - self._empty_since_s

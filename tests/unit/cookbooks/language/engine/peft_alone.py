@@ -44,7 +44,7 @@ class Batch:
         return int(sum(one[1:].sum() for one in self.learned))
 
     def padded(self, length: int = 0) -> tuple[Any, Any]:
-        """Give tokens and the labels of those same tokens, `[rows, T]`, filled up at the end."""
+        """Return tokens and the labels of those same tokens, `[rows, T]`, filled up at the end."""
         length = max(length, *(len(one) for one in self.sequences))
         tokens = torch.zeros(len(self.sequences), length, dtype=torch.int64)
         labels = torch.full_like(tokens, IGNORED)
@@ -76,7 +76,7 @@ def some_batches(seed: int, count: int, *, rows: int = 2, shortest: int = 4, lon
 
 
 def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32, device: str = "cpu") -> Any:
-    """Give PEFT's model of a base, with an adapter's numbers in it."""
+    """Return PEFT's model of a base, with an adapter's numbers in it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -98,7 +98,7 @@ def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32,
 
 
 def lora_pairs(model: Any) -> dict[str, tuple[Any, Any]]:
-    """Give PEFT's own parameters by our names."""
+    """Return PEFT's own parameters by our names."""
     return {
         name.removeprefix("base_model.model."): (module.lora_A.default.weight, module.lora_B.default.weight)
         for name, module in model.named_modules()

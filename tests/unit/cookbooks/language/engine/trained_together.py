@@ -81,7 +81,7 @@ def _rows(members: dict[int, Member], number: int, length: int) -> tuple[Adapter
 
 
 def same_bits(one: AdapterState, other: AdapterState) -> bool:
-    """Say whether weights and moments are equal to the bit."""
+    """Return whether weights and moments are equal to the bit."""
     return one.steps == other.steps and all(
         torch.equal(mine, theirs)
         for part in ("weights", "first", "second")
@@ -91,7 +91,7 @@ def same_bits(one: AdapterState, other: AdapterState) -> bool:
 
 
 def cosine(one: Any, other: Any) -> float:
-    """Say how alike two adapters' weights are."""
+    """Return how alike two adapters' weights are."""
     mine, theirs = (
         torch.cat([part.flatten().double() for pair in of.values() for part in pair]) for of in (one, other)
     )
