@@ -260,7 +260,7 @@ class App(ThisMachine):
         from stoker.launch.installer import Installer, supervisor_of
 
         settings = self.settings
-        supervisor = supervisor_of(sys.platform, settings.environment, settings.home, user=os.getuid())
+        supervisor = supervisor_of(sys.platform, settings.environment, user=os.getuid())
         return Installer(supervisor, self._asker, self.clock)
 
     def boot_trouble(self) -> str:

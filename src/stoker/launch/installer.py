@@ -18,7 +18,6 @@ from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput
 from stoker.host.durable import read_regular, sync_dir, translated, write_file
 from stoker.launch.service import SupervisedService
 from stoker.launch.units import WRITTEN_BY, plist_words, render_plist, render_unit, unit_name, unit_words
-from stoker.launch.windows_schedule import render_schedule, schedule_words
 
 Command = tuple[str, ...]
 
@@ -48,8 +47,6 @@ class Supervisor(Protocol):
     name: str
     log_hint: str
     """What to type, before a service's label, to read what it said."""
-    encoding: str
-    """Of its files."""
 
     def render(self, service: SupervisedService) -> ServiceFile: ...
     def is_ours(self, text: str) -> bool:
@@ -82,7 +79,6 @@ class SystemdSupervisor:
     """systemd, the user's own."""
 
     name = "systemd"
-    encoding = "utf-8"
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -144,7 +140,6 @@ class Launchd:
     """launchd of macOS. Untested on a Mac."""
 
     name = "launchd"
-    encoding = "utf-8"
     log_hint = "its log lies in STOKER_HOME/state:"
 
     def __init__(self, folder: str, user: int) -> None:
@@ -195,73 +190,18 @@ class Launchd:
         )
 
 
-class WindowsScheduler:
-    """The scheduler of Windows. Untested on Windows."""
-
-    name = "the Windows scheduler"
-    encoding = "utf-16"
-    log_hint = "schtasks /Query /V /TN"
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def render(self, service: SupervisedService) -> ServiceFile:
-        return ServiceFile(path=self.path_of(service.label), text=render_schedule(service))
-
-    def is_ours(self, text: str) -> bool:
-        return "<URI>\\Stoker\\" in text
-
-    def words_in(self, text: str) -> tuple[str, ...]:
-        return schedule_words(text)
-
-    def path_of(self, label: str) -> str:
-        return os.path.join(self._folder, f"{label}.xml")
-
-    def starting(self, label: str) -> tuple[Command, ...]:
-        name = _listed(label)
-        return (
-            ("schtasks", "/Create", "/F", "/TN", name, "/XML", self.path_of(label)),
-            ("schtasks", "/Run", "/TN", name),
-        )
-
-    def starting_again(self, label: str) -> tuple[Command, ...]:
-        return ("schtasks", "/End", "/TN", _listed(label)), *self.starting(label)
-
-    def keeping(self, label: str) -> tuple[Command, ...]:
-        return ()
-
-    def stopping(self, label: str) -> tuple[Command, ...]:
-        name = _listed(label)
-        return ("schtasks", "/End", "/TN", name), ("schtasks", "/Delete", "/F", "/TN", name)
-
-    def forgetting(self, label: str) -> tuple[Command, ...]:
-        return ()
-
-    def looking(self, label: str) -> Command:
-        return "schtasks", "/Query", "/FO", "LIST", "/V", "/TN", _listed(label)
-
-    def read_look(self, out: str, exit_code: int) -> SupervisedStatus:
-        words = {name.strip(): rest.strip() for name, _, rest in (line.partition(":") for line in out.splitlines())}
-        status = words.get("Status", "unknown")
-        return SupervisedStatus(is_running=status == "Running", is_failed=bool(exit_code), says=status.lower())
-
-
-def supervisor_of(platform: str, environment: Mapping[str, str], home: str, *, user: int) -> Supervisor:
-    """Return the service manager of a platform: `home` is Stoker's own. Raises `BadInput` where none is known."""
+def supervisor_of(platform: str, environment: Mapping[str, str], *, user: int) -> Supervisor:
+    """Return the service manager of a platform. Raises `BadInput` where none is known."""
     makes = _SUPERVISORS.get(platform)
     if makes is None:
         raise BadInput(f"no service manager is known for {platform}", hint="start it by what this system has")
-    return makes(environment, home, user)
+    return makes(environment, user)
 
 
 def is_lingering(environment: Mapping[str, str], folder: str = "/var/lib/systemd/linger") -> bool:
     """Return whether the services of this user run while nobody is logged in."""
     user = environment.get("USER", "") or environment.get("LOGNAME", "")
     return bool(user) and "/" not in user and os.path.exists(os.path.join(folder, user))
-
-
-def _listed(label: str) -> str:
-    return f"\\Stoker\\{label}"
 
 
 def _systemctl(*words: str) -> Command:
@@ -277,12 +217,9 @@ def _home(environment: Mapping[str, str]) -> str:
     return environment.get("HOME", "") or os.path.expanduser("~")
 
 
-_SUPERVISORS: dict[str, Callable[[Mapping[str, str], str, int], Supervisor]] = {
-    "linux": lambda environment, _own, _user: SystemdSupervisor(_units(environment)),
-    "darwin": lambda environment, _own, user: Launchd(
-        os.path.join(_home(environment), "Library", "LaunchAgents"), user
-    ),
-    "win32": lambda _environment, own, _user: WindowsScheduler(os.path.join(own, "state")),
+_SUPERVISORS: dict[str, Callable[[Mapping[str, str], int], Supervisor]] = {
+    "linux": lambda environment, _user: SystemdSupervisor(_units(environment)),
+    "darwin": lambda environment, user: Launchd(os.path.join(_home(environment), "Library", "LaunchAgents"), user),
 }
 
 
@@ -340,7 +277,7 @@ class Installer:
             for folder in (service.folder, os.path.dirname(rendered.path)):
                 with translated(folder):
                     os.makedirs(folder, exist_ok=True)
-            write_file(rendered.path, rendered.text.encode(supervisor.encoding))
+            write_file(rendered.path, rendered.text.encode())
         runs = self.look(service.label).is_running
         commands = (supervisor.keeping if is_same else supervisor.starting_again) if runs else supervisor.starting
         self._run(commands(service.label), service.label)
@@ -439,7 +376,7 @@ class Installer:
 
     def _text_at(self, path: str) -> str | None:
         try:
-            return read_regular(path, _LARGEST_BYTES).decode(self._supervisor.encoding, errors="replace")
+            return read_regular(path, _LARGEST_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return None
         except OSError:

@@ -10,7 +10,7 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput, Conflict, StokerError
 from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply
-from stoker.launch.installer import Installer, Launchd, SystemdSupervisor, WindowsScheduler, supervisor_of
+from stoker.launch.installer import Installer, Launchd, SystemdSupervisor, supervisor_of
 from stoker.launch.service import ServiceKind, SupervisedService, make_service
 
 
@@ -147,20 +147,19 @@ def test_without_a_session_the_reason_is_told(installer: Installer, systemctl: S
     assert "enable-linger" in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("platform", "kind"), [("linux", SystemdSupervisor), ("darwin", Launchd), ("win32", WindowsScheduler)], ids=str
-)
+@pytest.mark.parametrize(("platform", "kind"), [("linux", SystemdSupervisor), ("darwin", Launchd)], ids=str)
 def test_each_platform_has_its_supervisor(platform: str, kind: type, tmp_path: Path):
-    supervisor = supervisor_of(platform, {"HOME": str(tmp_path)}, str(tmp_path), user=501)
+    supervisor = supervisor_of(platform, {"HOME": str(tmp_path)}, user=501)
     assert isinstance(supervisor, kind)
     assert supervisor.is_ours(supervisor.render(service(tmp_path)).text)
     assert not supervisor.is_ours("")
     assert all(command[0] == supervisor.looking("x")[0] for command in supervisor.starting("x"))
 
 
-def test_an_unknown_platform_is_told():
-    with pytest.raises(BadInput):
-        supervisor_of("plan9", {}, "/home", user=1)
+@pytest.mark.parametrize("platform", ["win32", "plan9"])
+def test_a_platform_without_a_supervisor_is_told(platform: str):
+    with pytest.raises(BadInput, match=f"no service manager is known for {platform}"):
+        supervisor_of(platform, {}, user=1)
 
 
 def test_what_launchd_says_is_read():

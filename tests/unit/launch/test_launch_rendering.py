@@ -1,4 +1,4 @@
-"""Services as text: what systemd, launchd and Windows read, with paths that try to be something else."""
+"""Services as text: what systemd and launchd read, with paths that try to be something else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -27,7 +26,6 @@ from stoker.launch.service import (
     make_service,
 )
 from stoker.launch.units import WRITTEN_BY, plist_words, render_plist, render_unit, unit_words
-from stoker.launch.windows_schedule import render_schedule, schedule_words
 from stoker.worker.environments.uv import _FOR_OTHERS, _FROM_PIP
 
 HOSTILE = "/srv/a b%h$HOME'\"\\é;#"
@@ -84,7 +82,7 @@ def test_no_secret_of_the_environment_gets_into_a_service():
         "HF_TOKEN": "s3cret",
     }
     service = service_of(environment=environment)
-    for text in (render_unit(service), render_plist(service), render_schedule(service)):
+    for text in (render_unit(service), render_plist(service)):
         assert "s3cret" not in text
     assert service.environment == {"STOKER_HOME": "/srv/stoker", "PATH": "/bin"}
 
@@ -138,7 +136,7 @@ def test_settings_reach_a_service_and_those_with_a_password_are_named():
         "PATH": "/opt/user@host/bin:/bin",
     }
     assert sorted(service.left_out) == ["HF_TOKEN", "HTTP_PROXY", "UV_INDEX", "all_proxy"]
-    for text in (render_unit(service), render_plist(service), render_schedule(service)):
+    for text in (render_unit(service), render_plist(service)):
         assert "hunter2" not in text
         assert "t0ken" not in text
 
@@ -213,26 +211,10 @@ def test_the_shell_before_a_program_of_launchd_passes_the_request_to_end_on():
             assert process.returncode == 0
 
 
-def test_a_scheduled_job_sets_its_environment_and_quotes_its_words():
-    service = service_of("--name", "a b", home='/srv/with "quotes" & <signs>')
-    root = ET.fromstring(render_schedule(service).partition("\n")[2])
-    arguments = root.findtext(f"{SPACE}Actions/{SPACE}Exec/{SPACE}Arguments")
-    assert arguments is not None
-    assert arguments.endswith('work --name "a b"')
-    assert "STOKER_HOME" in arguments
-    assert root.findtext(f"{SPACE}Settings/{SPACE}ExecutionTimeLimit") == "PT0S"
-
-
-@pytest.mark.parametrize("home", ["/srv/%PATH%", "/srv/$(Arg0)"], ids=["percent", "dollar"])
-def test_a_path_that_windows_would_replace_is_refused(home: str):
-    with pytest.raises(BadInput):
-        render_schedule(service_of(home=home))
-
-
 @pytest.mark.parametrize(
     ("render", "read"),
-    [(render_unit, unit_words), (render_plist, plist_words), (render_schedule, schedule_words)],
-    ids=["systemd", "launchd", "windows"],
+    [(render_unit, unit_words), (render_plist, plist_words)],
+    ids=["systemd", "launchd"],
 )
 @pytest.mark.parametrize(
     "words",
