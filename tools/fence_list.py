@@ -336,8 +336,8 @@ FENCES = (
     Fence(
         "leases are judged by no wall clock",
         f"{QUEUE}/queue_state.py",
-        '"""Give the time by which leases are judged."""\n        return self._clock.monotonic_s()',
-        '"""Give the time by which leases are judged."""\n        return self._clock.wall_s()',
+        '"""Return the time by which leases are judged."""\n        return self._clock.monotonic_s()',
+        '"""Return the time by which leases are judged."""\n        return self._clock.wall_s()',
         (ENDINGS,),
     ),
     Fence(
