@@ -5,7 +5,7 @@
 Reading goes on past every fault. Each one points at the value that is wrong, at the key that nobody knows, or at the
 map that lacks something; it says the key's whole path, what stands there, and what would be right. What was read
 without a fault is given; defaults are the business of whatever is made of it. What fields mean together is not known
-here, and the kinds of values are `fields`.
+here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TOML files into located trees: read by `tomllib`, located by `toml_file`, bounded as YAML is."""
+"""TOML files into located trees: read by `tomllib`, located by a scan of our own, bounded as YAML is."""
 
 from __future__ import annotations
 

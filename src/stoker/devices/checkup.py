@@ -1,7 +1,6 @@
 """What the state of a machine means: a verdict for each thing that matters, in plain words, with what to do.
 
-Pure: a capability and a survey in, checks out. `doctor` shows them. The checks of devices and their libraries are in
-`checkup`.
+Pure: a capability and a survey in, checks out. `doctor` shows them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From bytes that a program prints to what the run hears: progress, metrics, complaints.
 
-Memory and time are bounded whatever is printed (`parser`). Pairs in ordinary output count only while the program
+Memory and time are bounded whatever is printed. Pairs in ordinary output count only while the program
 does not speak the contract itself.
 """
 

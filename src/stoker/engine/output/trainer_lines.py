@@ -2,8 +2,8 @@
 
 A program that speaks the contract prints one JSON object per line, `{"kind": "step", "step": 12, …}`. A line that
 begins with `stoker-metric:` holds `name=number` pairs and nothing else. In any other line such pairs are read as they
-come (`trainer_lines`). Time is linear in the line whatever stands in it; what is too long or is not text is no fault.
-Whether a line is right where it stands (the last word, said once) is decided in `trainer_lines`.
+come. Time is linear in the line whatever stands in it; what is too long or is not text is no fault.
+Whether a line is right where it stands (the last word, said once) is decided by the parser below.
 """
 
 from __future__ import annotations
