@@ -19,8 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.aliases import ALIASES
-from stoker.cli.commands import COMMANDS, top_help
+from stoker.cli.commands import ALIASES, COMMANDS, top_help
 from stoker.cli.grammar import Grammar
 from stoker.config.cluster_file import GPU, NODE, USER
 from stoker.config.manifest_file import HOST, JOB, HostEntry, JobEntry

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.cli.check_files import read_declared
+from stoker.cli.check import read_declared
 from stoker.config.cluster_file import CLUSTER, GPU, NODE, read_cluster, render_cluster, write_cluster
 from stoker.config.manifest_file import HOST, JOB, MANIFEST, read_manifest
 from stoker.core.device import MemoryType

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.commands import verbs_of
 from stoker.cli.context import CommandContext
 from stoker.cli.coordinator_access import AT, reach
 from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
 from stoker.cli.machines import role_of_people
 from stoker.core.errors import Usage
 from stoker.jobs.submitter import who_asks
+from stoker.views.text_tables import table
 
 if TYPE_CHECKING:
     from stoker.protocol.enrolment_messages import TokenResponse
@@ -278,4 +280,46 @@ def perform_reload(call: CommandContext, given: dict[str, Any]) -> int:
         call.out.line(f"would change: {note}" if given["dry_run"] else note)
     if not done.notes:
         call.out.line(NOTHING_GIVEN if done.data.get("files") == 0 else "nothing changed")
+    return 0
+
+
+# `stoker admin`: what operators need, one line each.
+
+ADMIN_GRAMMAR = Grammar(
+    "admin",
+    about="List what operators need now and then.",
+    examples=("stoker admin", "stoker admin simulate"),
+)
+
+
+def perform_admin(call: CommandContext, _given: dict[str, Any]) -> int:
+    """List the verbs."""
+    list_verbs(call, "admin")
+    return 0
+
+
+def list_verbs(call: CommandContext, words: str) -> None:
+    """Show the commands that are some words and one more."""
+    verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of(words)]
+    for command, summary in verbs:
+        call.out.object({"command": command, "summary": summary})
+    for line in table([list(verb) for verb in verbs], columns=call.out.columns):
+        call.out.line(line)
+
+
+# `stoker adapters`: what there is to do with many adapters.
+
+ADAPTERS_GRAMMAR = Grammar(
+    "adapters",
+    about=(
+        "Train many adapters over one base in one process, which loads the base once, each with its own data and "
+        "settings. A sweep of language/lora does so by itself; a file names adapters one by one."
+    ),
+    examples=("stoker adapters run adapters.toml", "stoker adapters board adapters.toml"),
+)
+
+
+def perform_adapters(call: CommandContext, _given: dict[str, Any]) -> int:
+    """List the verbs."""
+    list_verbs(call, "adapters")
     return 0

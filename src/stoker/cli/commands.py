@@ -34,40 +34,38 @@ COMMANDS = (
     Command("submit", "work", "hand a manifest, a recipe or a program to the fleet", "submit"),
     Command("gang", "work", "several processes that start and end together", "gang:gang_help"),
     Command("gang run", "work", "a script as several ranks, as torchrun would, and clear when it fails", "gang:gang"),
-    Command("adapters", "work", "many adapters over one base, trained as one", "jobs_fleet"),
+    Command("adapters", "work", "many adapters over one base, trained as one", "admin:adapters"),
     Command("adapters run", "work", "train the adapters of a file together, here and now", "adapters_run"),
     Command("adapters board", "work", "the adapters of files by their best checkpoints, best first", "adapters_board"),
     Command("compare", "work", "trials beside each other, best first; or two jobs", "compare"),
     Command("fetch", "work", "fetch a model, a dataset or any file, whole and checked", "fetch"),
-    Command("download-model", "work", "fetch one model file into models/, with its tokenizer", "fetch_work"),
+    Command("download-model", "work", "fetch one model file into models/, with its tokenizer", "fetch:download_model"),
     Command("get", "work", "copy a job's results, or what was put, into a folder", "get"),
     Command("status", "watch", "what runs, what ran last, how full the store is", "status"),
     Command("jobs", "watch", "list jobs, the newest first", "jobs"),
-    Command("jobs show", "watch", "everything known of one job", "jobs_show"),
-    Command("jobs wait", "watch", "until a job has ended; its end is the answer", "jobs_wait"),
-    Command("jobs priority", "watch", "put a job of the fleet elsewhere in the line", "jobs_change:priority"),
-    Command("jobs requeue", "watch", "start a job of the fleet again that has ended", "jobs_change:requeue"),
-    Command("jobs rm", "watch", "forget a job; its results stay in the store", "jobs_change:jobs_rm"),
+    Command("jobs show", "watch", "everything known of one job", "jobs:jobs_show"),
+    Command("jobs wait", "watch", "until a job has ended; its end is the answer", "jobs:jobs_wait"),
+    Command("jobs priority", "watch", "put a job of the fleet elsewhere in the line", "jobs:priority"),
+    Command("jobs requeue", "watch", "start a job of the fleet again that has ended", "jobs:requeue"),
+    Command("jobs rm", "watch", "forget a job; its results stay in the store", "jobs:jobs_rm"),
     Command("logs", "watch", "what a job's stages printed", "logs"),
     Command("cancel", "watch", "stop a running job and confirm that it stopped", "cancel"),
     Command("exec", "watch", "a command or a shell inside a running job of the fleet", "exec"),
     Command("explain", "watch", "why a job is where it is, and why each stage ran or did not", "explain"),
     Command("doctor", "machines", "everything that matters about this machine, with hints", "doctor"),
-    Command("preflight", "machines", "what this installation can use, and what is there", "preflight:preflight"),
+    Command("preflight", "machines", "what this installation can use, and what is there", "doctor:preflight"),
     Command(
         "gpu-preflight",
         "machines",
         "which accelerators work here; --require fails without one",
-        "preflight:gpu_preflight",
+        "doctor:gpu_preflight",
     ),
     Command("join", "machines", "let this machine, or a person on it, belong to a fleet", "join"),
     Command("work", "machines", "let this machine work for a coordinator", "work"),
-    Command("pause", "machines", "give this machine to its owner for a while: no jobs", "pause"),
+    Command("pause", "machines", "give this machine to its owner for a while: no jobs", "join:pause"),
     Command("serve", "machines", "serve a queue of jobs to workers: the coordinator", "serve"),
-    Command("machines", "machines", "the machines that Stoker knows", "machines_show:listing"),
-    Command(
-        "machines show", "machines", "one machine's capability, with where each fact came from", "machines_show:show"
-    ),
+    Command("machines", "machines", "the machines that Stoker knows", "machines:listing"),
+    Command("machines show", "machines", "one machine's capability, with where each fact came from", "machines:show"),
     Command("machines invite", "machines", "a code by which a machine, or a person, joins", "machines:invite"),
     Command("machines drain", "machines", "what runs there finishes, no more comes", "machines:drain"),
     Command(
@@ -76,28 +74,28 @@ COMMANDS = (
     Command("machines open", "machines", "let a machine or a device have work again", "machines:open"),
     Command("machines forget", "machines", "remove a machine from the fleet's list", "machines:forget"),
     Command("machines memory", "machines", "who holds how much of which GPU; --wait queues for room", "memory"),
-    Command("machines export", "machines", "write a cluster file for this machine", "machines_export"),
+    Command("machines export", "machines", "write a cluster file for this machine", "machines:export"),
     Command("machines estimate", "machines", "how much GPU memory a training will take, term by term", "estimate"),
     Command("cluster", "machines", "the machines of a cluster file", "cluster:cluster_show"),
     Command("cluster show", "machines", "the machines of a cluster file", "cluster:cluster_show"),
     Command("cluster check", "machines", "every fault of a cluster file, with its line", "cluster:cluster_check"),
-    Command("cluster place", "machines", "where jobs would go, and why not elsewhere", "cluster_place"),
+    Command("cluster place", "machines", "where jobs would go, and why not elsewhere", "cluster:cluster_place"),
     Command("recipes", "things", "list what can be run", "recipes:recipes"),
     Command("recipes show", "things", "a recipe's arguments, and a line to start from", "recipes:recipes_show"),
     Command("recipes swaps", "things", "recipes that could stand in for one", "recipes:recipes_swaps"),
     Command("config", "things", "a configuration, and where each of its values came from", "config"),
     Command("config show", "things", "a configuration, and where each of its values came from", "config"),
     Command("check", "things", "verify downloads; every fault of cluster files, manifests, adapters files", "check"),
-    Command("store", "things", "how much is kept: results, what was put, the rest", "store_usage:du"),
-    Command("store du", "things", "how much is kept: results, what was put, the rest", "store_usage:du"),
+    Command("store", "things", "how much is kept: results, what was put, the rest", "store:du"),
+    Command("store du", "things", "how much is kept: results, what was put, the rest", "store:du"),
     Command("store put", "things", "take a file or a folder into the store, under a name", "store:put"),
-    Command("store refs", "things", "what was put, by name", "store_pins:refs"),
+    Command("store refs", "things", "what was put, by name", "store:refs"),
     Command("store verify", "things", "check what is kept against its digests", "store:verify"),
-    Command("store pin", "things", "keep results or what was put whatever is pruned", "store_pins:pin"),
-    Command("store pins", "things", "list the pins", "store_usage:pins"),
-    Command("store adopt", "things", "let an old result stand for changed code", "store_adopt"),
+    Command("store pin", "things", "keep results or what was put whatever is pruned", "store:pin"),
+    Command("store pins", "things", "list the pins", "store:pins"),
+    Command("store adopt", "things", "let an old result stand for changed code", "store:adopt"),
     Command("store prune", "things", "free space: least recently used first", "prune"),
-    Command("admin", "prove", "what operators need", "admin_help"),
+    Command("admin", "prove", "what operators need", "admin:admin"),
     Command("admin reload", "prove", "have the coordinator read its files again", "admin:reload"),
     Command("admin tokens", "prove", "who may ask the coordinator for what, and until when", "admin:tokens"),
     Command("admin tokens list", "prove", "who may ask the coordinator for what, and until when", "admin:tokens"),
@@ -175,3 +173,82 @@ def top_help() -> str:
         "`stoker help COMMAND` says more. NAME is a job's name, `name/3`, `last`, or the beginning of an id.",
     ]
     return "\n".join(lines) + "\n"
+
+
+# Words of earlier tools that keep working. The only place that knows them; help and suggestions do not list them.
+
+ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("recipe", "list"), ("recipes",)),
+    (("recipe", "run"), ("run",)),
+    (("recipe",), ("recipes",)),
+    (("job", "list"), ("jobs",)),
+    (("job", "cancel"), ("cancel",)),
+    (("job", "logs"), ("logs",)),
+    (("requeue",), ("jobs", "requeue")),
+    (("reload",), ("admin", "reload")),
+    (("worker", "start"), ("work",)),
+    (("worker", "list"), ("machines",)),
+    (("worker", "run"), ("work",)),
+    (("worker",), ("machines",)),
+    (("workers",), ("machines",)),
+    (("job",), ("jobs",)),
+    (("log",), ("logs",)),
+    (("cache",), ("store",)),
+    (("clean-cache",), ("store", "prune", "--everywhere")),
+    (("ledger",), ("machines", "memory")),
+    (("plan", "inspect"), ("run", "--dry-run")),
+    (("plan", "resume"), ("run",)),
+    (("plan",), ("run", "--dry-run")),
+    (("sweep",), ("run",)),
+    (("train",), ("run",)),
+)
+
+
+def expand(words: list[str]) -> list[str]:
+    """Return the words as today's commands spell them."""
+    for old, new in ALIASES:
+        if tuple(words[: len(old)]) == old:
+            return [*new, *words[len(old) :]]
+    return words
+
+
+# Flags that every command takes, wherever they stand. Kept apart from parsing, because `stoker --help` needs them.
+
+
+class Flags:
+    """What was asked of every command alike."""
+
+    __slots__ = ("debug", "help", "json", "quiet", "version")
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+        self.debug = False
+        self.help = False
+        self.version = False
+
+
+_FLAGS = {
+    "--json": "json",
+    "--quiet": "quiet",
+    "-q": "quiet",
+    "--debug": "debug",
+    "--help": "help",
+    "-h": "help",
+    "--version": "version",
+    "-V": "version",
+}
+
+
+def take_flags(argv: list[str]) -> tuple[list[str], Flags]:
+    """Take the flags of every command out of the words, wherever they stand before a `--`."""
+    flags = Flags()
+    words: list[str] = []
+    for position, word in enumerate(argv):
+        if word == "--":
+            return [*words, *argv[position:]], flags
+        if word in _FLAGS:
+            setattr(flags, _FLAGS[word], True)
+        else:
+            words.append(word)
+    return words, flags

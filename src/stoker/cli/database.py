@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.admin_help import list_verbs
+from stoker.cli.admin import list_verbs
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.core.text import format_size
@@ -69,7 +69,7 @@ DB_BACKUP_GRAMMAR = Grammar(
 
 def perform_db_backup(call: CommandContext, given: dict[str, Any]) -> int:
     """Write it, and say what is in it."""
-    from stoker.cli.progress import counted
+    from stoker.cli.screens import counted
     from stoker.coordinator.database.backup import back_up
     from stoker.core.errors import LocalFile
 
@@ -102,7 +102,7 @@ DB_CHECK_GRAMMAR = Grammar(
 
 def perform_db_check(call: CommandContext, given: dict[str, Any]) -> int:
     """Check, list what is wrong, and say whether anything is."""
-    from stoker.cli.progress import counted
+    from stoker.cli.screens import counted
     from stoker.coordinator.database.database_check import check_database
 
     faults = jobs = 0
@@ -210,7 +210,7 @@ DB_MOVE_GRAMMAR = Grammar(
 
 def perform_db_move(call: CommandContext, given: dict[str, Any]) -> int:
     """Move, compare, and say how to serve it."""
-    from stoker.cli.progress import counted
+    from stoker.cli.screens import counted
     from stoker.coordinator.database.backup import move
     from stoker.coordinator.database.database import look_into
 
@@ -247,7 +247,7 @@ DB_RESTORE_GRAMMAR = Grammar(
 
 def perform_db_restore(call: CommandContext, given: dict[str, Any]) -> int:
     """Restore, and say what is there now."""
-    from stoker.cli.progress import counted
+    from stoker.cli.screens import counted
     from stoker.coordinator.database.backup import restore
     from stoker.host.durable import open_regular, translated
 

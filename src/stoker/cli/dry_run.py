@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.errors import report
+from stoker.cli.dispatch import report
 from stoker.cli.shared_runs import companies_here
 from stoker.core.digests import Digest
 from stoker.core.errors import StageInputError, StokerError

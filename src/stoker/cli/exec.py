@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import codecs
+import os
+import select
+import threading
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.coordinator_access import AT
 from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.cli.job_names import fleet_job
-from stoker.cli.screens import is_at_terminal, terminal_size
-from stoker.core.errors import Usage
+from stoker.cli.screens import is_at_terminal, raw_terminal, terminal_size
+from stoker.core.errors import StokerError, Unavailable, Usage
 from stoker.jobs.submitter import who_asks
+from stoker.protocol.operator_messages import ERROR, EXEC_PIECE_BYTES, OUT, ExecOutput, ExecResponse
+
+if TYPE_CHECKING:
+    from stoker.protocol.client import FleetClient
+
 
 GRAMMAR = Grammar(
     "exec",
@@ -35,7 +45,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     job = fleet_job(call, given["name"], given["at"])
     if job.is_sweep and len(points := job.points()) > 1:
         raise Usage(f"{job.ref} has {len(points):,} points", hint=f"stoker exec {points[0].name} …")
-    from stoker.cli.exec_session import follow
+
     from stoker.protocol.operator_messages import ExecRequest
 
     environment = call.parts.settings.environment
@@ -49,3 +59,125 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         by=who_asks(environment),
     )
     return follow(call, job.client, job.client.begin_exec(job.view.id, asked), is_tty=is_tty)
+
+
+# A command inside a job, followed to its end: what is typed goes in, what it writes comes out, byte for byte.
+
+_WAIT_S = 10.0
+_AWAY_S = 30.0
+"""A coordinator that was restarted knows no sessions: it is not worth waiting for one for longer."""
+_LOOK_EVERY_S = 0.2
+_FULL_S = 0.05
+_STDIN = 0
+_NAMES = {OUT: "stdout", ERROR: "stderr"}
+
+
+def follow(call: CommandContext, client: FleetClient, begun: ExecResponse, *, is_tty: bool) -> int:
+    """Follow a session to its end; give its command's exit code. Whoever leaves early ends it."""
+    client = client.more_patient(_AWAY_S)
+    showing = _Showing(call)
+    call.out.object({"kind": "exec_begun", "job": begun.name, "machine": begun.machine, "session": begun.id[:8]})
+    ended: ExecOutput | None = None
+    over = threading.Event()
+    try:
+        with ExitStack() as opened:
+            resized = opened.enter_context(raw_terminal()) if is_tty else threading.Event()
+            # Nobody waits for it: it may be reading where nothing ever comes.
+            typing = _Typing(client, begun.id, resized, over)
+            threading.Thread(target=typing.run, name="stoker-typing", daemon=True).start()
+            offset = 0
+            while ended is None:
+                heard = client.read_exec(begun.id, offset=offset, wait_s=_WAIT_S)
+                for piece in heard.pieces:
+                    showing.show(piece.stream, piece.data)
+                    offset += len(piece.data)
+                if heard.exit_code is not None:
+                    ended = heard
+    finally:
+        over.set()
+        showing.finish()
+        if ended is None:
+            with suppress(StokerError):
+                client.end_exec(begun.id)
+    return _conclude(call, begun, ended)
+
+
+def _conclude(call: CommandContext, begun: ExecResponse, ended: ExecOutput) -> int:
+    if not ended.is_taken:
+        hint = f"stoker machines show {begun.machine}"
+        raise Unavailable(ended.why or f"{begun.machine} did not answer", hint=hint, machine=begun.machine)
+    code = ended.exit_code or 0
+    call.out.object({"kind": "exec_ended", "exit_code": code, "why": ended.why})
+    if ended.why:
+        call.out.complain(f"stoker: {ended.why}")
+    return code
+
+
+class _Showing:
+    """Writes what comes: as it is, or as lines of JSON."""
+
+    def __init__(self, call: CommandContext) -> None:
+        self._call = call
+        self._decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in _NAMES}
+
+    def show(self, stream: int, data: bytes) -> None:
+        if self._call.flags.json:
+            self._tell(stream, self._decoders[stream].decode(data))
+            return
+        view = memoryview(data)
+        while view:
+            view = view[os.write(stream, view) :]
+
+    def finish(self) -> None:
+        """Write what was held back: the beginning of a sign whose end did not come."""
+        if self._call.flags.json:
+            for stream, decoder in self._decoders.items():
+                self._tell(stream, decoder.decode(b"", final=True))
+
+    def _tell(self, stream: int, text: str) -> None:
+        if text:
+            self._call.out.object({"kind": "exec_output", "stream": _NAMES[stream], "text": text})
+
+
+class _Typing:
+    """Sends what is typed, or piped in, and the size of the terminal when it changes."""
+
+    def __init__(self, client: FleetClient, session: str, resized: threading.Event, over: threading.Event) -> None:
+        self._client = client
+        self._session = session
+        self._resized = resized
+        self._over = over
+        self._sent = 0
+
+    def run(self) -> None:
+        """Send until there is no more, or nobody wants it. What is wrong with the session, its reader is told."""
+        is_eof = False
+        with suppress(StokerError):
+            while not self._over.is_set():
+                if self._resized.is_set():
+                    self._resized.clear()
+                    self._client.size_exec(self._session, *terminal_size())
+                if is_eof:
+                    self._over.wait(_LOOK_EVERY_S)
+                    continue
+                data = self._read()
+                if data is not None:
+                    is_eof = not data
+                    self._send(data, is_eof=is_eof)
+
+    def _read(self) -> bytes | None:
+        """Return what was typed; nothing: not yet; empty: nothing more comes."""
+        try:
+            if not select.select([_STDIN], [], [], _LOOK_EVERY_S)[0]:
+                return None
+            return os.read(_STDIN, EXEC_PIECE_BYTES)
+        except (OSError, ValueError):
+            return b""
+
+    def _send(self, data: bytes, *, is_eof: bool) -> None:
+        while not self._over.is_set():
+            end = self._client.send_exec(self._session, data, offset=self._sent, is_eof=is_eof)
+            data, self._sent = data[end - self._sent :], end
+            if not data:
+                return
+            self._over.wait(_FULL_S)

@@ -15,8 +15,10 @@ from stoker.cli.dry_run import forecast_as_json
 from stoker.cli.grammar import Grammar, Positional
 from stoker.cli.job_handle import job_facts, job_story, nodes_named, split_target
 from stoker.cli.job_names import FleetJob, meant
+from stoker.cli.jobs_show_fleet import fleet_stages
 from stoker.config.values import refers
 from stoker.core.errors import StokerError
+from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.engine.action import Difference
 from stoker.engine.preview import NodeForecast, preview
@@ -27,6 +29,8 @@ from stoker.jobs.rerun_spec import reorder, trials_of_job
 from stoker.jobs.secret_mask import read_config
 from stoker.jobs.trial_settings import JobSetting, settings_of
 from stoker.jobs.trials import Trial, is_sweep, shared_nodes, trial_numbered
+from stoker.views.fleet_lines import attempt_row, story_texts
+from stoker.views.placement_lines import explanation_lines
 from stoker.views.stage_lines import companions_text
 from stoker.views.text_tables import ago, span, table
 
@@ -58,8 +62,6 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Explain a job or one of its stages."""
     folder = meant(call, given["target"], given["at"])
     if isinstance(folder, FleetJob):
-        from stoker.cli.explain_fleet import explain_fleet_job
-
         return explain_fleet_job(call, folder)
     stage = split_target(given["target"])[1]
     if given["key"]:
@@ -203,3 +205,64 @@ def _telling(nodes: list[NodeHistory]) -> str:
     """Name the stage that is most worth asking about."""
     told = [node for node in nodes if node.changes or node.message] or [node for node in nodes if node.ending == "ran"]
     return (told or nodes)[-1].node
+
+
+# `stoker explain` of a job of the fleet: why it is where it is, every machine with its reason; and how it went.
+
+_MOST_EVENTS = 12
+_MOST_POINTS = 50
+
+
+def explain_fleet_job(call: CommandContext, job: FleetJob) -> int:
+    """Explain one job of the fleet, or in a line each the points of a sweep."""
+    if job.is_sweep:
+        return _explain_points(call, job)
+    out, now_s = call.out, call.parts.clock.wall_s()
+    told = job.client.explain(job.view.id)
+    stages = fleet_stages(call, job) if JobState(told.job.state).is_terminal else []
+    out.object({**told.model_dump(mode="json"), "where": "fleet", "stages": [node.to_json() for node in stages]})
+    for line in explanation_lines(told, now_s=now_s, columns=out.columns):
+        out.line(line)
+    if job.story.attempts:
+        rows = [attempt_row(attempt, now_s) for attempt in job.story.attempts]
+        out.line()
+        for line in table(rows, header=("try", "machine", "", "began", "took", ""), columns=out.columns):
+            out.line(line)
+    if stages:
+        out.line()
+        rows = [[node.node, f"{node.ending} {span(node.seconds)}".strip(), _why(node)] for node in stages]
+        for line in table(rows, header=("stage", "then", "why"), columns=out.columns):
+            out.line(line)
+    events = job.story.events
+    if events:
+        out.line()
+        told_events = list(zip(events, story_texts(events), strict=True))
+        for event, text in told_events[-_MOST_EVENTS:]:
+            at_s = event.get("ts")
+            when = ago(at_s, now_s) if isinstance(at_s, float | int) else ""
+            out.line(f"{when:>12}  {text}")
+    return 0
+
+
+def _why(node: NodeHistory) -> str:
+    return "; ".join(filter(None, (node.message, companions_text(node))))
+
+
+def _explain_points(call: CommandContext, job: FleetJob) -> int:
+    out = call.out
+    points = job.points()
+    waiting = [point for point in points if not JobState(point.state).is_terminal]
+    rows = []
+    for point in waiting[:_MOST_POINTS]:
+        told = job.client.explain(point.id)
+        out.object({**told.model_dump(mode="json"), "where": "fleet"})
+        rows.append([point.name, point.label, told.verdict])
+    if not waiting:
+        out.line(f"all {len(points):,} points of {job.ref} have ended: stoker jobs show {job.ref}")
+        return 0
+    for line in table(rows, header=("job", "point", ""), columns=out.columns):
+        out.line(line)
+    if len(waiting) > _MOST_POINTS:
+        out.note(f"note: {len(waiting) - _MOST_POINTS:,} more wait")
+    out.note(f"every machine, with its reason: stoker explain {waiting[0].name}")
+    return 0

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from stoker.cli.context import CommandContext
-from stoker.cli.fetch_options import patience_of
-from stoker.cli.hints import hinted
+from stoker.cli.grammar import Option, duration, whole
 from stoker.cli.interrupts import Interruptions, say_aside
 from stoker.cli.live import TransferLines
 from stoker.cli.screens import PlainScreen, Screen, SilentScreen
 from stoker.core.clock import Clock
-from stoker.core.errors import Cancelled, StokerError
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerError
 from stoker.core.events import Event, Kinds, event_line
 from stoker.core.job import attempt_id
 from stoker.host.http.addresses import joined, shown
@@ -28,7 +28,14 @@ from stoker.host.resources import free_bytes
 from stoker.store.memo import Memo
 from stoker.transfer.download.download_events import failure_of
 from stoker.transfer.download.receipts import receipt_of
-from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTools, FetchedFile, Status
+from stoker.transfer.download.types import (
+    DownloadRequest,
+    DownloadStop,
+    DownloadTimeouts,
+    DownloadTools,
+    FetchedFile,
+    Status,
+)
 from stoker.transfer.hub.client import Hub
 from stoker.views.text_tables import span
 
@@ -232,3 +239,96 @@ def session(
 
 def _leave() -> None:
     os._exit(Cancelled.exit_code)
+
+
+# Options that all commands share which fetch something, and how they are read.
+
+DEFAULT_JOBS = 8
+
+SHARED_OPTIONS = (
+    Option(
+        "--retries",
+        value="N",
+        read=whole(1),
+        help="also give up after N attempts in a row without a new byte, the first included (default: --timeout alone)",
+    ),
+    Option("--timeout", value="S", read=duration, help="give up after this long without a new byte (default: 30m)"),
+    Option("--offline", help="ask no server: only what is on this disk (also HF_HUB_OFFLINE=1, STOKER_OFFLINE=1)"),
+    Option("--force", help="fetch again what is there already"),
+    Option("--no-progress", help="no progress, only results"),
+    Option("--verbose", help="tell every request, redirect and retry, on standard error"),
+)
+
+EXIT_CODES = (
+    "Exit codes: 10 no space, 11 not allowed, 12 too many requests, 13 wrong bytes, 14 network or no such file, 16 a "
+    "lock, a permission or a file in the way, 130 interrupted."
+)
+
+
+def sha256(text: str) -> Digest:
+    """Read a digest, in capitals or not."""
+    plain = text.lower().removeprefix("sha256:")
+    if not is_digest(plain):
+        message = f"{text!r} is not a sha256: that is 64 hexadecimal digits"
+        raise ValueError(message)
+    return Digest(plain)
+
+
+def patience_of(given: dict[str, Any]) -> DownloadTimeouts:
+    """Return how patient the options want a download to be."""
+    usual = DownloadTimeouts()
+    no_progress_s = usual.no_progress_s if given["timeout"] is None else given["timeout"]
+    return DownloadTimeouts(
+        attempts=given["retries"],
+        no_progress_s=no_progress_s,
+        slow_s=min(usual.slow_s, no_progress_s),
+        lock_wait_s=min(usual.lock_wait_s, no_progress_s),
+    )
+
+
+# What to do about an error of a download, in the words of the command line: the floors below know no options.
+
+_LISTS = "lists what there is"
+_NO_HUB = "HF_ENDPOINT or --base-url names another hub or a mirror; --offline takes what is on this machine"
+_NO_HUB_FOR_JOB = "HF_ENDPOINT names another hub or a mirror; {argument}=FOLDER takes what is on this machine"
+_SAME = "the same command"
+_AGAIN = f"{_SAME} tries again"
+_NOT_REACHED = frozenset({"dns", "refused", "unreachable", "connect_timeout"})
+_HINTS = {
+    ("not_on_server", "offline"): "without --offline it is fetched",
+    ("hash_mismatch", "offline"): "without --offline it is fetched anew",
+    ("not_on_server", "EntryNotFound"): f"--dry-run {_LISTS}",
+    ("local_file", "not_ours"): "or replace it with --force",
+    ("bad_answer", "web_page"): "give the address of the file itself, or --sha256",
+    ("bad_answer", "bad_names"): "leave them out with --exclude, or choose files by name",
+    ("bad_answer", "unknown_version"): "if it is right, start anew with --force",
+    ("bad_answer", "needs_folder"): "name a folder with --out",
+    ("bad_input", "needs_folder"): "name a folder with --out",
+}
+
+
+def hinted(error: StokerError) -> StokerError:
+    """Add to an error's hint what the command line offers about it, once."""
+    if _is_unreached(error):
+        error.hint = f"check this computer's network; {_NO_HUB}"
+    is_passing = isinstance(error, NetworkFailed | RateLimited) and not error.data.get("is_lasting")
+    if is_passing and _SAME not in error.hint:
+        # Nothing of this file is kept, or its hint would say so.
+        error.add_hint(_AGAIN)
+        return error
+    more = _HINTS.get((error.code, str(error.data.get("reason"))), "")
+    if more and more not in error.hint and _LISTS not in error.hint:
+        error.add_hint(more)
+    return error
+
+
+def hinted_for_job(error: StokerError, argument: str) -> StokerError:
+    """Return of a job, which has none of a download's options, what to do if the hub is not reached for an argument."""
+    if _is_unreached(error):
+        error.hint = f"check this computer's network; {_NO_HUB_FOR_JOB.format(argument=argument)}"
+    return error
+
+
+def _is_unreached(error: StokerError) -> bool:
+    is_hub = isinstance(error, NetworkFailed) and bool(error.data.get("is_hub"))
+    return is_hub and error.data.get("reason") in _NOT_REACHED

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.context import CommandContext
 from stoker.cli.job_names import FleetJob
 from stoker.cli.local_job import JobLogReader
-from stoker.cli.progress import under_way
+from stoker.cli.screens import under_way
 from stoker.cli.submit_exclusions import UnfinishedTrial, tell_left
-from stoker.cli.watch_many import FirstLines
+from stoker.cli.watch import FirstLines
 from stoker.config.sweep import read_label
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest

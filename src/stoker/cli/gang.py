@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.admin_help import list_verbs
-from stoker.cli.context import CommandContext
-from stoker.cli.errors import report
+from stoker.cli.admin import list_verbs
+from stoker.cli.context import CliOutput, CommandContext
+from stoker.cli.dispatch import report
 from stoker.cli.grammar import Grammar, Option, duration
 from stoker.cli.interrupts import Interruptions, say_aside
-from stoker.cli.output import CliOutput
 from stoker.core.errors import Cancelled, LocalFile, StokerError, Terminated, Usage
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ def _lay_out(call: CommandContext, name: str, wanted: list[ResultPart], target: 
 
 def _write_bundle(call: CommandContext, name: str, wanted: list[ResultPart], given: dict[str, Any]) -> None:
     """Pack what is wanted into one file."""
-    from stoker.cli.progress import under_way
+    from stoker.cli.screens import under_way
     from stoker.store.archives.pack import write_bundle
 
     path = os.path.join(call.parts.settings.folder, given["bundle"])

@@ -8,10 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stoker.cli.context import CommandContext
-from stoker.cli.fetch_options import DEFAULT_JOBS
-from stoker.cli.fetch_session import FetchSession, session
-from stoker.cli.fetch_work import FetchCommandResult, try_fetching
-from stoker.cli.hints import hinted_for_job
+from stoker.cli.fetch import FetchCommandResult, try_fetching
+from stoker.cli.fetch_session import DEFAULT_JOBS, FetchSession, hinted_for_job, session
 from stoker.core.errors import BadInput, Cancelled, InvalidInput, MissingRepoFiles, StokerError, Terminated
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import client_of
-from stoker.cli.grammar import Grammar, Option, Positional
+from stoker.cli.coordinator_access import client_of, reach
+from stoker.cli.grammar import Grammar, Option, Positional, duration
 from stoker.cli.services import INSTALL, YES, refuse_both
-from stoker.core.errors import BadInput, StokerError
+from stoker.core.errors import BadInput, StokerError, Usage
 from stoker.core.leases import Role
-from stoker.core.text import LONGEST_NAME, NODE_NAME_RULE, is_node_name
+from stoker.core.text import LONGEST_NAME, NODE_NAME_RULE, format_duration, is_node_name
 from stoker.devices.checkup import Check, CheckStatus
 from stoker.devices.host_name import host_name
+from stoker.host.locks import is_locked
 from stoker.jobs.submitter import user_name
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
+from stoker.protocol.view_messages import MachineRequest
 from stoker.views.device_lines import check_lines
 from stoker.views.text_tables import ASCII, UNICODE
+from stoker.worker.owner_pause import Pause, clear_pause, read_pause, write_pause
+from stoker.worker.worker_state import Journal, workers_folder
 
 if TYPE_CHECKING:
     from stoker.protocol.discovery import Membership
@@ -85,8 +91,7 @@ def _joined(call: CommandContext, given: dict[str, Any], membership: Membership,
     """Tell what was given, and keep a worker going if that is wanted."""
     _tell(call, membership, found, installs=given["install"])
     if given["install"]:
-        from stoker.cli.service_commands import install_worker
-        from stoker.cli.services import boot_line
+        from stoker.cli.services import boot_line, install_worker
 
         if not install_worker(call, yes=given["yes"]):
             return 1
@@ -96,7 +101,7 @@ def _joined(call: CommandContext, given: dict[str, Any], membership: Membership,
 
 def _check_install(call: CommandContext, given: dict[str, Any]) -> None:
     """Refuse a service that could not be made while the code is unused."""
-    from stoker.cli.service_commands import check_worker
+    from stoker.cli.services import check_worker
     from stoker.core.errors import Usage
 
     if given["operator"]:
@@ -257,3 +262,87 @@ def _store_trouble(call: CommandContext) -> str:
     except StokerError as error:
         return error.message
     return ""
+
+
+# `stoker pause`: this machine's owner needs it; its workers give back what they hold and take no more until then.
+
+PAUSE_GRAMMAR = Grammar(
+    "pause",
+    about=(
+        "Give this machine to its owner for a while: its workers save what they can, give their jobs back without "
+        "charge, and take no more until then. Without a time, until `stoker pause --off`."
+    ),
+    positionals=(Positional("TIME", help="how long: 30m, 2h", is_required=False),),
+    options=(Option("--off", help="take jobs again"),),
+    examples=("stoker pause 2h", "stoker pause", "stoker pause --off"),
+)
+
+
+def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
+    """Write the wish down, or take it back."""
+    settings, now_s = call.parts.settings, call.parts.clock.wall_s()
+    for_s = _read(given["time"])
+    if given["off"]:
+        if for_s is not None:
+            raise Usage("--off takes no time", hint="stoker pause --off")
+        was = read_pause(settings.state, now_s=now_s)
+        clear_pause(settings.state)
+        _tell_coordinators(call, _workers(settings.state), None)
+        call.out.object({"is_paused": False, "was_paused": was is not None})
+        call.out.line("takes jobs again" if was is not None else "it was not paused")
+        return 0
+    os.makedirs(settings.state, exist_ok=True)
+    until_s = None if for_s is None else now_s + for_s
+    write_pause(settings.state, Pause(until_s=until_s, since_s=now_s, by=user_name()))
+    workers = _workers(settings.state)
+    _tell_coordinators(call, workers, MachineRequest(why="its owner needs it", for_s=for_s, by=user_name()))
+    call.out.object({"is_paused": True, "until_s": until_s, "workers": workers})
+    span = "until `stoker pause --off`" if for_s is None else f"for {format_duration(for_s)}"
+    call.out.line(f"paused {span}: {_told(workers)}")
+    if for_s is not None:
+        call.out.note("`stoker pause --off` ends it before that")
+    return 0
+
+
+def _read(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        seconds = duration(text)
+    except ValueError as error:
+        raise Usage(f"TIME: {error}", hint="stoker pause 2h") from None
+    if not seconds > 0:
+        raise Usage(f"TIME: {text!r} is no time at all", hint="stoker pause 2h")
+    return seconds
+
+
+def _told(workers: list[str]) -> str:
+    if not workers:
+        return "no worker runs here now; one that is started takes nothing until then"
+    does = "give back what runs, and take no more" if len(workers) > 1 else "gives back what runs, and takes no more"
+    return f"{', '.join(workers)} {does}"
+
+
+def _tell_coordinators(call: CommandContext, workers: list[str], ask: MachineRequest | None) -> None:
+    """Have the fleet see it at once. The workers act on the wish by themselves, so nobody has to answer."""
+    for name in workers:
+        written = Journal(os.path.join(workers_folder(call.parts.settings.state), name)).read()
+        if written is None:
+            continue
+        try:
+            client = reach(call, written.coordinator)
+            if ask is not None:
+                client.pause(name, ask)
+            elif client.machine(name).state == "paused":
+                # Who drained or cordoned it did so for another reason.
+                client.open(name)
+        except StokerError as error:
+            call.out.note(f"note: the coordinator was not told, {name} will tell it: {error}")
+
+
+def _workers(state: str) -> list[str]:
+    """Name the workers of this home that run now."""
+    place = workers_folder(state)
+    with suppress(OSError):
+        return [name for name in sorted(os.listdir(place)) if is_locked(Journal(os.path.join(place, name)).lock_path)]
+    return []

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from stoker.cli.output import CliOutput
+from stoker.cli.context import CliOutput
 from stoker.cli.screens import Screen
 from stoker.core.events import Event, Kinds
 from stoker.core.text import format_size, outside

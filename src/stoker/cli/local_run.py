@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.errors import report
+from stoker.cli.dispatch import report
 from stoker.cli.interrupts import Interruptions, say_aside
 from stoker.cli.live import ProgressLines
 from stoker.cli.run_report import failure_lines, show_outcome

@@ -10,9 +10,7 @@ import os
 import sys
 
 from stoker import __version__
-from stoker.cli.aliases import expand
-from stoker.cli.commands import top_help
-from stoker.cli.flags import take_flags
+from stoker.cli.commands import expand, take_flags, top_help
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

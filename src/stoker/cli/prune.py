@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.cleanup import shelf_of, show_offer
+from stoker.cli.cleanup import Area, CleanupFolders, CleanupOptions, Findings, clear, look_around, shelf_of, show_offer
 from stoker.cli.context import CommandContext
 from stoker.cli.coordinator_access import AT, reach
 from stoker.cli.grammar import Grammar, Option, duration, size, whole
-from stoker.core.errors import Usage
+from stoker.core.errors import BadInput, Usage
 from stoker.core.text import format_size
 from stoker.jobs.submitter import who_asks
 from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
@@ -90,7 +90,6 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     )
     if given["everywhere"]:
         from stoker.cli.cleanup import CleanupOptions, Findings
-        from stoker.cli.prune_all import clean
 
         findings = Findings(
             candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
@@ -297,3 +296,75 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
     told = ", ".join(f"{number:,} {one if number == 1 else many}{size}" for number, one, many, size in more if number)
     if told:
         out.line(f"also to remove: {told}")
+
+
+# `stoker clean-cache`: every place that Stoker fills, with its size, what would go and why the rest stays.
+
+
+def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_told: bool, may_ask: bool) -> int:
+    """List every place; clear up if told to, or if somebody at a terminal says yes."""
+    parts, out = call.parts, call.out
+    now_s = parts.clock.wall_s()
+    areas = look_around(parts.store, _folders(call), found, now_s=now_s, more=more)
+    removable_bytes = sum(area.removable_bytes for area in areas)
+    _show_prune_all(call, areas, removable_bytes)
+    total = {"total_bytes": sum(area.size_bytes for area in areas), "removable_bytes": removable_bytes}
+    has_something = any(area.goes for area in areas) or bool(found.rubbish.leases)
+    is_wanted = is_told or (may_ask and has_something and out.asks(f"Remove {format_size(removable_bytes)}?"))
+    if not is_wanted:
+        out.object({**total, "done": False, "freed_bytes": 0, "stuck": []})
+        out.line("nothing was removed: add --yes to remove it" if has_something else "nothing to remove")
+        return 0
+    leases = parts.tools.engine.leases
+    cleared = clear(
+        parts.store, parts.objects, areas, found, leases=leases, environments=shelf_of(call), clock=parts.clock
+    )
+    out.object({**total, "done": True, "freed_bytes": cleared.freed_bytes, "stuck": list(cleared.stuck)})
+    out.line(f"freed {format_size(cleared.freed_bytes)}")
+    for stuck in cleared.stuck:
+        out.note(f"note: could not be removed: {stuck}")
+    return 0
+
+
+def models_cache(call: CommandContext) -> str:
+    """Return where models are cached; nothing, and a note, if the environment says what can't be."""
+    try:
+        return call.parts.hub_settings("").cache
+    except BadInput as error:
+        call.out.note(f"note: the cache of models is left out: {error}")
+        return ""
+
+
+def _folders(call: CommandContext) -> CleanupFolders:
+    settings = call.parts.settings
+    return CleanupFolders(
+        runs=settings.runs,
+        state=settings.state,
+        scratch=call.parts.tools.scratch,
+        out=settings.out,
+        envs=settings.envs,
+        kernels=settings.kernels,
+        models=models_cache(call),
+    )
+
+
+def _show_prune_all(call: CommandContext, areas: list[Area], removable_bytes: int) -> None:
+    out = call.out
+    rows = []
+    for area in areas:
+        out.object(
+            {
+                "place": area.name,
+                "path": area.path,
+                "bytes": area.size_bytes,
+                "removable_bytes": area.removable_bytes,
+                "goes": area.goes,
+                "stays": area.stays,
+            }
+        )
+        words = "; ".join(filter(None, (f"goes: {area.goes}" if area.goes else "", area.stays)))
+        frees = format_size(area.removable_bytes) if area.goes else ""
+        rows.append([area.name, format_size(area.size_bytes), frees, words if area.size_bytes or area.goes else ""])
+    rows.append(["total", format_size(sum(area.size_bytes for area in areas)), format_size(removable_bytes), ""])
+    for line in table(rows, header=("place", "size", "frees", ""), columns=out.columns):
+        out.line(line)

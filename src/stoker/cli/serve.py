@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from stoker.cli.context import CommandContext
+from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, duration, size
-from stoker.cli.output import CliOutput
 from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
 from stoker.core.text import format_duration
@@ -71,7 +70,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Serve."""
     refuse_both(given)
     if given["install"] or given["uninstall"]:
-        from stoker.cli.service_commands import install_serve, uninstall_serve
+        from stoker.cli.services import install_serve, uninstall_serve
 
         return install_serve(call, given) if given["install"] else uninstall_serve(call)
     options = ServeOptions(

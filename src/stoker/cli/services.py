@@ -5,16 +5,32 @@ What would be written is printed first; on a terminal somebody is asked, elsewhe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
+from stoker.cli.coordinator_access import client_of
 from stoker.cli.grammar import Option
-from stoker.core.errors import Usage
+from stoker.core.errors import BadInput, Conflict, StokerError, Usage
+from stoker.core.leases import Role
+from stoker.core.text import parse_duration
+from stoker.launch.service import ServiceKind, SupervisedService
+from stoker.protocol.discovery import (
+    COORDINATOR,
+    DEFAULT_PORT,
+    OPERATOR_TOKEN,
+    MembershipKind,
+    find_coordinator,
+    living_coordinator,
+    read_joined,
+)
+from stoker.views.fleet_lines import join_lines
 
 if TYPE_CHECKING:
     from stoker.launch.installer import InstalledService
-    from stoker.launch.service import SupervisedService
+    from stoker.protocol.discovery import CoordinatorEndpoint
+
 
 INSTALL = Option("--install", help="as a service that starts with this machine; what is written is shown first")
 UNINSTALL = Option("--uninstall", help="stop that service and remove it")
@@ -82,3 +98,179 @@ def boot_line(call: CommandContext) -> str:
     """Return whether services survive a reboot, and what to type if they do not yet."""
     trouble = call.parts.boot_trouble()
     return "survives reboot" if not trouble else f"starts when you log in; to start with the machine: {trouble}"
+
+
+# `stoker serve --install`: the machine that stays on serves the fleet, and works in it, from every boot on.
+
+# `stoker work --install`, and that of `stoker join`: this machine works for its fleet from every boot on.
+
+_PLAIN = ("join", "name", "run_as")
+_GRACE, _JOIN = "--grace", "--join"
+
+
+def install_work(call: CommandContext, given: dict[str, Any]) -> int:
+    """Install a worker as it was asked for."""
+    ending = [f"--{name.replace('_', '-')}" for name in ("once", "until_idle", "until", "for") if given[name]]
+    if ending:
+        raise Usage(f"a service goes on: {', '.join(ending)} is for a worker that ends")
+    # What this shell's variable says is said by no file of a service.
+    given = {**given, "join": given["join"] or call.parts.settings.environment.get(COORDINATOR, "")}
+    # Beside a coordinator of this home it starts after it, unless it works for another one.
+    serve = call.parts.service(ServiceKind.SERVE, ()).label
+    after = serve if not given["join"] and call.parts.installer().stands(serve) else ""
+    service = call.parts.service(
+        ServiceKind.WORK, work_words(given), called=given["name"] or "", grace_s=given["grace"] or 0.0, after=after
+    )
+    if not install_services(call, (service,), yes=given["yes"]):
+        return 1
+    call.out.line(boot_line(call))
+    return 0
+
+
+def uninstall_work(call: CommandContext, given: dict[str, Any]) -> int:
+    """Remove a worker's service."""
+    service = call.parts.service(ServiceKind.WORK, (), called=given["name"] or "")
+    return uninstall_services(call, (service.label,))
+
+
+def worker_service(call: CommandContext) -> SupervisedService:
+    """Return the service of a machine that has joined, or is about to: it knows by itself for whom to work."""
+    return call.parts.service(ServiceKind.WORK, ())
+
+
+def worker_beside(call: CommandContext, serve: str) -> SupervisedService:
+    """Return the service of the worker beside a coordinator, with the options it has where one stands already."""
+    words = call.parts.installer().words_of(worker_service(call).label)
+    grace = words[words.index(_GRACE) + 1 :][:1] if _GRACE in words else ()
+    return call.parts.service(
+        ServiceKind.WORK, words, grace_s=sum(map(parse_duration, grace), 0.0), after="" if _JOIN in words else serve
+    )
+
+
+def check_worker(call: CommandContext, *, yes: bool) -> None:
+    """Refuse now what could not be installed once it has joined."""
+    check_services(call, (worker_service(call),), yes=yes)
+
+
+def install_worker(call: CommandContext, *, yes: bool) -> bool:
+    """Install the service of a machine that has joined; False if somebody said no."""
+    return bool(install_services(call, (worker_service(call),), yes=yes))
+
+
+def work_words(given: dict[str, Any]) -> tuple[str, ...]:
+    """Return the words after `work` for a service."""
+    words: list[str] = []
+    for name in _PLAIN:
+        if given.get(name):
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
+    if given["slots"] is not None:
+        words += ["--slots", str(given["slots"])]
+    if given["grace"] is not None:
+        words += ["--grace", f"{given['grace']:g}s"]
+    for declared in given["declare"]:
+        words += ["--declare", declared]
+    for code in given.get("accept_code", ()):
+        # A service runs in another folder.
+        words += ["--accept-code", f"@{os.path.abspath(code[1:])}" if code.startswith("@") else code]
+    if given.get("keep_workspace"):
+        words.append("--keep-workspace")
+    return tuple(words)
+
+
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - beyond this machine it speaks TLS alone
+_CODE_S = 900.0
+_JOINS_WITHIN_S = 30.0
+_LOOK_EVERY_S = 0.2
+_SERVE_SERVICE_PLAIN = ("listen", "advertise")
+_TIMES = ("lease", "heartbeat", "keep_events", "certificate_life")
+_SIZES = ("upload_limit",)
+_PATHS = ("cluster", "manifest", "token_file", "accept_code")
+
+
+def install_serve(call: CommandContext, given: dict[str, Any]) -> int:
+    """Install the coordinator and a worker beside it; say where it is, and how another machine joins."""
+    if call.parts.settings.environment.get(OPERATOR_TOKEN, "").strip() and not given["token_file"]:
+        raise BadInput(
+            f"{OPERATOR_TOKEN} is set, and a service's file is no place for a token",
+            hint="--token-file FILE, or unset it: the coordinator makes one of its own",
+        )
+    serve = call.parts.service(ServiceKind.SERVE, serve_words(call, given))
+    work = worker_beside(call, serve.label)
+    check_services(call, (serve, work), yes=given["yes"])
+    _refuse_another(call, serve)
+    if not install_services(call, (serve, work), yes=given["yes"]):
+        return 1
+    _tell(call, "PostgreSQL" if (given["db"] or "").startswith("postgres") else "SQLite")
+    return 0
+
+
+def uninstall_serve(call: CommandContext) -> int:
+    """Remove the coordinator's service, and the worker's that was installed with it."""
+    serve, work = call.parts.service(ServiceKind.SERVE, ()), call.parts.service(ServiceKind.WORK, ())
+    beside = f"After={serve.label}." in call.parts.installer().text_of(work.label)
+    return uninstall_services(call, (*((work.label,) if beside else ()), serve.label))
+
+
+def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
+    """Return the words after `serve` for a service: whole paths, since it runs in another folder."""
+    words = {"listen": f"{_EVERYWHERE}:{DEFAULT_PORT}"}
+    words |= {name: given[name] for name in _SERVE_SERVICE_PLAIN if given[name]}
+    if given["db"]:
+        scheme, slashes, path = given["db"].partition("sqlite:///")
+        words["db"] = f"{slashes}{call.path(path)}" if slashes and not scheme else given["db"]
+    words |= {name: f"{given[name]:g}s" for name in _TIMES if given[name] is not None}
+    words |= {name: str(given[name]) for name in _SIZES if given[name] is not None}
+    words |= {name: call.path(given[name]) for name in _PATHS if given[name]}
+    flags = ("--system-a",) if given["system_a"] else ()
+    return (*(word for name, value in words.items() for word in (f"--{name.replace('_', '-')}", value)), *flags)
+
+
+def _refuse_another(call: CommandContext, serve: SupervisedService) -> None:
+    """Refuse to install beside a coordinator that somebody started by hand: they would fight for one database."""
+    here = living_coordinator(call.parts.settings.state)
+    if here is not None and call.parts.installer().look(serve.label).pid != here.owner.pid:
+        raise Conflict(
+            f"a coordinator of this home runs already: {here.url}, process {here.owner.pid}",
+            hint="end it (Ctrl-C, or kill), then say this again",
+        )
+
+
+def _tell(call: CommandContext, kind: str) -> None:
+    settings = call.parts.settings
+    # This home's own, whatever the environment names.
+    found = find_coordinator("", environment={}, state=settings.state)
+    if found is None:
+        call.out.note("the coordinator does not say where it is; `stoker status` asks it")
+        return
+    client = client_of(call, found)
+    name = _own_name(call, found)
+    joined = f'"{name}" joined' if name else "this machine's own worker runs"
+    facts: dict[str, Any] = {"url": found.url, "database": kind, "worker": name, "boot": boot_line(call)}
+    if not found.is_secure:
+        call.out.object(facts)
+        call.out.line(f"{found.url}, for this user of this machine alone, {kind}, {boot_line(call)}; {joined}")
+        return
+    from stoker.protocol.enrolment_messages import InviteRequest
+
+    invited = client.invite(InviteRequest(role=Role.WORKER, name="", life_s=_CODE_S))
+    line = f"{join_lines(invited)[0]} --install"
+    call.out.object({**facts, "url": invited.url, "join": line, "expires_s": invited.expires_s})
+    call.out.line(f"{invited.url}, own CA, {kind}, {boot_line(call)}; {joined}.")
+    call.out.line(f"Add a machine (15 min):  {line}")
+
+
+def _own_name(call: CommandContext, found: CoordinatorEndpoint) -> str:
+    """Return the name under which the worker beside it has joined, once it has; empty where it needs none."""
+    if not found.is_secure:
+        return ""
+    clock = call.parts.clock
+    until_s = clock.monotonic_s() + _JOINS_WITHIN_S
+    while clock.monotonic_s() < until_s:
+        try:
+            member = read_joined(call.parts.settings.state, MembershipKind.WORKER)
+        except StokerError:
+            member = None
+        if member is not None:
+            return member.name
+        clock.sleep(_LOOK_EVERY_S)
+    return ""

@@ -90,7 +90,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         _refuse(given, _INVENTED, "--live simulates the coordinator's machines and jobs")
         return simulate_live(call, given)
     _refuse(given, ("add", "at"), "only --live asks a coordinator")
-    from stoker.cli.progress import counted
+    from stoker.cli.screens import counted
     from stoker.scheduler.simulation.simulation_report import simulate
     from stoker.views.simulation_lines import report_lines
 
@@ -194,7 +194,7 @@ _LISTED = 20
 def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
     """Ask the coordinator for its schedule, let it run forward, and show when everything is done."""
     from stoker.cli.coordinator_access import reach
-    from stoker.cli.progress import counted
+    from stoker.cli.screens import counted
     from stoker.scheduler.simulation.simulation_report import simulate_from
     from stoker.scheduler.snapshot import snapshot_from_dict
     from stoker.views.simulation_lines import live_lines

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.cleanup import show_environments, unfinished_bytes
 from stoker.cli.context import CommandContext
+from stoker.cli.coordinator_access import AT
 from stoker.cli.grammar import Grammar, Option, Positional, size
-from stoker.cli.progress import under_way
-from stoker.core.errors import CorruptBytes, Usage
-from stoker.core.text import format_size
+from stoker.cli.job_handle import job_story, split_target
+from stoker.cli.job_lookup import job_or_kept
+from stoker.cli.job_names import FleetJob, meant_of_fleet
+from stoker.cli.prune import models_cache
+from stoker.cli.screens import under_way
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
+from stoker.core.text import did_you_mean, format_size
+from stoker.host.resources import folder_bytes
+from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.leased_put import LeasedStoreWriter
-from stoker.store.put import PutRequest, StoredTree, survey
-from stoker.store.refs import check_ref_name, list_refs
-from stoker.views.text_tables import table
+from stoker.jobs.rerun import AdoptionApproval, adopt_stage
+from stoker.jobs.rerun_spec import reorder
+from stoker.jobs.results import keys_of_job, keys_of_stage
+from stoker.jobs.submitter import who_asks
+from stoker.store.local_store import LocalStore
+from stoker.store.places import QuarantinedItem, list_quarantine
+from stoker.store.prune import all_records, resolve
+from stoker.store.put import PutRequest, StoredTree, add_row, survey
+from stoker.store.records import Record
+from stoker.store.refs import PUT, check_ref_name, list_pins, list_refs, pin, remove_ref, unpin
+from stoker.views.text_tables import ago, table
 
 if TYPE_CHECKING:
     from stoker.store.verify import StoreItemCheck
@@ -185,3 +204,372 @@ def _sample(call: CommandContext, given: dict[str, Any]) -> Any:
         return read_sample(given["sample"], call.parts.entropy() << 32)
     except ValueError as error:
         raise Usage(f"--sample: {error}", hint="stoker help store verify") from None
+
+
+# `stoker store du`: how much is kept: results by stage, what was put by name, and the rest of the store.
+
+_LISTED = 5
+
+DU_GRAMMAR = Grammar(
+    "store",
+    about=(
+        "Say how much is kept: results by stage and kind, what was put by name, Python environments that jobs run in, "
+        "and the rest of the store. Bytes that several of them share are counted once, for the first. `stoker "
+        "clean-cache` also lists what else lies outside of the store."
+    ),
+    examples=("stoker store", "stoker store du --json", "stoker store prune --max-size 10G"),
+)
+
+
+def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
+    """Show what is kept."""
+    out, store = call.out, call.parts.store
+    seen: set[str] = set()
+    results: dict[tuple[str, str], list[int]] = {}
+    puts: dict[Digest, int] = {}
+    total = 0
+    for record in _unwanted_last(store):
+        size_bytes = _own_bytes(record, seen)
+        total += size_bytes
+        if record.body.get("stage") == PUT:
+            if not record.is_tombstone:
+                puts[record.key] = size_bytes
+            continue
+        group = results.setdefault((str(record.body.get("stage", "?")), str(record.body.get("kind", "?"))), [0, 0, 0])
+        group[0] += 1
+        group[1] += int(record.is_tombstone)
+        group[2] += size_bytes
+    has_results = _show_results(call, results)
+    has_puts = _show_puts(call, puts, is_first=not has_results)
+    places = {
+        name: folder_bytes(path)
+        for name, path in (
+            ("quarantine", store.places.quarantine),
+            ("staging", store.places.staging),
+            ("uploads", store.places.uploads),
+            ("views", store.places.views),
+        )
+    }
+    places["unfinished downloads"] = unfinished_bytes(models_cache(call))
+    has_environments, places["environments"] = show_environments(call, is_first=not (has_results or has_puts))
+    out.object(
+        {
+            "total_bytes": total,
+            **{f"{name.replace(' ', '_')}_bytes": size for name, size in places.items()},
+            "root": store.places.root,
+        }
+    )
+    beside = "".join(f", {format_size(size)} in {name}" for name, size in places.items() if size)
+    gap = "\n" if has_results or has_puts or has_environments else ""
+    out.line(f"{gap}{format_size(total)} in {store.places.root}{beside}")
+    _show_quarantine(call, list_quarantine(store.places.quarantine))
+    return 0
+
+
+def _unwanted_last(store: LocalStore) -> Iterator[Record]:
+    """Return every record; last those that nothing keeps, so that no bytes are counted for them that stay."""
+    named = {ref.key for ref in list_refs(store.places)}
+    unwanted = []
+    for record, _ in all_records(store):
+        if record.body.get("stage") == PUT and record.key not in named:
+            unwanted.append(record)
+        else:
+            yield record
+    yield from unwanted
+
+
+def _own_bytes(record: Record, seen: set[str]) -> int:
+    size_bytes = sum(map(len, record.inline.values()))
+    for entry in record.blobs():
+        if entry.sha256 not in seen:
+            seen.add(entry.sha256)
+            size_bytes += entry.size_bytes
+    return size_bytes
+
+
+def _show_results(call: CommandContext, results: dict[tuple[str, str], list[int]]) -> bool:
+    rows = []
+    for (stage, kind), (count, pruned, size_bytes) in sorted(results.items(), key=lambda item: -item[1][2]):
+        call.out.object({"stage": stage, "kind": kind, "results": count, "pruned": pruned, "bytes": size_bytes})
+        rows.append([format_size(size_bytes), str(count), str(pruned) if pruned else "", stage, kind])
+    header = ("size", "results", "pruned", "stage", "kind") if rows else ()
+    for line in table(rows, header=header, columns=call.out.columns):
+        call.out.line(line)
+    return bool(rows)
+
+
+def _show_puts(call: CommandContext, puts: dict[Digest, int], *, is_first: bool) -> bool:
+    """Show what was put: under its names, and what no name stands for any more."""
+    refs = list_refs(call.parts.store.places)
+    named = {ref.key for ref in refs}
+    let_go = [size_bytes for key, size_bytes in puts.items() if key not in named]
+    rows = []
+    for ref in refs:
+        size_bytes = puts.pop(ref.key, 0)
+        call.out.object({"name": ref.name, "digest": ref.digest, "kind": ref.kind, "bytes": size_bytes})
+        rows.append([format_size(size_bytes), ref.name, ref.digest[:12], ref.damage or ref.kind])
+    if let_go:
+        call.out.object({"name": None, "things": len(let_go), "bytes": sum(let_go)})
+        rows.append(
+            [format_size(sum(let_go)), "(no name)", "", f"{len(let_go)} to go with a prune, an hour after the last use"]
+        )
+    if rows and not is_first:
+        call.out.line()
+    for line in table(rows, header=("size", "put as", "digest", "kind"), columns=call.out.columns) if rows else ():
+        call.out.line(line)
+    return bool(rows)
+
+
+def _show_quarantine(call: CommandContext, aside: list[QuarantinedItem]) -> None:
+    if not aside:
+        return
+    now_s = call.parts.clock.wall_s()
+    call.out.line("\nin quarantine")
+    for one in aside[-_LISTED:]:
+        call.out.line(f"  {ago(one.at_s, now_s)}: {one.reason}")
+    if len(aside) > _LISTED:
+        call.out.line(f"  … and {len(aside) - _LISTED} before these")
+
+
+# `stoker store pins`: what is kept whatever is pruned.
+
+PINS_GRAMMAR = Grammar(
+    "store pins",
+    about="List the pins: results that stay whatever is pruned.",
+    examples=("stoker store pins", "stoker store pin gbt --remove"),
+)
+
+
+def perform_pins(call: CommandContext, _given: dict[str, Any]) -> int:
+    """List the pins."""
+    out = call.out
+    pins = list_pins(call.parts.store.places)
+    for one in pins:
+        out.object({"pin": one.name, "keys": list(one.keys)})
+    rows = [[one.name, str(len(one.keys))] for one in pins]
+    for line in table(rows, header=("pin", "results")) if rows else ["nothing is pinned"]:
+        out.line(line)
+    return 0
+
+
+# `stoker store pin`: keep a job's results, or anything by its digest, whatever is pruned.
+
+PIN_GRAMMAR = Grammar(
+    "store pin",
+    about=(
+        "Keep the results of a job, of one stage of it, or what a name or a digest stands for, whatever is pruned, "
+        "until the pin is taken away."
+    ),
+    positionals=(
+        Positional(
+            "NAME[/STAGE]",
+            key="target",
+            help="a job (a name, `last`, an id), here or of the fleet, or one stage of it; else what was put under a "
+            "name, or a digest",
+        ),
+    ),
+    options=(Option("--remove", help="take the pin of that name away"), AT),
+    examples=(
+        "stoker store pin gbt",
+        "stoker store pin 3fa9c1d2",
+        "stoker store pin gbt --remove",
+        "stoker store pins",
+    ),
+)
+
+
+def perform_pin(call: CommandContext, given: dict[str, Any]) -> int:
+    """Pin, or take a pin away."""
+    fleet = meant_of_fleet(call, given["target"], given["at"])
+    if fleet is not None:
+        return _pin_on_fleet(call, fleet, is_pinned=not given["remove"])
+    places, out = call.parts.store.places, call.out
+    if given["remove"]:
+        if not unpin(places, given["target"]):
+            known = [one.name for one in list_pins(places)]
+            hint = did_you_mean(given["target"], known) or "`stoker store pins` lists them"
+            raise NotFound(f"there is no pin {given['target']!r}", hint=hint)
+        out.object({"pin": given["target"], "removed": True})
+        out.line(f"took the pin {given['target']} away")
+        return 0
+    name, keys = _chosen(call, given["target"])
+    kept = pin(places, name, tuple(dict.fromkeys(keys)))
+    out.object({"pin": kept.name, "keys": list(kept.keys)})
+    count = "1 result stays" if len(kept.keys) == 1 else f"{len(kept.keys)} results stay"
+    out.line(f"pinned {kept.name}: {count} whatever is pruned")
+    return 0
+
+
+def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> int:
+    """Pin what the coordinator has of a job, or of every point of a sweep."""
+    out = call.out
+    for point in job.points():
+        done = (job.client.pin if is_pinned else job.client.unpin)(
+            point.id, by=who_asks(call.parts.settings.environment)
+        )
+        for note in done.notes:
+            out.note(f"note: {note}")
+        if done.changed:
+            out.object({"name": point.name, "job": point.id, "pinned": is_pinned})
+            out.line(f"{point.name}: its result stays whatever is pruned" if is_pinned else f"{point.name}: unpinned")
+    return 0
+
+
+def _chosen(call: CommandContext, target: str) -> tuple[str, list[Digest]]:
+    """Return what a pin is to be called, and the keys that it keeps."""
+    name, stage = split_target(target)
+    found = job_or_kept(call, name)
+    if not isinstance(found, JobFolder):
+        if stage:
+            raise NotFound(f"{name} is no job, so it has no stage {stage!r}", hint="`stoker jobs` lists the jobs")
+        return found.name, [record.key for record in found.records]
+    story = job_story(found)
+    keys = keys_of_stage(found, story, stage) if stage else keys_of_job(found, story)
+    job = found.spec().name
+    if not keys:
+        raise NotFound(f"job {job} has no results to keep", hint=f"stoker jobs show {job}")
+    return f"{job}/{stage}" if stage else job, list(keys.values())
+
+
+# `stoker store refs`: what was put, by name; what is in one of them; take a name away.
+
+_STORE_PINS_LISTED = 50
+
+REFS_GRAMMAR = Grammar(
+    "store refs",
+    about=(
+        "List what was put into the store, by name, or the files of one thing. A name keeps its thing from pruning; "
+        "when it is taken away, the next prune takes the bytes that nothing else needs."
+    ),
+    positionals=(Positional("NAME", help="a name, or the beginning of a digest", is_required=False),),
+    options=(Option("--remove", help="take the name away"),),
+    examples=("stoker store refs", "stoker store refs base", "stoker store refs base --remove"),
+)
+
+
+def perform_refs(call: CommandContext, given: dict[str, Any]) -> int:
+    """List, show or take away."""
+    if given["remove"]:
+        return _remove(call, given["name"])
+    return _show_store_pins(call, given["name"]) if given["name"] else _list(call)
+
+
+def _list(call: CommandContext) -> int:
+    out, now_s = call.out, call.parts.clock.wall_s()
+    refs = list_refs(call.parts.store.places)
+    rows = []
+    for ref in refs:
+        out.object({**ref.to_json(), "damage": ref.damage or None})
+        told = [ref.digest[:12], format_size(ref.size_bytes), str(ref.files), ago(ref.at_s, now_s), ref.kind]
+        rows.append([ref.name, *(told if not ref.damage else ["damaged", "", "", "", ref.damage])])
+    header = ("name", "digest", "size", "files", "put", "kind")
+    lines = table(rows, header=header, columns=out.columns) if rows else ["nothing was put; stoker store put PATH"]
+    for line in lines:
+        out.line(line)
+    return 0
+
+
+def _show_store_pins(call: CommandContext, name: str) -> int:
+    out = call.out
+    record = resolve(call.parts.store, name)[0]
+    entries = record.tree.entries
+    for entry in entries:
+        out.object(
+            {
+                "path": entry.path,
+                "bytes": entry.size_bytes,
+                "sha256": entry.sha256,
+                "executable": entry.executable,
+                "link_to": entry.link_to,
+            }
+        )
+    rows = [
+        [
+            format_size(entry.size_bytes),
+            entry.sha256[:12],
+            f"{entry.path} -> {entry.link_to}" if entry.link_to else entry.path,
+        ]
+        for entry in entries[:_STORE_PINS_LISTED]
+    ]
+    for line in table(rows, header=("size", "sha256", "file")) if rows else ["it is empty"]:
+        out.line(line)
+    if len(entries) > _STORE_PINS_LISTED:
+        out.line(f"… and {len(entries) - _STORE_PINS_LISTED:,} more")
+    return 0
+
+
+def _remove(call: CommandContext, name: str) -> int:
+    places, out = call.parts.store.places, call.out
+    if not name:
+        raise Usage("--remove needs the name to take away", hint="stoker store refs lists them")
+    if not remove_ref(places, name):
+        known = [ref.name for ref in list_refs(places)]
+        raise NotFound(
+            f"nothing was put as {name!r}", hint=did_you_mean(name, known) or "`stoker store refs` lists the names"
+        )
+    add_row(places, {"did": "remove", "name": name, "at_s": call.parts.clock.wall_s()})
+    out.object({"name": name, "removed": True})
+    out.line(f"took the name {name} away; `stoker store prune` frees what nothing else needs")
+    return 0
+
+
+# `stoker store adopt`: let an old result stand for a change that a person knows to be without effect.
+
+ADOPT_GRAMMAR = Grammar(
+    "store adopt",
+    about=(
+        "Let the result that a stage gave in a job stand for what it would make now, with today's code and files: for "
+        "a change that you know to be without effect. Who, when and why is written down with the result."
+    ),
+    positionals=(Positional("NAME/STAGE", key="target", help="the stage of a job whose result is to stand"),),
+    options=(
+        Option("--reason", value="TEXT", help="why the change has no effect; required"),
+        Option("--from", value="KEY", help="take the result under this key (its beginning will do) instead"),
+    ),
+    examples=("stoker store adopt last/train_gbt --reason 'only renamed a variable'",),
+)
+
+
+def perform_adopt(call: CommandContext, given: dict[str, Any]) -> int:
+    """Adopt one stage's result."""
+    out, parts = call.out, call.parts
+    name, stage = split_target(given["target"])
+    if not stage or not (given["reason"] or "").strip():
+        missing = (
+            "NAME/STAGE names one stage of a job" if not stage else "--reason is required: say why it has no effect"
+        )
+        raise Usage(missing, hint="stoker help store adopt")
+    folder = call.find_job(name)
+    plan = reorder(call.desk(), folder).plan
+    old = keys_of_job(folder, job_story(folder))
+    if given["from"]:
+        old = {stage: _full_key(call, given["from"])}
+    author = _author()
+    blessing = AdoptionApproval(author=author, reason=given["reason"].strip(), at_s=parts.clock.wall_s())
+    for adopted in adopt_stage(parts.cache, plan, stage, old=old, blessing=blessing):
+        out.object(
+            {"node": adopted.node, "from": adopted.old, "key": adopted.new, "reason": blessing.reason, "by": author}
+        )
+        out.line(f"{adopted.node}: the result under {adopted.old[:12]} now also stands for {adopted.new[:12]}")
+    return 0
+
+
+def _full_key(call: CommandContext, text: str) -> Digest:
+    if is_digest(text):
+        return Digest(text)
+    found = [record.key for record, _ in all_records(call.parts.store) if record.key.startswith(text)]
+    if not found:
+        raise NotFound(
+            f"no result lies under a key that begins with {text!r}", hint="`stoker explain NAME/STAGE` shows keys"
+        )
+    if len(found) > 1:
+        raise Ambiguous(f"{text!r} begins the keys of {len(found)} results", hint="type more of it")
+    return found[0]
+
+
+def _author() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        # In many containers a user is only a number.
+        return f"uid {os.getuid()}"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.progress import Amount, watched
+from stoker.cli.screens import Amount, watched
 from stoker.cli.submission_lines import (
     MOST_FORESEEN,
     MOST_LISTED,

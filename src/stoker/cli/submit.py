@@ -221,7 +221,7 @@ def _orders(call: CommandContext, given: dict[str, Any], client: FleetClient | N
 
 def _desk(call: CommandContext) -> JobCompiler:
     """Return what takes orders, and shows how far it is with large data."""
-    from stoker.cli.progress import under_way
+    from stoker.cli.screens import under_way
 
     @contextmanager
     def reading(what: str, size_bytes: int) -> Iterator[Heed]:

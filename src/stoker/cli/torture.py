@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.coordinator_access import AT, reach
 from stoker.cli.grammar import Grammar, Option, duration, whole
-from stoker.core.errors import Usage
+from stoker.core.clock import Clock
+from stoker.core.errors import InternalError, StokerError, Unavailable, Usage
+from stoker.core.job import JobState, job_id
+from stoker.core.machine import MOST_PRIORITY
 from stoker.jobs.submitter import who_asks
+from stoker.protocol.client import FleetClient
+from stoker.protocol.job_messages import JobSpec, RequirementsBody, Submission
+from stoker.protocol.lease_messages import Fail, Release, Start
+from stoker.protocol.view_messages import JobView
 
 if TYPE_CHECKING:
-    from stoker.cli.queue_torture import StressTest
     from stoker.protocol.operator_messages import HistoryCheck
+
 
 _FOR_S = 180.0
 _JOBS = 200
@@ -39,8 +49,7 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Make trouble, tidy up, ask for the verdict, and say it."""
-    from stoker.cli.progress import ElapsedSeconds, counted
-    from stoker.cli.queue_torture import StressTest
+    from stoker.cli.screens import ElapsedSeconds, counted
 
     for_s = _FOR_S if given["for"] is None else given["for"]
     jobs = given["jobs"] or _JOBS
@@ -97,3 +106,176 @@ def _show(
     if left:
         out.line(f"  {signs.failed} {left} jobs had not ended a minute after they were cancelled: stoker jobs")
     out.line(f"{signs.ran} every promise was kept" if is_well else f"{signs.failed} something is wrong")
+
+
+# Trouble for a fleet's queue, from one client: small jobs, and all that may go wrong with them, as a seed draws it.
+
+NAME = "torture"
+_AT_ONCE = 5
+_PAUSE_S = 0.05
+"""The fleet has other things to do."""
+_TIDY_S = 60.0
+_TIDY_LOOK_S = 0.2
+_PAGE = 1000
+_RAM_BYTES = 64 * 1024 * 1024
+_MOST_TROUBLES = 20
+
+
+class StressTest:
+    """One session of it."""
+
+    def __init__(self, client: FleetClient, *, clock: Clock, seed: int, jobs: int, by: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._chance = random.Random(seed)  # noqa: S311 - repeats by its seed, guards nothing
+        self._by = by
+        self._most = jobs
+        self.name = f"{NAME}-{seed:08x}"
+        self.tried: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.troubles: list[str] = []
+        """What no honest coordinator does: bugs, and words of the past that were taken."""
+        self.jobs: list[str] = []
+        self._last: Submission | None = None
+        self._states: dict[str, JobView] = {}
+
+    def run(self, for_s: float, heed: Callable[[int], None]) -> None:
+        """Make trouble for a while; `heed` hears how much there was, and may raise to end it."""
+        until_s = self._clock.monotonic_s() + for_s
+        verbs: tuple[tuple[Callable[[], None], int], ...] = (
+            (self._submit, 6),
+            (self._submit_again, 2),
+            (self._cancel, 1),
+            (self._requeue, 3),
+            (self._prioritise, 2),
+            (self._speak_of_the_past, 3),
+            (self._look, 2),
+        )
+        choices, weights = zip(*verbs, strict=True)
+        while self._clock.monotonic_s() < until_s:
+            (verb,) = self._chance.choices(choices, weights)
+            verb()
+            heed(self.tried.total())
+            self._clock.sleep(_PAUSE_S)
+
+    def tidy(self) -> int:
+        """Cancel what has not ended, wait for it a while, and say how many jobs are left that have not."""
+        until_s = self._clock.monotonic_s() + _TIDY_S
+        while left := [view.id for view in self._all() if not JobState(view.state).is_terminal]:
+            if self._clock.monotonic_s() > until_s:
+                return len(left)
+            self._client.cancel_jobs(left, by=self._by)
+            self._clock.sleep(_TIDY_LOOK_S)
+        return 0
+
+    def _submit(self) -> None:
+        room = self._most - len(self.jobs)
+        if room <= 0:
+            return self._requeue()
+        first = len(self.jobs)
+        orders = tuple(self._order(first + at) for at in range(self._chance.randint(1, min(_AT_ONCE, room))))
+        self._last = Submission(key=f"{self.name}-{first}", jobs=orders, submitter=self._by, source=self.name)
+        if self._try("submitted jobs", lambda: self._client.submit(self._submission()), len(orders)):
+            self.jobs += [order.id for order in orders]
+        return None
+
+    def _submission(self) -> Submission:
+        if self._last is None:
+            raise InternalError("nothing was submitted")
+        return self._last
+
+    def _submit_again(self) -> None:
+        """Hand the same in again: under its key as after a lost answer, and without one as a person would."""
+        if self._last is None:
+            return
+        again = self._last if self._chance.random() < 0.5 else self._last.model_copy(update={"key": ""})
+        if self._try("repeated submissions", lambda: self._client.submit(again)):
+            known = set(self.jobs)
+            self.jobs += [order.id for order in again.jobs if order.id not in known]
+
+    def _cancel(self) -> None:
+        self._to_some("cancels", lambda some: self._client.cancel_jobs(some, by=self._by))
+
+    def _requeue(self) -> None:
+        self._to_some("requeues", lambda some: self._client.requeue_jobs(some, by=self._by))
+
+    def _prioritise(self) -> None:
+        priority = self._priority()
+        self._to_some("priorities", lambda some: self._client.set_priority_of_jobs(some, priority, by=self._by))
+
+    def _speak_of_the_past(self) -> None:
+        """Say something about an attempt as a worker would that has lost it; it must be refused."""
+        view = self._states.get(self._chance.choice(self.jobs)) if self.jobs and self._states else None
+        if view is None or view.epoch < 1:
+            return self._look()
+        token: dict[str, Any] = {"attempt": max(1, view.attempt), "epoch": max(1, view.epoch), "generation": 1 << 40}
+        word = self._chance.choice(("start", "fail", "release"))
+        before = self.refused["words of the past"]
+        if word == "start":
+            self._try("words of the past", lambda: self._client.start(view.id, Start(**token)))
+        elif word == "fail":
+            said = Fail(**token, cause="user", message="late")
+            self._try("words of the past", lambda: self._client.fail(view.id, said))
+        else:
+            self._try("words of the past", lambda: self._client.release(view.id, Release(**token)))
+        if self.refused["words of the past"] == before:
+            self._note(f"a word of the past was taken: {word} of {view.name}")
+        return None
+
+    def _look(self) -> None:
+        if self._try("looks", lambda: self._states.update({view.id: view for view in self._all()})):
+            return
+
+    def _to_some(self, what: str, do: Callable[[list[str]], object]) -> None:
+        if self.jobs:
+            some = self._chance.sample(self.jobs, min(len(self.jobs), self._chance.randint(1, _AT_ONCE)))
+            self._try(what, lambda: do(some))
+
+    def _try(self, what: str, do: Callable[[], object], count: int = 1) -> bool:
+        """Do something; a refusal is an answer, a bug is not, and whoever can't be reached is asked again later."""
+        self.tried[what] += count
+        try:
+            do()
+        except InternalError as error:
+            self._note(f"{what}: {error}")
+            return False
+        except Unavailable:
+            raise
+        except StokerError:
+            self.refused[what] += count
+            return False
+        return True
+
+    def _note(self, trouble: str) -> None:
+        if len(self.troubles) < _MOST_TROUBLES:
+            self.troubles.append(trouble)
+
+    def _order(self, number: int) -> JobSpec:
+        """Order a job that does nothing; some of them fail, and may again."""
+        is_bad = self._chance.random() < 0.2
+        args = {"argv": ["false" if is_bad else "true"], "params": {"torture": self.name, "number": number}}
+        return JobSpec(
+            id=job_id(recipe="command", schema_version=1, args=args),
+            name=self.name,
+            number=number + 1,
+            recipe="command",
+            args=args,
+            identity=args,
+            folder="/",
+            priority=self._priority(),
+            requirements=RequirementsBody(ram_bytes=_RAM_BYTES),
+            attempts=self._chance.randint(1, 3),
+        )
+
+    def _priority(self) -> int:
+        return -MOST_PRIORITY + self._chance.randint(0, 9)
+
+    def _all(self) -> list[JobView]:
+        found: list[JobView] = []
+        after = ""
+        while True:
+            page = self._client.jobs(name=self.name, after=after, limit=_PAGE)
+            found += page.jobs
+            after = page.next
+            if not after:
+                return found

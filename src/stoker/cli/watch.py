@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stoker.protocol.client import FleetClient
     from stoker.protocol.view_messages import JobView
 
+
 _BEAT_S = 2.0
 _NAMES_A_LOOK = 20
 _PAGES_A_NAME = 20
@@ -258,3 +259,27 @@ def _running_text(view: JobView) -> str:
     on = f"on {view.machine}" if view.machine else ""
     metrics = metrics_text(view.metrics, is_over=False)
     return "  ".join(part for part in (view.name, view.label, step, metrics, view.says, on) if part)
+
+
+# Lines about many jobs: the first of them, and how many more there are. JSON has all of them elsewhere.
+
+_MOST_LISTED = 20
+
+
+class FirstLines:
+    """Says a line for each job, of a large sweep only the first ones."""
+
+    def __init__(self, call: CommandContext) -> None:
+        self._out = call.out
+        self._count = 0
+
+    def say(self, line: str) -> None:
+        """Say one, if not too many were said."""
+        self._count += 1
+        if self._count <= _MOST_LISTED:
+            self._out.line(line)
+
+    def end(self) -> None:
+        """Say how many were left out."""
+        if self._count > _MOST_LISTED:
+            self._out.line(f"… and {self._count - _MOST_LISTED:,} more")

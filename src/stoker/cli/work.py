@@ -105,7 +105,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     declared = read_declared(given["declare"])
     refuse_both(given)
     if given["install"] or given["uninstall"]:
-        from stoker.cli.service_commands import install_work, uninstall_work
+        from stoker.cli.services import install_work, uninstall_work
 
         return install_work(call, given) if given["install"] else uninstall_work(call, given)
     for_s = _time_left_s(given, call.parts.clock.wall_s())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.errors import error_lines, report
-from stoker.cli.output import CliOutput
+from stoker.cli.context import CliOutput
+from stoker.cli.dispatch import error_lines, report
 from stoker.core.errors import ArgsFaults, Fault, Forbidden, NotFound
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.fetch_target import Target, read_target
+from stoker.cli.fetch import Target, read_target
 from stoker.core.errors import BadInput, Usage
 from stoker.transfer.hub.listing import Repo
 

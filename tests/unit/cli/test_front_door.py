@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.aliases import ALIASES, expand
-from stoker.cli.commands import COMMANDS, find_command, top_help, verbs_of
-from stoker.cli.flags import take_flags
+from stoker.cli.commands import ALIASES, COMMANDS, expand, find_command, take_flags, top_help, verbs_of
 
 
 def test_flags_of_every_command_are_taken_from_anywhere_but_behind_two_dashes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.cli.fetch import GRAMMAR
-from stoker.cli.hints import _HINTS, hinted, hinted_for_job
+from stoker.cli.fetch_session import _HINTS, hinted, hinted_for_job
 from stoker.core import errors
 from stoker.core.errors import NetworkFailed, NotOnServer, StokerError
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stoker.cli.output import CliOutput
+from stoker.cli.context import CliOutput
 
 
 def test_in_json_mode_nothing_else_reaches_standard_output(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from stoker.cli.context import CliOutput
 from stoker.cli.live import ProgressLines
-from stoker.cli.output import CliOutput
 from stoker.cli.screens import Running
 from stoker.core.events import Event, Kinds
 from stoker.views.adapter_lines import SharedProcessRunView

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.cli.context import CliOutput
 from stoker.cli.live import TransferLines
-from stoker.cli.output import CliOutput
 from stoker.cli.screens import Running
 from stoker.core.events import Event, Kinds
 

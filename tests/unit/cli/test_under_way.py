@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.cli import interrupts
-from stoker.cli.progress import Amount, ElapsedSeconds, under_way
+from stoker.cli.screens import Amount, ElapsedSeconds, under_way
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Cancelled, StokerError, Terminated
 

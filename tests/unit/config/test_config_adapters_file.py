@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.check_files import read_declared
+from stoker.cli.check import read_declared
 from stoker.config.adapter_entries import AdaptersFile
 from stoker.config.adapters_file import AdaptersContext, read_adapters
 from stoker.config.schema import DeclaredLeaf, Schema

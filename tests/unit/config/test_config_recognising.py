@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.check_files import DeclaredFile, read_declared
+from stoker.cli.check import DeclaredFile, read_declared
 from stoker.config.adapters_file import AdaptersContext
 from stoker.config.manifest_file import Manifest
 from stoker.config.schema import Schema

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.serve import GRAMMAR as SERVE
-from stoker.cli.service_commands import install_work, serve_words, worker_beside
+from stoker.cli.services import install_work, serve_words, worker_beside
 from stoker.cli.work import GRAMMAR
 from stoker.core.clock import FakeClock
 from stoker.launch.installer import Installer, SystemdSupervisor

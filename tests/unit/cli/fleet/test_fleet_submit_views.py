@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from stoker.cli import submission
-from stoker.cli.context import CommandContext
-from stoker.cli.flags import Flags
-from stoker.cli.output import CliOutput
+from stoker.cli.commands import Flags
+from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.submission_lines import (
     SubmitSummary,
     add_data,
