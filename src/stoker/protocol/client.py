@@ -1,16 +1,18 @@
-"""The client that speaks to a coordinator: blocking, safe to use from several threads, a method for each route.
+"""The client of a coordinator, with a method for each route. Blocks. Thread-safe.
 
     client = FleetClient(transport, "http://127.0.0.1:7717", clock=clock)
     client.jobs(state="running").jobs
 
-What the coordinator refuses is raised here as the error it was there; whoever can't be reached is `NoCoordinator`, an
-answer that none of ours gives is `BadAnswer`. Questions that may be asked twice are, for as long as `Patience` says.
+An error of the coordinator is raised here as the same error. Raises `NoCoordinator` if it can't be reached, and
+`BadAnswer` for a response that no coordinator sends. Requests that may be sent twice are, for as long as
+`RequestTimeouts` says. A REF is a job's name, `name/3`, the beginning of an id, or `last`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -19,7 +21,7 @@ from pydantic import BaseModel
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest
 from stoker.core.errors import NotFound, StokerError
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
 from stoker.host.http.exchange import BodySource, HttpClientResponse, Transport
 from stoker.protocol.enrolment_messages import (
@@ -38,7 +40,7 @@ from stoker.protocol.enrolment_messages import (
     TokenResponse,
     TokenView,
 )
-from stoker.protocol.job_messages import Submission, SubmissionPart, SubmissionResponse, joined, parts_of
+from stoker.protocol.job_messages import Submission, SubmissionResponse, joined, parts_of
 from stoker.protocol.lease_messages import (
     CancelConfirmed,
     Claim,
@@ -121,21 +123,24 @@ from stoker.protocol.view_messages import (
     UploadResponse,
 )
 
-# What people and their programs ask of a coordinator, a method for each route.
-#
-# A REF is a job's name, `name/3`, the beginning of an id, or `last`.
-
 M = TypeVar("M", bound=BaseModel)
 
 PAGE = 100
-"""How many jobs a page has unless another number is asked for."""
+"""How many jobs a page has by default."""
 SIZE_HEADER = "X-Stoker-Size"
-"""Of an answer with a piece of a mirrored file: how large the file is by now."""
+"""Of a response with a piece of a mirrored file: the size of the file by now."""
 OVER_HEADER = "X-Stoker-Over"
 """Of the same: `1` when the attempt has ended, so that nothing will be added."""
 ATTEMPT_HEADER = "X-Stoker-Attempt"
+JOIN_BEGIN = "/v1/join/begin"
+"""Requested over a connection that proves nothing yet, by `worker.enrolment` alone."""
+FOLLOWING_S = 600.0
+"""How long a client that follows something retries while the coordinator is away."""
 _SUBMIT_S = 300.0
 _PRUNE_S = 600.0
+_VERDICT_S = 600.0
+_TRY_S = 60.0
+_PIECE_BYTES = 1 << 20
 
 
 @frozen
@@ -151,41 +156,98 @@ class FilePiece:
     """The attempt has ended: nothing will be added to it."""
 
 
-class PeopleCalls:
-    """The other half of a `FleetClient`."""
+class ObjectStream:
+    """The bytes of one object of the coordinator's, from some offset on."""
 
-    _speaker: CoordinatorTransport
+    def __init__(self, transport: CoordinatorTransport, reply: HttpClientResponse, *, offset: int) -> None:
+        self._transport = transport
+        self._reply = reply
+        self.offset = offset
+        """Where the bytes begin: 0 if the server does not support ranges."""
+        self.length_bytes = whole_number(reply.headers.get("Content-Length"))
+        """How many follow, if the server says so."""
+
+    def read(self, at_most_bytes: int) -> bytes:
+        """Return the next bytes; empty at the end."""
+        return self._transport.read(self._reply, at_most_bytes)
+
+
+class FleetClient:
+    """One coordinator, seen from outside. The caller closes the transport."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        url: str,
+        *,
+        clock: Clock,
+        token: str = "",
+        patience: RequestTimeouts | None = None,
+        chance: Callable[[], float] | None = None,
+    ) -> None:
+        self.transport = CoordinatorTransport(
+            transport, url, clock=clock, token=token, patience=patience, chance=chance
+        )
+
+    def more_patient(self, retry_s: float = FOLLOWING_S) -> FleetClient:
+        """Return a client of the same coordinator that retries for so long, so that it outlives a restart."""
+        client = copy(self)
+        client.transport = self.transport.retrying(retry_s)
+        return client
+
+    @property
+    def url(self) -> str:
+        """Where the coordinator is, without credentials."""
+        return self.transport.url
+
+    def _ask(  # noqa: PLR0913 - the parts of a request
+        self,
+        path: str,
+        kind: type[M],
+        body: BaseModel | bytes | BodySource | None = None,
+        *,
+        method: str = "POST",
+        query: Query | None = None,
+        is_repeatable: bool = True,
+        waits_s: float = 0.0,
+    ) -> M:
+        request = CoordinatorRequest(
+            path=path, method=method, query=query or {}, body=body, is_repeatable=is_repeatable, waits_s=waits_s
+        )
+        return self.transport.ask(request, kind)
+
+    def _get(self, path: str, kind: type[M], query: Query | None = None, *, waits_s: float = 0.0) -> M:
+        return self._ask(path, kind, method="GET", query=query, waits_s=waits_s)
+
+    # -- jobs
 
     def submit(self, submission: Submission) -> SubmissionResponse:
-        """Hand in jobs, all or none. With a key, a repeat gets the same answer; without one it is sent once.
+        """Submit jobs, all or none. With a key, a repeat gets the same response; without one it is sent once.
 
         Very many are sent in parts (`job_messages`), all or none of each.
         """
         sent = parts_of(submission)
         answers: list[SubmissionResponse] = []
         for one in sent:
+            request = CoordinatorRequest(
+                path="/v1/jobs",
+                method="POST",
+                body=one.body,
+                headers={"Content-Type": "application/json"},
+                is_repeatable=bool(submission.key) or submission.dry_run,
+                waits_s=_SUBMIT_S,
+            )
             try:
-                answers.append(self._submit(one, is_repeatable=bool(submission.key) or submission.dry_run))
+                answer = self.transport.ask(request, SubmissionResponse)
+                if len(answer.jobs) != len(one.positions):
+                    raise no_coordinator_there(self.url, "it answered for other jobs than it was sent")
             except StokerError as error:
                 if answers and not submission.dry_run:
                     done, total = sum(len(answer.jobs) for answer in answers), len(submission.jobs)
                     error.add_hint(f"{done:,} of {total:,} jobs were submitted; the same again submits the rest")
                 raise
+            answers.append(answer)
         return joined(sent, answers)
-
-    def _submit(self, sent: SubmissionPart, *, is_repeatable: bool) -> SubmissionResponse:
-        question = CoordinatorRequest(
-            path="/v1/jobs",
-            method="POST",
-            body=sent.body,
-            headers={"Content-Type": "application/json"},
-            is_repeatable=is_repeatable,
-            waits_s=_SUBMIT_S,
-        )
-        submitted = self._speaker.ask(question, SubmissionResponse)
-        if len(submitted.jobs) != len(sent.positions):
-            raise no_coordinator_there(self._speaker.url, "it answered for other jobs than it was sent")
-        return submitted
 
     def jobs(
         self,
@@ -201,7 +263,7 @@ class PeopleCalls:
         named: Query = {"state": state, "name": name, "recipe": recipe, "machine": machine}
         page = self._get("/v1/jobs", JobPage, {**named, "after": after, "limit": limit})
         if after and page.next == after:
-            raise no_coordinator_there(self._speaker.url, "its list of jobs goes on where it was")
+            raise no_coordinator_there(self.url, "its list of jobs goes on where it was")
         return page
 
     def job(self, ref: str) -> JobDetails:
@@ -219,13 +281,13 @@ class PeopleCalls:
     def events(self, after: int | None = None, *, beat_s: float = 20.0) -> Iterator[FleetEvent | None]:
         """Return every event behind one, as they happen, across restarts of the coordinator.
 
-        Without `after` it begins with what happens now. None comes with every beat of silence, so that whoever listens
-        can look at the clock. Raises `NoCoordinator` once its patience is over.
+        Without `after` it begins with what happens now. Yields None after every `beat_s` of silence. Raises
+        `NoCoordinator` if the coordinator is away for longer than it is retried.
         """
-        return listen(self._speaker, after, beat_s=beat_s)
+        return listen(self.transport, after, beat_s=beat_s)
 
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
-        """Return what is mirrored of a job's attempt, by default its last."""
+        """Return the mirrored files of a job's attempt, by default its last."""
         return self._get(f"/v1/jobs/{part(ref)}/files", FileList, {"attempt": attempt})
 
     def read_file(
@@ -238,21 +300,14 @@ class PeopleCalls:
         limit: int = MOST_FILE_BYTES,
         wait_s: float = 0.0,
     ) -> FilePiece:
-        """Return bytes of a mirrored file; at its end the question is held open for `wait_s` until more come."""
+        """Return bytes of a mirrored file; at its end the request is held open for `wait_s` until more come."""
         query: Query = {"attempt": attempt, "offset": offset, "limit": limit, "wait_s": wait_s or None}
         where = f"/v1/jobs/{part(ref)}/files/{parts(path)}"
-        reply = self._speaker.open(CoordinatorRequest(path=where, query=query, waits_s=wait_s))
-        try:
-            data = bytearray()
-            while piece := self._speaker.read(reply):
-                data += piece
-                if len(data) > limit:
-                    raise no_coordinator_there(self._speaker.url, "it sent more of a file than was asked for")
-        finally:
-            reply.close()
+        with closing(self.transport.open(CoordinatorRequest(path=where, query=query, waits_s=wait_s))) as reply:
+            data = self.transport.read_all(reply, limit, "it sent more of a file than was asked for")
         size = whole_number(reply.headers.get(SIZE_HEADER))
         return FilePiece(
-            data=bytes(data),
+            data=data,
             offset=offset,
             attempt=whole_number(reply.headers.get(ATTEMPT_HEADER)) or attempt or 0,
             size_bytes=offset + len(data) if size is None else size,
@@ -260,38 +315,51 @@ class PeopleCalls:
         )
 
     def cancel(self, ref: str, *, by: str = "") -> DoneView:
-        """Say that a job is no longer wanted. It is durable once this returns; that it stopped is confirmed later."""
-        return self._do_to_job(ref, "cancel", JobRequest(by=by), is_repeatable=True)
+        """Request that a job is cancelled. Durable on return; that it stopped is confirmed later."""
+        return self._ask(f"/v1/jobs/{part(ref)}/cancel", DoneView, JobRequest(by=by))
 
     def requeue(self, ref: str, *, by: str = "") -> DoneView:
         """Start a job that has ended again."""
-        return self._do_to_job(ref, "requeue", JobRequest(by=by), is_repeatable=False)
+        return self._ask(f"/v1/jobs/{part(ref)}/requeue", DoneView, JobRequest(by=by), is_repeatable=False)
 
     def set_priority(self, ref: str, priority: int, *, by: str = "") -> DoneView:
-        """Put a job elsewhere in the line."""
-        return self._do_to_job(ref, "priority", PriorityRequest(priority=priority, by=by), is_repeatable=True)
+        """Change a job's priority."""
+        return self._ask(f"/v1/jobs/{part(ref)}/priority", DoneView, PriorityRequest(priority=priority, by=by))
+
+    def pin(self, ref: str, *, by: str = "") -> DoneView:
+        """Keep a job's result whatever is pruned."""
+        return self._ask(f"/v1/jobs/{part(ref)}/pin", DoneView, JobRequest(by=by))
+
+    def unpin(self, ref: str, *, by: str = "") -> DoneView:
+        """Undo `pin`."""
+        return self._ask(f"/v1/jobs/{part(ref)}/unpin", DoneView, JobRequest(by=by))
 
     def cancel_jobs(self, jobs: Sequence[str], *, by: str = "") -> DoneView:
-        """Cancel many, by their ids; what has ended already stands in the notes."""
+        """Cancel many jobs, by their ids; those that have ended already are in the notes."""
         return self._do_to_jobs(jobs, "cancel", lambda some: JobsRequest(jobs=some, by=by), is_repeatable=True)
 
     def requeue_jobs(self, jobs: Sequence[str], *, by: str = "") -> DoneView:
-        """Start many again that have ended, by their ids; none of them if one is live."""
+        """Start many jobs again that have ended, by their ids; none of them if one is live."""
         return self._do_to_jobs(jobs, "requeue", lambda some: JobsRequest(jobs=some, by=by), is_repeatable=False)
 
     def set_priority_of_jobs(self, jobs: Sequence[str], priority: int, *, by: str = "") -> DoneView:
-        """Put many elsewhere in the line, by their ids."""
+        """Change the priority of many jobs, by their ids."""
         return self._do_to_jobs(
             jobs, "priority", lambda some: JobsPriorityRequest(jobs=some, priority=priority, by=by), is_repeatable=True
         )
 
-    def pin(self, ref: str, *, by: str = "") -> DoneView:
-        """Keep a job's result whatever is pruned."""
-        return self._do_to_job(ref, "pin", JobRequest(by=by), is_repeatable=True)
+    def _do_to_jobs(
+        self, jobs: Sequence[str], verb: str, body: Callable[[tuple[str, ...]], BaseModel], *, is_repeatable: bool
+    ) -> DoneView:
+        """Send as few requests as may name so many jobs."""
+        done = DoneView()
+        for start in range(0, len(jobs), MOST_NAMED_JOBS):
+            some = body(tuple(jobs[start : start + MOST_NAMED_JOBS]))
+            more = self._ask(f"/v1/jobs/{verb}", DoneView, some, is_repeatable=is_repeatable)
+            done = DoneView(changed=done.changed + more.changed, notes=done.notes + more.notes)
+        return done
 
-    def unpin(self, ref: str, *, by: str = "") -> DoneView:
-        """Take that back."""
-        return self._do_to_job(ref, "unpin", JobRequest(by=by), is_repeatable=True)
+    # -- machines and the fleet
 
     def machines(self) -> tuple[MachineView, ...]:
         """Return every machine."""
@@ -302,31 +370,41 @@ class PeopleCalls:
         return self._get(f"/v1/machines/{part(name)}", MachineView)
 
     def drain(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Return a machine no more work; what runs there finishes."""
-        return self._do_to_machine(machine, "drain", asked, is_repeatable=True)
+        """Give a machine no more work; what runs there finishes."""
+        return self._do_to_machine(machine, "drain", asked)
 
     def cordon(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
-        """Return a machine, or some of its devices, no more work: it is mistrusted."""
-        return self._do_to_machine(machine, "cordon", asked, is_repeatable=True)
+        """Give a machine, or some of its devices, no more work: it is mistrusted."""
+        return self._do_to_machine(machine, "cordon", asked)
 
     def pause(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
         """Give a machine back to its owner: what runs there checkpoints and goes back to the queue."""
-        return self._do_to_machine(machine, "pause", asked, is_repeatable=True)
+        return self._do_to_machine(machine, "pause", asked)
 
     def open(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
         """Let a machine, or some of its devices, have work again."""
-        return self._do_to_machine(machine, "open", asked, is_repeatable=True)
+        return self._do_to_machine(machine, "open", asked)
 
     def forget(self, machine: str, asked: MachineRequest | None = None) -> DoneView:
         """Remove a machine; without a certificate, one that holds nothing and whose worker is gone, or if forced."""
         return self._do_to_machine(machine, "forget", asked, is_repeatable=False)
+
+    def _do_to_machine(
+        self, name: str, verb: str, asked: MachineRequest | None, *, is_repeatable: bool = True
+    ) -> DoneView:
+        path = f"/v1/machines/{part(name)}/{verb}"
+        return self._ask(path, DoneView, asked or MachineRequest(), is_repeatable=is_repeatable)
+
+    def report(self, report: MachineReport) -> DoneView:
+        """Send what a worker found out about its machine."""
+        return self._ask(f"/v1/machines/{part(report.worker)}/report", DoneView, report)
 
     def schedule(self) -> ScheduleView:
         """Return the state of the scheduler."""
         return self._get("/v1/schedule", ScheduleView)
 
     def status(self) -> FleetStatus:
-        """Return the whole fleet in one look."""
+        """Return the state of the whole fleet."""
         return self._get("/v1/status", FleetStatus)
 
     def leaderboard(self, metric: str = "", *, limit: int | None = None) -> Leaderboard:
@@ -334,95 +412,58 @@ class PeopleCalls:
         return self._get("/v1/leaderboard", Leaderboard, {"metric": metric, "limit": limit})
 
     def reload(self, *, dry_run: bool = False) -> DoneView:
-        """Have the coordinator read its cluster file and manifest again."""
-        query: Query = {"dry_run": 1 if dry_run else None}
-        return self._speaker.ask(
-            CoordinatorRequest(path="/v1/reload", method="POST", query=query, is_repeatable=True), DoneView
-        )
+        """Make the coordinator read its cluster file and manifest again."""
+        return self._ask("/v1/reload", DoneView, query={"dry_run": 1 if dry_run else None})
 
     def prune(self, asked: PruneRequest) -> PruneView:
-        """Return which results and logs would go, or let them go."""
-        question = CoordinatorRequest(path="/v1/prune", method="POST", body=asked, is_repeatable=True, waits_s=_PRUNE_S)
-        return self._speaker.ask(question, PruneView)
+        """Return which results and logs would be deleted, or delete them."""
+        return self._ask("/v1/prune", PruneView, asked, waits_s=_PRUNE_S)
 
-    def _get(self, path: str, kind: type[M], query: Query | None = None) -> M:
-        return self._speaker.ask(CoordinatorRequest(path=path, query=query or {}), kind)
+    def verdict(self, *, jobs: int = 20_000) -> HistoryCheck:
+        """Run the history checker over the newest jobs."""
+        return self._get("/v1/history/verdict", HistoryCheck, {"jobs": jobs}, waits_s=_VERDICT_S)
 
-    def _do_to_job(self, ref: str, verb: str, asked: JobRequest | PriorityRequest, *, is_repeatable: bool) -> DoneView:
-        where = f"/v1/jobs/{part(ref)}/{verb}"
-        return self._speaker.ask(
-            CoordinatorRequest(path=where, method="POST", body=asked, is_repeatable=is_repeatable), DoneView
-        )
+    # -- webhooks
 
-    def _do_to_jobs(
-        self, jobs: Sequence[str], verb: str, ask: Callable[[tuple[str, ...]], BaseModel], *, is_repeatable: bool
-    ) -> DoneView:
-        """Ask in as few requests as may name so many."""
-        done = DoneView()
-        for start in range(0, len(jobs), MOST_NAMED_JOBS):
-            asked = ask(tuple(jobs[start : start + MOST_NAMED_JOBS]))
-            question = CoordinatorRequest(
-                path=f"/v1/jobs/{verb}", method="POST", body=asked, is_repeatable=is_repeatable
-            )
-            part_done = self._speaker.ask(question, DoneView)
-            done = DoneView(changed=done.changed + part_done.changed, notes=done.notes + part_done.notes)
-        return done
+    def make_hook(self, asked: WebhookRequest) -> WebhookResponse:
+        """Create a webhook. The secret that signs its messages is returned this once."""
+        return self._ask("/v1/hooks", WebhookResponse, asked, is_repeatable=False)
 
-    def _do_to_machine(self, name: str, verb: str, asked: MachineRequest | None, *, is_repeatable: bool) -> DoneView:
-        where, asked = f"/v1/machines/{part(name)}/{verb}", asked or MachineRequest()
-        return self._speaker.ask(
-            CoordinatorRequest(path=where, method="POST", body=asked, is_repeatable=is_repeatable), DoneView
-        )
+    def hooks(self) -> tuple[WebhookView, ...]:
+        """Return all webhooks."""
+        return self._get("/v1/hooks", WebhookList).hooks
 
+    def close_hook(self, hook: int) -> DoneView:
+        """Delete a webhook."""
+        return self._ask(f"/v1/hooks/{hook}", DoneView, method="DELETE")
 
-# What a worker asks of its coordinator, a method for each route.
-#
-# Everything here may be asked again after a lost answer: a claim by its request id, an attempt's word by its token, a
-# file by its offset, an upload by its digest.
+    def try_hook(self, hook: int) -> WebhookTestResult:
+        """Send a test message to a webhook."""
+        return self._ask(f"/v1/hooks/{hook}/test", WebhookTestResult, is_repeatable=False, waits_s=_TRY_S)
 
-
-class ObjectStream:
-    """The bytes of one object of the coordinator's, from some offset on."""
-
-    def __init__(self, speaker: CoordinatorTransport, reply: HttpClientResponse, *, offset: int) -> None:
-        self._speaker = speaker
-        self._reply = reply
-        self.offset = offset
-        """Where the bytes begin: 0 where the server knows no ranges."""
-        self.length_bytes = whole_number(reply.headers.get("Content-Length"))
-        """How many follow, where the server says so."""
-
-    def read(self, at_most_bytes: int) -> bytes:
-        """Return the next bytes; nothing at the end."""
-        return self._speaker.read(self._reply, at_most_bytes)
-
-
-class WorkerCalls:
-    """One half of a `FleetClient`."""
-
-    _speaker: CoordinatorTransport
+    # -- a worker's leases and files
+    #
+    # Each may be sent again after a lost response: a claim by its request id, a report of an attempt by its token, a
+    # file by its offset, an upload by its digest.
 
     def hello(self, hello: Hello) -> Welcome:
-        """Return who this worker is and what its machine has."""
-        return self._speaker.ask(_said("/v1/hello", hello), Welcome)
+        """Register this worker and what its machine has."""
+        return self._ask("/v1/hello", Welcome, hello)
 
     def claim(self, claim: Claim) -> ClaimResponse:
-        """Ask for work; held open for `claim.wait_s` while there is none."""
-        question = CoordinatorRequest(
-            path="/v1/claims", method="POST", body=claim, is_repeatable=True, waits_s=claim.wait_s
-        )
-        return self._speaker.ask(question, ClaimResponse)
+        """Request work; held open for `claim.wait_s` while there is none."""
+        return self._ask("/v1/claims", ClaimResponse, claim, waits_s=claim.wait_s)
 
     def renew(self, renewal: Renewal) -> RenewalResponse:
         """Renew every lease of this worker."""
-        return self._speaker.ask(_said("/v1/renewals", renewal), RenewalResponse)
+        return self._ask("/v1/renewals", RenewalResponse, renewal)
 
     def start(self, job: str, said: Start) -> WriteResponse:
-        """Tell that the job's process runs."""
+        """Report that the job's process runs."""
         return self._settle(job, "start", said)
 
     def decline(self, job: str, said: Decline) -> WriteResponse:
-        """Decline a grant unstarted, with the reason."""
+        """Decline a grant before it started, with the reason."""
         return self._settle(job, "decline", said)
 
     def release(self, job: str, said: Release) -> WriteResponse:
@@ -430,11 +471,11 @@ class WorkerCalls:
         return self._settle(job, "release", said)
 
     def finish(self, job: str, said: Finish) -> WriteResponse:
-        """Tell that it completed; the bundle lies with the coordinator."""
+        """Report that it completed; its result was uploaded before."""
         return self._settle(job, "finish", said)
 
     def fail(self, job: str, said: Fail) -> WriteResponse:
-        """Tell that it failed, and why."""
+        """Report that it failed, and why."""
         return self._settle(job, "fail", said)
 
     def cancelled(self, job: str, said: CancelConfirmed) -> WriteResponse:
@@ -442,39 +483,39 @@ class WorkerCalls:
         return self._settle(job, "cancelled", said)
 
     def checkpoint(self, job: str, said: PointCheckpoint) -> WriteResponse:
-        """Point the job at a checkpoint that lies with the coordinator."""
+        """Name the checkpoint from which the job would resume; it was uploaded before."""
         return self._settle(job, "checkpoint", said)
 
-    def put_file(self, token: AttemptToken, path: str, data: bytes | BodySource, *, offset: int) -> int:
-        """Append to a mirrored file of an attempt, and give its new size.
+    def _settle(self, job: str, verb: str, said: LeaseTokenMessage) -> WriteResponse:
+        return self._ask(f"/v1/attempts/{part(job)}/{verb}", WriteResponse, said)
 
-        Bytes that lie there already are not written twice. `Conflict` carries the right `offset` in its data where
+    def put_file(self, token: AttemptToken, path: str, data: bytes | BodySource, *, offset: int) -> int:
+        """Append to a mirrored file of an attempt, and return its new size.
+
+        Bytes that are there already are not written twice. Raises `Conflict` with the right `offset` in its data if
         the file is shorter or longer than the offset.
         """
-        told = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation, "offset": offset}
         where = f"/v1/attempts/{part(token.job)}/files/{parts(path)}"
-        return self._speaker.ask(_sent("PUT", where, data, told), FileOffset).offset
+        return self._ask(where, FileOffset, data, query={**_token_query(token), "offset": offset}, method="PUT").offset
 
     def begin_upload(self, digest: str, size_bytes: int) -> UploadResponse:
-        """Begin, or go on with, an upload: its answer says from where, or that the bytes are known."""
-        return self._speaker.ask(
-            _said("/v1/uploads", UploadRequest(digest=digest, size_bytes=size_bytes)), UploadResponse
-        )
+        """Begin or resume an upload: the response has the offset, or says that the bytes are known."""
+        return self._ask("/v1/uploads", UploadResponse, UploadRequest(digest=digest, size_bytes=size_bytes))
 
     def append_upload(self, upload: str, data: bytes | BodySource, *, offset: int) -> int:
-        """Send the next bytes of an upload, and give how many lie there now."""
-        question = _sent("PATCH", f"/v1/uploads/{part(upload)}", data, {"offset": offset})
-        return self._speaker.ask(question, FileOffset).offset
+        """Send the next bytes of an upload, and return how many are there now."""
+        return self._ask(
+            f"/v1/uploads/{part(upload)}", FileOffset, data, query={"offset": offset}, method="PATCH"
+        ).offset
 
     def finish_upload(self, upload: str) -> UploadResponse:
-        """Have the bytes checked against their digest and kept; `is_known` says that they are."""
-        question = CoordinatorRequest(path=f"/v1/uploads/{part(upload)}/finish", method="POST", is_repeatable=True)
-        return self._speaker.ask(question, UploadResponse)
+        """Have the bytes checked against their digest and stored; `is_known` says that they are."""
+        return self._ask(f"/v1/uploads/{part(upload)}/finish", UploadResponse)
 
     def has_object(self, sha256: str) -> int | None:
-        """Return how large an object of the coordinator's is; nothing: it has none of that digest."""
+        """Return the size of an object of the coordinator's; None if it has none of that digest."""
         try:
-            reply = self._speaker.open(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", method="HEAD"))
+            reply = self.transport.open(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", method="HEAD"))
         except NotFound:
             return None
         reply.close()
@@ -482,160 +523,149 @@ class WorkerCalls:
 
     @contextmanager
     def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[ObjectStream]:
-        """Open an object's bytes from an offset on. Whoever reads them checks them against the digest."""
+        """Open an object's bytes from an offset on. The caller checks them against the digest."""
         ranged = {"Range": f"bytes={offset}-"} if offset else {}
-        reply = self._speaker.open(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", headers=ranged))
-        try:
+        request = CoordinatorRequest(path=f"/v1/objects/{part(sha256)}", headers=ranged)
+        with closing(self.transport.open(request)) as reply:
             is_partial = reply.status == HTTPStatus.PARTIAL_CONTENT
             if is_partial and not (reply.headers.get("Content-Range") or "").startswith(f"bytes {offset}-"):
-                raise no_coordinator_there(self._speaker.url, "it sent another range than was asked for")
-            yield ObjectStream(self._speaker, reply, offset=offset if is_partial else 0)
-        finally:
-            reply.close()
+                raise no_coordinator_there(self.url, "it sent another range than was asked for")
+            yield ObjectStream(self.transport, reply, offset=offset if is_partial else 0)
 
-    def _settle(self, job: str, verb: str, said: LeaseTokenMessage) -> WriteResponse:
-        return self._speaker.ask(_said(f"/v1/attempts/{part(job)}/{verb}", said), WriteResponse)
-
-
-def _said(path: str, body: BaseModel) -> CoordinatorRequest:
-    return CoordinatorRequest(path=path, method="POST", body=body, is_repeatable=True)
-
-
-def _sent(method: str, path: str, data: bytes | BodySource, query: Query) -> CoordinatorRequest:
-    return CoordinatorRequest(path=path, method=method, body=data, query=query, is_repeatable=True)
-
-
-# Who belongs to a fleet, as asked of its coordinator: invitations, joining, certificates, tokens.
-
-JOIN_BEGIN = "/v1/join/begin"
-"""Asked over a connection that proves nothing yet: `worker.enrolment`, and nobody else."""
-
-
-class TrustCalls:
-    """A part of a `FleetClient`."""
-
-    _speaker: CoordinatorTransport
+    # -- members: invitations, joining, certificates, tokens
 
     def invite(self, asked: InviteRequest) -> InviteResponse:
-        """Invite a machine or a person. Its code is shown this once."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/invites", method="POST", body=asked), InviteResponse)
+        """Invite a machine or a person. The code is returned this once."""
+        return self._ask("/v1/invites", InviteResponse, asked, is_repeatable=False)
 
     def invites(self) -> tuple[InviteView, ...]:
-        """Return the invitations that still count."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/invites"), InviteList).invites
+        """Return the invitations that are still valid."""
+        return self._get("/v1/invites", InviteList).invites
 
     def withdraw_invite(self, invite: str) -> DoneView:
-        """Take an invitation back."""
-        return self._speaker.ask(CoordinatorRequest(path=f"/v1/invites/{part(invite)}", method="DELETE"), DoneView)
+        """Withdraw an invitation."""
+        return self._ask(f"/v1/invites/{part(invite)}", DoneView, is_repeatable=False, method="DELETE")
 
     def finish_join(self, finish: JoinFinish) -> JoinFinishResponse:
-        """Prove that we have the code, and get what it is for. Asked again in the same words, the same comes back."""
-        question = CoordinatorRequest(path="/v1/join/finish", method="POST", body=finish, is_repeatable=True)
-        return self._speaker.ask(question, JoinFinishResponse)
+        """Prove that we have the code, and get what it is for. Idempotent for the same request."""
+        return self._ask("/v1/join/finish", JoinFinishResponse, finish)
 
     def renew_certificate(self, asked: RenewCertificate) -> JoinFinishResponse:
         """Get this machine's next certificate; the connection shows the present one."""
-        question = CoordinatorRequest(path="/v1/certificates/renew", method="POST", body=asked, is_repeatable=True)
-        return self._speaker.ask(question, JoinFinishResponse)
+        return self._ask("/v1/certificates/renew", JoinFinishResponse, asked)
 
     def certificates(self) -> tuple[CertificateView, ...]:
         """Return the certificates of machines that have not expired."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/certificates"), CertificateList).certificates
+        return self._get("/v1/certificates", CertificateList).certificates
 
     def live_certificates(self) -> tuple[str, ...]:
-        """Return the numbers of all certificates that count now."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/certificates/live"), LiveCertificates).serials
+        """Return the serial numbers of all certificates that are valid now."""
+        return self._get("/v1/certificates/live", LiveCertificates).serials
 
     def make_token(self, asked: TokenRequest) -> TokenResponse:
-        """Make a token. It is shown this once."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/tokens", method="POST", body=asked), TokenResponse)
+        """Create a token. Its secret is returned this once."""
+        return self._ask("/v1/tokens", TokenResponse, asked, is_repeatable=False)
 
     def tokens(self) -> tuple[TokenView, ...]:
-        """Return all tokens, without their texts: those are not kept."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/tokens"), TokenList).tokens
+        """Return all tokens, without their secrets, which are not stored."""
+        return self._get("/v1/tokens", TokenList).tokens
 
     def revoke_token(self, token: str, *, by: str = "") -> DoneView:
-        """End a token at once."""
-        question = CoordinatorRequest(
-            path=f"/v1/tokens/{part(token)}/revoke", method="POST", body=JobRequest(by=by), is_repeatable=True
-        )
-        return self._speaker.ask(question, DoneView)
+        """Revoke a token at once."""
+        return self._ask(f"/v1/tokens/{part(token)}/revoke", DoneView, JobRequest(by=by))
 
     def rotate_token(self, token: str, *, by: str = "") -> TokenResponse:
-        """Put a new text in a token's place; the old one ends."""
-        return self._speaker.ask(
-            CoordinatorRequest(path=f"/v1/tokens/{part(token)}/rotate", method="POST", body=JobRequest(by=by)),
-            TokenResponse,
-        )
+        """Replace a token's secret; the old one stops working."""
+        return self._ask(f"/v1/tokens/{part(token)}/rotate", TokenResponse, JobRequest(by=by), is_repeatable=False)
 
-
-# What is asked about trees of code and data: of a coordinator, or of a machine that has them.
-#
-# Everything may be asked again after a lost answer. Machines of the fleet answer the last three just as a
-# coordinator.
-
-_PIECE_BYTES = 1 << 20
-
-
-class ContentCalls:
-    """One part of a `FleetClient`."""
-
-    _speaker: CoordinatorTransport
+    # -- trees of code and data
+    #
+    # Each may be sent again after a lost response. Machines of the fleet answer `tree_listing`, `fetch_contents` and
+    # `object_address` as a coordinator does.
 
     def want_tree(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeView:
-        """Announce that a tree is wanted: one that is there is kept for a while. Raises `TooLarge` or `NoSpace`."""
-        body = TreeRequest(files=files, size_bytes=size_bytes)
-        question = CoordinatorRequest(path=f"/v1/trees/{part(tree)}", method="POST", body=body, is_repeatable=True)
-        return self._speaker.ask(question, TreeView)
+        """Announce that a tree is needed: one that is there is kept for a while. Raises `TooLarge` or `NoSpace`."""
+        return self._ask(f"/v1/trees/{part(tree)}", TreeView, TreeRequest(files=files, size_bytes=size_bytes))
 
     def missing(self, digests: Sequence[str], sizes: Sequence[int] = ()) -> tuple[str, ...]:
         """Return which of at most 10,000 files are not there. With their sizes: `NoSpace` if the missing don't fit."""
         body = DigestsRequest(digests=tuple(digests), sizes=tuple(sizes))
-        question = CoordinatorRequest(path="/v1/contents/missing", method="POST", body=body, is_repeatable=True)
-        return self._speaker.ask(question, MissingDigests).digests
+        return self._ask("/v1/contents/missing", MissingDigests, body).digests
 
     def send_pack(self, pack: bytes) -> PackResponse:
         """Send small files (`protocol.tree_messages`), at most 8 MiB; durable on return."""
-        question = CoordinatorRequest(path="/v1/contents", method="POST", body=pack, is_repeatable=True)
-        return self._speaker.ask(question, PackResponse)
+        return self._ask("/v1/contents", PackResponse, pack)
 
     def keep_tree(self, tree: str, listing: bytes) -> TreeView:
-        """Send a tree's listing, once its files are there. If some are not, the answer says it is not here."""
-        question = CoordinatorRequest(path=f"/v1/trees/{part(tree)}", method="PUT", body=listing, is_repeatable=True)
-        return self._speaker.ask(question, TreeView)
+        """Send a tree's listing, after its files. If some are not there, the response says so."""
+        return self._ask(f"/v1/trees/{part(tree)}", TreeView, listing, method="PUT")
 
     def tree_listing(self, tree: str) -> bytes:
-        """Return a tree's listing; `archives.archive_members.read_listing` checks it. `NotFound`."""
-        with closing(self._speaker.open(CoordinatorRequest(path=f"/v1/trees/{part(tree)}"))) as reply:
-            pieces, size = [], 0
-            while piece := self._speaker.read(reply):
-                size += len(piece)
-                if size > MOST_LISTING_BYTES:
-                    raise no_coordinator_there(self._speaker.url, "it sent a listing without end")
-                pieces.append(piece)
-        return b"".join(pieces)
+        """Return a tree's listing; `archives.archive_members.read_listing` checks it. Raises `NotFound`."""
+        with closing(self.transport.open(CoordinatorRequest(path=f"/v1/trees/{part(tree)}"))) as reply:
+            return self.transport.read_all(reply, MOST_LISTING_BYTES, "it sent a listing without end")
 
     @contextmanager
     def fetch_contents(self, digests: Sequence[str]) -> Iterator[Iterator[tuple[Digest, bytes]]]:
-        """Fetch small files together, each verified; what is not there does not come."""
+        """Fetch small files together, each verified; those that are not there are left out."""
         body = DigestsRequest(digests=tuple(digests))
-        question = CoordinatorRequest(path="/v1/contents/fetch", method="POST", body=body, is_repeatable=True)
-        with closing(self._speaker.open(question)) as reply:
-            pieces = _Pieces(lambda: self._speaker.read(reply, _PIECE_BYTES))
+        request = CoordinatorRequest(path="/v1/contents/fetch", method="POST", body=body, is_repeatable=True)
+        with closing(self.transport.open(request)) as reply:
+            pieces = _Pieces(lambda: self.transport.read(reply, _PIECE_BYTES))
             yield read_frames(pieces.read, wanted=frozenset(digests))
 
     def object_address(self, sha256: str) -> tuple[str, dict[str, str]]:
-        """Give where an object's bytes are, and what to say there: for whoever fetches it by a transport of theirs."""
-        return self._speaker.address(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}"))
+        """Return the URL of an object's bytes and the headers to send, for a caller that fetches it itself."""
+        return self.transport.address(CoordinatorRequest(path=f"/v1/objects/{part(sha256)}"))
 
     def sources(self, asked: SourcesRequest) -> SourcesResponse:
-        """Ask where to get trees, nearest first. Asked again while they come, it says that they still do."""
-        question = CoordinatorRequest(path="/v1/sources", method="POST", body=asked, is_repeatable=True)
-        return self._speaker.ask(question, SourcesResponse)
+        """Return where to get trees, nearest first. Sent again while they are fetched, it says that they still are."""
+        return self._ask("/v1/sources", SourcesResponse, asked)
+
+    # -- commands inside a running job
+
+    def begin_exec(self, ref: str, asked: ExecRequest) -> ExecResponse:
+        """Begin a command inside a running job."""
+        return self._ask(f"/v1/jobs/{part(ref)}/exec", ExecResponse, asked, is_repeatable=False)
+
+    def send_exec(self, session: str, data: bytes, *, offset: int, is_eof: bool = False) -> int:
+        """Send what the command is to read; return up to where it was taken, as there may not be room for all."""
+        query = {"offset": offset, "eof": int(is_eof) or None}
+        return self._ask(f"/v1/exec/{part(session)}/in", FileOffset, data, query=query).offset
+
+    def read_exec(self, session: str, *, offset: int, wait_s: float = 0.0) -> ExecOutput:
+        """Return what the command wrote from an offset on; wait for it if there is nothing yet."""
+        query = {"offset": offset, "wait_s": wait_s}
+        return self._get(f"/v1/exec/{part(session)}/out", ExecOutput, query, waits_s=wait_s)
+
+    def size_exec(self, session: str, rows: int, columns: int) -> DoneView:
+        """Report the size of the operator's terminal."""
+        return self._ask(f"/v1/exec/{part(session)}/size", DoneView, ExecSize(rows=rows, columns=columns))
+
+    def end_exec(self, session: str) -> DoneView:
+        """End a session: its command is killed."""
+        return self._ask(f"/v1/exec/{part(session)}", DoneView, method="DELETE")
+
+    def hear_exec(self, job: str, session: str, said: ExecListen) -> ExecInput:
+        """Return what a command is to read; for the worker that runs it."""
+        path = f"/v1/attempts/{part(job)}/exec/{part(session)}/in"
+        return self._ask(path, ExecInput, said, waits_s=said.wait_s)
+
+    def put_exec(
+        self, token: AttemptToken, session: str, data: bytes, *, stream: int, offset: int, wait_s: float
+    ) -> int:
+        """Send what a command wrote; return up to where it was taken. Held open while there is no room."""
+        path = f"/v1/attempts/{part(token.job)}/exec/{part(session)}/out"
+        query: Query = {**_token_query(token), "offset": offset, "stream": stream, "wait_s": wait_s}
+        return self._ask(path, FileOffset, data, query=query, waits_s=wait_s, method="PUT").offset
+
+    def finish_exec(self, job: str, session: str, said: ExecEnd) -> DoneView:
+        """Report how a command ended."""
+        return self._ask(f"/v1/attempts/{part(job)}/exec/{part(session)}/end", DoneView, said)
 
 
 class _Pieces:
-    """Bytes as they are wanted, from an answer that is read in large pieces."""
+    """Bytes on demand, from a response that is read in large pieces."""
 
     def __init__(self, more: Callable[[], bytes]) -> None:
         self._more = more
@@ -650,147 +680,5 @@ class _Pieces:
         return given
 
 
-# What an operator and a worker ask of a coordinator about a command inside a running job.
-
-
-class ExecCalls:
-    """A part of a `FleetClient`."""
-
-    _speaker: CoordinatorTransport
-
-    def begin_exec(self, ref: str, asked: ExecRequest) -> ExecResponse:
-        """Begin a command inside a running job."""
-        return self._speaker.ask(
-            CoordinatorRequest(path=f"/v1/jobs/{part(ref)}/exec", method="POST", body=asked), ExecResponse
-        )
-
-    def send_exec(self, session: str, data: bytes, *, offset: int, is_eof: bool = False) -> int:
-        """Send what the command is to read, and give up to where it was taken: there may not be room for all."""
-        told = {"offset": offset, "eof": int(is_eof) or None}
-        path = f"/v1/exec/{part(session)}/in"
-        question = CoordinatorRequest(path=path, method="POST", body=data, query=told, is_repeatable=True)
-        return self._speaker.ask(question, FileOffset).offset
-
-    def read_exec(self, session: str, *, offset: int, wait_s: float = 0.0) -> ExecOutput:
-        """Return what the command wrote from an offset on; wait for it if there is nothing yet."""
-        told = {"offset": offset, "wait_s": wait_s}
-        question = CoordinatorRequest(path=f"/v1/exec/{part(session)}/out", query=told, waits_s=wait_s)
-        return self._speaker.ask(question, ExecOutput)
-
-    def size_exec(self, session: str, rows: int, columns: int) -> DoneView:
-        """Return how large the operator's terminal is now."""
-        size = ExecSize(rows=rows, columns=columns)
-        path = f"/v1/exec/{part(session)}/size"
-        return self._speaker.ask(CoordinatorRequest(path=path, method="POST", body=size, is_repeatable=True), DoneView)
-
-    def end_exec(self, session: str) -> DoneView:
-        """End a session: its command is killed."""
-        path = f"/v1/exec/{part(session)}"
-        return self._speaker.ask(CoordinatorRequest(path=path, method="DELETE", is_repeatable=True), DoneView)
-
-    def hear_exec(self, job: str, session: str, said: ExecListen) -> ExecInput:
-        """Return what a command is to read; for the worker that runs it."""
-        path = f"/v1/attempts/{part(job)}/exec/{part(session)}/in"
-        question = CoordinatorRequest(path=path, method="POST", body=said, is_repeatable=True, waits_s=said.wait_s)
-        return self._speaker.ask(question, ExecInput)
-
-    def put_exec(
-        self, token: AttemptToken, session: str, data: bytes, *, stream: int, offset: int, wait_s: float
-    ) -> int:
-        """Send what a command wrote, and give up to where it was taken; held while there is no room."""
-        told = {
-            "attempt": token.attempt,
-            "epoch": token.epoch,
-            "generation": token.generation,
-            "offset": offset,
-            "stream": stream,
-            "wait_s": wait_s,
-        }
-        path = f"/v1/attempts/{part(token.job)}/exec/{part(session)}/out"
-        question = CoordinatorRequest(
-            path=path, method="PUT", body=data, query=told, is_repeatable=True, waits_s=wait_s
-        )
-        return self._speaker.ask(question, FileOffset).offset
-
-    def finish_exec(self, job: str, session: str, said: ExecEnd) -> DoneView:
-        """Tell how a command ended."""
-        path = f"/v1/attempts/{part(job)}/exec/{part(session)}/end"
-        return self._speaker.ask(CoordinatorRequest(path=path, method="POST", body=said, is_repeatable=True), DoneView)
-
-
-# How machines are and who is told of events, as asked of a coordinator.
-
-_VERDICT_S = 600.0
-_TRY_S = 60.0
-
-
-class HealthCalls:
-    """A part of a `FleetClient`."""
-
-    _speaker: CoordinatorTransport
-
-    def report(self, report: MachineReport) -> DoneView:
-        """Return what a worker found out about its machine."""
-        path = f"/v1/machines/{part(report.worker)}/report"
-        return self._speaker.ask(
-            CoordinatorRequest(path=path, method="POST", body=report, is_repeatable=True), DoneView
-        )
-
-    def make_hook(self, asked: WebhookRequest) -> WebhookResponse:
-        """Have somebody told of events. What signs the messages is shown this once."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/hooks", method="POST", body=asked), WebhookResponse)
-
-    def hooks(self) -> tuple[WebhookView, ...]:
-        """Return all hooks."""
-        return self._speaker.ask(CoordinatorRequest(path="/v1/hooks"), WebhookList).hooks
-
-    def close_hook(self, hook: int) -> DoneView:
-        """Tell one nothing more."""
-        return self._speaker.ask(
-            CoordinatorRequest(path=f"/v1/hooks/{hook}", method="DELETE", is_repeatable=True), DoneView
-        )
-
-    def try_hook(self, hook: int) -> WebhookTestResult:
-        """Send it a message that says nothing."""
-        return self._speaker.ask(
-            CoordinatorRequest(path=f"/v1/hooks/{hook}/test", method="POST", waits_s=_TRY_S), WebhookTestResult
-        )
-
-    def verdict(self, *, jobs: int = 20_000) -> HistoryCheck:
-        """Have the history checker run over the newest jobs."""
-        question = CoordinatorRequest(path="/v1/history/verdict", query={"jobs": jobs}, waits_s=_VERDICT_S)
-        return self._speaker.ask(question, HistoryCheck)
-
-
-FOLLOWING_S = 600.0
-"""For so long whoever follows something asks a coordinator again that is away."""
-
-
-class FleetClient(WorkerCalls, PeopleCalls, ContentCalls, TrustCalls, HealthCalls, ExecCalls):
-    """One coordinator, seen from outside. Closing the transport is up to whoever made it."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        url: str,
-        *,
-        clock: Clock,
-        token: str = "",
-        patience: RequestTimeouts | None = None,
-        chance: Callable[[], float] | None = None,
-    ) -> None:
-        self._transport = transport
-        self._clock = clock
-        self._given = (url, token, chance)
-        self._speaker = CoordinatorTransport(transport, url, clock=clock, token=token, patience=patience, chance=chance)
-
-    def more_patient(self, retry_s: float = FOLLOWING_S) -> FleetClient:
-        """Return a client of the same coordinator that asks again for so long: whoever follows outlives a restart."""
-        url, token, chance = self._given
-        patience = changed(self._speaker.patience, retry_s=retry_s)
-        return FleetClient(self._transport, url, clock=self._clock, token=token, patience=patience, chance=chance)
-
-    @property
-    def url(self) -> str:
-        """Where the coordinator is, without credentials."""
-        return self._speaker.url
+def _token_query(token: AttemptToken) -> dict[str, int]:
+    return {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.core.errors import BadInput, Damaged, LocalFile, NoCoordinator, StokerError
-from stoker.core.frozen import frozen
+from stoker.core.frozen import fields_of, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.host.durable import read_regular, translated, write_file
@@ -49,20 +49,10 @@ class ServeFile:
     ca_file: str = ""
     """The fleet's CA, where it speaks TLS: whoever asks it trusts that one and no other."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "v": 1,
-            "url": self.url,
-            "owner": self.owner.to_dict(),
-            "token_file": self.token_file,
-            "socket": self.socket,
-            "version": self.version,
-            "ca_file": self.ca_file,
-        }
-
     def write(self, state: str) -> None:
         """Write it into the state folder."""
-        write_file(os.path.join(state, NAME), dumps(self.to_dict(), indent=1).encode())
+        body = {"v": 1, **fields_of(self), "owner": self.owner.to_dict()}
+        write_file(os.path.join(state, NAME), dumps(body, indent=1).encode())
 
 
 def withdraw(state: str) -> None:
@@ -77,14 +67,8 @@ def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
     """Give what the coordinator of this home says, whether or not it still lives; nothing if there is no such word."""
     try:
         raw = loads(read_regular(os.path.join(state, name), _LARGEST_BYTES))
-        return ServeFile(
-            url=str(raw["url"]),
-            owner=ProcessIdentity.from_dict(raw["owner"]),
-            token_file=str(raw.get("token_file", "")),
-            socket=str(raw.get("socket", "")),
-            version=str(raw.get("version", "")),
-            ca_file=str(raw.get("ca_file", "")),
-        )
+        others = {name: str(raw.get(name, "")) for name in ("token_file", "socket", "version", "ca_file")}
+        return ServeFile(url=str(raw["url"]), owner=ProcessIdentity.from_dict(raw["owner"]), **others)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -272,16 +256,7 @@ def _judge_mode(path: str) -> None:
 
 def _to_dict(membership: Membership) -> dict[str, Any]:
     files = {name: os.path.basename(getattr(membership, name)) for name in _FILES}
-    return {
-        "v": 1,
-        "url": membership.url,
-        "name": membership.name,
-        "role": str(membership.role),
-        **files,
-        "fingerprint": membership.fingerprint,
-        "joined_s": membership.joined_s,
-        "expires_s": membership.expires_s,
-    }
+    return {"v": 1, **fields_of(membership), "role": str(membership.role), **files}
 
 
 def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
@@ -292,9 +267,7 @@ def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
         url=str(raw["url"]),
         name=str(raw["name"]),
         role=Role(raw["role"]),
-        ca_file=files["ca_file"],
-        certificate_file=files["certificate_file"],
-        token_file=files["token_file"],
+        **files,
         fingerprint=str(raw.get("fingerprint", "")),
         joined_s=float(raw.get("joined_s", 0.0)),
         expires_s=None if expires_s is None else float(expires_s),

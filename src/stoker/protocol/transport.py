@@ -1,8 +1,8 @@
-"""One question to a coordinator and its answer: headers, limits, what breaks on the way, and when to ask again.
+"""One request to a coordinator and its response: headers, limits, network errors, retries.
 
-A question is asked again only where twice does what once does, and only for as long as `Patience` says. What the
-coordinator refuses comes back as the error it raised; whoever can't be reached is `NoCoordinator`; an answer that no
-coordinator gives is `BadAnswer`. Nothing is followed: a redirect is no answer of ours.
+A request is retried only if it is repeatable, and only for as long as `RequestTimeouts` says. What the coordinator
+refuses is raised as the error it raised. Raises `NoCoordinator` if it can't be reached, and `BadAnswer` for a response
+that no coordinator sends. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from copy import copy
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -27,7 +28,7 @@ from stoker.core.errors import (
     StokerError,
     Unavailable,
 )
-from stoker.core.frozen import fresh, frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.jsontext import loads
 from stoker.core.retry import pause_s
 from stoker.host.http.addresses import is_this_computer, read_address, shown
@@ -101,8 +102,8 @@ class CoordinatorTransport:
         """Without credentials: every message may show it."""
         self._shown = shown(self.url)
         self._transport = transport
-        self._clock = clock
-        self._patience = patience or RequestTimeouts()
+        self.clock = clock
+        self.patience = patience or RequestTimeouts()
         self._chance = chance or random.SystemRandom().random
         self._headers = {VERSION_HEADER: str(VERSION)}
         if token:
@@ -114,16 +115,14 @@ class CoordinatorTransport:
         if address.authorization:
             self._headers["Authorization"] = address.authorization
 
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
-    @property
-    def patience(self) -> RequestTimeouts:
-        return self._patience
+    def retrying(self, retry_s: float) -> CoordinatorTransport:
+        """Return a transport to the same coordinator that retries for so long."""
+        made = copy(self)
+        made.patience = changed(self.patience, retry_s=retry_s)
+        return made
 
     def ask(self, question: CoordinatorRequest, kind: type[M]) -> M:
-        """Ask, and give the answer as a message."""
+        """Send a request, and return the response as a message."""
         request = self._request(question)
 
         def read() -> M:
@@ -153,11 +152,25 @@ class CoordinatorTransport:
         except NetworkFailed as error:
             raise self._unreachable(error) from error
 
+    def read_all(
+        self, reply: HttpClientResponse, most_bytes: int, too_many: str, *, most_s: float | None = None
+    ) -> bytes:
+        """Return all bytes of a response. Raises `BadAnswer` if they are more, or take longer, than allowed."""
+        pieces, size = [], 0
+        until_s = None if most_s is None else self.clock.monotonic_s() + most_s
+        while piece := self.read(reply):
+            size += len(piece)
+            if until_s is not None and self.clock.monotonic_s() > until_s:
+                raise no_coordinator_there(self._shown, f"an answer that takes more than {most_s:.0f} seconds")
+            if size > most_bytes:
+                raise no_coordinator_there(self._shown, too_many)
+            pieces.append(piece)
+        return b"".join(pieces)
+
     def pause(self, tries: int) -> None:
-        """Wait before asking again: longer each time, by chance a little less."""
-        patience = self._patience
-        first_s, longest_s = patience.first_pause_s, patience.longest_pause_s
-        self._clock.sleep(pause_s(tries, self._chance(), first_s=first_s, longest_s=longest_s))
+        """Wait before a retry: longer each time, by chance a little less."""
+        first_s, longest_s = self.patience.first_pause_s, self.patience.longest_pause_s
+        self.clock.sleep(pause_s(tries, self._chance(), first_s=first_s, longest_s=longest_s))
 
     def _request(self, question: CoordinatorRequest) -> Request:
         said = {name: value for name, value in question.query.items() if value is not None and value != ""}
@@ -175,8 +188,8 @@ class CoordinatorTransport:
             headers=headers,
             body=body,
             is_repeatable=question.is_repeatable or question.method in _READING,
-            head_s=self._patience.answer_s + question.waits_s,
-            read_s=self._patience.silence_s if question.silence_s is None else question.silence_s,
+            head_s=self.patience.answer_s + question.waits_s,
+            read_s=self.patience.silence_s if question.silence_s is None else question.silence_s,
         )
 
     def _send(self, request: Request) -> HttpClientResponse:
@@ -195,25 +208,17 @@ class CoordinatorTransport:
         raise refusal(reply.status, data, is_ours=VERSION_HEADER in reply.headers, url=self._shown)
 
     def _whole(self, reply: HttpClientResponse, most_bytes: int) -> bytes:
-        pieces, size = [], 0
-        until_s = self._clock.monotonic_s() + _WHOLE_ANSWER_S
-        while piece := self.read(reply):
-            size += len(piece)
-            if self._clock.monotonic_s() > until_s:
-                raise no_coordinator_there(self._shown, f"an answer that takes more than {_WHOLE_ANSWER_S:.0f} seconds")
-            if size > most_bytes:
-                raise no_coordinator_there(self._shown, f"an answer of more than {most_bytes} bytes")
-            pieces.append(piece)
-        return b"".join(pieces)
+        too_many = f"an answer of more than {most_bytes} bytes"
+        return self.read_all(reply, most_bytes, too_many, most_s=_WHOLE_ANSWER_S)
 
     def _patiently(self, act: Callable[[], T], *, is_repeatable: bool) -> T:
-        until_s = self._clock.monotonic_s() + self._patience.retry_s
+        until_s = self.clock.monotonic_s() + self.patience.retry_s
         tries = 0
         while True:
             try:
                 return act()
             except StokerError as error:
-                if not (is_repeatable and is_passing(error)) or self._clock.monotonic_s() >= until_s:
+                if not (is_repeatable and is_passing(error)) or self.clock.monotonic_s() >= until_s:
                     raise
             self.pause(tries)
             tries += 1
