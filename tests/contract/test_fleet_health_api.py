@@ -74,7 +74,7 @@ def test_a_report_is_taken_from_another_protocol_and_nothing_else_is(fleet: Flee
         with closing(one):
             one.hello()
             # As a newer or older program would say it.
-            one.client._speaker._headers[VERSION_HEADER] = str(VERSION + 5)
+            one.client.transport._headers[VERSION_HEADER] = str(VERSION + 5)
             one.client.report(report("stale"))
             with pytest.raises(Exception, match="protocol"):
                 one.hello()
