@@ -26,8 +26,8 @@ from stoker.config.manifest_file import HOST, JOB, HostEntry, JobEntry
 from stoker.core import errors
 from stoker.core import errors as _fleet_errors  # noqa: F401 - they are leaves of the tree of errors
 from stoker.core import errors as _gang_errors  # noqa: F401 - the same
+from stoker.core.errors import MEANINGS
 from stoker.core.events import LOSSY, FleetKinds, Kinds
-from stoker.core.exits import MEANINGS
 from stoker.core.frozen import fields_of
 from stoker.core.machine import Gpu, Node, UserPolicy
 from stoker.engine.catalogue import Catalogue, CookbookSource

@@ -21,7 +21,7 @@ from stoker.config.positions import LocatedValue, SourceFile, fault_at
 from stoker.core.errors import Fault, InvalidInput
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.machine import PLATFORM_RULE, is_platform
-from stoker.core.text import did_you_mean, parse_size
+from stoker.core.text import did_you_mean, parse_size, whole_number
 
 MOST_SHOWN: Final = 100
 WRONG: Final = object()
@@ -211,13 +211,12 @@ def shown(value: object) -> str:
 
 # The kinds of values that a field may have: text, flags, choices, numbers, lists and maps.
 #
-# Strict, so that a file means one thing: a number in quotes is text, 1.0 is no whole number, `yes` is text. A value
-# that is nearly right gets a hint that can be typed.
+# Strict, so that a file means one thing: a number in quotes is text, `yes` is text. Whole numbers are read by the rule
+# of every schema (`core.text.whole_number`). A value that is nearly right gets a hint that can be typed.
 
 _LONGEST_TEXT = 10_000
 _LONGEST_SIZE = 40
 _MOST = 2**31 - 1
-_FIELD_KINDS_EXACT = 2**53
 _FLAGS = {"yes": "true", "on": "true", "true": "true", "1": "true"} | dict.fromkeys(
     ("no", "off", "false", "0"), "false"
 )
@@ -286,7 +285,7 @@ class EnumField:
 
 @frozen
 class IntegerField:
-    """A whole number within bounds. 1.0 is not one, and neither is true."""
+    """A whole number within bounds."""
 
     least: int = 0
     most: int = _MOST
@@ -302,14 +301,14 @@ class IntegerField:
         return f"a whole number{unit}{least}" + (f" to {self.most}" if self.most < _MOST else "")
 
     def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
-        value = node.value
-        if type(value) is int and (self.least <= value <= self.most or value == self.let_pass):
+        value = whole_number(node.value)
+        if value is None:
+            hint = _whole_hint(node.value, self.unit_bytes) or f"it is {self.says}"
+            return reading.refuse(node, key, f"{shown(node.value)} is not a whole number", hint)
+        if self.least <= value <= self.most or value == self.let_pass:
             return value
-        if type(value) is int:
-            bound = f"less than {self.least}" if value < self.least else f"more than {self.most}"
-            return reading.refuse(node, key, f"{shown(value)} is {bound}", f"it is {self.says}")
-        hint = _whole_hint(value, self.unit_bytes) or f"it is {self.says}"
-        return reading.refuse(node, key, f"{shown(value)} is not a whole number", hint)
+        bound = f"less than {self.least}" if value < self.least else f"more than {self.most}"
+        return reading.refuse(node, key, f"{shown(value)} is {bound}", f"it is {self.says}")
 
 
 @frozen
@@ -413,8 +412,6 @@ def _can_be_written(text: str) -> bool:
 
 
 def _whole_hint(value: object, unit_bytes: int) -> str:
-    if type(value) is float:
-        return f"write {int(value)}" if value.is_integer() and abs(value) < _FIELD_KINDS_EXACT else ""
     if type(value) is not str:
         return ""
     if value.strip().isdecimal():

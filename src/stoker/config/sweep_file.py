@@ -38,7 +38,7 @@ from stoker.config.sweep import (
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import fill_text
 from stoker.core.errors import Fault, InvalidConfig
-from stoker.core.text import did_you_mean
+from stoker.core.text import did_you_mean, whole_number
 
 Place = tuple[str | int, ...]
 """Keys and indexes that lead to a value, from the sweep's own map on."""
@@ -142,7 +142,8 @@ class _Reader:
     def repeat(self, item: Any, at: Place) -> list[Sweep]:
         count, path = (item.get("n"), item.get("path", SEED_PATH)) if isinstance(item, Mapping) else (item, SEED_PATH)
         self.refuse_unknown(item, at, ("n", "path"))
-        if type(count) is not int or count < 1:
+        count = whole_number(count)
+        if count is None or count < 1:
             self.fault(at, "repeat is a whole number from 1", hint="such as 3, or {n: 3, path: train.seed}")
             return []
         if type(path) is not str or not is_key(path):
@@ -195,7 +196,8 @@ class _Reader:
     def sample(self, made: Sweep, item: Any, at: Place) -> Sweep:
         count, seed = (item.get("n"), item.get("seed", 0)) if isinstance(item, Mapping) else (item, 0)
         self.refuse_unknown(item, at, ("n", "seed"))
-        if type(count) is not int or count < 1 or type(seed) is not int:
+        count, seed = whole_number(count), whole_number(seed)
+        if count is None or count < 1 or seed is None:
             self.fault(at, "sample has a whole number n from 1, and a seed", hint="such as {n: 10, seed: 0}")
             return made
         return SweepSample(of=made, count=count, seed=seed)

@@ -17,6 +17,7 @@ from typing import Any
 from stoker.config.sweep import AxisValue, AxisValues
 from stoker.config.values import scalar
 from stoker.core.frozen import frozen, frozen_by_position
+from stoker.core.text import whole_number
 
 MOST_POINTS = 10**18
 _LEAST_EXPONENT, _MOST_EXPONENT = -400, 307
@@ -146,9 +147,10 @@ def _log(numbers: list[DecimalNumber]) -> AxisValues:
 
 
 def _count(number: DecimalNumber) -> int:
-    if type(number.value) is not int or number.value < 1:
+    count = whole_number(number.value)
+    if count is None or count < 1:
         raise BadSpacing(f"the count of points is a whole number from 1, not {number.value}", part=2)
-    return _bounded(number.value)
+    return _bounded(count)
 
 
 def _bounded(count: int) -> int:

@@ -5,14 +5,14 @@ Only nouns. `devices.detection` takes the snapshot; declared values are laid bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import StrEnum
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from stoker.core.device import Backend, Device, MemoryType, TriState, TriStateAnswer
+from stoker.core.device import Backend, Device
 from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fresh, frozen
+from stoker.core.jsontext import MOST_WHOLE, from_plain
 
 SCHEMA = 1
 
@@ -21,8 +21,8 @@ SCHEMA = 1
 class MachineInterpreter:
     """A Python on the machine and the torch in it."""
 
-    path: str
-    version: str
+    path: str = ""
+    version: str = ""
     torch: str = ""
     """Empty: none, or it could not be asked."""
     torch_cuda: str = ""
@@ -35,9 +35,9 @@ class MachineInterpreter:
 class ProbeFinding:
     """Something that probes noticed beside devices: a tool that hung, device files without a driver."""
 
-    code: str
+    code: str = ""
     """A name for programs: `nvml_sees_nothing`, `probe_timeout`."""
-    message: str
+    message: str = ""
     probe: str = ""
     hint: str = ""
 
@@ -49,9 +49,9 @@ class ProbeFinding:
 class Capability:
     """One machine at one moment. `None` and empty texts mean: nobody could say."""
 
-    hostname: str
-    os: str
-    arch: str
+    hostname: str = ""
+    os: str = ""
+    arch: str = ""
     cpu_name: str = ""
     cpu_cores: int = 1
     """Physical ones."""
@@ -80,10 +80,6 @@ class Capability:
     def torch_version(self) -> str:
         """The first interpreter's that has one."""
         return next((one.torch for one in self.interpreters if one.torch), "")
-
-    def best_vram_bytes(self, backend: Backend = Backend.CUDA) -> int:
-        """Return the most free memory of any one usable device; zero without one."""
-        return max((one.free_bytes or 0 for one in self.usable_devices if one.backend is backend), default=0)
 
     @property
     def digest(self) -> Digest:
@@ -163,159 +159,43 @@ def _gib(size_bytes: int) -> float:
 # The inverse of `Capability.to_dict`. Fields that are made from others (`cuda_devices`, sizes in GiB, the digest) are
 # not read; fields that are not known are passed over, since a newer machine may send some.
 
-MOST_BYTES = 1 << 60
+MOST_BYTES = MOST_WHOLE
 MOST_DEVICES = 1024
-MOST_ITEMS = 10_000
-LONGEST_TEXT = 4000
 _MOST_CORES = 1 << 20
+_BOUNDS = {
+    "cpu_cores": (1, _MOST_CORES),
+    "cpu_threads": (1, _MOST_CORES),
+    "index": (0, 1 << 20),
+    "devices": (0, MOST_DEVICES),
+    "interpreters": (0, MOST_DEVICES),
+    "findings": (0, MOST_DEVICES),
+    "recipes": (0, 10_000),
+}
 
-T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
+
+@frozen
+class _Versioned:
+    schema: int = SCHEMA
 
 
-def capability_from_dict(said: object) -> Capability:
+def capability_from_dict(plain: object) -> Capability:
     """Read a capability.
 
     Raises:
         BadInput: it is none, or is larger than any machine's.
 
     """
-    known = _Map(said, "capability")
-    schema = known.number("schema", most=1 << 30) or SCHEMA
+    schema = from_plain(_Versioned, plain, "capability", {"schema": (0, 1 << 30)}).schema
     if schema > SCHEMA:
         message = f"capability.schema: {schema} is newer than {SCHEMA}"
         raise BadInput(message, hint="the coordinator is older than the worker: bring it up to date")
-    capability = Capability(
-        hostname=known.text("hostname"),
-        os=known.text("os"),
-        arch=known.text("arch"),
-        cpu_name=known.text("cpu_name"),
-        cpu_cores=known.number("cpu_cores", least=1, most=_MOST_CORES) or 1,
-        cpu_threads=known.number("cpu_threads", least=1, most=_MOST_CORES) or 1,
-        ram_total_bytes=known.number("ram_total_bytes"),
-        ram_available_bytes=known.number("ram_available_bytes"),
-        devices=known.items("devices", _device, most=MOST_DEVICES),
-        backends={_one_of(Backend, name, known.path("backends")): text for name, text in known.texts("backends")},
-        python_version=known.text("python_version"),
-        interpreters=known.items("interpreters", _interpreter, most=MOST_DEVICES),
-        recipes=known.items("recipes", _text),
-        training_commit=known.text("training_commit"),
-        findings=known.items("findings", _finding, most=MOST_DEVICES),
-        sources=dict(known.texts("sources")),
-        is_fake=known.flag("is_fake"),
-    )
+    capability = from_plain(Capability, plain, "capability", _BOUNDS)
+    for at, device in enumerate(capability.devices):
+        if not device.uuid:
+            message = f"capability.devices[{at}].uuid: a device without a UUID"
+            raise BadInput(message)
     uuids = [one.uuid.casefold() for one in capability.devices]
     if len(set(uuids)) < len(uuids):
         message = "capability.devices: two devices with one UUID"
         raise BadInput(message)
     return capability
-
-
-def _device(said: object, where: str) -> Device:
-    known = _Map(said, where)
-    uuid = known.text("uuid")
-    if not uuid:
-        message = f"{known.path('uuid')}: a device without a UUID"
-        raise BadInput(message)
-    return Device(
-        uuid=uuid,
-        backend=_one_of(Backend, known.text("backend"), known.path("backend")),
-        name=known.text("name"),
-        index=known.number("index", most=1 << 20),
-        memory_type=_one_of(MemoryType, known.text("memory_type") or MemoryType.DISCRETE, known.path("memory_type")),
-        total_bytes=known.number("total_bytes"),
-        free_bytes=known.number("free_bytes"),
-        driver=known.text("driver"),
-        capability=known.text("capability"),
-        pci=known.text("pci"),
-        installed=known.answer("installed"),
-        visible=known.answer("visible"),
-        usable=known.answer("usable"),
-        is_fake=known.flag("is_fake"),
-        sources=dict(known.texts("sources")),
-    )
-
-
-def _interpreter(said: object, where: str) -> MachineInterpreter:
-    known = _Map(said, where)
-    return MachineInterpreter(**{name: known.text(name) for name in ("path", "version", "torch", "torch_cuda", "why")})
-
-
-def _finding(said: object, where: str) -> ProbeFinding:
-    known = _Map(said, where)
-    return ProbeFinding(**{name: known.text(name) for name in ("code", "message", "probe", "hint")})
-
-
-class _Map:
-    """An object as JSON gives it, and where it stands. What is absent or null is as if nobody could say."""
-
-    def __init__(self, said: object, where: str) -> None:
-        if not isinstance(said, Mapping):
-            raise _wrong(where, "an object", said)
-        self._said = said
-        self._where = where
-
-    def path(self, name: str) -> str:
-        return f"{self._where}.{name}"
-
-    def text(self, name: str) -> str:
-        value = self._said.get(name)
-        return "" if value is None else _text(value, self.path(name))
-
-    def flag(self, name: str) -> bool:
-        value = self._said.get(name, False)
-        if not isinstance(value, bool):
-            raise _wrong(self.path(name), "true or false", value)
-        return value
-
-    def number(self, name: str, *, least: int = 0, most: int = MOST_BYTES) -> int | None:
-        value = self._said.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise _wrong(self.path(name), f"a whole number from {least} to {most}", value)
-        return value
-
-    def items(self, name: str, read: Callable[[object, str], T], *, most: int = MOST_ITEMS) -> tuple[T, ...]:
-        value = self._said.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list | tuple) or len(value) > most:
-            raise _wrong(self.path(name), f"a list of at most {most}", value)
-        return tuple([read(one, f"{self.path(name)}[{at}]") for at, one in enumerate(value)])
-
-    def texts(self, name: str) -> list[tuple[str, str]]:
-        value = self._said.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, Mapping) or len(value) > MOST_ITEMS:
-            raise _wrong(self.path(name), f"an object of at most {MOST_ITEMS} texts", value)
-        where = self.path(name)
-        return [(_text(key, where), "" if text is None else _text(text, where)) for key, text in value.items()]
-
-    def answer(self, name: str) -> TriStateAnswer:
-        value = self._said.get(name)
-        if value is None:
-            return TriStateAnswer(verdict=TriState.UNKNOWN)
-        known = _Map(value, self.path(name))
-        return TriStateAnswer(
-            verdict=_one_of(TriState, known.text("verdict"), known.path("verdict")), why=known.text("why")
-        )
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise _wrong(where, f"a text of at most {LONGEST_TEXT} characters", value)
-    return value
-
-
-def _one_of(kind: type[E], value: str, where: str) -> E:
-    try:
-        return kind(value)
-    except ValueError:
-        raise _wrong(where, f"one of {', '.join(kind)}", value) from None
-
-
-def _wrong(where: str, wanted: str, value: object) -> BadInput:
-    shown = repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
-    return BadInput(f"{where}: {wanted}, not {shown[:60]}")

@@ -72,6 +72,9 @@ class TriStateAnswer:
         return {"verdict": str(self.verdict), "why": self.why}
 
 
+UNKNOWN = TriStateAnswer(verdict=TriState.UNKNOWN)
+
+
 @frozen
 class Device:
     """One accelerator as it was found. `None` and empty texts mean: nobody could say."""
@@ -79,7 +82,7 @@ class Device:
     uuid: str
     """Its identity. Where the vendor has none, one is made that is unique on this host."""
     backend: Backend
-    name: str
+    name: str = ""
     index: int | None = None
     """A local alias, which shifts when another card goes away."""
     memory_type: MemoryType = MemoryType.DISCRETE
@@ -89,11 +92,11 @@ class Device:
     capability: str = ""
     """The vendor's word for its generation: `9.0`, `gfx1100`."""
     pci: str = ""
-    installed: TriStateAnswer
+    installed: TriStateAnswer = UNKNOWN
     """The machine has it."""
-    visible: TriStateAnswer
+    visible: TriStateAnswer = UNKNOWN
     """Programs started from here may see it: no variable and no permission hides it."""
-    usable: TriStateAnswer
+    usable: TriStateAnswer = UNKNOWN
     """A program has worked on it, or what would stop one is known."""
     is_fake: bool = False
     sources: Mapping[str, str] = fresh(factory=dict)

@@ -10,7 +10,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from stoker.core.errors import BadInput
+from stoker.core.frozen import fields_of
+from stoker.core.text import whole_number
 
 _TAGS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NESTED = (dict, list, tuple)
@@ -115,3 +123,117 @@ def _refuse_constant(name: str) -> Any:
 _COMPACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 _PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
 _TAGGED = json.JSONDecoder(parse_constant=_refuse_constant, object_hook=_untag)
+
+
+# Frozen objects as plain JSON values, and back: by their annotations, checked and bounded.
+#
+# Fields may be numbers, texts, flags, enums of texts, other frozen classes, tuples and maps of these, or `None`.
+# Unknown fields are passed over, since a newer program may send some. A field that is absent or null has its default.
+
+MOST_WHOLE = 1 << 60
+MOST_SECONDS = 1e15
+MOST_ITEMS = 1_000_000
+LONGEST_TEXT = 4000
+
+T = TypeVar("T")
+Bounds = Mapping[str, tuple[int, int]]
+"""By a field's name, the least and the most that its whole number, or the length of its list, may be."""
+
+
+def to_plain(value: object) -> Any:
+    """Return a frozen object, or a tuple of these, as JSON has it."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [to_plain(one) for one in value]
+    return {name: to_plain(one) for name, one in fields_of(value).items()}
+
+
+def from_plain(kind: type[T], plain: object, where: str, bounds: Bounds) -> T:
+    """Return the object of a frozen class that JSON describes.
+
+    Raises:
+        BadInput: a field is missing, of another type or beyond its bounds; the message names it.
+
+    """
+    if not isinstance(plain, Mapping):
+        raise _wrong(where, "an object", plain)
+    made: Any = kind
+    fields = {
+        name: _read(hint, plain[name], f"{where}.{name}", name, bounds)
+        for name, hint in _hints(made).items()
+        if plain.get(name) is not None
+    }
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        message = f"{where}: {error}"
+        raise BadInput(message) from None
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in kind.__slots__}
+
+
+def _read(hint: Any, plain: object, where: str, name: str, bounds: Bounds) -> Any:
+    origin = get_origin(hint)
+    if origin is UnionType:
+        (hint,) = [one for one in get_args(hint) if one is not NoneType]
+        return _read(hint, plain, where, name, bounds)
+    if origin is tuple:
+        return _read_tuple(get_args(hint), plain, where, name, bounds)
+    if origin is Mapping:
+        if not isinstance(plain, dict) or len(plain) > MOST_ITEMS:
+            raise _wrong(where, f"an object of at most {MOST_ITEMS} texts", plain)
+        key, value = get_args(hint)
+        items = {one: "" if text is None else text for one, text in plain.items()}
+        return {_read_scalar(key, one, where): _read_scalar(value, text, where) for one, text in items.items()}
+    if hint is int:
+        least, most = bounds.get(name, (0, MOST_WHOLE))
+        number = whole_number(plain)
+        if number is None or not least <= number <= most:
+            raise _wrong(where, f"a whole number from {least} to {most}", plain)
+        return number
+    if hint in (bool, float, str) or issubclass(hint, StrEnum):
+        return _read_scalar(hint, plain, where)
+    return from_plain(hint, plain, where, bounds)
+
+
+def _read_tuple(hints: tuple[Any, ...], plain: object, where: str, name: str, bounds: Bounds) -> tuple[Any, ...]:
+    is_any_length = len(hints) == 2 and hints[1] is Ellipsis
+    _, most = bounds.get(name, (0, MOST_ITEMS))
+    if not isinstance(plain, list | tuple) or len(plain) > most or not (is_any_length or len(plain) == len(hints)):
+        length = f"at most {most}" if is_any_length else f"{len(hints)}"
+        raise _wrong(where, f"a list of {length}", plain)
+    kinds = [hints[0]] * len(plain) if is_any_length else hints
+    pairs = enumerate(zip(kinds, plain, strict=True))
+    # A bound of a list is of its length, and not of the numbers in it.
+    return tuple([_read(kind, one, f"{where}[{at}]", "", bounds) for at, (kind, one) in pairs])
+
+
+def _read_scalar(kind: Any, plain: object, where: str) -> Any:
+    """Return a flag, a number of seconds and the like, a text, or an enum of texts."""
+    if kind is bool:
+        if not isinstance(plain, bool):
+            raise _wrong(where, "true or false", plain)
+        return plain
+    if kind is float:
+        is_number = isinstance(plain, int | float) and not isinstance(plain, bool)
+        if not is_number or not math.isfinite(plain) or abs(plain) > MOST_SECONDS:  # type: ignore[arg-type]  # a number
+            raise _wrong(where, f"a number from {-MOST_SECONDS:g} to {MOST_SECONDS:g}", plain)
+        return float(plain)  # type: ignore[arg-type]  # a number
+    if not isinstance(plain, str) or len(plain) > LONGEST_TEXT:
+        raise _wrong(where, f"a text of at most {LONGEST_TEXT} characters", plain)
+    try:
+        return kind(plain)
+    except ValueError:
+        raise _wrong(where, f"one of {', '.join(kind)}", plain) from None
+
+
+def _wrong(where: str, wanted: str, plain: object) -> BadInput:
+    shown = repr(plain) if isinstance(plain, str | int | float | bool | None) else type(plain).__name__
+    return BadInput(f"{where}: {wanted}, not {shown[:60]}")

@@ -1,4 +1,7 @@
-"""Sizes and durations between people and programs. Inside, sizes are integer bytes and durations are seconds."""
+"""Names, texts, numbers, sizes and durations between people and programs.
+
+Inside, sizes are integer bytes and durations are seconds.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +121,24 @@ def did_you_mean_path(name: str, known: Sequence[str]) -> str:
     candidate = nearest(name, known) if "." in name else None
     candidate = candidate or ends.get(nearest(name.rpartition(".")[2], ends) or "")
     return f"did you mean {candidate!r}?" if candidate else ""
+
+
+# Numbers: the one rule by which every schema reads a whole number, whatever its file or message.
+
+EXACT_FLOATS = 2**53
+"""Beyond it a float no longer holds every whole number, so one with a point or an exponent may mean another."""
+
+
+def whole_number(value: object) -> int | None:
+    """Return the whole number that a value is: an int, or a float without a fraction, such as 1.0 or 1e3.
+
+    None for everything else: text, true and false, and floats that may stand for several whole numbers.
+    """
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer() and abs(value) <= EXACT_FLOATS:
+        return int(value)
+    return None
 
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)

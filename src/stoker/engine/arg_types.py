@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NewType
 
 from stoker.core.frozen import frozen_by_position
-from stoker.core.text import parse_duration, parse_size
+from stoker.core.text import EXACT_FLOATS, parse_duration, parse_size, whole_number
 
 Plain = NewType("Plain", object)
 """Text, numbers, booleans, nothing, and lists and maps of these."""
@@ -29,8 +29,6 @@ Duration = NewType("Duration", str)
 InputPath = NewType("InputPath", str)
 """A file or folder of the user's that a stage reads. It enters the key by the digest of its content."""
 
-# Beyond it a float no longer holds every whole number, so text with a point or an exponent may mean another one.
-_EXACT_FLOATS = 2**53
 # Python refuses to print what is much larger, and so does every message and every file of ours.
 _MOST_BITS = 8192
 
@@ -100,21 +98,20 @@ class BoolType(ArgType):
 
 @frozen_by_position
 class IntType(ArgType):
-    """Whole numbers; a float that is one counts."""
+    """Whole numbers; a float that is one counts (`core.text.whole_number`)."""
 
     def read(self, text: str) -> int:
         return self.check(_read_whole(text))
 
     def check(self, value: Any) -> int:
-        if type(value) is int:
-            if value.bit_length() > _MOST_BITS:
-                message = f"a whole number of {value.bit_length()} bits is too large"
-                raise ValueError(message)
-            return value
-        if type(value) is float and value.is_integer():
-            return int(value)
-        message = f"expected a whole number, got {said(value)}"
-        raise ValueError(message)
+        number = whole_number(value)
+        if number is None:
+            message = f"expected a whole number, got {said(value)}"
+            raise ValueError(message)
+        if number.bit_length() > _MOST_BITS:
+            message = f"a whole number of {number.bit_length()} bits is too large"
+            raise ValueError(message)
+        return number
 
     def schema(self) -> dict[str, Any]:
         return {"type": "integer"}
@@ -387,7 +384,7 @@ def _read_whole(text: str) -> int:
     if not number.is_integer():
         message = f"{text!r} is not a whole number"
         raise ValueError(message)
-    if abs(number) > _EXACT_FLOATS:
+    if abs(number) > EXACT_FLOATS:
         message = f"{text!r} is too large to be read exactly; write all its digits"
         raise ValueError(message)
     return int(number)

@@ -27,7 +27,7 @@ from stoker.core.frozen import fields_of
 from stoker.core.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.core.jsontext import loads
 from stoker.core.retry import RetryOn, RetryPolicy
-from stoker.core.text import did_you_mean
+from stoker.core.text import did_you_mean, whole_number
 from stoker.engine.plan import Plan, UncheckedNode, compile_plan
 from stoker.engine.stage import Stage
 from stoker.host.durable import translated
@@ -205,15 +205,16 @@ class _Reader:
         self._unknown(raw, _RETRY, place)
         attempts, backoff_s, on = raw.get("attempts", 1), raw.get("backoff_s", 1.0), raw.get("on", "transient")
         before = len(self.faults)
-        if type(attempts) is not int or attempts < 1:
+        count = whole_number(attempts)
+        if count is None or count < 1:
             self._fault((*place, "attempts"), f"must be a whole number from 1, is {_short(attempts)}")
         if not _is_finite(backoff_s) or backoff_s < 0:
             self._fault((*place, "backoff_s"), f"must be a number of seconds from 0, is {_short(backoff_s)}")
         if on not in list(RetryOn):
             self._fault((*place, "on"), f"must be one of {', '.join(RetryOn)}, is {_short(on)}")
-        if len(self.faults) > before:
+        if count is None or len(self.faults) > before:
             return None
-        return RetryPolicy(attempts=attempts, backoff_s=float(backoff_s), on=RetryOn(on))
+        return RetryPolicy(attempts=count, backoff_s=float(backoff_s), on=RetryOn(on))
 
     def _needs(self, node: Place, body: Mapping[str, Any]) -> Needs | None:
         raw = self._typed(body, "needs", dict, None, node)
@@ -228,7 +229,9 @@ class _Reader:
             value = raw[name]
             if type(usual) is float and _is_finite(value):
                 given[name] = float(value)
-            elif type(usual) in (int, bool) and type(value) is type(usual):
+            elif type(usual) is int and whole_number(value) is not None:
+                given[name] = whole_number(value)
+            elif type(usual) is type(value) is bool:
                 given[name] = value
             elif type(usual) is tuple and type(value) is list and all(type(one) is str for one in value):
                 given[name] = tuple(value)

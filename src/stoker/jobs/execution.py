@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stoker.config.adapter_entries import BEST
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest
-from stoker.core.errors import Cancelled, InternalError, StokerError, Terminated, TrialsCancelled
+from stoker.core.errors import Cancelled, InternalError, StokerError, Terminated, TrialsCancelled, exit_code_of
 from stoker.core.events import Event, Kinds
-from stoker.core.exits import exit_code_of
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.job import JobState
 from stoker.engine.execution.executor import Executor

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from stoker.core.clock import Clock
-from stoker.core.errors import BadInput, Conflict, Unavailable
-from stoker.core.exits import MEANINGS
+from stoker.core.errors import MEANINGS, BadInput, Conflict, Unavailable
 from stoker.core.frozen import frozen
 from stoker.core.text import one_line
 from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput

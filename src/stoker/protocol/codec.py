@@ -14,6 +14,7 @@ from pydantic_core import InitErrorDetails
 from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
 
 from stoker.core.jsontext import dumps, loads
+from stoker.core.text import whole_number
 
 # The protocol's version and what every request and answer has in common.
 #
@@ -32,10 +33,14 @@ MOST_ENTRIES = 20_000
 _MOST_UNKNOWN = 100
 """Of the unknown fields of a message, those that are named."""
 _STOPPING = frozenset({"tuple", "list", "set", "frozenset"})
+_NUMBERS = frozenset({"int", "float", "bool"})
 
 
 def _bounded(schema: Any) -> Any:
-    """Return a schema of pydantic's whose sequences and maps make few faults."""
+    """Return a schema of pydantic's that reads numbers by our rule, and whose sequences and maps make few faults.
+
+    Of itself pydantic takes "1" and true for numbers, and 1 for true.
+    """
     if isinstance(schema, list):
         return [_bounded(part) for part in schema]
     if not isinstance(schema, dict):
@@ -43,9 +48,18 @@ def _bounded(schema: Any) -> Any:
     made = {key: part if key in ("metadata", "default", "cls") else _bounded(part) for key, part in schema.items()}
     if made.get("type") in _STOPPING:
         made["fail_fast"] = True
+    if made.get("type") in _NUMBERS:
+        made["strict"] = True
+    if made.get("type") == "int":
+        return no_info_before_validator_function(_as_whole, made)
     if made.get("type") == "dict" and made.get("values_schema", {}).get("type", "any") != "any":
         return no_info_before_validator_function(_check_entries, made)
     return made
+
+
+def _as_whole(value: Any) -> Any:
+    number = whole_number(value)
+    return value if number is None else number
 
 
 def _check_entries(value: Any) -> Any:

@@ -9,8 +9,7 @@ from types import FrameType
 from typing import Any
 
 from stoker.core.digests import Digest
-from stoker.core.errors import BadInput, HashMismatch, InternalError, StokerError, Terminated, VersionSkew
-from stoker.core.exits import exit_code_of
+from stoker.core.errors import BadInput, HashMismatch, InternalError, StokerError, Terminated, VersionSkew, exit_code_of
 from stoker.core.frozen import changed
 from stoker.core.job import JobState, contents_of
 from stoker.engine.plan import TrialNodes

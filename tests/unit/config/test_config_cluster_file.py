@@ -165,7 +165,7 @@ def test_a_node_that_takes_no_job_is_refused(drawer: Drawer) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["-1", "1.0", "1.5", "true", "'3'", "three", ".nan", ".inf", "[1]", "{}", "1e9", "100001", "0x7fffffff"]
+    "value", ["-1", "1.5", "true", "'3'", "three", ".nan", ".inf", "[1]", "{}", "1e9", "100001", "0x7fffffff"]
 )
 def test_max_adapters_is_a_whole_number_from_one(drawer: Drawer, value: str) -> None:
     fault = drawer.node_fault(f"max_adapters: {value}")
@@ -230,7 +230,7 @@ def test_a_device_without_memory_is_refused(drawer: Drawer) -> None:
     [
         ("24GiB", "write 24576"),
         ("'24 GB'", "write 22888"),
-        ("24564.0", "write 24564"),
+        ("24564.5", "it is a whole number"),
         ("'24564'", "without quotes"),
         ("-5", "from 1"),
         ("24_564", "it is a whole number"),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from stoker.core.capability import (
-    LONGEST_TEXT,
     MOST_DEVICES,
     Capability,
     MachineInterpreter,
@@ -16,7 +15,7 @@ from stoker.core.capability import (
 )
 from stoker.core.device import Backend, Device, MemoryType, TriState, TriStateAnswer
 from stoker.core.errors import BadInput
-from stoker.core.jsontext import dumps, loads
+from stoker.core.jsontext import LONGEST_TEXT, dumps, loads
 
 YES = TriStateAnswer(verdict=TriState.YES, why="it worked")
 WHOLE = Capability(

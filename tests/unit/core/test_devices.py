@@ -59,7 +59,7 @@ def test_adapter_slots_add_up_and_nodes_are_found_by_name():
     assert cluster.find("d") is None
 
 
-def test_the_best_memory_is_the_most_free_on_one_usable_device():
+def test_devices_that_are_hidden_or_stopped_are_not_usable():
     machine = Capability(
         hostname="desk",
         os="linux",
@@ -71,9 +71,8 @@ def test_the_best_memory_is_the_most_free_on_one_usable_device():
             device("GPU-4", free_bytes=11 * MIB, usable=NO),
         ),
     )
-    assert machine.best_vram_bytes() == 7 * MIB
-    assert machine.best_vram_bytes(Backend.ROCM) == 0
-    assert changed(machine, devices=()).best_vram_bytes() == 0
+    assert [one.uuid for one in machine.usable_devices] == ["GPU-1", "GPU-2"]
+    assert not changed(machine, devices=()).usable_devices
 
 
 def test_free_memory_does_not_change_the_digest_and_hardware_does():

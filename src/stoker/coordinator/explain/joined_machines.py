@@ -12,6 +12,7 @@ from stoker.core.capability import Capability
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import Node
+from stoker.core.text import whole_number
 from stoker.protocol.job_messages import HostPolicy
 from stoker.scheduler.offers import AgreedOffer, DeviceOffer, NodeOffer, agree, node_of
 
@@ -146,10 +147,10 @@ def _smaller(one: int | None, other: int | None) -> int | None:
 
 
 def _whole(said: Mapping[str, object], name: str, *, least: int) -> int | None:
-    value = said.get(name)
-    if value is None:
+    if said.get(name) is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST:
-        message = f"{name}: a whole number of at least {least}, not {str(value)[:40]!r}"
+    value = whole_number(said[name])
+    if value is None or not least <= value <= _MOST:
+        message = f"{name}: a whole number of at least {least}, not {str(said[name])[:40]!r}"
         raise BadInput(message)
     return value

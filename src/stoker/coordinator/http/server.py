@@ -29,8 +29,7 @@ from stoker.coordinator.http.http_connection import (
 )
 from stoker.coordinator.http.http_messages import LOG, Receive, Scope, Send
 from stoker.coordinator.http.worker_routes import WorkerRouter
-from stoker.core.errors import StokerError
-from stoker.core.exits import INTERRUPTED, TERMINATED
+from stoker.core.errors import INTERRUPTED, TERMINATED, StokerError
 from stoker.core.frozen import frozen
 
 GRACE_S = 10.0

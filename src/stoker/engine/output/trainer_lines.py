@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.core.frozen import fresh, frozen
+from stoker.core.text import whole_number
 from stoker.engine.metrics.metrics_file import clean_name
 
 # `name=number` pairs in a line of somebody's output. Pure, and linear in the line.
@@ -336,10 +337,10 @@ def _required(raw: dict[str, Any], name: str) -> int:
 
 
 def _whole_trainer_lines(raw: dict[str, Any], name: str) -> int | None:
-    value = raw.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _WHOLE_LIMIT):
+    if raw.get(name) is None:
+        return None
+    value = whole_number(raw[name])
+    if value is None or abs(value) >= _WHOLE_LIMIT:
         raise _Wrong(f"{name} is a whole number")
     return value
 
