@@ -143,7 +143,7 @@ def test_a_whole_number_means_the_same_everywhere(
         text = "1.0e3"
     if expected is None:
         # Each entrance has its own error, and all of them are refusals of input.
-        with pytest.raises((ValueError, TypeError, StokerError), match="."):
+        with pytest.raises((ValueError, TypeError, StokerError)):
             read(text, tmp_path)
         return
     found = read(text, tmp_path)
