@@ -398,7 +398,8 @@ class RankFailed(WorkFailed, code="rank_failed", exit_code=54):
     @property
     def rank(self) -> int:
         """Return the rank that failed first."""
-        return int(self.data.get("rank", -1))  # type: ignore[call-overload]  # a number, if it is there
+        rank = self.data.get("rank", -1)
+        return rank if isinstance(rank, int) else -1
 
     @property
     def phase(self) -> str:
