@@ -489,7 +489,7 @@ FENCES = (
     ),
     Fence(
         "a machine whose end has come gets nothing",
-        "scheduler/node_table.py",
+        "scheduler/node_tables.py",
         "if seconds > 0.0 else 0",
         "if True else 0",
         (INPUTS,),
@@ -545,7 +545,7 @@ FENCES = (
     ),
     Fence(
         "a slow machine waits until the fast one has asked after the last job of all",
-        "scheduler/outstanding.py",
+        "scheduler/leases.py",
         "return not self.running and not self.settling",
         "return not self.running",
         (ARRIVALS,),
@@ -727,7 +727,7 @@ FENCES = (
     ),
     Fence(
         "one run that took a hundred times as long changes no estimate",
-        "scheduler/durations.py",
+        "scheduler/job_types.py",
         "return median(known.took_s)",
         "return known.took_s[-1]",
         ("tests/unit/scheduler/test_scheduler_durations.py",),

@@ -10,7 +10,7 @@ from stoker.coordinator.queue.commands import Declare, Sweep
 from stoker.core.machine import Cluster, UserPolicy
 from stoker.protocol.job_messages import SubmissionOutcome
 from stoker.protocol.lease_messages import Claim, ClaimResponse, Decline, Hello, LeaseReport, Renewal
-from stoker.scheduler.machine import MachineLease
+from stoker.scheduler.machine_index import MachineLease
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import say, token
 from tests.contract.test_queue_scheduling import FAST, ON_DEVICE, SLOW, Called, ask, join, scheduler_of

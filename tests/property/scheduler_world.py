@@ -12,8 +12,8 @@ from stoker.core.device import GIB
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.decisions import HoldDecision, HoldReason, StartDecision
-from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
+from stoker.scheduler.leases import HoldDecision, HoldReason, StartDecision
+from stoker.scheduler.machine_index import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import NodeOffer, offer_of
 from stoker.scheduler.scheduler import Scheduler
 

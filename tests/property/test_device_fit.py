@@ -25,10 +25,8 @@ from stoker.devices.ledger.types import CandidateDevice, DeviceRequest
 from stoker.engine.device_gate import held_base
 from stoker.engine.ledger_gate import LedgerGate
 from stoker.protocol.lease_messages import Grant as Granted
-from stoker.scheduler.fit import Placement, choose
-from stoker.scheduler.node_state import NodeUsage
+from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, choose, shape_of
 from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, Sharing
-from stoker.scheduler.shapes import PlacementShape, shape_of
 from stoker.worker.machine_checks import room_for
 from tests.lengths import examples
 from tests.unit.devices.ledger.lab import someone

@@ -18,13 +18,12 @@ from stoker.core.device import GIB, Backend, Device, MemoryType, TriState, TriSt
 from stoker.core.frozen import changed
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.decisions import HoldDecision, HoldReason, StartDecision, StartReason
-from stoker.scheduler.fit import choose
-from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
+from stoker.scheduler.fit import PlacementShape, choose, shape_of
+from stoker.scheduler.leases import HoldDecision, HoldReason, StartDecision, StartReason
+from stoker.scheduler.machine_index import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase
 from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
-from stoker.scheduler.shapes import PlacementShape, shape_of
 
 NAMES = ("a", "b", "c")
 PRIORITIES = st.sampled_from([0, 5, 9])

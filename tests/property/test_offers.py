@@ -14,11 +14,10 @@ from stoker.core.job import job_id
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.devices.memory_admission import Admission, MachineMemory, admit
 from stoker.protocol.lease_messages import Grant, WorkerMeasurements
-from stoker.scheduler.fit import UnfitReason, choose
-from stoker.scheduler.machine import MatchableMachine as ScheduledMachine
+from stoker.scheduler.fit import UnfitReason, choose, shape_of
+from stoker.scheduler.machine_index import MatchableMachine as ScheduledMachine
 from stoker.scheduler.offers import agree, node_of
 from stoker.scheduler.reasons import obstacles
-from stoker.scheduler.shapes import shape_of
 from stoker.worker.machine_checks import Precheck, why_not
 from tests.unit.devices.machines import NO, UNKNOWN, YES, capability, device
 

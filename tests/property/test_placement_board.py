@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stoker.core.device import GIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import changed
 from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
-from stoker.scheduler.fit import Placement, choose
+from stoker.scheduler.fit import Placement, PlacementShape, choose
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, ResidentProcess, Sharing
-from stoker.scheduler.shapes import PlacementShape
 from tests.lengths import examples
 
 NAMES = ("a", "b", "c", "d", "e", "f")

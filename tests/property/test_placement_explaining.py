@@ -9,12 +9,11 @@ from stoker.core.device import GIB, MIB, Backend, MemoryType
 from stoker.core.frozen import changed
 from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
 from stoker.core.text import parse_size
-from stoker.scheduler.changes import ChangeKind, at_best, best_of_each, changes_on, is_true, nearest, shown_bytes
+from stoker.scheduler.changes import ChangeKind, at_best, best_of_each, changes_over, is_true, nearest, shown_bytes
 from stoker.scheduler.explain import NodeGroups, explain, judge_node
-from stoker.scheduler.fit import choose
+from stoker.scheduler.fit import choose, shape_of
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, Sharing
 from stoker.scheduler.reasons import obstacles
-from stoker.scheduler.shapes import shape_of
 
 sizes = st.integers(1, 30 * 1024).map(lambda mib: mib * MIB)
 
@@ -191,13 +190,13 @@ def test_nodes_in_equal_states_are_told_of_as_if_each_had_been_looked_at(
     assert told.nodes == tuple(judge_node(shape, offer) for offer in fleet)
     if told.best is not None:
         return
-    found = [change for offer in fleet for change in changes_on(shape, offer)]
+    found = [change for offer in fleet for change in changes_over(shape, [offer])]
     assert told.changes == tuple(best_of_each(found))
     assert told.nearest == nearest(found)
     idle = [at_best(offer) for offer in fleet]
     assert told.waits_for == tuple(offer.node for offer in idle if choose(shape, offer) is not None)
     if told.never:
-        assert told.ever == tuple(best_of_each(change for offer in idle for change in changes_on(shape, offer)))
+        assert told.ever == tuple(best_of_each(change for offer in idle for change in changes_over(shape, [offer])))
 
 
 def renamed(offer: NodeOffer, copy: int) -> NodeOffer:

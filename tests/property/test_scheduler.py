@@ -7,10 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.core.frozen import changed
-from stoker.scheduler.decisions import StartDecision
-from stoker.scheduler.fit import choose
-from stoker.scheduler.machine import MatchableMachine
-from stoker.scheduler.shapes import shape_of
+from stoker.scheduler.fit import choose, shape_of
+from stoker.scheduler.leases import StartDecision
+from stoker.scheduler.machine_index import MatchableMachine
 from tests.lengths import examples
 from tests.property.scheduler_world import ASKS, KINDS, NAMES, Class, Spec, World, classes, machines, steps
 

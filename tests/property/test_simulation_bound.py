@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from stoker.core.device import GIB
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.offers import offer_of
+from stoker.scheduler.fit import shape_of
 from stoker.scheduler.prices import run_options
-from stoker.scheduler.shapes import node_types_of, shape_of
 from stoker.scheduler.simulation.simulation_report import lower_bound
 from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch
+from tests.unit.scheduler.fleets import node_types_of
 from tests.unit.scheduler.simulation.auditor import ON_CPU, SPEEDS, Held
 
 Place = tuple[int, tuple[str, ...]]
@@ -74,7 +74,7 @@ def test_no_schedule_beats_the_bound(nodes: list[Node], wanted: list[tuple[Requi
     batch = WorkloadBatch(shapes)
     for number, (_, work_s) in enumerate(wanted):
         batch.add(number, work_s)
-    node_types, _ = node_types_of(offer_of(node) for node in nodes)
+    node_types = node_types_of(nodes)
     numbered = [(number, one.offer) for number, one in enumerate(node_types)]
     ways = [run_options(shape_of(shape.wanted), numbered) for shape in shapes]
     bound = lower_bound(batch, ways, [one.count for one in node_types])

@@ -13,11 +13,9 @@ from heapq import heappop, heappush
 
 from stoker.scheduler.fit import is_wished
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import MatchableMachine
-from stoker.scheduler.machine_index import MachineIndex
-from stoker.scheduler.node_table import NodeTable
-from stoker.scheduler.node_tables import NodeTables, preference
-from stoker.scheduler.outstanding import OutstandingWork
+from stoker.scheduler.leases import OutstandingWork
+from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
+from stoker.scheduler.node_tables import NodeTable, NodeTables, preference
 from stoker.scheduler.ready_queue import ReadyQueue
 
 ANSWER_S = 5.0

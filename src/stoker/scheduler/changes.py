@@ -14,10 +14,19 @@ from stoker.core.device import GIB, MIB
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference
 from stoker.core.text import format_size
-from stoker.scheduler.fit import choose, cores_left, is_resident, policy_block, ram_left, room_bytes, shares
+from stoker.scheduler.fit import (
+    PlacementShape,
+    choose,
+    cores_left,
+    idle,
+    is_resident,
+    policy_block,
+    ram_left,
+    room_bytes,
+    shares,
+)
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
 from stoker.scheduler.reasons import why_unable
-from stoker.scheduler.shapes import PlacementShape, idle
 
 _MOST_NAMED = 3
 
@@ -56,11 +65,6 @@ class Change:
 
     def to_dict(self) -> dict[str, object]:
         return {"what": str(self.what), "node": self.node, "text": self.text, "relative": self.relative}
-
-
-def changes_on(shape: PlacementShape, offer: NodeOffer) -> list[Change]:
-    """Return every single change that would start the job on this node; if none does, all amounts at once."""
-    return _changes(shape, offer, frozenset())
 
 
 def changes_over(shape: PlacementShape, offers: Iterable[NodeOffer]) -> list[Change]:

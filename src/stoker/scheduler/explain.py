@@ -13,12 +13,11 @@ from typing import NamedTuple
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference, SchedulableJob
 from stoker.scheduler.changes import Change, at_best, best_of_each, changes_over, nearest, why_never
-from stoker.scheduler.fit import Placement, choose, choose_device
+from stoker.scheduler.fit import Placement, PlacementShape, choose, choose_device, shape_of
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.reasons import Obstacle, ScoreTerm, cpu_terms, device_obstacle, device_terms, obstacles
 from stoker.scheduler.score import COST_RULE, Advice, CostRule, PlacementRank
-from stoker.scheduler.shapes import PlacementShape, shape_of
 
 _MOST_KNOWN = 20_000
 

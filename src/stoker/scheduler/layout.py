@@ -11,8 +11,7 @@ from collections.abc import Hashable, Iterable
 from math import inf
 from typing import Any
 
-from stoker.scheduler.fit import room_bytes, slices_left
-from stoker.scheduler.node_state import DeviceUsage, NodeUsage
+from stoker.scheduler.fit import DeviceUsage, NodeUsage, PlacementShape, room_bytes, slices_left
 from stoker.scheduler.pools import (
     AlonePool,
     Amounts,
@@ -28,7 +27,6 @@ from stoker.scheduler.pools import (
     amount_at,
 )
 from stoker.scheduler.score import slices_of
-from stoker.scheduler.shapes import PlacementShape
 
 Place = tuple[CellIndex[Any], Any]
 """An index of a pool, and the cell of a node in it."""

@@ -1,16 +1,192 @@
-"""What runs: leases, when they are expected to end, and what they cost of the fleet and of their users' shares."""
+"""What starts and what runs: decisions as values, leases, and the outstanding work of the fleet.
+
+Outstanding work is how long all that is ready and runs would take the whole fleet, kept up to date with a few
+additions. It is counted with `prices`: a second of work at what it costs on its cheapest node type. Of a running job
+the part that is left by its estimate counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from itertools import accumulate
+from typing import NamedTuple
 
 from stoker.core.errors import InternalError
+from stoker.core.frozen import fresh, frozen
 from stoker.scheduler.fit import Placement
-from stoker.scheduler.machine import LeaseAllocation, MachineLease
-from stoker.scheduler.machine_index import MachineIndex
-from stoker.scheduler.outstanding import OutstandingWork
-from stoker.scheduler.ready_queue import ReadyQueue
+from stoker.scheduler.job_types import JobType
+from stoker.scheduler.machine_index import LeaseAllocation, MachineIndex, MachineLease
+from stoker.scheduler.ready_queue import ReadyHead, ReadyQueue, UserQueue
 from stoker.scheduler.shares import Shares
+
+
+class StartReason(StrEnum):
+    """What decided that a job starts on a machine."""
+
+    OLDEST = "oldest"
+    WIDE = "much_room_at_once"
+    RESIDENT = "base_is_here"
+    LONGEST = "longest_first"
+    KEPT = "kept_for_it"
+
+
+class HoldReason(StrEnum):
+    """Why a job does not start on a machine where it fits now."""
+
+    FASTER = "faster_machine"
+    """It would end earlier on a faster machine that it waits for."""
+    PREFERRED = "preferred_machine"
+    """It would end no later on a machine that it prefers."""
+    BETTER_FREE = "better_machine_free"
+    """A better machine is free and about to ask."""
+    SCARCE = "left_to_others"
+    """The machine is left to jobs that need it."""
+    KEPT = "kept"
+    """The machine is kept for another job."""
+    LIMIT = "user_limit"
+    """Its user has as many jobs or devices as allowed."""
+    ENDS = "machine_ends"
+    """The machine goes away before the job would end."""
+    DECLINED = "declined"
+    """The machine declined it a moment ago."""
+    ORDER = "order"
+    """Another job goes first."""
+
+
+class BackfillHold(NamedTuple):
+    """What a machine is kept for: the next job of a type. What is over by then may still start there."""
+
+    queue: UserQueue
+    type: JobType
+    until_s: float
+
+
+class Pick(NamedTuple):
+    """The first job of a type, and as what it is placed."""
+
+    queue: UserQueue
+    type: JobType
+    number: int
+    why: StartReason
+
+
+class StartableJob(NamedTuple):
+    """The first job that may start on a machine, and how much work waits."""
+
+    queue: UserQueue
+    rank: int
+    """Of that job."""
+    good: int
+    """What may start here, of that queue."""
+    fits: int
+    """What fits here, of any queue of this priority."""
+    worth: int
+    """What of that is worth starting here, whoever's it is."""
+    ahead_s: float
+    rest_s: float
+
+
+class StartDecision(NamedTuple):
+    """A job for a machine, and where on it."""
+
+    head: ReadyHead
+    allocation: LeaseAllocation
+    why: StartReason
+    placement: Placement
+    type: JobType
+    queue: UserQueue
+
+
+@frozen
+class HoldDecision:
+    """Nothing for this machine now, and why."""
+
+    waiting: Mapping[str, int] = fresh(factory=dict)
+    """How many ready jobs can't start here for which reason: an `UnfitReason`, or a `HoldReason`."""
+    closed: str = ""
+
+
+class OutstandingWork:
+    """Sums over all jobs."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.settling, self.settles_s = "", 0.0
+        """The machine whose job was the last of all that ran, until it has asked, or until this time at the latest."""
+        self._costs_s: Sequence[float] = ()
+        self._ready: dict[int, float] = {}
+        self._all_ready = 0.0
+        self._sums: dict[int, float] | None = None
+        """By priority, what is ready there and above; None: it has to be found again."""
+        self._rates = 0.0
+        self._ends = 0.0
+
+    def cost_s(self, index: int) -> float:
+        """Return what a job of a type costs, in seconds of the fleet; 0 before prices are known."""
+        return self._costs_s[index] if index < len(self._costs_s) else 0.0
+
+    def add_ready(self, index: int, priority: int, more: int) -> None:
+        """Count jobs of a type that became ready; negative: that are no longer."""
+        cost_s = self.cost_s(index) * more
+        self._ready[priority] = self._ready.get(priority, 0.0) + cost_s
+        self._all_ready += cost_s
+        self._sums = None
+
+    def set_costs(self, costs_s: Sequence[float], counts: Iterable[tuple[int, int, int]]) -> None:
+        """Count all ready jobs at new prices: `counts` by type and priority. What runs is counted as before."""
+        self._costs_s = costs_s
+        self._ready = {}
+        for index, priority, count in counts:
+            self._ready[priority] = self._ready.get(priority, 0.0) + count * costs_s[index]
+        self._all_ready = sum(self._ready.values())
+        self._sums = None
+
+    def start(self, rate: float, until_s: float) -> None:
+        """Count a running job: so much per second, until then."""
+        self.running += 1
+        self._rates += rate
+        self._ends += rate * until_s
+
+    def end(self, rate: float, until_s: float) -> None:
+        """Count it no more."""
+        self.running -= 1
+        self._rates -= rate
+        self._ends -= rate * until_s
+        if not self.running:
+            self._rates = self._ends = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs in the whole fleet, and no machine is about to ask because its job ended just now."""
+        return not self.running and not self.settling
+
+    def shift(self, back_s: float) -> None:
+        """Move the ends of what runs: the clock was set back."""
+        self.settles_s -= back_s
+        self._ends -= self._rates * back_s
+
+    def _ready_from(self, priority: int) -> float:
+        """Return what the ready jobs of a priority and above cost: for all priorities at once, when amounts changed."""
+        if self._sums is None:
+            levels = sorted(self._ready.items(), reverse=True)
+            self._sums = dict(zip((at for at, _ in levels), accumulate(cost_s for _, cost_s in levels), strict=True))
+        found = self._sums.get(priority)
+        if found is None:
+            return sum([cost_s for at, cost_s in self._ready.items() if at >= priority])
+        return found
+
+    def both_s(self, now_s: float, priority: int | None = None) -> tuple[float, float]:
+        """Return how long the fleet needs until a job of this priority starts, and until all is done.
+
+        Starts: the ready jobs of its priority and above, and the first of the running ones to end. Done: these, and all
+        that runs. Without a priority: the lowest.
+        """
+        ready_s = self._all_ready if priority is None else self._ready_from(priority)
+        running_s = self._ends - self._rates * now_s
+        ready_s, running_s = max(ready_s, 0.0), max(running_s, 0.0)
+        return ready_s + running_s / (self.running or 1), ready_s + running_s
+
 
 EXPECTED_NEWS = 0.2
 """A time left that differs by no more than this part from the known one is no news."""

@@ -1,25 +1,29 @@
-"""The policy: which of the jobs that fit a machine now starts there. `scheduler` describes its rules.
+"""The policy: which of the jobs that fit a machine now starts there, and why the others do not.
 
-Every rule is a mask over job types, so a decision costs the same however many jobs are ready.
+`scheduler` describes its rules. Every rule is a mask over job types, so a decision costs the same however many jobs are
+ready.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable
+
 from stoker.scheduler.calls import ROUNDING_S
-from stoker.scheduler.decisions import BackfillHold, HoldReason, Pick, StartableJob, StartReason
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import MatchableMachine
-from stoker.scheduler.machine_index import MachineIndex
-from stoker.scheduler.node_table import LONG, NodeTable
-from stoker.scheduler.node_tables import SLACK, NodeTables, preference
-from stoker.scheduler.outstanding import OutstandingWork
+from stoker.scheduler.leases import BackfillHold, HoldReason, OutstandingWork, Pick, StartableJob, StartReason
+from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
+from stoker.scheduler.node_tables import LONG, SLACK, NodeTable, NodeTables, preference
 from stoker.scheduler.prices import RunOption
 from stoker.scheduler.ready_queue import ReadyQueue, UserQueue, places, type_of
+from stoker.scheduler.reasons import first_block
 from stoker.scheduler.reservations import BackfillHolds
 from stoker.scheduler.shares import Shares
 
 MUCH_SOONER = 4.0
 """While jobs keep coming, one waits for a faster machine only if it would take so many times as long here."""
+_STATES = 512
+"""For so many states of machines reasons are remembered."""
 _MOST_TYPES = 16
 """So many types of those that are held back are compared by what runs on faster machines."""
 EARLY = 16
@@ -45,6 +49,8 @@ class NextJobPicker:
         self._work = work
         self._shares = shares
         self.reservations = BackfillHolds(types, machines, ready, work, shares)
+        self._reasons: OrderedDict[Hashable, dict[int, str]] = OrderedDict()
+        """By the state of a machine, why the job types that do not fit there do not, by type."""
 
     def pick(self, machine: MatchableMachine, fits: int, now_s: float) -> Pick | None:
         """Return the job that starts on a machine, of those that fit there; None: none of them."""
@@ -359,3 +365,37 @@ class NextJobPicker:
             message = "a job type is picked that may not start"
             raise ValueError(message)
         return Pick(queue, one, number, why)
+
+    def tally(self, machine: MatchableMachine, declined: int, now_s: float) -> dict[str, int]:
+        """Count ready jobs by why they do not start on a machine, which declined those of some types."""
+        counts: dict[str, int] = {}
+        for users in self._ready.levels.values():
+            for queue in users.values():
+                for index in self._types.in_mask(queue.bits):
+                    one = self._types.types[index]
+                    is_declined = bool(declined & one.bits)
+                    reason = str(HoldReason.DECLINED) if is_declined else self.reason(machine, queue, one, now_s)
+                    counts[reason] = counts.get(reason, 0) + queue.counts[index]
+        return counts
+
+    def reason(self, machine: MatchableMachine, queue: UserQueue, one: JobType, now_s: float) -> str:
+        """Return why the first job of a type does not start on a machine: an `UnfitReason`, or a `HoldReason`."""
+        if machine.deferred & one.bits:
+            return str(HoldReason.BETTER_FREE)
+        if self._machines.fits(machine) & one.bits:
+            return str(self.hold_reason(machine, queue, one, now_s))
+        known = self._in_state(machine)
+        reason = known.get(one.index)
+        if reason is None:
+            reason = known[one.index] = str(first_block(one.shape, self._machines.index.usage(machine.name)))
+        return reason
+
+    def _in_state(self, machine: MatchableMachine) -> dict[int, str]:
+        """Return the reasons that are known for machines in the same state, by type."""
+        state = self._machines.index.state(machine.name)
+        known = self._reasons.get(state)
+        if known is None:
+            known = self._reasons[state] = {}
+            if len(self._reasons) > _STATES:
+                self._reasons.popitem(last=False)
+        return known

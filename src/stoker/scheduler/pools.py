@@ -17,10 +17,9 @@ from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from stoker.core.device import Backend
-from stoker.scheduler.fit import list_block, shares
+from stoker.scheduler.fit import PlacementShape, list_block, shares
 from stoker.scheduler.offers import Sharing
 from stoker.scheduler.score import alone_score
-from stoker.scheduler.shapes import PlacementShape
 
 At = TypeVar("At")
 Base = tuple[str, int]

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference
-from stoker.scheduler.fit import choose, device_block, shares
+from stoker.scheduler.fit import PlacementShape, choose, device_block, shares
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
 from stoker.scheduler.score import CPU_SPEED
-from stoker.scheduler.shapes import PlacementShape
 
 ROUNDS = 300
 """Enough to come within a few thousandths of the best bound."""

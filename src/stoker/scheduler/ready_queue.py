@@ -59,20 +59,9 @@ class UserQueue:
     """The ready jobs of one user at one priority."""
 
     __slots__ = (
-        "bits",
-        "count",
-        "counts",
-        "floor",
-        "floor_age",
-        "heads",
-        "kept",
-        "passes",
-        "priority",
-        "ranks",
-        "since",
-        "unkept",
-        "user",
-    )
+        "bits", "count", "counts", "floor", "floor_age", "heads", "kept", "passes", "priority", "ranks", "since",
+        "unkept", "user",
+    )  # fmt: skip
 
     def __init__(self, user: str, priority: int, types: int) -> None:
         self.user = user

@@ -12,9 +12,10 @@ from stoker.core.device import MIB
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
 from stoker.scheduler.fit import (
+    AnyNode,
     DevicePlacement,
-    NodeLike,
     Placement,
+    PlacementShape,
     UnfitReason,
     choose,
     cores_left,
@@ -29,7 +30,6 @@ from stoker.scheduler.fit import (
 )
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.score import CPU_SPEED, slices_needed
-from stoker.scheduler.shapes import PlacementShape
 
 
 @frozen
@@ -84,7 +84,7 @@ def obstacles(shape: PlacementShape, offer: NodeOffer) -> tuple[Obstacle, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def first_block(shape: PlacementShape, node: NodeLike) -> UnfitReason:
+def first_block(shape: PlacementShape, node: AnyNode) -> UnfitReason:
     """Return the first reason why a job can't start on this node, without amounts. Call only if it can't."""
     block = policy_block(shape, node)
     if block is None and not shape.takes_cpu:
@@ -127,7 +127,7 @@ def cpu_terms(shape: PlacementShape, offer: NodeOffer, choice: Placement) -> tup
     return ScoreTerm(name="room", value=value, text=text), _speed_term(CPU_SPEED), _load_term(offer.jobs)
 
 
-def _devices_block(shape: PlacementShape, node: NodeLike) -> UnfitReason | None:
+def _devices_block(shape: PlacementShape, node: AnyNode) -> UnfitReason | None:
     of_backend = [device for device in node.devices if device.backend is shape.backend]
     if not of_backend:
         return UnfitReason.NO_DEVICE

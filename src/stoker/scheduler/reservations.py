@@ -8,16 +8,12 @@ does not take what it needs, starts there.
 from __future__ import annotations
 
 from stoker.core.frozen import changed
-from stoker.scheduler.decisions import BackfillHold, Pick, StartableJob, StartReason
-from stoker.scheduler.fit import Placement, choose, device_block, slots_left
+from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, choose, device_block, slots_left
 from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.machine import MatchableMachine
-from stoker.scheduler.machine_index import MachineIndex
-from stoker.scheduler.node_state import NodeUsage
-from stoker.scheduler.node_table import LONG, NodeTable
-from stoker.scheduler.outstanding import OutstandingWork
+from stoker.scheduler.leases import BackfillHold, OutstandingWork, Pick, StartableJob, StartReason
+from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
+from stoker.scheduler.node_tables import LONG, NodeTable
 from stoker.scheduler.ready_queue import NONE_READY, ReadyQueue, UserQueue, places, type_of
-from stoker.scheduler.shapes import PlacementShape
 from stoker.scheduler.shares import Shares
 
 PASSES = 8

@@ -38,20 +38,15 @@ from stoker.core.errors import InternalError
 from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import WaitingMachines
-from stoker.scheduler.decisions import HoldDecision, HoldReason, Pick, StartDecision, StartReason
-from stoker.scheduler.durations import Durations
-from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.leases import Leases
-from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
-from stoker.scheduler.machine_index import MachineIndex
+from stoker.scheduler.job_types import Durations, JobType, JobTypes
+from stoker.scheduler.leases import HoldDecision, HoldReason, Leases, OutstandingWork, Pick, StartDecision, StartReason
+from stoker.scheduler.machine_index import LeaseAllocation, MachineIndex, MatchableMachine
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_tables import NodeTables
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.outstanding import OutstandingWork
 from stoker.scheduler.policy import NextJobPicker
 from stoker.scheduler.ready_queue import JobClass, Nth, ReadyHead, ReadyQueue, UserQueue
 from stoker.scheduler.shares import Shares
-from stoker.scheduler.wait_reasons import WaitReasons
 
 SET_BACK_S = 1.0
 """A clock that goes back by more than this was set back; by less, times differ by that much."""
@@ -88,7 +83,6 @@ class Scheduler:
         self.wanted: dict[int, SchedulableJob] = {}
         """What jobs of each class ask for."""
         self.policy = NextJobPicker(self.types, self.tables, self.machines, self.ready, self.work, self.shares)
-        self.reasons = WaitReasons(self.types, self.machines, self.ready, self.policy)
         self.waiting = WaitingMachines(self.types, self.tables, self.machines, self.ready, self.work)
         """Machines that got nothing."""
         self.leases = Leases(self.machines, self.ready, self.work, self.shares, self.waiting.news)
@@ -240,7 +234,7 @@ class Scheduler:
             return grant
         refused = usable & self.ready.bits & ~(deferred | declined)
         self.waiting.park(machine, fits, refused, deferred, now_s)
-        return HoldDecision(waiting=self.reasons.tally(machine, declined, now_s) if tells else {})
+        return HoldDecision(waiting=self.policy.tally(machine, declined, now_s) if tells else {})
 
     def _find(
         self, machine: MatchableMachine, usable: int, now_s: float, instead: Instead | None

@@ -12,9 +12,9 @@ from math import inf, log
 
 from stoker.core.frozen import frozen
 from stoker.core.machine import ANY_USER, UserPolicy
+from stoker.scheduler.fit import PlacementShape
 from stoker.scheduler.job_types import JobTypes
-from stoker.scheduler.machine import MachineLease
-from stoker.scheduler.shapes import PlacementShape
+from stoker.scheduler.machine_index import MachineLease
 
 HALF_LIFE_S = 24 * 3600.0
 _RATE = log(2) / HALF_LIFE_S

@@ -16,7 +16,7 @@ from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import MOST_WHOLE, from_plain, to_plain
 from stoker.core.machine import SchedulableJob, UserPolicy
-from stoker.scheduler.machine import LeaseAllocation, MachineLease, MatchableMachine
+from stoker.scheduler.machine_index import LeaseAllocation, MachineLease, MatchableMachine
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RESOURCES
 from stoker.scheduler.scheduler import Scheduler

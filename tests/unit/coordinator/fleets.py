@@ -11,8 +11,8 @@ from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
 from stoker.core.machine import DevicePreference, Node, Requirements, SchedulableJob
 from stoker.devices.memory_admission import MachineMemory
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.decisions import HoldDecision, StartDecision
-from stoker.scheduler.machine import MatchableMachine
+from stoker.scheduler.leases import HoldDecision, StartDecision
+from stoker.scheduler.machine_index import MatchableMachine
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler

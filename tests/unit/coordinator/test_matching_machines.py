@@ -11,8 +11,8 @@ from stoker.core.frozen import changed
 from stoker.core.machine import Gpu, Node
 from stoker.protocol.job_messages import HostPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.decisions import HoldDecision, StartDecision
-from stoker.scheduler.machine import LeaseAllocation
+from stoker.scheduler.leases import HoldDecision, StartDecision
+from stoker.scheduler.machine_index import LeaseAllocation
 from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job, refused

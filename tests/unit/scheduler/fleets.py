@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from stoker.core.device import GIB, MIB, MemoryType
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
+from stoker.scheduler.fit import NodeType, idle, likeness, name_of
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, offer_of
 
 DESKTOP = Node(
@@ -41,3 +43,12 @@ def machine(node: str, *devices: DeviceOffer, **more: Any) -> NodeOffer:
     return NodeOffer(
         **{"node": node, "devices": devices, "slots": max(1, len(devices)), "is_slot_per_device": True, **more}
     )
+
+
+def node_types_of(nodes: Iterable[Node]) -> tuple[NodeType, ...]:
+    """Return the types of declared nodes, in the order in which each first occurs."""
+    by_likeness: dict[object, list[NodeOffer]] = {}
+    for node in nodes:
+        offer = offer_of(node)
+        by_likeness.setdefault(likeness(offer), []).append(idle(offer))
+    return tuple(NodeType(name=name_of(ones[0]), offer=ones[0], count=len(ones)) for ones in by_likeness.values())

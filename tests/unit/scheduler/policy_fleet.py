@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from stoker.core.device import GIB
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.decisions import StartDecision, StartReason
-from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
+from stoker.scheduler.leases import StartDecision, StartReason
+from stoker.scheduler.machine_index import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.scheduler import Scheduler
 

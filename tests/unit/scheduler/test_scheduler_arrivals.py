@@ -8,8 +8,8 @@ from stoker.core.device import GIB
 from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import StartReason
-from stoker.scheduler.machine import LeaseAllocation
+from stoker.scheduler.leases import StartReason
+from stoker.scheduler.machine_index import LeaseAllocation
 from stoker.scheduler.scheduler import Scheduler
 from stoker.scheduler.simulation.forecast import SnapshotForecast
 from stoker.scheduler.snapshot import restore, restore_waiting, take

@@ -7,9 +7,8 @@ import pytest
 from stoker.core.machine import SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import HoldDecision, HoldReason, StartReason
-from stoker.scheduler.leases import MOST_LONGER
-from stoker.scheduler.machine import MatchableMachine
+from stoker.scheduler.leases import MOST_LONGER, HoldDecision, HoldReason, StartReason
+from stoker.scheduler.machine_index import MatchableMachine
 from stoker.scheduler.offers import offer_of
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, board, cpu, device, node
 

@@ -9,9 +9,8 @@ import pytest
 from stoker.core.device import GIB, Backend, MemoryType
 from stoker.core.frozen import changed
 from stoker.core.machine import DevicePreference, SchedulableJob
-from stoker.scheduler.fit import UnfitReason, choose, device_block, policy_block
+from stoker.scheduler.fit import UnfitReason, choose, device_block, policy_block, shape_of
 from stoker.scheduler.offers import NodeOffer, ResidentBase, Sharing
-from stoker.scheduler.shapes import shape_of
 from tests.unit.scheduler.fleets import card, gpu_job, job, machine
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from stoker.core.device import MIB
 from stoker.core.frozen import changed
-from stoker.scheduler.fit import choose
+from stoker.scheduler.fit import choose, shape_of
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.offers import NodeOffer, offer_of
-from stoker.scheduler.shapes import shape_of
 from tests.unit.scheduler.fleets import DESKTOP, SAMPLE, gpu_job
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.core.device import GIB
 from stoker.core.machine import SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.machine import MatchableMachine
+from stoker.scheduler.machine_index import MatchableMachine
 from stoker.scheduler.offers import offer_of
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, board, device, node
 

@@ -14,7 +14,7 @@ from stoker.devices.ledger.entries import Reservation, ReservationShare
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
 from stoker.devices.ledger.types import CandidateDevice
 from stoker.host.identity import mine
-from stoker.scheduler.fit import choose
+from stoker.scheduler.fit import choose, shape_of
 from stoker.scheduler.offers import (
     NodeOffer,
     ResidentBase,
@@ -27,7 +27,6 @@ from stoker.scheduler.offers import (
     with_holders,
 )
 from stoker.scheduler.score import speed_of
-from stoker.scheduler.shapes import shape_of
 from tests.unit.devices.machines import NO, capability, device
 from tests.unit.scheduler.fleets import BOX, DESKTOP, EDGE
 

@@ -5,7 +5,7 @@ import pytest
 from stoker.core.device import GIB
 from stoker.core.machine import DevicePreference, Gpu, Node, SchedulableJob
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import BackfillHold, HoldDecision, HoldReason, StartReason
+from stoker.scheduler.leases import BackfillHold, HoldDecision, HoldReason, StartReason
 from tests.unit.scheduler.policy_fleet import HOUR_S, Fleet, board, cpu, device, node
 
 

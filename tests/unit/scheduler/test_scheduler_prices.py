@@ -4,10 +4,12 @@ import pytest
 
 from stoker.core.device import GIB, MemoryType
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.machine import MatchableMachine
+from stoker.scheduler.fit import NodeType, PlacementShape, name_of, shape_of
+from stoker.scheduler.machine_index import MatchableMachine
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.prices import Prices, RunOption, find_prices, run_options
-from stoker.scheduler.shapes import NodeType, PlacementShape, name_of, node_types_of, shape_of
+from stoker.scheduler.scheduler import Scheduler
+from tests.unit.scheduler.fleets import node_types_of
 from tests.unit.scheduler.policy_fleet import Fleet, device
 
 
@@ -22,7 +24,7 @@ def shape(wish: DevicePreference = DevicePreference.REQUIRE, **asked: object) ->
 
 
 def sorts(*nodes: Node) -> tuple[NodeType, ...]:
-    return node_types_of(offer_of(one) for one in nodes)[0]
+    return node_types_of(nodes)
 
 
 def options_of(asked: PlacementShape, node_types: tuple[NodeType, ...]) -> list[RunOption]:
@@ -34,9 +36,12 @@ def prices(options: list[list[RunOption]], work_s: list[float], node_types: tupl
 
 
 def test_machines_that_differ_only_in_their_names_are_one_sort() -> None:
-    found, of_node = node_types_of(offer_of(one) for one in (node("a", "RTX 4090"), node("b", "RTX 4090"), node("c")))
-    assert [(sort.name, sort.count) for sort in found] == [("RTX 4090 24 GiB", 2), ("CPU 16 cores", 1)]
-    assert of_node == {"a": 0, "b": 0, "c": 1}
+    scheduler = Scheduler()
+    for one in (node("a", "RTX 4090"), node("b", "RTX 4090"), node("c")):
+        scheduler.put_machine(MatchableMachine(offer_of(one)))
+    tables = scheduler.tables.tables
+    assert [(name_of(one.offer), one.count) for one in tables] == [("RTX 4090 24 GiB", 2), ("CPU 16 cores", 1)]
+    assert {name: one.table.number for name, one in scheduler.machines.machines.items()} == {"a": 0, "b": 0, "c": 1}
 
 
 def test_a_sort_says_what_it_is() -> None:

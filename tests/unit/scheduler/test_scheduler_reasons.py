@@ -10,10 +10,9 @@ from stoker.core.capability import Capability
 from stoker.core.device import GIB, MIB, Backend
 from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
 from stoker.scheduler.explain import NodeVerdict, judge_node
-from stoker.scheduler.fit import UnfitReason
+from stoker.scheduler.fit import UnfitReason, shape_of
 from stoker.scheduler.offers import agree
 from stoker.scheduler.reasons import first_block
-from stoker.scheduler.shapes import shape_of
 from tests.unit.devices.machines import NO, capability, device
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.core.machine import SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.machine import LeaseAllocation, MatchableMachine
+from stoker.scheduler.machine_index import LeaseAllocation, MatchableMachine
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.reservations import KEPT_PART
 from tests.unit.scheduler.policy_fleet import Fleet, device, node

@@ -11,7 +11,7 @@ from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
 from stoker.core.machine import UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
-from stoker.scheduler.decisions import StartDecision
+from stoker.scheduler.leases import StartDecision
 from stoker.scheduler.scheduler import Scheduler
 from stoker.scheduler.simulation.workload import batch_of
 from stoker.scheduler.snapshot import Snapshot, restore, runs_of, snapshot_from_dict, take, used_classes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import HoldDecision, HoldReason, StartReason
-from stoker.scheduler.machine import MatchableMachine
+from stoker.scheduler.leases import HoldDecision, HoldReason, StartReason
+from stoker.scheduler.machine_index import MatchableMachine
 from stoker.scheduler.offers import offer_of
 from tests.unit.scheduler.policy_fleet import Fleet, board, cpu, device, node
 

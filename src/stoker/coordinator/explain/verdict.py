@@ -29,11 +29,10 @@ from stoker.core.text import format_duration
 from stoker.protocol.environment_messages import MachineEnvironmentStatus
 from stoker.protocol.view_messages import ExpectedView, HeldBackView, JobExplanation, ShareOfUser
 from stoker.scheduler.changes import Change, why_never
-from stoker.scheduler.decisions import HoldReason
 from stoker.scheduler.explain import Explanation, NodeGroups, NodeVerdict, explain
-from stoker.scheduler.fit import choose
+from stoker.scheduler.fit import PlacementShape, choose, shape_of
+from stoker.scheduler.leases import HoldReason
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.shapes import PlacementShape, shape_of
 from stoker.scheduler.simulation.forecast import ExpectedStart, JobForecast, MachineHold
 
 _MOST_CHANGES = 4

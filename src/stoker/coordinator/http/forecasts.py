@@ -15,10 +15,9 @@ from stoker.coordinator.queue.queue_state import JobKind
 from stoker.core.frozen import changed
 from stoker.core.machine import environment_word
 from stoker.protocol.job_messages import JobSpec
-from stoker.scheduler.decisions import StartReason
-from stoker.scheduler.durations import STATED
-from stoker.scheduler.job_types import rounded_s
-from stoker.scheduler.shapes import PlacementShape, shape_of
+from stoker.scheduler.fit import PlacementShape, shape_of
+from stoker.scheduler.job_types import STATED, rounded_s
+from stoker.scheduler.leases import StartReason
 from stoker.scheduler.snapshot import MOST_NUMBERED, ClassRecord, MachineRecord, ReadyRecord, Snapshot, runs_of
 
 Level = tuple[int, int]

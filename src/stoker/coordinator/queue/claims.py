@@ -25,8 +25,8 @@ from stoker.protocol.lease_messages import (
     LeaseInstructionKind,
 )
 from stoker.scheduler.calls import ANSWER_S
-from stoker.scheduler.decisions import HoldDecision, HoldReason
-from stoker.scheduler.decisions import StartDecision as Decision
+from stoker.scheduler.leases import HoldDecision, HoldReason
+from stoker.scheduler.leases import StartDecision as Decision
 from stoker.scheduler.scheduler import Instead
 
 # What the coordinator wants of who holds a lease. Told with every heartbeat, and at once to who listens for it.

@@ -26,7 +26,7 @@ from stoker.core.events import FleetKinds
 from stoker.core.jsontext import dumps, loads
 from stoker.devices.memory_admission import MachineMemory
 from stoker.protocol.lease_messages import Hello, MachineInventory, Welcome, WorkerMeasurements
-from stoker.scheduler.machine import MatchableMachine as ScheduledMachine
+from stoker.scheduler.machine_index import MatchableMachine as ScheduledMachine
 from stoker.scheduler.offers import AgreedOffer, NodeOffer
 from stoker.scheduler.scheduler import END_NEWS_S
 

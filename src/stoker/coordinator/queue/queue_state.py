@@ -27,7 +27,7 @@ from stoker.protocol.environment_messages import (
 )
 from stoker.protocol.job_messages import EnvironmentChoice, HostPolicy
 from stoker.protocol.lease_messages import MachineInventory
-from stoker.scheduler.machine import LeaseAllocation
+from stoker.scheduler.machine_index import LeaseAllocation
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.scheduler import Scheduler
 from stoker.scheduler.score import CPU_SPEED

@@ -81,8 +81,7 @@ from stoker.core.leases import AttemptToken, FleetTimes, LeaseTiming, pace_of
 from stoker.protocol.environment_messages import environment_digest
 from stoker.protocol.job_messages import HostPolicy
 from stoker.protocol.lease_messages import Claim, Hello, Renewal
-from stoker.scheduler.machine import LeaseAllocation
-from stoker.scheduler.machine_index import totals_of
+from stoker.scheduler.machine_index import LeaseAllocation, totals_of
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.shares import HALF_LIFE_S, dominant_part
 

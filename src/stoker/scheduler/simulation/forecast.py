@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from stoker.core.frozen import frozen
-from stoker.scheduler.decisions import HoldReason
 from stoker.scheduler.job_types import JobType
-from stoker.scheduler.machine import MatchableMachine
+from stoker.scheduler.leases import HoldReason
+from stoker.scheduler.machine_index import MatchableMachine
 from stoker.scheduler.ready_queue import UserQueue
 from stoker.scheduler.shares import ShareView
 from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
@@ -170,7 +170,7 @@ class SnapshotForecast:
     def _held_on(self, machine: MatchableMachine, queue: UserQueue, one: JobType) -> MachineHold:
         scheduler = self._now().scheduler
         speeds = [option.speed for option in one.options if option.node_type == machine.table.number]
-        reason = str(scheduler.reasons.reason(machine, queue, one, 0.0))
+        reason = str(scheduler.policy.reason(machine, queue, one, 0.0))
         is_taken = not scheduler.machines.fits(machine) & one.bits
         return MachineHold(
             machine=machine.name,

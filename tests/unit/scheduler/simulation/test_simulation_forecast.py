@@ -9,7 +9,7 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.frozen import changed
 from stoker.core.machine import SchedulableJob
-from stoker.scheduler.decisions import HoldReason
+from stoker.scheduler.leases import HoldReason
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.simulation.forecast import SnapshotForecast
 from stoker.scheduler.simulation.simulation_report import simulate_from

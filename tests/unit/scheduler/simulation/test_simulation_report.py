@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.scheduler.simulation.agenda import CalendarQueue
 from stoker.scheduler.simulation.simulation_report import SimulationRequest, SimulationResult, quantile, simulate
+from stoker.scheduler.simulation.simulator import CalendarQueue
 from stoker.scheduler.simulation.workload import mixes
 from stoker.views.simulation_lines import report_lines, timeline_chart
 from stoker.views.svg import to_svg
