@@ -61,7 +61,7 @@ docs: $(STAMPS)/torch ## write the reference pages and the transcripts in the ot
 pins: | $(STAMPS)/venv ## pin requirements/ again after a change of dependencies
 	@$(BIN)/python -m pip install --quiet uv
 	$(COMPILE) --extra tabular --extra dev --output-file requirements/dev.txt $(ARGS)
-	$(COMPILE) --extra tabular --constraint requirements/dev.txt --output-file requirements/run.txt $(ARGS)
+	$(COMPILE) --extra tabular --extra fleet --extra serve --constraint requirements/dev.txt --output-file requirements/run.txt $(ARGS)
 
 clean: ## remove .venv, caches and build output; results and the store stay
 	rm -rf $(VENV) build dist .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -8,10 +8,18 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Give `Client` to whoever asks for it: nobody else pays for what it needs."""
+    """Return `Client`, imported on first use: it needs the libraries of `stoker[fleet]`."""
     if name == "Client":
-        from stoker.client import Client  # noqa: PLC0415 - it needs half of the house
+        try:
+            from stoker.client import Client  # noqa: PLC0415 - other imports of `stoker` do without it
+        except ModuleNotFoundError as error:
+            from stoker.host.install import missing_extra  # noqa: PLC0415 - for the message alone
 
+            missing = missing_extra(error)
+            if missing is None:
+                raise
+            message = f"stoker.Client: {missing}; install it: {missing.hint}"
+            raise ImportError(message) from error
         return Client
     message = f"module 'stoker' has no attribute {name!r}"
     raise AttributeError(message)

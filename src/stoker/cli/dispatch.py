@@ -128,7 +128,7 @@ def report(
     elif isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
         known = ProcessLost("no thread could be made", hint="this machine or user is out of memory or process numbers")
     else:
-        known = _bug(error, crash_folder())
+        known = _missing_extra(error) or _bug(error, crash_folder())
     if debug:
         import traceback
 
@@ -152,6 +152,14 @@ def error_lines(error: StokerError) -> list[str]:
         lines.append(f"hint: {error.hint}")
     # None is painted by us: a colour would be somebody else's, from the name of a file or the answer of a server.
     return [outside(one) for line in lines for one in line.split("\n")]
+
+
+def _missing_extra(error: BaseException) -> StokerError | None:
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    from stoker.host.install import missing_extra
+
+    return missing_extra(error)
 
 
 def _bug(error: BaseException, crash_folder: str) -> InternalError:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 
+from stoker.core.errors import MissingExtra
 from stoker.host.folders import names_in
 
 # The packages of a Python's environment or installation, as they tell about themselves: nothing is started.
@@ -57,3 +58,26 @@ def pip_install(*names: str) -> str:
     A plain `pip` may well be that of another environment.
     """
     return shlex.join((sys.executable, "-m", "pip", "install", *names))
+
+
+_EXTRA_OF = {
+    **dict.fromkeys(("cryptography", "packaging", "pydantic", "pydantic_core", "zstandard"), "fleet"),
+    **dict.fromkeys(("alembic", "fastapi", "httptools", "sqlalchemy", "starlette", "uvicorn", "uvloop"), "serve"),
+    "psycopg": "postgres",
+}
+"""The extra of pyproject.toml that installs each optional library of Stoker itself."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
+    """Return the error that names the extra to install; None if no extra of ours brings the missing module."""
+    library = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(library)
+    if extra is None:
+        return None
+    trace = error.__traceback__
+    while trace is not None:
+        # The coordinator needs more than the library that was missed first.
+        if extra == "fleet" and trace.tb_frame.f_globals.get("__name__", "").startswith("stoker.coordinator"):
+            extra = "serve"
+        trace = trace.tb_next
+    return MissingExtra(f"{library} is not installed", hint=pip_install(f"stoker[{extra}]"), extra=extra)

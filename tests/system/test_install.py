@@ -1,0 +1,168 @@
+"""The built wheel in an empty environment: what a plain install runs, what it names as missing, what others import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LETTERS = ROOT / "tests" / "cookbooks" / "letters"
+LIMIT_S = 300
+MOST_DISTRIBUTIONS = 12
+MOST_BYTES = 40 << 20
+
+
+def wheel_of(project: Path, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=LIMIT_S)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment with the two wheels and nothing but what they require."""
+    folder = tmp_path_factory.mktemp("install")
+    wheels = [wheel_of(ROOT, folder / "stoker"), wheel_of(LETTERS, folder / "letters")]
+    uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or "uv"
+    made = folder / "env"
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, made], check=True, timeout=LIMIT_S)
+    command = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        made / "bin" / "python",
+        "-c",
+        ROOT / "requirements/dev.txt",
+    ]
+    # From uv's cache if it has everything, as after `make test`; else from the index.
+    offline = subprocess.run([*command, "--offline", *wheels], capture_output=True, timeout=LIMIT_S, check=False)
+    if offline.returncode:
+        subprocess.run([*command, *wheels], check=True, timeout=LIMIT_S)
+    return made
+
+
+@pytest.fixture
+def outside(plain: Path, tmp_path: Path):
+    """Return what runs a program of that environment in an empty folder with an empty environment."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {
+            "PATH": f"{plain / 'bin'}:{os.defpath}",
+            "HOME": str(tmp_path),
+            "STOKER_HOME": str(tmp_path / "home"),
+            "STOKER_LEDGER": str(tmp_path / "ledger"),
+            "LANG": "C.UTF-8",
+        }
+        return subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+
+    return run
+
+
+def test_a_plain_install_is_small(plain: Path):
+    (packages,) = plain.glob("lib/python3*/site-packages")
+    assert len(list(packages.glob("*.dist-info"))) - 1 <= MOST_DISTRIBUTIONS, "the cookbook is not part of it"
+    size = sum(path.stat().st_size for path in packages.rglob("*") if "__pycache__" not in path.parts)
+    assert size <= MOST_BYTES
+
+
+ON_ONE_MACHINE = """
+status
+logs true
+get true out
+compare true
+recipes
+doctor
+machines
+store du
+store verify
+config show -- true
+submit --help
+work --help
+admin simulate --help
+"""
+
+
+def test_a_plain_install_does_everything_on_one_machine(outside):
+    assert outside("stoker", "run", "--", "true").returncode == 0
+    done = {words: outside("stoker", *words.split()) for words in ON_ONE_MACHINE.strip().splitlines()}
+    assert {words: one.stderr for words, one in done.items() if one.returncode} == {}
+
+
+def test_a_missing_extra_is_named_with_the_line_to_type(outside):
+    commands = {
+        "submit -- true": "fleet",
+        "join ABCD-EFGH@127.0.0.1": "fleet",
+        "serve": "serve",
+        "admin db check": "serve",
+    }
+    for words, extra in commands.items():
+        done = outside("stoker", *words.split())
+        assert done.returncode == 29, done.stdout + done.stderr
+        assert "is not installed" in done.stderr
+        assert f"-m pip install 'stoker[{extra}]'" in done.stderr
+
+
+def test_the_client_names_its_extra(outside):
+    done = outside("python", "-c", "from stoker import Client")
+    assert done.returncode == 1
+    assert "ImportError: stoker.Client: pydantic is not installed" in done.stderr
+    assert "stoker[fleet]" in done.stderr
+
+
+def test_a_cookbook_in_a_package_of_its_own_is_found_and_runs(outside, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("abba 1")
+    assert "letters/count" in outside("stoker", "recipes").stdout
+    done = outside("stoker", "run", "letters/count", "text=text.txt", "--out", "made")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(path.read_text()) for path in (tmp_path / "made").rglob("*.json")]
+    assert {"a": 2, "b": 2} in found
+    assert "nothing ran" in outside("stoker", "run", "letters/count", "text=text.txt", "--out", "made").stdout
+
+
+def test_a_program_imports_the_trainer_and_the_gang(outside):
+    assert (
+        outside("stoker", "run", "--", "python", "-c", "import stoker_trainer as t; t.step(1, loss=1.0)").returncode
+        == 0
+    )
+    imported = "from stoker.gang import Buffer, Gang, Phase, RankConfig, RendezvousClient, RendezvousHost, this_rank"
+    assert outside("python", "-c", imported).returncode == 0
+
+
+def test_every_library_that_the_code_imports_is_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*declared["dependencies"], *chain.from_iterable(declared["optional-dependencies"].values())]
+    names = {line.replace("[", " ").replace(">", " ").replace("<", " ").split()[0].lower() for line in named}
+    providers = metadata.packages_distributions()
+    imported = {name for path in (ROOT / "src").rglob("*.py") for name in imports_of(path)}
+    missing = {
+        name: providers[name]
+        for name in imported - set(sys.stdlib_module_names) - {"stoker", "stoker_trainer"}
+        if name in providers and not {one.lower().replace("_", "-") for one in providers[name]} & names
+    }
+    assert missing == {}
+
+
+def imports_of(path: Path) -> set[str]:
+    import ast
+
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
