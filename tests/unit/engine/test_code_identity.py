@@ -216,8 +216,8 @@ def test_an_installed_cookbook_is_its_own_package_only(project: Project, tmp_pat
 
 
 def test_the_engine_is_no_part_of_a_shipped_cookbook() -> None:
-    importlib.import_module("stoker.cookbooks.tabular.split")
-    found = CodeIdentity("/nowhere/code.json").modules_of("stoker.cookbooks.tabular.split")
+    importlib.import_module("stoker.cookbooks.tabular.data")
+    found = CodeIdentity("/nowhere/code.json").modules_of("stoker.cookbooks.tabular.data")
     assert OWN in found
     assert {name for name in found if name != OWN and not name.startswith("stoker.cookbooks.tabular")} == set()
     assert any(name.startswith("stoker.cookbooks.tabular") for name in found)

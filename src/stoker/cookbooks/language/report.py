@@ -39,29 +39,20 @@ def report_full_samples(job: StageContext, model: Model, samples: Samples) -> Re
 
 
 def _written(job: StageContext, made: Path, samples: Sequence[CompletionSample]) -> Report:
-    from stoker.cookbooks.language.plots import all_plots
-    from stoker.cookbooks.language.report_card import curve_csv, model_card, samples_text, summary
+    from stoker.cookbooks.language.report_card import all_plots, curve_csv, model_card, samples_text, summary
     from stoker.cookbooks.language.schemas import TRAINING, read_training, write_training
-    from stoker.cookbooks.tabular.canvas import style, written
-    from stoker.core import jsontext
+    from stoker.cookbooks.report_parts import write_plots, write_texts
 
     training = read_training(made)
     if not (job.out / TRAINING).exists():
         write_training(training, job.out)
-    plots = job.out / "plots"
-    plots.mkdir()
-    with style():
-        for name, figure in all_plots(training):
-            png, svg = written(figure)
-            (plots / f"{name}.png").write_bytes(png)
-            (plots / f"{name}.svg").write_bytes(svg)
+    write_plots(job.out, all_plots(training))
     texts = {
         "curve.csv": curve_csv(training),
         "model-card.md": model_card(training, samples),
-        "summary.json": jsontext.dumps(summary(training), indent=2) + "\n",
+        "summary.json": summary(training),
     }
     if samples:
         texts["samples.md"] = samples_text(samples)
-    for name, text in texts.items():
-        (job.out / name).write_text(text, encoding="utf-8", newline="")
+    write_texts(job.out, texts)
     return job.made(Report)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from stoker.cookbooks.language.bundled import BASES
 from stoker.cookbooks.language.schemas import (
@@ -16,6 +16,7 @@ from stoker.cookbooks.language.schemas import (
     perplexity,
     significant,
 )
+from stoker.cookbooks.report_parts import LINE_COLOURS, bullets, csv_text, markdown_table, one_plot, safe, short_number
 
 # Curves and samples as files, and the summary that a terminal shows.
 
@@ -24,17 +25,13 @@ def curve_csv(training: LanguageTrainingRecord) -> str:
     """One line for each point of the curve, and whether its weights were kept."""
     columns = ["step", "epoch", "loss", "eval_loss", "perplexity", "lr", "is_kept"]
     curve = training["curve"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    rows: list[list[Any]] = []
     for one in curve["points"]:
         beyond = perplexity(one["eval_loss"])
         values = (one["loss"], one["eval_loss"], None if beyond is None else significant(beyond))
         kept = str(one["step"] == curve["kept"]).lower()
-        writer.writerow(
-            [one["step"], one["epoch"], *("" if value is None else value for value in values), one["lr"], kept]
-        )
-    return text.getvalue()
+        rows.append([one["step"], one["epoch"], *("" if value is None else value for value in values), one["lr"], kept])
+    return csv_text(columns, rows)
 
 
 def samples_text(samples: Sequence[CompletionSample]) -> str:
@@ -49,8 +46,8 @@ def samples_text(samples: Sequence[CompletionSample]) -> str:
 def headline(training: LanguageTrainingRecord) -> str:
     """Return in one sentence what came out."""
     after, before = perplexity(best_eval(training)), perplexity(training["curve"]["before"])
-    judged = "not evaluated" if after is None else f"perplexity {number(after)} on {_held_out(training)}"
-    beside = "" if before is None or after is None else f" (the base alone: {number(before)})"
+    judged = "not evaluated" if after is None else f"perplexity {short_number(after)} on {_held_out(training)}"
+    beside = "" if before is None or after is None else f" (the base alone: {short_number(before)})"
     return f"{title(training)}: {judged}{beside}"
 
 
@@ -85,11 +82,6 @@ def updates(count: int) -> str:
     return f"{count} update{'' if count == 1 else 's'}"
 
 
-def number(value: float) -> str:
-    """Return a number as people read it."""
-    return f"{value:.4g}"
-
-
 def fenced(text: str) -> str:
     """Return a text that is shown as it is, whatever it holds."""
     fence = "```"
@@ -99,7 +91,7 @@ def fenced(text: str) -> str:
 
 
 def _loss(value: float | None) -> str:
-    return "–" if value is None else number(value)
+    return "–" if value is None else short_number(value)
 
 
 def _held_out(training: LanguageTrainingRecord) -> str:
@@ -127,17 +119,18 @@ _SHOWN_SAMPLES = 5
 
 def model_card(training: LanguageTrainingRecord, samples: Sequence[CompletionSample] = ()) -> str:
     """Write the card as Markdown."""
+    losses = summary(training)["table"]
     sections = [
-        f"# Model card: {_safe(title(training))}",
-        f"{_safe(headline(training))}.",
-        f"## Data\n\n{_bullets(_data(training))}",
-        f"## Training\n\n{_bullets(_training(training))}",
-        f"## Losses\n\n{_table(summary(training)['table'])}",
+        f"# Model card: {safe(title(training))}",
+        f"{safe(headline(training))}.",
+        f"## Data\n\n{bullets(_data(training))}",
+        f"## Training\n\n{bullets(_training(training))}",
+        f"## Losses\n\n{markdown_table(losses['columns'], losses['rows'])}",
     ]
     if samples:
         shown = [f"{fenced(one['prompt'])}\n\n{fenced(one['completion'])}" for one in samples[:_SHOWN_SAMPLES]]
         sections.append("## Samples\n\nEach prompt above what was made of it.\n\n" + "\n\n".join(shown))
-    sections += [f"## Limits\n\n{_bullets(_LIMITS)}", f"## Use\n\n{_use(training)}"]
+    sections += [f"## Limits\n\n{bullets(_LIMITS)}", f"## Use\n\n{_use(training)}"]
     return "\n\n".join(sections) + "\n"
 
 
@@ -200,7 +193,7 @@ def _use(training: LanguageTrainingRecord) -> str:
             "```\n\n"
             "The model lies in the folder `train_full` beside this card."
         )
-    merge = f"`stoker run language/merge base={_safe(name)} adapter=FOLDER`"
+    merge = f"`stoker run language/merge base={safe(name)} adapter=FOLDER`"
     if name in BASES:
         return f"Its base comes with Stoker and lies in no hub: {merge} makes a model of both that transformers loads."
     return (
@@ -222,15 +215,30 @@ def _said(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {_safe(line)}" for line in lines)
+# The plots of a report.
 
 
-def _table(table: dict[str, Any]) -> str:
-    lines = [table["columns"], ["---"] * len(table["columns"]), *table["rows"]]
-    return "\n".join(f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+def all_plots(training: LanguageTrainingRecord) -> Iterator[tuple[str, str, Figure]]:
+    """Return (file name, caption, figure) of every plot."""
+    yield "loss", "", _losses(training)
 
 
-def _safe(text: str) -> str:
-    """Keep what a user's file calls things from being read as Markdown or HTML."""
-    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))
+def _losses(training: LanguageTrainingRecord) -> Figure:
+    curve = training["curve"]
+    figure, axes = one_plot()
+    trained = [(one["step"], one["loss"]) for one in curve["points"] if one["loss"] is not None]
+    judged = [(one["step"], one["eval_loss"]) for one in curve["points"] if one["eval_loss"] is not None]
+    if curve["before"] is not None:
+        judged = [(0, curve["before"]), *judged]
+    for place, (points, label) in enumerate(((trained, "training part"), (judged, "held-out part"))):
+        if points:
+            steps, losses = zip(*points, strict=True)
+            marker = "o" if len(points) < 50 else ""
+            axes.plot(steps, losses, color=LINE_COLOURS[place], label=label, marker=marker, markersize=3)
+    axes.axvline(curve["kept"], color="#7F7F7F", linestyle=":", label=f"kept: after {updates(curve['kept'])}")
+    axes.set_title("Loss per token")
+    axes.set_xlabel("updates")
+    axes.set_ylabel("loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    return figure

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.sequence.schemas import PartName, SeriesFacts, WindowFacts
+from stoker.cookbooks.sequence.schemas import PartName, SeriesFacts, WindowArgs, WindowFacts
 from stoker.core import jsontext
 
 # A series as arrays, and the folder it travels in.
@@ -57,17 +57,6 @@ PARTS: Final[tuple[PartName, ...]] = get_args(PartName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSettings:
-    """How to divide and to cut."""
-
-    window: int
-    stride: int
-    horizon: int
-    validation_percent: int
-    test_percent: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowArrays:
     """A scaled series and the rows at which its windows begin, part by part."""
 
@@ -79,10 +68,10 @@ class WindowArrays:
     facts: WindowFacts
 
 
-def cut(series: SeriesArrays, how: WindowSettings) -> WindowArrays:
+def cut(series: SeriesArrays, how: WindowArgs) -> WindowArrays:
     """Divide a series in time, scale it and cut it into windows."""
     facts, rows = series.facts, len(series.signals)
-    ahead = how.horizon if facts["problem"] == "regression" else 0
+    ahead = (how.horizon or 1) if facts["problem"] == "regression" else 0
     borders = _borders(rows, how)
     train = series.signals[: borders[1]]
     mean, spread = _scale(train, facts["channels"])
@@ -135,7 +124,7 @@ def read_windows(folder: Path) -> WindowArrays:
     )
 
 
-def _borders(rows: int, how: WindowSettings) -> list[int]:
+def _borders(rows: int, how: WindowArgs) -> list[int]:
     test = -(-rows * how.test_percent // 100)
     validation = -(-rows * how.validation_percent // 100)
     return [0, max(0, rows - test - validation), max(0, rows - test), rows]
@@ -163,7 +152,7 @@ def _filled(values: npt.NDArray[np.float64], mean: npt.NDArray[np.float64]) -> t
     return np.where(latest >= 0, before, mean), int((~known).sum())
 
 
-def _starts(first: int, end: int, how: WindowSettings, ahead: int) -> npt.NDArray[np.int64]:
+def _starts(first: int, end: int, how: WindowArgs, ahead: int) -> npt.NDArray[np.int64]:
     return np.arange(first, end - how.window - ahead + 1, how.stride, dtype=np.int64)
 
 
@@ -174,7 +163,7 @@ def _has_answer(
     return np.asarray(known[asked].all(axis=1))
 
 
-def _refuse_empty(starts: dict[PartName, npt.NDArray[np.int64]], how: WindowSettings, ahead: int, rows: int) -> None:
+def _refuse_empty(starts: dict[PartName, npt.NDArray[np.int64]], how: WindowArgs, ahead: int, rows: int) -> None:
     empty = [name for name in PARTS if len(starts[name]) == 0]
     if empty:
         length = how.window + ahead
@@ -189,7 +178,7 @@ def _notes(
     series: SeriesArrays,
     answered: dict[PartName, npt.NDArray[np.int64]],
     starts: dict[PartName, npt.NDArray[np.int64]],
-    how: WindowSettings,
+    how: WindowArgs,
     gaps: int,
 ) -> list[str]:
     notes = []

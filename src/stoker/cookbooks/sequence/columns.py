@@ -7,10 +7,8 @@ future is asked for); a class never is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,47 +17,27 @@ from pandas.api import types
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.sequence.arrays import UNKNOWN_CLASS, SeriesArrays
-from stoker.cookbooks.sequence.schemas import Problem, SeriesFacts
+from stoker.cookbooks.sequence.schemas import FileFormat, LoadArgs, Problem, SeriesFacts
+from stoker.cookbooks.tabular.tables import ISO_DATE, listed
 from stoker.core.text import nearest
 
 _FEW_VALUES = 20
-_MOST_LISTED = 12
 _EXACT = 2**53
-_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesColumnChoice:
-    """What the user says about the columns."""
-
-    target: str | None
-    time: str | None
-    problem: Literal["auto", "classification", "regression"]
-    drop: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeriesOrigin:
-    """Where a table came from."""
-
-    name: str | None
-    format: Literal["generated", "csv", "parquet"]
-    sha256: str | None
-    target: str | None
-    notes: tuple[str, ...] = ()
-
-
-def settle(table: pd.DataFrame, origin: SeriesOrigin, choice: SeriesColumnChoice) -> SeriesArrays:
+def settle(
+    table: pd.DataFrame, choice: LoadArgs, *, form: FileFormat, sha256: str | None, notes: Sequence[str]
+) -> SeriesArrays:
     """Order the rows, choose what is predicted and take every numeric column as a channel."""
     frame = table.rename(columns=str)
-    notes = list(origin.notes)
+    notes = list(notes)
     for name in choice.drop:
         _refuse_unknown(name, list(frame.columns))
     frame = frame.drop(columns=list(choice.drop))
     if choice.time is not None:
         _refuse_unknown(choice.time, list(frame.columns))
     frame, time = _ordered(frame, choice.time, notes)
-    target = _choose_target(frame, choice.target if choice.target is not None else origin.target)
+    target = _choose_target(frame, choice.target)
     problem = _choose_problem(frame[target], choice.problem)
     names = [name for name in frame.columns if problem == "regression" or name != target]
     channels = {name: column for name in names if (column := _channel(frame[name], notes, target)) is not None}
@@ -72,9 +50,9 @@ def settle(table: pd.DataFrame, origin: SeriesOrigin, choice: SeriesColumnChoice
     else:
         answers, classes = _codes(frame[target], notes)
     facts = SeriesFacts(
-        name=origin.name,
-        format=origin.format,
-        sha256=origin.sha256,
+        name=choice.generated,
+        format=form,
+        sha256=sha256,
         rows=len(frame),
         channels=list(channels),
         target=target,
@@ -115,7 +93,7 @@ def _is_moment(column: pd.Series[Any]) -> bool:
         return True
     if types.infer_dtype(column, skipna=True) != "string":
         return False
-    return bool(column.notna().any()) and all(_ISO_DATE.fullmatch(value) for value in column.dropna())
+    return bool(column.notna().any()) and all(ISO_DATE.fullmatch(value) for value in column.dropna())
 
 
 def _moments(column: pd.Series[Any], name: str) -> pd.Series[Any]:
@@ -138,7 +116,7 @@ def _choose_target(frame: pd.DataFrame, wanted: str | None) -> str:
     if len(names) == 1:
         return names[0]
     raise StageInputError(
-        f"which column is to be predicted? The series has {_listed(names)}", hint=f"say it with target={names[-1]}"
+        f"which column is to be predicted? The series has {listed(names)}", hint=f"say it with target={names[-1]}"
     )
 
 
@@ -200,11 +178,57 @@ def _refuse_unknown(name: str, names: Sequence[str]) -> None:
     if name not in names:
         candidate = nearest(name, names)
         raise StageInputError(
-            f"there is no column {name!r}; the series has {_listed(names)}",
+            f"there is no column {name!r}; the series has {listed(names)}",
             hint=f"did you mean {candidate!r}?" if candidate else "",
         )
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_LISTED])
-    return f"{shown} and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else shown
+# Series made from formulas and a fixed seed: the same numbers on every machine, with something in them to learn.
+
+
+_ROWS: Final = 1_200
+_SEED: Final = 20_240_229
+_STATES: Final = ("idle", "running", "worn")
+
+
+def generate(name: str) -> tuple[pd.DataFrame, str]:
+    """Return a series by name, and the column that it is meant to predict."""
+    made = {"waves": _waves, "regimes": _regimes}[name]
+    return made(np.random.default_rng(_SEED))
+
+
+def _waves(random: np.random.Generator) -> tuple[pd.DataFrame, str]:
+    """The load of a small grid by the hour: a day, a week, the weather of some hours ago, and noise that lingers."""
+    hour = np.arange(_ROWS)
+    weather = 12.0 + 6.0 * np.sin(2 * np.pi * hour / 24 - 2.0) + _lingering(random, 0.97, 0.6)
+    day = np.sin(2 * np.pi * hour / 24) + 0.4 * np.sin(4 * np.pi * hour / 24 + 1.0)
+    week = np.where((hour // 24) % 7 >= 5, -8.0, 0.0)
+    load = 60.0 + 14.0 * day + week - 1.2 * np.roll(weather, 3) + _lingering(random, 0.6, 1.0)
+    return pd.DataFrame({"load": load.round(4), "weather": weather.round(4)}), "load"
+
+
+def _regimes(random: np.random.Generator) -> tuple[pd.DataFrame, str]:
+    """A machine that changes between states, known by its rhythm: no single row tells them apart."""
+    states = np.zeros(_ROWS, dtype=np.int64)
+    row = 0
+    while row < _ROWS:
+        length = int(random.integers(25, 70))
+        states[row : row + length] = random.choice([one for one in range(3) if row == 0 or one != states[row - 1]])
+        row += length
+    turns = np.cumsum(2 * np.pi / np.array([24.0, 8.0, 4.0])[states])
+    strength = np.array([1.0, 1.3, 1.0])[states]
+    frame = pd.DataFrame(
+        {
+            "vibration": (strength * np.sin(turns) + random.normal(0, 0.35, _ROWS)).round(4),
+            "current": (strength * np.cos(turns + 0.5) + random.normal(0, 0.35, _ROWS)).round(4),
+            "state": np.array(_STATES)[states],
+        }
+    )
+    return frame, "state"
+
+
+def _lingering(random: np.random.Generator, memory: float, spread: float) -> Any:
+    noise = random.normal(0.0, spread, _ROWS)
+    for row in range(1, _ROWS):
+        noise[row] += memory * noise[row - 1]
+    return noise

@@ -11,7 +11,7 @@ from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 
 if TYPE_CHECKING:
     from stoker.cookbooks.sequence import arrays
-    from stoker.cookbooks.sequence.fitted import FittedEncoder, FittedNetwork
+    from stoker.cookbooks.sequence.networks import FittedEncoder, FittedNetwork
 
 
 class Series(Kind["arrays.SeriesArrays"]):
@@ -71,12 +71,12 @@ class Encoder(Kind["FittedEncoder"]):
 
     @classmethod
     def save(cls, value: FittedEncoder, path: Path) -> None:
-        from stoker.cookbooks.sequence.fitted import write_encoder
+        from stoker.cookbooks.sequence.networks import write_encoder
 
         write_encoder(value, path)
 
     def load(self) -> FittedEncoder:
-        from stoker.cookbooks.sequence.fitted import read_encoder
+        from stoker.cookbooks.sequence.networks import read_encoder
 
         return read_encoder(self.path)
 
@@ -95,7 +95,7 @@ class Model(Kind["FittedNetwork"]):
 
     @classmethod
     def save(cls, value: FittedNetwork, path: Path) -> None:
-        from stoker.cookbooks.sequence.fitted import write_model
+        from stoker.cookbooks.sequence.networks import write_model
 
         write_model(value, path)
 

@@ -19,15 +19,12 @@ import torch
 from torch import nn
 
 from stoker.authoring import Kind, StageContext
-from stoker.cookbooks.sequence.arrays import WindowArrays
-from stoker.cookbooks.sequence.fitted import FittedNetwork, library_versions
-from stoker.cookbooks.sequence.schemas import Family, SequenceCurve, SequenceModelFacts
-from stoker.cookbooks.sequence.settings import TrainingArgs
+from stoker.cookbooks.sequence.kinds import Model, Windows
+from stoker.cookbooks.sequence.networks import FittedNetwork, NetworkSizes, library_versions
+from stoker.cookbooks.sequence.schemas import Family, SequenceCurve, SequenceModelFacts, TrainingArgs
 from stoker.cookbooks.sequence.training import (
     LearningData,
     SequenceTrainingProgress,
-    SequenceTrainingSettings,
-    World,
     train,
     with_answers,
     world_here,
@@ -40,7 +37,7 @@ FILE = "progress.pt"
 
 
 class FileProgressStore:
-    """Keeps progress in a folder that survives the process. What can't be read again is told, and begun anew."""
+    """Stores progress in a folder that survives the process. If it can't be read, training restarts with a message."""
 
     def __init__(self, folder: Path, *, every: int, say: Callable[[str], None], device: str = "cpu") -> None:
         self._path = folder / FILE
@@ -75,31 +72,28 @@ K = TypeVar("K", bound=Kind[Any])
 def produce_model(  # noqa: PLR0913 - which stage, which model, from what, how
     job: StageContext,
     family: Family,
-    windows: WindowArrays,
-    make: Callable[[], nn.Module],
+    data: Windows,
+    make: Callable[[NetworkSizes], nn.Module],
     shape: Any,
     args: TrainingArgs,
     *,
     before: tuple[SequenceCurve, ...] = (),
-) -> FittedNetwork:
-    """Train a network on windows with answers, and write down what was learned about it."""
-    network = seeded(args.seed, make)
-    curve = trained(job, network, lambda device: with_answers(windows, device), args)
-    notes = still_falling(curve, args.epochs)
-    tell(job, notes)
-    return FittedNetwork(
-        network=network,
-        facts=SequenceModelFacts(
-            family=family,
-            shape=asdict(shape),
-            params=params_of(args),
-            weights=sum(parameter.numel() for parameter in network.parameters()),
-            data=windows.facts,
-            curves=[*before, curve],
-            notes=notes,
-            versions=library_versions(),
-        ),
+) -> Model:
+    """Train a network on windows with answers, and store it with what was learned about it."""
+    windows = data.load()
+    network = seeded(args.seed, lambda: make(NetworkSizes.of(windows.facts)))
+    curve, notes = train_network(job, network, lambda device: with_answers(windows, device), args)
+    facts = SequenceModelFacts(
+        family=family,
+        shape=asdict(shape),
+        params=params_of(args),
+        weights=sum(parameter.numel() for parameter in network.parameters()),
+        data=windows.facts,
+        curves=[*before, curve],
+        notes=notes,
+        versions=library_versions(),
     )
+    return saved(job, Model, FittedNetwork(network=network, facts=facts))
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -109,42 +103,41 @@ def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def trained(
+def train_network(
     job: StageContext,
     network: nn.Module,
     data: Callable[[str], LearningData],
     args: TrainingArgs,
     *,
     name: str = "training",
-) -> SequenceCurve:
-    """Train in place, on this rank's device, and give how it went; all ranks end together."""
+) -> tuple[SequenceCurve, list[str]]:
+    """Train in place, on this rank's device; return the curve and notes. All ranks return together."""
     world = world_here()
-    device = _device(job, world)
-    settings = SequenceTrainingSettings(
-        epochs=args.epochs,
-        learning_rate=args.lr,
-        weight_decay=args.weight_decay,
-        batch=args.batch,
-        patience=args.patience,
-        clip=args.clip,
-        seed=args.seed,
-    )
+
+    def log(text: str) -> None:
+        if world.rank == 0:
+            job.log(text)
 
     def watch(done: int, of: int, metrics: Mapping[str, float]) -> None:
-        # Of a loss that is beyond all use every rank says so itself, in the same words: any may be the first to end.
+        # A loss that is not finite is reported by every rank, in the same words: any may be the first to end.
         if world.rank == 0 or not math.isfinite(metrics["loss"]):
             job.step(done, of=of, **metrics)
         else:
             job.check()
 
-    keeper = FileProgressStore(
-        job.scratch, every=args.checkpoint_every, say=lambda text: tell(job, [text], world), device=device
-    )
+    device = "cuda" if job.devices and torch.cuda.is_available() else "cpu"
+    if job.devices and device == "cpu":
+        log("A GPU was given, and this torch can't use it: trained on the CPU.")
+    keeper = FileProgressStore(job.scratch, every=args.checkpoint_every, say=log, device=device)
     with _settled(args.n_jobs or 1):
         network.to(device)
-        curve = train(network, data(device), settings, world, watch=watch, keeper=keeper, name=name)
+        curve = train(network, data(device), args, world, watch=watch, keeper=keeper, name=name)
         network.to("cpu")
-    return curve
+    notes = []
+    if curve["kept"] == args.epochs > 1:
+        notes.append(f"The validation loss was still falling at {args.epochs} epochs: more may help.")
+        log(notes[0])
+    return curve, notes
 
 
 def saved(job: StageContext, kind: type[K], value: Any) -> K:
@@ -156,32 +149,9 @@ def saved(job: StageContext, kind: type[K], value: Any) -> K:
     return job.made(kind)
 
 
-def tell(job: StageContext, notes: list[str], world: World | None = None) -> None:
-    """Put notes into the stage's log, once for all ranks."""
-    if (world or world_here()).rank == 0:
-        for note in notes:
-            job.log(note)
-
-
 def params_of(args: TrainingArgs) -> dict[str, Any]:
     """Return the settings that decide what is learned."""
     return {name: value for name, value in asdict(args).items() if name not in ("n_jobs", "checkpoint_every")}
-
-
-def _device(job: StageContext, world: World) -> str:
-    if not job.devices:
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    tell(job, ["A GPU was given, and this torch can't use it: trained on the CPU."], world)
-    return "cpu"
-
-
-def still_falling(curve: SequenceCurve, most: int) -> list[str]:
-    """Say so if the limit ended the training, not the validation part."""
-    if curve["kept"] != most or most == 1:
-        return []
-    return [f"The validation loss was still falling at {most} epochs: more may help."]
 
 
 @contextmanager

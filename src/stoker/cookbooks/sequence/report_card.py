@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
-from stoker.cookbooks.sequence.schemas import SequenceEvaluation
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from stoker.cookbooks.report_parts import (
+    LINE_COLOURS,
+    bullets,
+    csv_text,
+    markdown_table,
+    one_plot,
+    plain,
+    safe,
+    short_number,
+)
+from stoker.cookbooks.sequence.schemas import SequenceCurve, SequenceEvaluation
 
 # Scores and curves as files that other programs read, and the summary that a terminal shows.
 
@@ -29,7 +39,7 @@ def scores_csv(book: SequenceEvaluation) -> str:
     """One line per metric: the model's score and the baseline's."""
     rows = [[metric, book["test"][metric], book["baseline"][metric]] for metric in book["metrics"]]
     steps = [[f"rmse_step_{ahead}", value, ""] for ahead, value in enumerate(book["by_step"], start=1)]
-    return _csv(["metric", "test", "baseline"], [*rows, *steps])
+    return csv_text(["metric", "test", "baseline"], [*rows, *steps])
 
 
 def curve_csv(book: SequenceEvaluation) -> str:
@@ -39,13 +49,13 @@ def curve_csv(book: SequenceEvaluation) -> str:
         for curve in book["model"]["curves"]
         for epoch, (seen, unseen) in enumerate(zip(curve["train"], curve["validation"], strict=True), start=1)
     ]
-    return _csv(["training", "epoch", "train_loss", "validation_loss", "is_kept"], rows)
+    return csv_text(["training", "epoch", "train_loss", "validation_loss", "is_kept"], rows)
 
 
 def headline(book: SequenceEvaluation) -> str:
     """Return in one sentence what came out."""
     metric = book["rank_by"]
-    score, simple = number(book["test"][metric]), number(book["baseline"][metric])
+    score, simple = short_number(book["test"][metric]), short_number(book["baseline"][metric])
     windows = book["model"]["data"]["counts"]["test"]
     return (
         f"{book['model']['family']} on {data_name(book)}: {METRIC_NAMES[metric]} {score} on {windows} held-out windows "
@@ -57,7 +67,7 @@ def summary(book: SequenceEvaluation) -> dict[str, Any]:
     """Return what a terminal shows at the end of a run: a headline, a table and what to try next."""
     columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"])]
     rows = [
-        [name, *(number(scores[metric]) for metric in book["metrics"])]
+        [name, *(short_number(scores[metric]) for metric in book["metrics"])]
         for name, scores in ((book["model"]["family"], book["test"]), ("baseline", book["baseline"]))
     ]
     return {"headline": headline(book), "table": {"columns": columns, "rows": rows}, "next": _next(book)}
@@ -67,11 +77,6 @@ def data_name(book: SequenceEvaluation) -> str:
     """Name the series."""
     series = book["model"]["data"]["series"]
     return series["name"] or f"a {series['format'].upper()} file"
-
-
-def number(value: float) -> str:
-    """Return a number as people read it."""
-    return f"{value:.4g}"
 
 
 def _next(book: SequenceEvaluation) -> list[str]:
@@ -86,24 +91,16 @@ def _next(book: SequenceEvaluation) -> list[str]:
     return steps
 
 
-def _csv(columns: list[str], rows: list[list[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def model_card(book: SequenceEvaluation) -> str:
     """Write the card as Markdown."""
     series = book["model"]["data"]["series"]
     sections = (
-        f"# Model card: {_safe(series['target'])} from {_safe(data_name(book))}",
-        f"{_safe(headline(book))}.",
-        f"## Data\n\n{_bullets(_data(book))}",
-        f"## Model\n\n{_bullets(_model(book))}",
+        f"# Model card: {safe(series['target'])} from {safe(data_name(book))}",
+        f"{safe(headline(book))}.",
+        f"## Data\n\n{bullets(_data(book))}",
+        f"## Model\n\n{bullets(_model(book))}",
         f"## Scores on held-out windows\n\n{_scores(book)}",
-        f"## Limits\n\n{_bullets(_limits(book))}",
+        f"## Limits\n\n{bullets(_limits(book))}",
         f"## Use\n\n{_use(book)}",
     )
     return "\n\n".join(sections) + "\n"
@@ -139,10 +136,10 @@ def _model(book: SequenceEvaluation) -> list[str]:
 
 def _scores(book: SequenceEvaluation) -> str:
     rows = [
-        [METRIC_NAMES[metric], number(book["test"][metric]), number(book["baseline"][metric])]
+        [METRIC_NAMES[metric], short_number(book["test"][metric]), short_number(book["baseline"][metric])]
         for metric in book["metrics"]
     ]
-    return f"The baseline answers {book['baseline_is']}.\n\n{_table(['metric', 'model', 'baseline'], rows)}"
+    return f"The baseline answers {book['baseline_is']}.\n\n{markdown_table(['metric', 'model', 'baseline'], rows)}"
 
 
 def _limits(book: SequenceEvaluation) -> list[str]:
@@ -163,20 +160,76 @@ def _use(book: SequenceEvaluation) -> str:
         "print(model.answer(windows))\n"
         "```\n\n"
         f"`windows` is an array (windows, {book['model']['data']['window']} rows, oldest first, "
-        f"{len(series['channels'])} channels: {_safe(', '.join(series['channels']))}) in the units of the data; the "
+        f"{len(series['channels'])} channels: {safe(', '.join(series['channels']))}) in the units of the data; the "
         f"answer is {gives}. `model.pt` holds weights alone."
     )
 
 
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {_safe(line)}" for line in lines)
+# The plots of a report, each a figure made from the score book.
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+_MOST_NUMBERED_CLASSES = 12
 
 
-def _safe(text: str) -> str:
-    """Keep what a user's file calls things from being read as Markdown or HTML."""
-    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))
+def all_plots(book: SequenceEvaluation) -> Iterator[tuple[str, str, Figure]]:
+    """Return (file name, caption, figure) of every plot that the book has data for."""
+    for curve in book["model"]["curves"]:
+        yield f"loss-{curve['name']}", "", _losses(curve)
+    if book["by_step"]:
+        yield "forecast", "", _forecast(book)
+    if len(book["by_step"]) > 1:
+        yield "steps", "", _steps(book)
+    if book["confusion"]:
+        yield "confusion", "", _confusion(book)
+
+
+def _losses(curve: SequenceCurve) -> Figure:
+    figure, axes = one_plot()
+    epochs = range(1, len(curve["train"]) + 1)
+    axes.plot(epochs, curve["train"], color=LINE_COLOURS[0], label="training part")
+    axes.plot(epochs, curve["validation"], color=LINE_COLOURS[1], label="validation part")
+    axes.axvline(curve["kept"], color="#7F7F7F", linestyle=":", label=f"kept: epoch {curve['kept']}")
+    axes.set_title(f"Loss of the {curve['name']}")
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    return figure
+
+
+def _forecast(book: SequenceEvaluation) -> Figure:
+    figure, axes = one_plot(9.0, 4.2)
+    for place, name in enumerate(("true", "predicted")):
+        axes.plot(book["shown"][name], color=LINE_COLOURS[place], label=name)
+    axes.set_title(f"{plain(book['model']['data']['series']['target'])}, one step ahead, at the beginning of the test")
+    axes.set_xlabel("windows")
+    axes.legend()
+    return figure
+
+
+def _steps(book: SequenceEvaluation) -> Figure:
+    figure, axes = one_plot()
+    axes.plot(range(1, len(book["by_step"]) + 1), book["by_step"], color=LINE_COLOURS[0], marker="o")
+    axes.set_title("Error by how far ahead")
+    axes.set_xlabel("steps ahead")
+    axes.set_ylabel("root mean squared error")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _confusion(book: SequenceEvaluation) -> Figure:
+    figure, axes = one_plot(5.6, 5.2)
+    names = [plain(name, 14) for name in book["model"]["data"]["series"]["classes"]]
+    axes.imshow(book["confusion"], cmap="Blues")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.grid(visible=False)
+    if len(names) <= _MOST_NUMBERED_CLASSES:
+        most = max(map(max, book["confusion"]))
+        for row, counts in enumerate(book["confusion"]):
+            for column, count in enumerate(counts):
+                colour = "white" if count > most / 2 else "black"
+                axes.text(column, row, str(count), ha="center", va="center", color=colour)
+    return figure

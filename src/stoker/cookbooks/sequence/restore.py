@@ -10,11 +10,10 @@ from typing import assert_never
 
 from torch import nn
 
-from stoker.cookbooks.sequence.fitted import FittedNetwork, read_weights
-from stoker.cookbooks.sequence.networks.attention import Transformer, TransformerShape
-from stoker.cookbooks.sequence.networks.convolution import Cnn, CnnShape
-from stoker.cookbooks.sequence.networks.ends import NetworkSizes
-from stoker.cookbooks.sequence.networks.recurrent import RecurrentNetwork, RecurrentShape
+from stoker.cookbooks.sequence.attention import Transformer, TransformerShape
+from stoker.cookbooks.sequence.convolution import Cnn, CnnShape
+from stoker.cookbooks.sequence.networks import FittedNetwork, NetworkSizes, read_weights
+from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape
 from stoker.cookbooks.sequence.schemas import SequenceModelFacts
 from stoker.core import jsontext
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from stoker.authoring import StageContext, arg, stage
 from stoker.cookbooks.sequence.kinds import Model, Windows
-from stoker.cookbooks.sequence.settings import TrainingArgs
+from stoker.cookbooks.sequence.schemas import TrainingArgs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CnnArgs(TrainingArgs):
     """Settings of the convolutions."""
 
@@ -21,11 +21,8 @@ class CnnArgs(TrainingArgs):
 @stage("sequence/train_cnn", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
 def train_cnn(job: StageContext, data: Windows, args: CnnArgs) -> Model:
     """Train convolutions over time, epoch by epoch."""
-    from stoker.cookbooks.sequence.networks.convolution import Cnn, CnnShape
-    from stoker.cookbooks.sequence.networks.ends import NetworkSizes
-    from stoker.cookbooks.sequence.produce import produce_model, saved
+    from stoker.cookbooks.sequence.convolution import Cnn, CnnShape
+    from stoker.cookbooks.sequence.produce import produce_model
 
-    windows = data.load()
     shape = CnnShape(width=args.width, layers=args.layers, kernel=args.kernel)
-    model = produce_model(job, "cnn", windows, lambda: Cnn(NetworkSizes.of(windows.facts), shape), shape, args)
-    return saved(job, Model, model)
+    return produce_model(job, "cnn", data, lambda ends: Cnn(ends, shape), shape, args)

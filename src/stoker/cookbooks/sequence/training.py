@@ -21,7 +21,7 @@ import torch
 from torch import distributed, nn
 
 from stoker.cookbooks.sequence.arrays import WindowArrays
-from stoker.cookbooks.sequence.schemas import PartName, SequenceCurve
+from stoker.cookbooks.sequence.schemas import PartName, SequenceCurve, TrainingArgs
 
 # AdamW over one flat gradient.
 #
@@ -60,11 +60,11 @@ class Stepper:
                 parameter.mul_(1 - self._learning_rate * self._weight_decay).sub_(move.view_as(parameter), alpha=pace)
 
     def state(self) -> dict[str, Any]:
-        """Return what it needs to go on."""
+        """Return what it needs to resume."""
         return {"steps": self._steps, "mean": self._mean.clone(), "square": self._square.clone()}
 
-    def go_on(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+    def resume(self, state: dict[str, Any]) -> None:
+        """Resume from what `state` returned."""
         self._steps, self._mean, self._square = state["steps"], state["mean"].clone(), state["square"].clone()
 
 
@@ -128,10 +128,10 @@ def world_here() -> World:
 def agree(world: World, what: str, value: float, device: Any = "cpu") -> None:
     """Raise `RuntimeError` on every rank unless all of them have the same number here, to nine digits."""
     # A place for each rank: ranks that differ can't hide in a sum.
-    told = torch.zeros(world.size, dtype=torch.float64, device=device)
-    told[world.rank] = value
-    world.all_reduce(told)
-    if float(told.max() - told.min()) > _SAME * float(told.abs().max()):
+    values = torch.zeros(world.size, dtype=torch.float64, device=device)
+    values[world.rank] = value
+    world.all_reduce(values)
+    if float(values.max() - values.min()) > _SAME * float(values.abs().max()):
         raise RuntimeError(f"the ranks have different {what}; rank {world.rank} has {value:.12g}")
 
 
@@ -139,21 +139,6 @@ Watch = Callable[[int, int, Mapping[str, float]], None]
 """Called on every rank with (epochs done, epochs planned, metrics); may raise to stop the training."""
 
 _SCORING_BATCH = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceTrainingSettings:
-    """How to train."""
-
-    epochs: int
-    learning_rate: float
-    weight_decay: float
-    batch: int
-    """Examples per step, over all ranks together."""
-    patience: int
-    clip: float
-    """The longest gradient; a longer one is shortened to it."""
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +175,7 @@ class LearningData:
 
 @dataclass(slots=True, kw_only=True)
 class SequenceTrainingProgress:
-    """How far a training is, and everything that it needs to go on from there."""
+    """How far a training is, and everything that it needs to resume from there."""
 
     epoch: int = 0
     train: list[float] = field(default_factory=list)
@@ -200,7 +185,7 @@ class SequenceTrainingProgress:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     stepper: dict[str, Any] = field(default_factory=dict)
 
-    def is_over(self, settings: SequenceTrainingSettings) -> bool:
+    def is_over(self, settings: TrainingArgs) -> bool:
         return self.epoch >= settings.epochs or self.epoch - self.kept > settings.patience
 
 
@@ -212,16 +197,6 @@ class ProgressStore(Protocol):
     def keep(self, progress: SequenceTrainingProgress) -> None: ...
 
 
-class NullProgressStore:
-    """Keeps nothing."""
-
-    def recall(self) -> SequenceTrainingProgress | None:
-        return None
-
-    def keep(self, progress: SequenceTrainingProgress) -> None:
-        return
-
-
 def unwatched(done: int, of: int, metrics: Mapping[str, float]) -> None:
     """Watch nothing."""
 
@@ -229,7 +204,7 @@ def unwatched(done: int, of: int, metrics: Mapping[str, float]) -> None:
 def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest may be left out
     model: nn.Module,
     data: LearningData,
-    settings: SequenceTrainingSettings,
+    settings: TrainingArgs,
     world: World = SOLO,
     *,
     watch: Watch = unwatched,
@@ -241,12 +216,11 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
     Only rank 0 keeps its progress; every rank may recall it. All ranks return together.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    stepper = Stepper(parameters, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay)
-    keeper = keeper or NullProgressStore()
-    progress = keeper.recall() or SequenceTrainingProgress()
+    stepper = Stepper(parameters, learning_rate=settings.lr, weight_decay=settings.weight_decay)
+    progress = (keeper.recall() if keeper else None) or SequenceTrainingProgress()
     if progress.epoch:
         model.load_state_dict(progress.weights)
-        stepper.go_on(progress.stepper)
+        stepper.resume(progress.stepper)
     _check_alike(world, parameters, data, progress)
     while not progress.is_over(settings):
         epoch = progress.epoch + 1
@@ -256,7 +230,7 @@ def train(  # noqa: PLR0913 - what is trained, on what, how, with whom; the rest
         if not math.isfinite(unseen):
             raise ArithmeticError(f"the loss is {unseen} in epoch {epoch}")
         _note(progress, model, seen, unseen)
-        if world.rank == 0:
+        if world.rank == 0 and keeper is not None:
             progress.weights, progress.stepper = _copied(model), stepper.state()
             keeper.keep(progress)
     model.load_state_dict(progress.best)
@@ -295,7 +269,7 @@ def _learn(  # noqa: PLR0913, PLR0917 - the whole of what an epoch is made of
     parameters: list[nn.Parameter],
     stepper: Stepper,
     lessons: LearningTask,
-    settings: SequenceTrainingSettings,
+    settings: TrainingArgs,
     world: World,
     epoch: int,
 ) -> float:
@@ -320,9 +294,7 @@ def _learn(  # noqa: PLR0913, PLR0917 - the whole of what an epoch is made of
     return total / len(lessons)
 
 
-def _batches(
-    lessons: LearningTask, settings: SequenceTrainingSettings, world: World, epoch: int
-) -> Iterator[RankBatch]:
+def _batches(lessons: LearningTask, settings: TrainingArgs, world: World, epoch: int) -> Iterator[RankBatch]:
     shuffle = torch.Generator().manual_seed(_seed(settings.seed, epoch, -1))
     order = torch.randperm(len(lessons), generator=shuffle)
     for number, examples in enumerate(torch.split(order, settings.batch)):

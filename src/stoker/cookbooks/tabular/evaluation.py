@@ -17,8 +17,7 @@ import pandas as pd
 from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.metrics import roc_curve
 
-from stoker.cookbooks.tabular.examples import TableExamples, TrainTestExamples
-from stoker.cookbooks.tabular.fitted import FittedPipeline, library_versions
+from stoker.cookbooks.tabular.examples import FittedPipeline, TableExamples, TrainTestExamples, library_versions
 from stoker.cookbooks.tabular.metrics import (
     Floats,
     Predictions,

@@ -4,67 +4,52 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from stoker.authoring import JsonKind, Kind, TreeKind, check_json
-from stoker.cookbooks.tabular.schemas import TableFacts, TableOrigin, TabularModelFacts
-from stoker.core import jsontext
+from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
+from stoker.cookbooks.tabular.schemas import TabularModelFacts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from stoker.cookbooks.tabular.examples import TrainTestExamples
-    from stoker.cookbooks.tabular.fitted import FittedPipeline
+    from stoker.cookbooks.tabular.examples import FittedPipeline, TrainTestExamples
 
 _PARQUET_MAGIC = b"PAR1"
 
 
-class Table(Kind["tuple[pd.DataFrame, TableOrigin]"]):
-    """Rows and columns as they were read, with their origin in the Parquet metadata."""
+class _FrameKind(Kind["tuple[pd.DataFrame, Any]"]):
+    """A Parquet file with what is known of its columns in its metadata."""
+
+    @classmethod
+    def save(cls, value: tuple[pd.DataFrame, Any], path: Path) -> None:
+        from stoker.cookbooks.tabular.examples import write_frame
+
+        write_frame(*value, path)
+
+    def load(self) -> tuple[pd.DataFrame, Any]:
+        from stoker.cookbooks.tabular.examples import read_frame
+
+        return read_frame(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_parquet(path)
+
+
+class Table(_FrameKind):
+    """Rows and columns as they were read, with their `TableOrigin`."""
 
     name: ClassVar[str] = "tabular/table"
     version: ClassVar[int] = 1
     file: ClassVar[str | None] = "table.parquet"
 
-    @classmethod
-    def save(cls, value: tuple[pd.DataFrame, TableOrigin], path: Path) -> None:
-        from stoker.cookbooks.tabular.examples import write_frame
 
-        frame, origin = value
-        write_frame(frame, origin, path)
-
-    def load(self) -> tuple[pd.DataFrame, TableOrigin]:
-        from stoker.cookbooks.tabular.examples import read_frame
-
-        return read_frame(self.path)
-
-    @classmethod
-    def validate(cls, path: Path) -> None:
-        _check_parquet(path)
-
-
-class Labelled(Kind["tuple[pd.DataFrame, TableFacts]"]):
-    """Settled features and an encoded target, with what is known of them in the Parquet metadata."""
+class Labelled(_FrameKind):
+    """Settled features and an encoded target, with their `TableFacts`."""
 
     name: ClassVar[str] = "tabular/labelled"
     version: ClassVar[int] = 1
     file: ClassVar[str | None] = "labelled.parquet"
-
-    @classmethod
-    def save(cls, value: tuple[pd.DataFrame, TableFacts], path: Path) -> None:
-        from stoker.cookbooks.tabular.examples import write_frame
-
-        frame, facts = value
-        write_frame(frame, facts, path)
-
-    def load(self) -> tuple[pd.DataFrame, TableFacts]:
-        from stoker.cookbooks.tabular.examples import read_frame
-
-        return read_frame(self.path)
-
-    @classmethod
-    def validate(cls, path: Path) -> None:
-        _check_parquet(path)
 
 
 class Split(Kind["TrainTestExamples"]):
@@ -103,19 +88,20 @@ class Model(Kind["FittedPipeline"]):
 
     @classmethod
     def save(cls, value: FittedPipeline, path: Path) -> None:
-        from stoker.cookbooks.tabular.fitted import write_model
+        from stoker.cookbooks.tabular.examples import write_model
 
         write_model(value, path)
 
     def load(self) -> FittedPipeline:
-        from stoker.cookbooks.tabular.fitted import read_model
+        from stoker.cookbooks.tabular.examples import read_model
 
         return read_model(self.path)
 
     def facts(self) -> TabularModelFacts:
         """Read what is known of the model without loading the pickle."""
-        facts: TabularModelFacts = jsontext.loads((self.path / "model.json").read_text(encoding="utf-8"))
-        return facts
+        from stoker.cookbooks.tabular.examples import read_facts
+
+        return read_facts(self.path)
 
     def copy_pipeline(self, to: Path) -> None:
         """Copy the pickle without loading it."""
@@ -123,8 +109,7 @@ class Model(Kind["FittedPipeline"]):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        if not (path / "model.joblib").is_file():
-            raise ValueError("model.joblib is missing")
+        check_files(path, "model.joblib")
         check_json(path / "model.json", "family")
 
 
@@ -151,9 +136,7 @@ class Report(TreeKind):
     @classmethod
     def validate(cls, path: Path) -> None:
         check_json(path / "summary.json", "headline")
-        for name in ("scores.csv", "model-card.md", "report.html", "best-model.joblib"):
-            if not (path / name).is_file():
-                raise ValueError(f"{name} is missing")
+        check_files(path, "scores.csv", "model-card.md", "report.html", "best-model.joblib")
 
 
 def _check_parquet(path: Path) -> None:

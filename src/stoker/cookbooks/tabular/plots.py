@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stoker.cookbooks.tabular.canvas import COLOURS, LINE_COLOURS, MARKS, one_plot, plain
-from stoker.cookbooks.tabular.plot_labels import METRIC_NAMES, number, ranked
+from stoker.cookbooks.report_parts import LINE_COLOURS, one_plot, plain
+from stoker.cookbooks.tabular.report_card import METRIC_NAMES, number, ranked
 from stoker.cookbooks.tabular.schemas import (
     LESS_IS_BETTER,
     CurveSeries,
@@ -19,6 +19,9 @@ from stoker.cookbooks.tabular.schemas import (
     TabularEvaluation,
 )
 
+# Told apart by people with any colour vision, and in grey.
+COLOURS = {"gbt": "#0072B2", "knn": "#E69F00", "knn_semi": "#CC79A7", "mlp": "#009E73", "baseline": "#7F7F7F"}
+MARKS = {"gbt": "o", "knn": "s", "knn_semi": "D", "mlp": "^", "baseline": "x"}
 _MOST_NUMBERED_CLASSES = 12
 _MOST_NAMED_CLASSES = 30
 

@@ -10,47 +10,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
-from stoker.authoring import (
-    ArgsFaults,
-    Category,
-    Cookbook,
-    Fault,
-    InputPath,
-    Plan,
-    PlanBuilder,
-    Stage,
-    Tips,
-    arg,
-    recipe,
-)
-from stoker.cookbooks.tabular.bundled import BUNDLED
+from stoker.authoring import Category, Cookbook, Fault, InputPath, Plan, PlanBuilder, Stage, Tips, arg, recipe
+from stoker.cookbooks.recipe_parts import find_table, refuse, stage_args
 from stoker.cookbooks.tabular.cross_validate import CrossValidateArgs, cross_validate
+from stoker.cookbooks.tabular.data import BUNDLED, LabelArgs, LoadArgs, SplitArgs, label, load, split
 from stoker.cookbooks.tabular.evaluate import EvaluateArgs, evaluate
 from stoker.cookbooks.tabular.kinds import Labelled, Model, Report, Scores, Split, Table, Validation
-from stoker.cookbooks.tabular.label import LabelArgs, label
-from stoker.cookbooks.tabular.load import LoadArgs, load
 from stoker.cookbooks.tabular.report import report
-from stoker.cookbooks.tabular.schemas import Family, RankBy
-from stoker.cookbooks.tabular.split import SplitArgs, split
+from stoker.cookbooks.tabular.schemas import Family, ProblemChoice, RankBy
 from stoker.cookbooks.tabular.train_gbt import GbtArgs, train_gbt
-from stoker.cookbooks.tabular.train_knn import KnnArgs, train_knn
-from stoker.cookbooks.tabular.train_knn_semi import KnnSemiArgs, train_knn_semi
-from stoker.cookbooks.tabular.train_mlp import MlpArgs, train_mlp
-from stoker.core.text import nearest
+from stoker.cookbooks.tabular.train_knn import (
+    KnnArgs,
+    KnnSemiArgs,
+    KnnSemiSettings,
+    KnnSettings,
+    train_knn,
+    train_knn_semi,
+)
+from stoker.cookbooks.tabular.train_mlp import MlpArgs, MlpSettings, train_mlp
 
 _BUNDLED_TEXT = ", ".join(BUNDLED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TableArgs:
     """What every recipe of this cookbook asks."""
 
     data: str = arg("breast_cancer", help=f"a CSV or Parquet file, or one of {_BUNDLED_TEXT}")
     target: str | None = arg(None, help="the column to predict; needed for a file")
-    problem: Literal["auto", "classification", "regression"] = arg("auto", help="classes or quantities; auto looks")
+    problem: ProblemChoice = arg("auto", help="classes or quantities; auto looks")
     drop: tuple[str, ...] = arg((), help="columns to leave out, such as identifiers")
     test_percent: int = arg(25, help="share of rows held out for the test", ge=1, le=90)
     folds: int = arg(5, help="folds of the cross-validation on the training rows", ge=2, le=50)
@@ -79,34 +69,21 @@ class GbtRecipeArgs(TableArgs):
     lr: float = arg(0.1, help="learning rate: how much each tree may change", gt=0, le=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnnRecipeArgs(TableArgs):
+@dataclass(frozen=True, kw_only=True)
+class KnnRecipeArgs(KnnSettings, TableArgs):
     """Arguments of tabular/knn."""
 
-    neighbours: int | None = arg(None, help="rows to ask; null: the best of 1 to 45", ge=1, le=10_000)
-    weights: Literal["uniform", "distance"] = arg("uniform", help="whether nearer rows count more")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnnSemiRecipeArgs(TableArgs):
+@dataclass(frozen=True, kw_only=True)
+class KnnSemiRecipeArgs(KnnSemiSettings, TableArgs):
     """Arguments of tabular/knn_semi."""
 
-    neighbours: int = arg(5, help="rows to ask", ge=1, le=10_000)
-    labelled_percent: int = arg(20, help="share of training rows that keep their label", ge=1, le=100)
-    confidence: float = arg(0.9, help="how sure the model must be to label a row itself", gt=0, lt=1)
-    rounds: int = arg(10, help="most rounds of labelling", ge=1, le=1000)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlpRecipeArgs(TableArgs):
+@dataclass(frozen=True, kw_only=True)
+class MlpRecipeArgs(MlpSettings, TableArgs):
     """Arguments of tabular/mlp."""
 
     hidden: tuple[int, ...] = arg((64, 32), help="width of each hidden layer, such as [64,32]", ge=1, le=4096)
-    epochs: int = arg(200, help="most epochs; fewer are kept if more do not help", ge=1, le=100_000)
-    lr: float = arg(1e-3, help="learning rate (Adam)", gt=0)
-    weight_decay: float = arg(1e-4, help="strength of the L2 penalty", ge=0)
-    batch: int | None = arg(None, help="rows per step; null: 32, or 200 for a large table", ge=1)
-    patience: int = arg(15, help="epochs without improvement before stopping", ge=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,46 +104,26 @@ class CompareArgs(TableArgs):
 @recipe("tabular/gbt", version=2, category=Category.TRAIN, output=Report, backend="scikit-learn")
 def gbt(args: GbtRecipeArgs) -> Plan:
     """Train gradient boosted trees on a table and report how good they are."""
-    shape = args.model
-    settings = GbtArgs(trees=shape.trees, depth=shape.depth, lr=args.lr, seed=args.seed, n_jobs=args.n_jobs)
+    settings = stage_args(GbtArgs, args, trees=args.model.trees, depth=args.model.depth)
     return _plan("tabular/gbt", args, [(train_gbt, settings)])
 
 
 @recipe("tabular/knn", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
 def knn(args: KnnRecipeArgs) -> Plan:
     """Train k nearest neighbours on a table and report how good they are."""
-    settings = KnnArgs(neighbours=args.neighbours, weights=args.weights, seed=args.seed, n_jobs=args.n_jobs)
-    return _plan("tabular/knn", args, [(train_knn, settings)])
+    return _plan("tabular/knn", args, [(train_knn, stage_args(KnnArgs, args))])
 
 
 @recipe("tabular/knn_semi", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
 def knn_semi(args: KnnSemiRecipeArgs) -> Plan:
     """Train k nearest neighbours from few labels and report how good they are."""
-    settings = KnnSemiArgs(
-        neighbours=args.neighbours,
-        labelled_percent=args.labelled_percent,
-        confidence=args.confidence,
-        rounds=args.rounds,
-        seed=args.seed,
-        n_jobs=args.n_jobs,
-    )
-    return _plan("tabular/knn_semi", args, [(train_knn_semi, settings)])
+    return _plan("tabular/knn_semi", args, [(train_knn_semi, stage_args(KnnSemiArgs, args))])
 
 
 @recipe("tabular/mlp", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
 def mlp(args: MlpRecipeArgs) -> Plan:
     """Train a multi-layer perceptron on a table and report how good it is."""
-    settings = MlpArgs(
-        hidden=args.hidden,
-        epochs=args.epochs,
-        lr=args.lr,
-        weight_decay=args.weight_decay,
-        batch=args.batch,
-        patience=args.patience,
-        seed=args.seed,
-        n_jobs=args.n_jobs,
-    )
-    return _plan("tabular/mlp", args, [(train_mlp, settings)])
+    return _plan("tabular/mlp", args, [(train_mlp, stage_args(MlpArgs, args))])
 
 
 @recipe("tabular/compare", version=1, category=Category.PIPELINE, output=Report, backend="scikit-learn")
@@ -191,60 +148,25 @@ def _faults_in(models: tuple[Family, ...]) -> list[Fault]:
 
 
 def _plan(name: str, args: TableArgs, branches: Sequence[tuple[Stage, Any]], faults: Sequence[Fault] = ()) -> Plan:
-    source = _source(args.data)
-    if isinstance(source, _Unusable):
-        faults = [Fault(f"{name}.data", source.message, source.hint), *faults]
-    if isinstance(source, _Unusable) or faults:
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {name}"
-        raise ArgsFaults(message, faults=tuple(faults), hint=f"stoker recipes show {name}")
-    builder = PlanBuilder(name.rpartition("/")[2])
+    found = find_table(f"{name}.data", args.data, BUNDLED, one="bundled data set", several="bundled sets")
+    refuse(name, [found, *faults] if isinstance(found, Fault) else faults)
+    source = LoadArgs(file=InputPath(str(found))) if found else LoadArgs(bundled=args.data)  # type: ignore[arg-type]  # a bundled name
     data = (
-        builder.start(load, source)
-        .then(label, LabelArgs(target=args.target, problem=args.problem, drop=args.drop))
-        .then(split, SplitArgs(test_percent=args.test_percent, seed=args.seed))
+        PlanBuilder(name.rpartition("/")[2])
+        .start(load, source)
+        .then(label, stage_args(LabelArgs, args))
+        .then(split, stage_args(SplitArgs, args))
     )
     models = data.fork(*branches)
-    effort = CrossValidateArgs(
-        folds=args.folds, curve_points=args.curve_points, rank_by=args.rank_by, seed=args.seed, n_jobs=args.n_jobs
-    )
+    effort = stage_args(CrossValidateArgs, args)
     validations = Tips(
-        [tip.then(cross_validate, effort, id=f"validate_{_model_of(tip.id)}", data=data) for tip in models.tips]
+        [
+            tip.then(cross_validate, effort, id=f"validate_{tip.id.removeprefix('train_')}", data=data)
+            for tip in models.tips
+        ]
     )
-    judge = EvaluateArgs(bootstraps=args.bootstraps, rank_by=args.rank_by, seed=args.seed)
-    scores = models.merge(evaluate, judge, validations=validations, data=data)
+    scores = models.merge(evaluate, stage_args(EvaluateArgs, args), validations=validations, data=data)
     return scores.then(report, models=models).finish()
-
-
-def _model_of(train_node: str) -> str:
-    return train_node.removeprefix("train_")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unusable:
-    """Why there is no table behind what was typed."""
-
-    message: str
-    hint: str
-
-
-def _source(data: str) -> LoadArgs | _Unusable:
-    """Tell a bundled set from a file, and both from a mistake."""
-    if data in BUNDLED:
-        return LoadArgs(bundled=data)  # type: ignore[arg-type]  # a name out of the tuple that the type was made from
-    if not data.strip():
-        return _Unusable(message="is empty", hint=f"a CSV or Parquet file, or one of {_BUNDLED_TEXT}")
-    path = Path(data).expanduser()
-    if path.is_file():
-        return LoadArgs(file=InputPath(str(path)))
-    if path.is_dir():
-        return _Unusable(message=f"{data} is a folder", hint="give one CSV or Parquet file")
-    if path.suffix or path.parent != Path():
-        return _Unusable(message=f"there is no file {data}", hint=f"bundled sets are {_BUNDLED_TEXT}")
-    candidate = nearest(data, BUNDLED)
-    return _Unusable(
-        message=f"{data!r} is neither a file nor a bundled data set",
-        hint=f"did you mean {candidate!r}?" if candidate else f"a CSV or Parquet file, or one of {_BUNDLED_TEXT}",
-    )
 
 
 # The cookbook itself: what the catalogue sees of it.

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import re
+import math
 import shlex
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Final
 
-from stoker.cookbooks.tabular.plot_labels import (
-    METRIC_NAMES,
-    MODEL_NAMES,
-    SHORT_METRIC_NAMES,
-    cross_validated,
-    data_name,
-    number,
-    params_text,
-    ranked,
-    verdicts,
-    with_interval,
-)
-from stoker.cookbooks.tabular.schemas import ModelScores, TableFacts, TabularEvaluation
+from stoker.cookbooks.report_parts import Picture, bullets, csv_text, markdown_table, safe
+from stoker.cookbooks.tabular.schemas import LESS_IS_BETTER, Interval, ModelScores, TableFacts, TabularEvaluation
 
 # Scores as files that other programs read, and the summary that a terminal shows.
 
@@ -33,23 +19,20 @@ _SHOWN = {"classification": ("accuracy", "macro_f1", "roc_auc", "log_loss"), "re
 
 def scores_csv(book: TabularEvaluation) -> str:
     """One line per model and metric: test score with its interval, cross-validated mean and spread."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", "metric", "test", "low", "high", "cv_mean", "cv_std", "is_best"])
+    rows: list[list[Any]] = []
     for model in ranked(book):
         validated = model["cross_validation"]
         for metric in book["metrics"]:
             score = model["test"][metric]
             folds = [validated["mean"][metric], validated["std"][metric]] if validated is not None else ["", ""]
             is_best = str(model["name"] == book["best"]).lower()
-            writer.writerow([model["name"], metric, score["value"], score["low"], score["high"], *folds, is_best])
-    return text.getvalue()
+            rows.append([model["name"], metric, score["value"], score["low"], score["high"], *folds, is_best])
+    return csv_text(["model", "metric", "test", "low", "high", "cv_mean", "cv_std", "is_best"], rows)
 
 
 def headline(book: TabularEvaluation) -> str:
     """Return in one sentence what came out."""
-    best = next(model for model in book["models"] if model["name"] == book["best"])
-    metric = book["rank_by"]
+    best, metric = _best(book), book["rank_by"]
     contenders = len(book["models"]) - 1
     validated = best["cross_validation"]
     held_out = f"{with_interval(best['test'][metric])} on {book['split']['test_rows']} held-out rows"
@@ -113,17 +96,18 @@ _MOST_LISTED = 40
 
 def model_card(book: TabularEvaluation) -> str:
     """Write the card as Markdown."""
+    rows = _class_rows(book)
     sections = (
-        f"# Model card: {_safe(book['facts']['target'])} from {_safe(data_name(book['facts']))}",
-        f"{_safe(headline(book))}.",
+        f"# Model card: {safe(book['facts']['target'])} from {safe(data_name(book['facts']))}",
+        f"{safe(headline(book))}.",
         _section("Data", _data(book)),
         _section("Models", _models(book)),
         _section("Scores on held-out rows", _scores(book)),
-        _section(f"How {book['best']} does per class", _per_class(book)),
+        _section(f"How {book['best']} does per class", markdown_table(_CLASS_COLUMNS, rows) if rows else ""),
         _section(f"What {book['best']} looks at", _importance(book)),
-        _section("Limits", _bullets(limits(book))),
+        _section("Limits", bullets(limits(book))),
         _section("Use", _use(book)),
-        _section("Versions", _bullets(f"{name} {version}" for name, version in sorted(book["versions"].items()))),
+        _section("Versions", bullets(f"{name} {version}" for name, version in sorted(book["versions"].items()))),
     )
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -171,7 +155,7 @@ def _data(book: TabularEvaluation) -> str:
         f"{split['train_rows']} rows to train on and {split['test_rows']} held out ({split['test_percent']} %, {how}, "
         f"seed {split['seed']})"
     )
-    return _bullets([*data_lines(book["facts"]), division])
+    return bullets([*data_lines(book["facts"]), division])
 
 
 def _models(book: TabularEvaluation) -> str:
@@ -180,10 +164,18 @@ def _models(book: TabularEvaluation) -> str:
         settings = f": {params_text(model['params'])}" if model["params"] else ""
         lines.append(f"{model['name']}, {MODEL_NAMES[model['name']]}{settings}")
         lines.extend(f"  {note}" for note in model["notes"])
-    return _bullets(lines)
+    return bullets(lines)
 
 
 def _scores(book: TabularEvaluation) -> str:
+    return (
+        f"Brackets hold 95 % intervals from {book['bootstraps']} resamples of the test rows; ± is the spread over "
+        f"folds.\n\n{markdown_table(*_scores_table(book))}\n\n{bullets(verdicts(book))}"
+    )
+
+
+def _scores_table(book: TabularEvaluation) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows of all scores, best model first."""
     metric = book["rank_by"]
     columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"]), f"{METRIC_NAMES[metric]}, cross-validated"]
     rows = [
@@ -194,32 +186,25 @@ def _scores(book: TabularEvaluation) -> str:
         ]
         for model in ranked(book)
     ]
-    return (
-        f"Brackets hold 95 % intervals from {book['bootstraps']} resamples of the test rows; ± is the spread over "
-        f"folds.\n\n{_table(columns, rows)}\n\n{_bullets(verdicts(book))}"
-    )
+    return columns, rows
 
 
-def _per_class(book: TabularEvaluation) -> str:
-    best = _best(book)
-    rows = [
-        [
-            scores["name"],
-            number(scores["precision"]),
-            number(scores["recall"]),
-            number(scores["f1"]),
-            str(scores["rows"]),
-        ]
-        for scores in best["per_class"]
+_CLASS_COLUMNS = ["class", "precision", "recall", "F1", "test rows"]
+
+
+def _class_rows(book: TabularEvaluation) -> list[list[str]]:
+    """Return how well the best model finds each class."""
+    return [
+        [one["name"], number(one["precision"]), number(one["recall"]), number(one["f1"]), str(one["rows"])]
+        for one in _best(book)["per_class"]
     ]
-    return _table(["class", "precision", "recall", "F1", "test rows"], rows) if rows else ""
 
 
 def _importance(book: TabularEvaluation) -> str:
     rows = [[row["feature"], f"{number(row['mean'])} ± {number(row['std'])}"] for row in book["importance"]]
     return (
         f"Loss of {METRIC_NAMES[book['rank_by']]} on held-out rows when one column is shuffled. Columns that say the "
-        f"same share their importance.\n\n{_table(['column', 'loss'], rows)}"
+        f"same share their importance.\n\n{markdown_table(['column', 'loss'], rows)}"
         if rows
         else ""
     )
@@ -234,7 +219,7 @@ def _use(book: TabularEvaluation) -> str:
         'print(model.predict(pd.read_csv("new-rows.csv")))\n'
         "```\n\n"
         f"It needs scikit-learn {book['versions']['scikit-learn']} and not Stoker. The rows need these columns: "
-        f"{_safe(_enumerated(columns))}. The file is a pickle: loading one runs what is in it, so load only files that "
+        f"{safe(_enumerated(columns))}. The file is a pickle: loading one runs what is in it, so load only files that "
         "you trust."
     )
 
@@ -247,23 +232,9 @@ def _section(title: str, body: str) -> str:
     return f"## {title}\n\n{body}" if body else ""
 
 
-def _bullets(lines: Iterable[str]) -> str:
-    return "\n".join(f"{'  ' if line.startswith('  ') else ''}- {_safe(line.strip())}" for line in lines)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
-
-
 def _enumerated(names: Sequence[object]) -> str:
     shown = ", ".join(str(name) for name in names[:_MOST_LISTED])
     return f"{shown} and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else shown
-
-
-def _safe(text: str) -> str:
-    """Keep what a user's file calls things from being read as Markdown or HTML."""
-    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))
 
 
 # The report as one page that needs nothing beside it: no script, no network, images inside.
@@ -282,15 +253,6 @@ figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; ma
 figure { text-align: center; } figure.full { grid-column: 1 / -1; } img { height: auto; max-width: 100%; }
 figcaption { color: #555; font-size: .9rem; }
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A plot as the page shows it."""
-
-    name: str
-    caption: str
-    svg: bytes
 
 
 def html_page(book: TabularEvaluation, pictures: Sequence[Picture]) -> str:
@@ -328,50 +290,40 @@ def html_page(book: TabularEvaluation, pictures: Sequence[Picture]) -> str:
 
 
 def _scores_page(book: TabularEvaluation) -> str:
-    metric = book["rank_by"]
-    columns = ["model", *(METRIC_NAMES[name] for name in book["metrics"]), f"{METRIC_NAMES[metric]}, cross-validated"]
-    rows = []
-    for model in ranked(book):
-        cells = [model["name"], *(with_interval(model["test"][name]) for name in book["metrics"])]
-        rows.append(([*cells, cross_validated(model, metric)], model["name"] == book["best"]))
+    columns, rows = _scores_table(book)
     note = (
         f'<p class="soft">Brackets hold 95 % intervals from {book["bootstraps"]} resamples of the test rows; ± is the '
         "spread over folds of the training rows.</p>"
     )
-    return _table_page(columns, rows) + note
+    return _table_page(columns, rows, best=book["best"]) + note
 
 
 def _per_class_page(book: TabularEvaluation) -> str:
-    best = next(model for model in book["models"] if model["name"] == book["best"])
-    if not best["per_class"]:
-        return ""
-    rows = []
-    for scores in best["per_class"]:
-        shares = [number(scores["precision"]), number(scores["recall"]), number(scores["f1"])]
-        rows.append(([scores["name"], *shares, str(scores["rows"])], False))
+    rows = _class_rows(book)
     title = f"<h2>How {escape(book['best'])} does per class</h2>"
-    return title + _table_page(["class", "precision", "recall", "F1", "test rows"], rows)
+    return title + _table_page(_CLASS_COLUMNS, rows) if rows else ""
 
 
 def _models_page(book: TabularEvaluation) -> str:
     rows = []
     for model in ranked(book):
         about = " ".join([f"{MODEL_NAMES[model['name']]}.", *model["notes"]])
-        rows.append(([model["name"], about, params_text(model["params"])], model["name"] == book["best"]))
-    return _table_page(["model", "what it is", "settings"], rows, text_columns=(1, 2))
+        rows.append([model["name"], about, params_text(model["params"])])
+    return _table_page(["model", "what it is", "settings"], rows, best=book["best"], text_columns=(1, 2))
 
 
 def _table_page(
-    columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Any]], text_columns: Sequence[int] = ()
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, best: str | None = None, text_columns: Sequence[int] = ()
 ) -> str:
+    """Return a table as HTML, the row of the best model marked."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     lines = []
-    for cells, is_best in rows:
+    for cells in rows:
         inside = "".join(
             f'<td class="text">{escape(cell)}</td>' if place in text_columns else f"<td>{escape(cell)}</td>"
             for place, cell in enumerate(cells)
         )
-        lines.append(f'<tr class="best">{inside}</tr>' if is_best else f"<tr>{inside}</tr>")
+        lines.append(f'<tr class="best">{inside}</tr>' if cells[0] == best else f"<tr>{inside}</tr>")
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
@@ -386,3 +338,114 @@ def _figure(picture: Picture) -> str:
 
 def _list(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+# How metrics, models, numbers and data are named to people, in one place.
+
+
+METRIC_NAMES: Final[Mapping[str, str]] = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "roc_auc": "ROC AUC",
+    "log_loss": "log loss",
+    "brier": "Brier score",
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "rmse": "root mean squared error",
+}
+SHORT_METRIC_NAMES: Final[Mapping[str, str]] = {
+    **METRIC_NAMES,
+    "balanced_accuracy": "balanced",
+    "mae": "MAE",
+    "rmse": "RMSE",
+}
+MODEL_NAMES: Final[Mapping[str, str]] = {
+    "gbt": "gradient boosted trees (HistGradientBoosting)",
+    "knn": "k nearest neighbours",
+    "knn_semi": "k nearest neighbours, self-trained from few labels",
+    "mlp": "multi-layer perceptron",
+    "baseline": "baseline that never looks at a feature",
+}
+
+
+def number(value: float) -> str:
+    """Return a score in the precision that its size and spread make meaningful."""
+    if not math.isfinite(value):
+        return "–"
+    if value != 0 and abs(value) >= 100:
+        return f"{value:,.1f}"
+    text = f"{value:.3f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def with_interval(score: Interval) -> str:
+    """Return a score with its 95 % interval."""
+    return f"{number(score['value'])} [{number(score['low'])}, {number(score['high'])}]"
+
+
+def cross_validated(model: ModelScores, metric: str) -> str:
+    """Return the cross-validated mean and spread, or a dash where there is none."""
+    validated = model["cross_validation"]
+    if validated is None:
+        return "–"
+    return f"{number(validated['mean'][metric])} ± {number(validated['std'][metric])}"
+
+
+def ranked(book: TabularEvaluation) -> list[ModelScores]:
+    """Return the models from best to worst by what decides, the baseline last."""
+    sign = 1.0 if book["rank_by"] in LESS_IS_BETTER else -1.0
+
+    def place(model: ModelScores) -> tuple[bool, bool, float]:
+        validated = model["cross_validation"]
+        score = validated["mean"] if validated is not None else {}
+        value = score.get(book["rank_by"], model["test"][book["rank_by"]]["value"])
+        return model["name"] == "baseline", model["name"] != book["best"], sign * value
+
+    return sorted(book["models"], key=place)
+
+
+def verdicts(book: TabularEvaluation) -> list[str]:
+    """Return in words which differences the test rows can and can't show."""
+    best, metric = book["best"], METRIC_NAMES[book["rank_by"]]
+    beaten: list[str] = []
+    level: list[str] = []
+    ahead: list[str] = []
+    for model in ranked(book):
+        gap = model["behind_best"]
+        if gap is not None:
+            (beaten if gap["low"] > 0 else ahead if gap["high"] < 0 else level).append(model["name"])
+    said = []
+    if beaten:
+        said.append(f"{best} is better than {_joined(beaten, 'and')} on the held-out rows ({metric}, 95 % sure).")
+    if level:
+        said.append(f"The held-out rows can't tell {_joined(level, 'or')} from {best} ({metric}, 95 %).")
+    if ahead:
+        said.append(
+            f"On the held-out rows {_joined(ahead, 'and')} did better than {best} ({metric}, 95 % sure); on the "
+            "training rows, which decide, it was the other way round."
+        )
+    return said
+
+
+def data_name(facts: TableFacts) -> str:
+    """Name the data in words that hold on every machine."""
+    origin = facts["origin"]
+    return origin["name"] or f"a {'CSV' if origin['format'] == 'csv' else 'Parquet'} file"
+
+
+def params_text(params: Mapping[str, Any]) -> str:
+    """Return settings on one line."""
+    return ", ".join(f"{name}={_setting(value)}" for name, value in sorted(params.items())) or "–"
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _joined(names: list[str], word: str) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -1,13 +1,18 @@
-"""What the stages of this cookbook write down about data, models and scores: plain JSON with names for its fields.
+"""What the stages of this cookbook store about data, models and scores (plain JSON with named fields), and ask.
 
-Standard library only, so that kinds and recipes can be imported without numpy or scikit-learn.
+No numeric library, so that kinds and recipes can be imported without numpy or scikit-learn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict
 
+from stoker.authoring import arg
+
 Problem = Literal["classification", "regression"]
+ProblemChoice = Literal["auto", "classification", "regression"]
 Family = Literal["gbt", "knn", "knn_semi", "mlp"]
 RankBy = Literal[
     "auto", "accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "log_loss", "brier", "r2", "mae", "rmse"
@@ -169,3 +174,20 @@ class TabularEvaluation(TypedDict):
     importance: list[dict[str, Any]]
     """Of the best model: feature, mean drop of the ranking metric when it is shuffled, and its spread."""
     versions: dict[str, str]
+
+
+# Without slots: stages and recipes add settings of a second base.
+@dataclass(frozen=True, kw_only=True)
+class TrainArgs:
+    """What every training stage asks."""
+
+    seed: int = arg(0, help="decides every random choice", ge=0, le=1_000_000_000)
+    n_jobs: int | None = arg(None, help="most threads; null: every core; a small table uses one", ge=1, runtime=True)
+
+
+Watch = Callable[[int, int, Mapping[str, float]], None]
+"""Called with (steps done, steps planned, metrics); may raise to stop the training."""
+
+
+def unwatched(done: int, of: int, metrics: Mapping[str, float]) -> None:
+    """Watch nothing."""

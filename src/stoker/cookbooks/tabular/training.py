@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 import joblib
 import numpy as np
 import numpy.typing as npt
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it ships no types
 
 from stoker.authoring import StageContext
-from stoker.cookbooks.tabular.examples import TableExamples, TrainTestExamples
-from stoker.cookbooks.tabular.fitted import FittedPipeline, library_versions
-from stoker.cookbooks.tabular.schemas import Family, Problem, TabularCurve, TabularModelFacts
-
-Watch = Callable[[int, int, Mapping[str, float]], None]
-"""Called with (steps done, steps planned, metrics); may raise to stop the training."""
+from stoker.cookbooks.tabular.examples import FittedPipeline, TableExamples, library_versions
+from stoker.cookbooks.tabular.kinds import Model, Split
+from stoker.cookbooks.tabular.schemas import (
+    CurveSeries,
+    Family,
+    Problem,
+    TabularCurve,
+    TabularModelFacts,
+    TrainArgs,
+    Watch,
+)
 
 HOLDOUT_PERCENT = 15
+_STORED_NAMES = {"lr": "learning_rate"}
+A = TypeVar("A", bound=TrainArgs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +41,6 @@ class TrainedPipeline:
     params: dict[str, Any]
     curves: list[TabularCurve]
     notes: list[str] = field(default_factory=list)
-
-
-def unwatched(done: int, of: int, metrics: Mapping[str, float]) -> None:
-    """Watch nothing."""
 
 
 def loss_name(problem: Problem) -> str:
@@ -47,6 +54,21 @@ def loss_of(estimator: Any, matrix: npt.NDArray[np.float64], examples: TableExam
         return float(np.sqrt(np.mean((estimator.predict(matrix) - examples.target) ** 2)))
     given = estimator.predict_proba(matrix)[np.arange(len(examples)), examples.codes]
     return float(-np.log(np.clip(given, 1e-15, 1.0)).mean())
+
+
+def two_part_curve(
+    x_label: str, problem: Problem, xs: list[float], seen: list[float], unseen: list[float]
+) -> TabularCurve:
+    """Return the losses on the rows that were fitted and on those set aside; the lowest of the latter is chosen."""
+    return TabularCurve(
+        x_label=x_label,
+        y_label=loss_name(problem),
+        series=[
+            CurveSeries(name="training rows", x=xs, y=[significant(value) for value in seen]),
+            CurveSeries(name="rows set aside", x=xs, y=[significant(value) for value in unseen]),
+        ],
+        chosen=xs[unseen.index(min(unseen))],
+    )
 
 
 def still_falling(curve: TabularCurve, most: int) -> list[str]:
@@ -79,30 +101,18 @@ def limited(n_jobs: int | None, examples: TableExamples) -> Any:
 
 
 def produce(
-    job: StageContext,
-    family: Family,
-    parts: TrainTestExamples,
-    n_jobs: int | None,
-    train: Callable[[TableExamples, Watch], TrainedPipeline],
-) -> FittedPipeline:
-    """Train on the training part, reporting every step, and write down what was learned about it."""
-
-    def watch(done: int, of: int, metrics: Mapping[str, float]) -> None:
-        job.step(done, of=of, **metrics)
-
-    with limited(n_jobs, parts.train):
-        trained = train(parts.train, watch)
+    job: StageContext, family: Family, data: Split, args: A, train: Callable[[TableExamples, A, Watch], TrainedPipeline]
+) -> Model:
+    """Train on the training part, report every step, and store the pipeline with its facts."""
+    parts = data.load()
+    with limited(args.n_jobs, parts.train):
+        trained = train(parts.train, args, lambda done, of, metrics: job.step(done, of=of, **metrics))
     for note in trained.notes:
         job.log(note)
-    return FittedPipeline(pipeline=trained.pipeline, facts=_facts(family, parts, trained))
-
-
-def _facts(family: Family, parts: TrainTestExamples, trained: TrainedPipeline) -> TabularModelFacts:
-    params: dict[str, Any] = trained.params
-    return TabularModelFacts(
+    facts = TabularModelFacts(
         family=family,
         problem=parts.facts["problem"],
-        params=params,
+        params=trained.params,
         classes=parts.facts["classes"],
         numeric=parts.facts["numeric"],
         categorical=parts.facts["categorical"],
@@ -111,4 +121,52 @@ def _facts(family: Family, parts: TrainTestExamples, trained: TrainedPipeline) -
         curves=trained.curves,
         notes=trained.notes,
         versions=library_versions(),
+    )
+    return job.save(Model, FittedPipeline(pipeline=trained.pipeline, facts=facts))
+
+
+def params_of(args: TrainArgs) -> dict[str, Any]:
+    """Return the settings that decide what is learned, by the names that a model's facts have for them."""
+    params = {_STORED_NAMES.get(name, name): value for name, value in asdict(args).items() if name != "n_jobs"}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}
+
+
+def args_of(of: type[A], params: Mapping[str, Any]) -> A:
+    """Return the arguments of which `params_of` made these settings."""
+    named: dict[str, Any] = {
+        one.name: params[_STORED_NAMES.get(one.name, one.name)] for one in fields(of) if one.name != "n_jobs"
+    }
+    named |= {name: tuple(value) for name, value in named.items() if isinstance(value, list)}
+    return of(**named)
+
+
+# From columns to the numbers that a model sees. Fitted on training rows only, as the first step of every pipeline.
+
+
+_MOST_CATEGORIES = 50
+# HistGradientBoosting bins categories like numbers: 255 bins, one of them for missing values.
+_MOST_TREE_CATEGORIES = 254
+
+
+def scaled(examples: TableExamples) -> Any:
+    """For models that measure distances: gaps filled, numbers standardised, categories as one column each."""
+    numbers = make_pipeline(SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler())
+    categories = OneHotEncoder(
+        handle_unknown="infrequent_if_exist", max_categories=_MOST_CATEGORIES, sparse_output=False
+    )
+    return ColumnTransformer(
+        [("numbers", numbers, list(examples.numeric)), ("categories", categories, list(examples.categorical))]
+    )
+
+
+def for_trees(examples: TableExamples) -> Any:
+    """For trees, which take gaps as they are and split on categories natively: categories come first, as codes."""
+    codes = OrdinalEncoder(
+        handle_unknown="use_encoded_value",
+        unknown_value=np.nan,
+        encoded_missing_value=np.nan,
+        max_categories=_MOST_TREE_CATEGORIES,
+    )
+    return ColumnTransformer(
+        [("categories", codes, list(examples.categorical)), ("numbers", "passthrough", list(examples.numeric))]
     )

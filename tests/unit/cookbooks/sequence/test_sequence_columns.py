@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.sequence.generator import generate
+from stoker.cookbooks.sequence.columns import generate
 from tests.unit.cookbooks.sequence.walked_series import settled
 
 DAYS = ["2024-03-02", "2024-03-01", "2024-03-03"]

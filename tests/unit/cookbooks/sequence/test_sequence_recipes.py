@@ -183,14 +183,14 @@ def test_editing_one_family_leaves_the_others_alone_and_what_is_borrowed_counts(
     code = CodeIdentity(str(tmp_path / "code.json"))
     prefix = "stoker.cookbooks.sequence"
     of_cnn = code.modules_of(f"{prefix}.train_cnn")
-    assert f"{prefix}.networks.convolution" in of_cnn
+    assert f"{prefix}.convolution" in of_cnn
     assert f"{prefix}.training" in of_cnn
-    assert f"{prefix}.networks.attention" not in of_cnn
-    assert f"{prefix}.train_gru" not in of_cnn
+    assert f"{prefix}.attention" not in of_cnn
+    assert f"{prefix}.train_recurrent" not in of_cnn
     of_evaluate = code.modules_of(f"{prefix}.evaluate")
-    assert {f"{prefix}.networks.{name}" for name in ("attention", "convolution", "recurrent")} <= set(of_evaluate)
-    of_load = code.modules_of(f"{prefix}.load")
-    assert "stoker.cookbooks.tabular.table_files" in of_load
+    assert {f"{prefix}.{name}" for name in ("attention", "convolution", "recurrent")} <= set(of_evaluate)
+    of_load = code.modules_of(f"{prefix}.data")
+    assert "stoker.cookbooks.tabular.tables" in of_load
     assert not [name for name in of_load if "train" in name or "report" in name or "recipes" in name]
 
 

@@ -8,18 +8,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.cookbooks.sequence.networks.attention import Restorer, TransformerShape  # noqa: E402
-from stoker.cookbooks.sequence.networks.ends import NetworkSizes  # noqa: E402
-from stoker.cookbooks.sequence.networks.recurrent import RecurrentNetwork, RecurrentShape  # noqa: E402
+from stoker.cookbooks.sequence.attention import Restorer, TransformerShape  # noqa: E402
+from stoker.cookbooks.sequence.networks import NetworkSizes  # noqa: E402
 from stoker.cookbooks.sequence.produce import (  # noqa: E402
     FILE,
     FileProgressStore,
     seeded,
 )
+from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape  # noqa: E402
+from stoker.cookbooks.sequence.schemas import TrainingArgs  # noqa: E402
 from stoker.cookbooks.sequence.training import (  # noqa: E402  # noqa: E402
     MaskedTask,
     PartWindows,
-    SequenceTrainingSettings,
     Stepper,
     score,
     train,
@@ -28,9 +28,7 @@ from stoker.cookbooks.sequence.training import (  # noqa: E402  # noqa: E402
 )
 from tests.unit.cookbooks.sequence.walked_series import small_windows  # noqa: E402
 
-SETTINGS = SequenceTrainingSettings(
-    epochs=6, learning_rate=1e-2, weight_decay=1e-2, batch=16, patience=6, clip=1.0, seed=1
-)
+SETTINGS = TrainingArgs(epochs=6, lr=1e-2, weight_decay=1e-2, batch=16, patience=6, clip=1.0, seed=1)
 
 
 class Stopped(Exception):
@@ -42,7 +40,7 @@ def network() -> Any:
     return seeded(1, lambda: RecurrentNetwork(ends, RecurrentShape(width=8, layers=1), "lstm"))
 
 
-def learned(settings: SequenceTrainingSettings = SETTINGS, **more: Any) -> tuple[dict[str, Any], Any]:
+def learned(settings: TrainingArgs = SETTINGS, **more: Any) -> tuple[dict[str, Any], Any]:
     model = network()
     curve = train(model, with_answers(small_windows()), settings, **more)
     return model.state_dict(), curve
@@ -116,7 +114,7 @@ def test_checkpoints_are_as_rare_as_asked_for(tmp_path):
 def test_training_stops_when_the_validation_part_gets_no_better_and_the_best_epoch_is_kept():
     windows = small_windows()
     model = network()
-    settings = replace(SETTINGS, epochs=60, learning_rate=0.3, patience=2)
+    settings = replace(SETTINGS, epochs=60, lr=0.3, patience=2)
     curve = train(model, with_answers(windows), settings)
     losses = curve["validation"]
     assert len(losses) < 60

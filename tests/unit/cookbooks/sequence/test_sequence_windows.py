@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.sequence.arrays import PARTS, WindowSettings, cut, read_windows, write_windows
+from stoker.cookbooks.sequence.arrays import PARTS, cut, read_windows, write_windows
+from stoker.cookbooks.sequence.schemas import WindowArgs
 from tests.unit.cookbooks.sequence.walked_series import settled, small_windows
 
-HOW = WindowSettings(window=5, stride=2, horizon=3, validation_percent=20, test_percent=20)
+HOW = WindowArgs(window=5, stride=2, horizon=3, validation_percent=20, test_percent=20)
 
 
 def counted(rows: int = 100, **columns):

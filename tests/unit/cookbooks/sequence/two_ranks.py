@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.cookbooks.sequence.arrays import WindowArrays
-from stoker.cookbooks.sequence.kinds import Windows as WindowsKind
-from stoker.cookbooks.sequence.networks.attention import Restorer, Transformer, TransformerShape
-from stoker.cookbooks.sequence.networks.convolution import Cnn, CnnShape
-from stoker.cookbooks.sequence.networks.ends import NetworkSizes
-from stoker.cookbooks.sequence.networks.recurrent import RecurrentNetwork, RecurrentShape
+from stoker.cookbooks.sequence.attention import Restorer, Transformer, TransformerShape
+from stoker.cookbooks.sequence.convolution import Cnn, CnnShape
+from stoker.cookbooks.sequence.kinds import Windows
+from stoker.cookbooks.sequence.networks import NetworkSizes
 from stoker.cookbooks.sequence.produce import seeded
-from stoker.cookbooks.sequence.train_gru import GruArgs, train_gru
+from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape
+from stoker.cookbooks.sequence.schemas import TrainingArgs
+from stoker.cookbooks.sequence.train_recurrent import RecurrentArgs, train_gru
 from stoker.cookbooks.sequence.training import (
     SOLO,
-    SequenceTrainingSettings,
     World,
     train,
     with_answers,
@@ -25,9 +25,7 @@ from stoker.engine.stage import perform
 from tests.unit.cookbooks.sequence.walked_series import context, small_windows
 
 # 87 windows and batches of 43: the last one is a single window, so one rank has nothing of it.
-SETTINGS = SequenceTrainingSettings(
-    epochs=3, learning_rate=3e-3, weight_decay=1e-2, batch=43, patience=5, clip=1.0, seed=5
-)
+SETTINGS = TrainingArgs(epochs=3, lr=3e-3, weight_decay=1e-2, batch=43, patience=5, clip=1.0, seed=5)
 _SHAPE = TransformerShape(width=8, layers=1, heads=2)
 FAMILIES = ("cnn", "gru", "lstm", "transformer", "masked")
 
@@ -53,7 +51,7 @@ def run_stage(folder: Path) -> dict[str, object]:
     """Run the stage as its runner would on every rank: the same folders for all."""
     said: list[dict[str, object]] = []
     job = context("train_gru", folder / "out", said=said, diverges_on=("loss",))
-    made = perform(train_gru, job, {"data": WindowsKind.at(str(folder / "windows"))}, GruArgs(epochs=2, width=4))
+    made = perform(train_gru, job, {"data": Windows.at(str(folder / "windows"))}, RecurrentArgs(epochs=2, width=4))
     return {"said": said, "is_written": (made.path / "model.pt").is_file()}
 
 

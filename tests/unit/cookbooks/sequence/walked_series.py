@@ -10,8 +10,9 @@ import pandas as pd
 
 from stoker.authoring import Plan, StageContext
 from stoker.cookbooks.sequence import recipes
-from stoker.cookbooks.sequence.arrays import SeriesArrays, WindowArrays, WindowSettings, cut
-from stoker.cookbooks.sequence.columns import SeriesColumnChoice, SeriesOrigin, settle
+from stoker.cookbooks.sequence.arrays import SeriesArrays, WindowArrays, cut
+from stoker.cookbooks.sequence.columns import settle
+from stoker.cookbooks.sequence.schemas import LoadArgs, WindowArgs
 from stoker.engine.stage import perform
 
 SMALL: dict[str, Any] = {"window": 8, "stride": 6, "epochs": 2, "width": 8, "batch": 16}
@@ -47,9 +48,7 @@ def context(node: str, out: Path, *, said: list[dict[str, Any]] | None = None, *
 
 
 def settled(frame: pd.DataFrame, **choice: Any) -> SeriesArrays:
-    origin = SeriesOrigin(name=None, format="csv", sha256=None, target=None)
-    asked: dict[str, Any] = {"target": None, "time": None, "problem": "auto", "drop": (), **choice}
-    return settle(frame, origin, SeriesColumnChoice(**asked))
+    return settle(frame, LoadArgs(**choice), form="csv", sha256=None, notes=())
 
 
 def small_windows(rows: int = 160, *, classes: bool = False, horizon: int = 2) -> WindowArrays:
@@ -60,5 +59,5 @@ def small_windows(rows: int = 160, *, classes: bool = False, horizon: int = 2) -
     frame = pd.DataFrame({"a": np.sin(turns) + random.normal(0, 0.1, rows), "b": random.normal(0, 1, rows)})
     if classes:
         frame["pace"] = np.where(quick, "quick", "slow")
-    how = WindowSettings(window=8, stride=1, horizon=horizon, validation_percent=20, test_percent=20)
+    how = WindowArgs(window=8, stride=1, horizon=horizon, validation_percent=20, test_percent=20)
     return cut(settled(frame, target="pace" if classes else "a"), how)

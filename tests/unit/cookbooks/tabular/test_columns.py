@@ -9,16 +9,16 @@ import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.tabular.columns import TableColumnChoice, label_table
 from stoker.cookbooks.tabular.schemas import TableOrigin
+from stoker.cookbooks.tabular.tables import label_table
 
 
 def label(frame: pd.DataFrame, target: str | None = "y", **more: Any):
     origin = TableOrigin(
         name=None, format="csv", sha256="0" * 64, rows=len(frame), columns=frame.shape[1], target=None, notes=[]
     )
-    choice = TableColumnChoice(**{"target": target, "problem": "auto", "drop": (), **more})
-    return label_table(frame, origin, choice)
+    choice: dict[str, Any] = {"target": target, "problem": "auto", "drop": (), **more}
+    return label_table(frame, origin, **choice)
 
 
 def table(**columns: Any) -> pd.DataFrame:

@@ -11,34 +11,30 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.tabular import boosting, neighbours, network, self_training
-from stoker.cookbooks.tabular.columns import TableColumnChoice, label_table
+from stoker.cookbooks.tabular import train_gbt, train_knn, train_mlp
+from stoker.cookbooks.tabular.cross_validate import refit
 from stoker.cookbooks.tabular.evaluation import baseline
-from stoker.cookbooks.tabular.examples import TableExamples
+from stoker.cookbooks.tabular.examples import TableExamples, divide
 from stoker.cookbooks.tabular.metrics import plain_scores, predict
-from stoker.cookbooks.tabular.partition import divide
-from stoker.cookbooks.tabular.resampling import refit
 from stoker.cookbooks.tabular.schemas import TabularModelFacts
-from stoker.cookbooks.tabular.table_files import read_bundled
+from stoker.cookbooks.tabular.tables import label_table, read_bundled
 
-BOOSTING = boosting.Boosting(trees=60, depth=None, learning_rate=0.1, seed=0)
-NEIGHBOURS = neighbours.Neighbours(neighbours=None, weights="uniform", seed=0)
-SELF_TRAINING = self_training.SelfTraining(neighbours=5, labelled_percent=30, confidence=0.9, rounds=10, seed=0)
-NETWORK = network.PerceptronSettings(
-    hidden=(32,), epochs=60, learning_rate=3e-3, weight_decay=1e-4, batch=32, patience=10, seed=0
-)
+BOOSTING = train_gbt.GbtArgs(trees=60, depth=None, lr=0.1, seed=0)
+NEIGHBOURS = train_knn.KnnArgs(neighbours=None, weights="uniform", seed=0)
+SELF_TRAINING = train_knn.KnnSemiArgs(neighbours=5, labelled_percent=30, confidence=0.9, rounds=10, seed=0)
+NETWORK = train_mlp.MlpArgs(hidden=(32,), epochs=60, lr=3e-3, weight_decay=1e-4, batch=32, patience=10, seed=0)
 TRAIN: dict[str, Any] = {
-    "gbt": lambda examples, *watch: boosting.train(examples, BOOSTING, *watch),
-    "knn": lambda examples, *watch: neighbours.train(examples, NEIGHBOURS, *watch),
-    "knn_semi": lambda examples, *watch: self_training.train(examples, SELF_TRAINING, *watch),
-    "mlp": lambda examples, *watch: network.train(examples, NETWORK, *watch),
+    "gbt": lambda examples, *watch: train_gbt.train(examples, BOOSTING, *watch),
+    "knn": lambda examples, *watch: train_knn.train(examples, NEIGHBOURS, *watch),
+    "knn_semi": lambda examples, *watch: train_knn.train_semi(examples, SELF_TRAINING, *watch),
+    "mlp": lambda examples, *watch: train_mlp.train(examples, NETWORK, *watch),
 }
 QUANTITY_FAMILIES = ("gbt", "knn", "mlp")
 
 
 def examples_of(frame: pd.DataFrame, target: str = "target") -> TableExamples:
     origin: Any = {"name": None, "target": None, "notes": []}
-    labelled, facts = label_table(frame, origin, TableColumnChoice(target=target, problem="auto", drop=()))
+    labelled, facts = label_table(frame, origin, target=target, problem="auto", drop=())
     return TableExamples.of(labelled, facts)
 
 
@@ -123,9 +119,9 @@ def test_a_pipeline_answers_with_class_names_and_loads_without_stoker(family):
 def test_boosting_keeps_the_trees_that_help_and_reports_each_group():
     seen: list[tuple[int, int]] = []
     train, _ = bundled("breast_cancer")
-    trained = boosting.train(
+    trained = train_gbt.train(
         train,
-        boosting.Boosting(trees=150, depth=3, learning_rate=0.3, seed=0),
+        train_gbt.GbtArgs(trees=150, depth=3, lr=0.3, seed=0),
         lambda done, of, metrics: seen.append((done, of)) if math.isfinite(metrics["loss"]) else None,
     )
     assert 1 <= trained.params["trees"] < 150
@@ -137,10 +133,10 @@ def test_boosting_keeps_the_trees_that_help_and_reports_each_group():
 def test_boosted_trees_are_the_same_bytes_whatever_the_number_of_threads():
 
     train, _ = bundled("iris")
-    settings = boosting.Boosting(trees=3, depth=2, learning_rate=0.3, seed=0)
-    alone = pickle.dumps(boosting.fit(train, settings))
+    settings = train_gbt.GbtArgs(trees=3, depth=2, lr=0.3, seed=0)
+    alone = pickle.dumps(train_gbt.fit(train, settings))
     with threadpool_limits(limits=2):
-        assert pickle.dumps(boosting.fit(train, settings)) == alone
+        assert pickle.dumps(train_gbt.fit(train, settings)) == alone
 
 
 def test_a_small_table_is_trained_by_one_thread_and_a_large_one_by_as_many_as_are_allowed(monkeypatch):
@@ -171,9 +167,7 @@ def test_the_network_answers_quantities_in_their_own_unit():
 def test_a_network_that_explodes_hands_the_loss_to_its_watcher():
     train, _ = bundled("diabetes")
     losses: list[float] = []
-    settings = network.PerceptronSettings(
-        hidden=(16,), epochs=50, learning_rate=1e200, weight_decay=0.0, batch=32, patience=50, seed=0
-    )
+    settings = train_mlp.MlpArgs(hidden=(16,), epochs=50, lr=1e200, weight_decay=0.0, batch=32, patience=50, seed=0)
 
     def watch(_done: int, _of: int, metrics: Any) -> None:
         losses.append(metrics["loss"])
@@ -181,16 +175,16 @@ def test_a_network_that_explodes_hands_the_loss_to_its_watcher():
             raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
-        network.train(train, settings, watch)
+        train_mlp.train(train, settings, watch)
     assert not math.isfinite(losses[-1])
 
 
 def test_given_neighbours_are_kept_and_capped_by_the_rows_there_are():
     train, _ = bundled("iris")
-    fixed = neighbours.train(train, neighbours.Neighbours(neighbours=7, weights="distance", seed=0))
+    fixed = train_knn.train(train, train_knn.KnnArgs(neighbours=7, weights="distance", seed=0))
     assert fixed.params["neighbours"] == 7
     assert fixed.curves == []
-    capped = neighbours.train(train, neighbours.Neighbours(neighbours=5000, weights="uniform", seed=0))
+    capped = train_knn.train(train, train_knn.KnnArgs(neighbours=5000, weights="uniform", seed=0))
     assert capped.params["neighbours"] == len(train)
     assert "only 112 training rows" in capped.notes[0]
 
@@ -200,15 +194,15 @@ def test_given_neighbours_are_kept_and_capped_by_the_rows_there_are():
 def test_the_curve_over_neighbours_is_what_the_reference_would_score(weights, name):
     from sklearn.metrics import root_mean_squared_error
 
-    from stoker.cookbooks.tabular.partition import folds_of
+    from stoker.cookbooks.tabular.examples import folds_of
 
     train, _ = bundled(name)
-    curve = neighbours.train(train, neighbours.Neighbours(neighbours=None, weights=weights, seed=0)).curves[0]
+    curve = train_knn.train(train, train_knn.KnnArgs(neighbours=None, weights=weights, seed=0)).curves[0]
     losses = []
     for fit_rows, score_rows in folds_of(train, folds=5, seed=0):
         scored = train.take(score_rows)
-        settings = neighbours.Neighbours(neighbours=5, weights=weights, seed=0)
-        answers = neighbours.fit(train.take(fit_rows), settings).predict(scored.features)
+        settings = train_knn.KnnArgs(neighbours=5, weights=weights, seed=0)
+        answers = train_knn.fit(train.take(fit_rows), settings).predict(scored.features)
         wrong = (answers != scored.target).mean() if name == "iris" else root_mean_squared_error(scored.target, answers)
         losses.append(float(wrong))
     series = curve["series"][0]

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.tabular.examples import TableExamples
-from stoker.cookbooks.tabular.partition import divide, fold_count, folds_of, holdout, nested_subset
+from stoker.cookbooks.tabular.examples import TableExamples, divide, fold_count, folds_of, holdout, nested_subset
 
 
 def examples(*counts: int) -> TableExamples:

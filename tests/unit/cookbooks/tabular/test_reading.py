@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.tabular.bundled import BUNDLED
-from stoker.cookbooks.tabular.table_files import read_bundled, read_file
+from stoker.cookbooks.tabular.data import BUNDLED
+from stoker.cookbooks.tabular.tables import read_bundled, read_file
 
 
 def write(folder: Path, content: str | bytes, name: str = "data.csv") -> Path:

@@ -116,9 +116,9 @@ def test_editing_one_family_leaves_the_code_of_the_others_alone(tmp_path):
     code = CodeIdentity(str(tmp_path / "code.json"))
     prefix = "stoker.cookbooks.tabular"
     of_gbt = code.modules_of(f"{prefix}.train_gbt")
-    assert f"{prefix}.boosting" in of_gbt
-    assert f"{prefix}.network" not in of_gbt
+    assert f"{prefix}.training" in of_gbt
+    assert f"{prefix}.train_knn" not in of_gbt
     assert f"{prefix}.train_mlp" not in of_gbt
-    of_load = code.modules_of(f"{prefix}.load")
-    assert f"{prefix}.table_files" in of_load
+    of_load = code.modules_of(f"{prefix}.data")
+    assert f"{prefix}.tables" in of_load
     assert not [name for name in of_load if "train" in name or "report" in name or "recipes" in name]

@@ -18,9 +18,8 @@ import pytest
 from stoker.authoring import StageContext, StageInputError
 from stoker.cookbooks.tabular import COOKBOOK
 from stoker.cookbooks.tabular.kinds import Model, Report, Scores, Split, Table
-from stoker.cookbooks.tabular.plot_labels import number
 from stoker.cookbooks.tabular.report import report
-from stoker.cookbooks.tabular.report_card import model_card, scores_csv, summary
+from stoker.cookbooks.tabular.report_card import model_card, number, scores_csv, summary
 from stoker.core.errors import StageDiverged
 from tests.unit.cookbooks.tabular.walking import Walked, run_recipe
 

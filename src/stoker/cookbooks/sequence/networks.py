@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.schemas import EncoderFacts, SequenceModelFacts
+from stoker.cookbooks.sequence.schemas import EncoderFacts, SequenceModelFacts, WindowFacts
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
 
@@ -96,3 +96,34 @@ def _write(folder: Path, name: str, weights: dict[str, torch.Tensor], facts: Any
     (folder / f"{name}.pt").write_bytes(written.getvalue())
     text = jsontext.dumps(facts, indent=2, sort_keys=True)
     (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+# What a network has to fit between: windows on one side, answers on the other.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSizes:
+    """The sizes that the data decides."""
+
+    channels: int
+    window: int
+    outputs: int
+
+    @classmethod
+    def of(cls, facts: WindowFacts) -> NetworkSizes:
+        series = facts["series"]
+        outputs = facts["horizon"] if series["problem"] == "regression" else len(series["classes"])
+        return cls(channels=len(series["channels"]), window=facts["window"], outputs=outputs)
+
+
+class PooledHead(nn.Module):
+    """From features of every row (batch, rows, width) to outputs: by their mean and by the newest row."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(2 * width, outputs)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Return one row of outputs for each window."""
+        given: torch.Tensor = self.out(torch.cat([features.mean(dim=1), features[:, -1]], dim=1))
+        return given

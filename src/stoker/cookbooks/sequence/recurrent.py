@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.networks.ends import NetworkSizes
+from stoker.cookbooks.sequence.networks import NetworkSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stoker.cookbooks.sequence.networks.ends import NetworkSizes, PooledHead
+from stoker.cookbooks.sequence.networks import NetworkSizes, PooledHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,45 @@
+"""What the recipes of several cookbooks do alike: read the argument `data`, refuse arguments, fill those of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stoker.authoring import ArgsFaults, Fault
+from stoker.core.text import nearest
+
+A = TypeVar("A")
+
+
+def stage_args(of: type[A], recipe_args: Any, **given: Any) -> A:
+    """Return a stage's arguments: those that are given, and the others from a recipe's arguments of the same names."""
+    taken = {one.name: getattr(recipe_args, one.name) for one in fields(of) if one.name not in given}  # type: ignore[arg-type]  # a dataclass
+    return of(**taken, **given)
+
+
+def find_table(where: str, text: str, bundled: Sequence[str], *, one: str, several: str) -> Path | Fault | None:
+    """Return the CSV or Parquet file that an argument names, None for a bundled name, or what is wrong with it."""
+    usual = f"a CSV or Parquet file, or one of {', '.join(bundled)}"
+    if text in bundled:
+        return None
+    if not text.strip():
+        return Fault(where, "is empty", usual)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return Fault(where, f"{text} is a folder", "give one CSV or Parquet file")
+    if path.suffix or path.parent != Path():
+        return Fault(where, f"there is no file {text}", f"{several} are {', '.join(bundled)}")
+    candidate = nearest(text, bundled)
+    hint = f"did you mean {candidate!r}?" if candidate else usual
+    return Fault(where, f"{text!r} is neither a file nor a {one}", hint)
+
+
+def refuse(recipe: str, faults: Sequence[Fault]) -> None:
+    """Raise `ArgsFaults` if there is any fault in a recipe's arguments."""
+    if faults:
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe}"
+        raise ArgsFaults(message, faults=tuple(faults), hint=f"stoker recipes show {recipe}")

@@ -1,0 +1,141 @@
+"""What the reports of several cookbooks are made of: plots in one style, Markdown, CSV and JSON files.
+
+The same book gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from stoker.core import jsontext
+
+LINE_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73")
+
+_STYLE: Final[dict[Any, Any]] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "figure.dpi": 144,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "grid.color": "#E3E3E3",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    # Without a salt of our own, ids inside an SVG are random.
+    "svg.hashsalt": "stoker",
+}
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """Draw in our style while open, whatever the user's own settings are."""
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        # A class named in a script that the font lacks is drawn as boxes; the tables have it right.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        yield
+
+
+def one_plot(width: float = 6.4, height: float = 4.2) -> tuple[Figure, Axes]:
+    """Return a figure with a single plot."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A plot that was written, as a page shows it."""
+
+    name: str
+    caption: str
+    svg: bytes
+
+
+def write_plots(
+    out: Path, plots: Iterable[tuple[str, str, Figure]], after: Callable[[int], None] | None = None
+) -> list[Picture]:
+    """Write plots (name, caption, figure) as PNG and SVG into the folder `plots`; `after` is called with each count."""
+    folder = out / "plots"
+    folder.mkdir()
+    pictures: list[Picture] = []
+    with _style():
+        for name, caption, figure in plots:
+            # `savefig` draws everything twice, once to settle the layout. Drawing settles it too, and need not again.
+            png, svg = io.BytesIO(), io.BytesIO()
+            raster: Any = FigureCanvasAgg(figure)
+            raster.print_png(png, metadata={"Software": None})
+            figure.set_layout_engine("none")
+            vector: Any = FigureCanvasSVG(figure)
+            vector.print_svg(svg, metadata={"Date": None, "Creator": None})
+            (folder / f"{name}.png").write_bytes(png.getvalue())
+            (folder / f"{name}.svg").write_bytes(svg.getvalue())
+            pictures.append(Picture(name=name, caption=caption, svg=svg.getvalue()))
+            if after is not None:
+                after(len(pictures))
+    return pictures
+
+
+def write_texts(out: Path, texts: Mapping[str, Any]) -> None:
+    """Write files by name: a text as it is, anything else as JSON."""
+    for name, value in texts.items():
+        text = value if isinstance(value, str) else jsontext.dumps(value, indent=2) + "\n"
+        (out / name).write_text(text, encoding="utf-8", newline="")
+
+
+def plain(text: object, limit: int = 28) -> str:
+    """Return a text that is safe inside a plot: short, on one line, and never read as a formula."""
+    line = " ".join(str(text).split())
+    short = line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return short.replace("$", r"\$")
+
+
+def short_number(value: float) -> str:
+    """Return a number in four significant digits."""
+    return f"{value:.4g}"
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """Return lines as a Markdown list; those that begin with two spaces are one level deeper."""
+    return "\n".join(f"{'  ' if line.startswith('  ') else ''}- {safe(line.strip())}" for line in lines)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(safe(cell) for cell in line)} |" for line in lines)
+
+
+def safe(text: str) -> str:
+    """Keep what a user's file calls things from being read as Markdown or HTML."""
+    return re.sub(r"([\\`*|<>])", r"\\\1", " ".join(text.split()))
