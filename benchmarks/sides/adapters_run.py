@@ -126,7 +126,7 @@ def _rate(events: list[dict[str, Any]], node: str, tokens: float) -> float:
 
 def _tokens_of_update(case: Case) -> float:
     """Return the tokens of a member's update in the mean, no padding: a letter is one, and so is a text's end."""
-    from stoker.cookbooks.language.data.batches import pack
+    from stoker.cookbooks.language.examples import pack
 
     lengths = [min(len(json.loads(line)["text"]) + 1, SEQUENCE) for line in _text(case.words).splitlines()]
     rows = len(pack(lengths, SEQUENCE)) if case.is_packed else len(lengths)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 np = pytest.importorskip("numpy")
 
-from stoker.cookbooks.language.data.batches import (  # noqa: E402 - numpy may be missing
+from stoker.cookbooks.language.examples import (  # noqa: E402 - numpy may be missing
     IGNORED,
     Cursor,
     MemberRows,
@@ -18,7 +18,7 @@ from stoker.cookbooks.language.data.batches import (  # noqa: E402 - numpy may b
     evaluation_rows,
     pack,
 )
-from stoker.cookbooks.language.data.examples import ExampleFacts, ExampleSet  # noqa: E402
+from stoker.cookbooks.language.examples import ExampleFacts, ExampleSet  # noqa: E402
 
 WIDEST = 24
 PAD = 9999

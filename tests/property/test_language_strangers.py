@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.language.bundled import base_files
-from stoker.cookbooks.language.data.reading import InvalidLines, Layout, read_lines
+from stoker.cookbooks.language.reading import InvalidLines, Layout, read_lines
 from stoker.cookbooks.language.safetensors import DamagedHeader, pinch, read_header
 
 _KEYS = st.sampled_from(["text", "prompt", "completion", "messages", "role", "content", "type", "assistant", "x"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from stoker.authoring import InputPath, arg
+from stoker.core.digests import digest_value
 
 Schedule = Literal["cosine", "linear", "constant"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -178,3 +180,8 @@ def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
     if wanted != "auto":
         return wanted
     return "bfloat16" if on_gpu else "float32"
+
+
+def company_word(contents: Iterable[str], dtype: str) -> str:
+    """Return what members of one company have in common: what the files of their base hold, and how it is held."""
+    return digest_value("language base", [sorted(contents), dtype])[:32]

@@ -7,17 +7,35 @@ each tensor, and nothing imports torch or transformers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, FAMILIES, DecoderShape, module_name, shape_of
-from stoker.cookbooks.language.safetensors import INDEX, SINGLE, Header, pinch, read_foreign_json, read_header, shown
+from stoker.cookbooks.language.safetensors import (
+    INDEX,
+    SHARD_BYTES,
+    SINGLE,
+    Header,
+    pinch,
+    read_foreign_json,
+    read_header,
+    shown,
+    unreadable_weights,
+)
+from stoker.core import jsontext
 from stoker.core.digests import digest_bytes, digest_value
 from stoker.core.errors import BadInput, Damaged, InvalidInput, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import first_line
 from stoker.devices.estimate.model_shapes import ModelShape
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import Tensor
+
 
 CONFIG: Final = "config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -314,3 +332,68 @@ def _is_of_hub(name: str, folder: Path) -> bool:
 
 def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else first_line(error)
+
+
+# A whole model on disk: weights read into one map by name, and written as the hub lays them out, with what goes along.
+#
+# The same weights give the same bytes.
+
+
+def read_weights(base: TrainableBase) -> dict[str, Tensor]:
+    """Read every weight of a base, as it lies there. Raises `Damaged` if a file is."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    weights: dict[str, Tensor] = {}
+    for name in base.weight_files:
+        try:
+            weights |= load_file(base.folder / name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise unreadable_weights(str(base.folder / name), error) from error
+    return weights
+
+
+def write_model(folder: Path, base: TrainableBase, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write a model that is a base with other weights: its config and tokenizer go along."""
+    import shutil
+
+    for name in base.files:
+        if name not in (*base.weight_files, INDEX, CONFIG):
+            shutil.copyfile(base.folder / name, folder / name)
+    kept = {"torch_dtype", "dtype"} & base.config.keys() or {"torch_dtype"}
+    config = {**base.config, **dict.fromkeys(kept, str(dtype).removeprefix("torch."))}
+    (folder / CONFIG).write_text(jsontext.dumps(config, indent=2) + "\n", encoding="utf-8", newline="")
+    shards = list(_shards(weights, dtype))
+    if len(shards) == 1:
+        _save(shards[0], folder / SINGLE, weights, dtype)
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save(names, folder / file, weights, dtype)
+        weight_map |= dict.fromkeys(names, file)
+    size_bytes = sum(one.numel() for one in weights.values()) * dtype.itemsize
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / INDEX).write_text(jsontext.dumps(index, indent=2) + "\n", encoding="utf-8", newline="")
+
+
+def _shards(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterable[list[str]]:
+    names: list[str] = []
+    size_bytes = 0
+    for name in sorted(weights):
+        own_bytes = weights[name].numel() * dtype.itemsize
+        if names and size_bytes + own_bytes > SHARD_BYTES:
+            yield names
+            names, size_bytes = [], 0
+        names.append(name)
+        size_bytes += own_bytes
+    yield names
+
+
+def _save(names: list[str], file: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    # Whole numbers, such as places in a row, stay what they are.
+    from safetensors.torch import save_file
+
+    widths = {name: dtype if weights[name].is_floating_point() else weights[name].dtype for name in names}
+    tensors = {name: weights[name].detach().to("cpu", widths[name]).contiguous() for name in names}
+    save_file(tensors, file, metadata={"format": "pt"})

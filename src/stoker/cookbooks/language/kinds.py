@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 
 if TYPE_CHECKING:
-    from stoker.cookbooks.language.data.examples import ExampleSet
+    from stoker.cookbooks.language.examples import ExampleSet
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What PEFT reads."""
@@ -24,12 +24,12 @@ class Examples(Kind["ExampleSet"]):
 
     @classmethod
     def save(cls, value: ExampleSet, path: Path) -> None:
-        from stoker.cookbooks.language.data.examples import write_examples
+        from stoker.cookbooks.language.examples import write_examples
 
         write_examples(value, path)
 
     def load(self) -> ExampleSet:
-        from stoker.cookbooks.language.data.examples import read_examples
+        from stoker.cookbooks.language.examples import read_examples
 
         return read_examples(self.path)
 

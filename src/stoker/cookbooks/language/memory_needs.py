@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Protocol
 
 from stoker.authoring import Needs, SharedBase
-from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, LORA, Dtype, LoraArgs, SettledDtype, settled_dtype
-from stoker.cookbooks.language.base_facts import base_facts
-from stoker.cookbooks.language.base_search import bases_here, find_base
-from stoker.cookbooks.language.base_words import company_word
+from stoker.cookbooks.language.arguments import (
+    DEFAULT_TOKENS,
+    LORA,
+    Dtype,
+    LoraArgs,
+    SettledDtype,
+    company_word,
+    settled_dtype,
+)
+from stoker.cookbooks.language.base_search import base_facts, bases_here, find_base
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
 from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.safetensors import SHARD_BYTES

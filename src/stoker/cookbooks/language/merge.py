@@ -37,11 +37,11 @@ def merge_weights(job: StageContext, args: MergeArgs) -> Model:
     """Add an adapter to the matrices it stands beside; the result needs no adapter any more."""
     import torch
 
+    from stoker.cookbooks.language.bases import read_base, read_weights, write_model
     from stoker.cookbooks.language.compute.frozen_base import EMBEDDING
-    from stoker.cookbooks.language.full.model_files import base_at, read_weights, write_model
     from stoker.cookbooks.language.peft import read_adapter
 
-    base = base_at(args.base, args.base_name, use="merged")
+    base = read_base(Path(args.base), name=args.base_name, use="merged")
     if told := told_of_base(args):
         job.tell(told)
     adapter = read_adapter(Path(args.adapter))

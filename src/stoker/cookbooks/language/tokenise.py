@@ -13,7 +13,7 @@ from stoker.cookbooks.language.bundled import DataName
 from stoker.cookbooks.language.kinds import Examples
 
 if TYPE_CHECKING:
-    from stoker.cookbooks.language.data.examples import ExampleFacts
+    from stoker.cookbooks.language.examples import ExampleFacts
 
 _LINES_BETWEEN_LOOKS = 10_000
 
@@ -38,7 +38,7 @@ def layout_of(path: Path) -> Literal["jsonl", "text"]:
 
 def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
     """Read a file of examples to its end; raise `StageInputError` with every line that is none, or if all are empty."""
-    from stoker.cookbooks.language.data.reading import InvalidLines, nothing_to_learn, read_lines
+    from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, read_lines
 
     if args.file is None:
         return
@@ -59,7 +59,7 @@ def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     """Read examples, write chats by the base's template, turn them into tokens and hold some out."""
     from stoker.cookbooks.language.bundled import data_lines
-    from stoker.cookbooks.language.data.reading import InvalidLines, read_lines, read_texts
+    from stoker.cookbooks.language.reading import InvalidLines, read_lines, read_texts
 
     # What is wrong with it is told before libraries load, which takes longer than reading it twice.
     look_through(args, job.check)
@@ -72,7 +72,7 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
         lines = read_texts(data_lines(args.bundled))
     else:
         raise StageInputError("neither a file nor bundled data was given", hint="data=FILE.jsonl")
-    from stoker.cookbooks.language.data.tokens import ExampleTokeniser, TokeniseOptions, open_tokenizer
+    from stoker.cookbooks.language.tokens import ExampleTokeniser, TokeniseOptions, open_tokenizer
 
     wanted = TokeniseOptions(
         max_seq_len=args.max_seq_len,

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from stoker.authoring import RetryOn, RetryPolicy, StageContext, stage
-from stoker.cookbooks.language.arguments import FullArgs
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.authoring import Alone, RetryOn, RetryPolicy, StageContext, stage
+from stoker.cookbooks.language.arguments import FullArgs, device_of
 from stoker.cookbooks.language.kinds import Examples, Model
+from stoker.cookbooks.language.schemas import (
+    BaseFacts,
+    LanguageCurve,
+    LanguageTrainingRecord,
+    Metadata,
+    significant,
+    write_training,
+)
+from stoker.core.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stoker.cookbooks.language.shared.tenant import AdapterMember
 
 
 @stage(
@@ -16,7 +35,83 @@ from stoker.cookbooks.language.kinds import Examples, Model
 )
 def train_full(job: StageContext, examples: Examples, args: FullArgs) -> Model:
     """Train every weight, update by update."""
-    from stoker.cookbooks.language.full.outputs import produce
+    from stoker.cookbooks.language.shared.outputs import own_folder
 
-    produce(job, examples, args)
+    clock = SystemClock()
+    with own_folder(args.checkpoints, args.label or job.node, clock):
+        _train(job, examples, args, clock)
     return job.made(Model)
+
+
+def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) -> None:
+    """Train; write the model as the hub lays models out, and `training.json`, into the stage's folder."""
+    import torch
+
+    from stoker.cookbooks.language.bases import read_base, read_weights, write_model
+    from stoker.cookbooks.language.compute.frozen_base import shape_of
+    from stoker.cookbooks.language.full_training import FullTraining
+    from stoker.cookbooks.language.shared.outputs import write_checkpoint
+    from stoker.cookbooks.language.shared.tenant import AdapterMember
+
+    base = read_base(Path(args.base), name=args.base_name)
+    device, told = device_of(job.devices)
+    if told:
+        job.log(told)
+    if args.threads is not None:
+        torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
+    (seat,) = Alone(job, {"examples": examples}, args).arrivals(0.0)
+    shape = shape_of(base.config)
+    member = AdapterMember(seat, vocabulary=shape.vocabulary)
+    weights = read_weights(base)
+    # The result's weights are kept in what the base's are.
+    width = next(iter(weights.values())).dtype
+    count = sum(one.numel() for one in weights.values())
+
+    def write_folder(name: str, now: dict[str, Tensor]) -> None:
+        write_checkpoint(
+            Path(args.checkpoints or ""),
+            name,
+            _metadata(member),
+            lambda folder: write_model(folder, base, now, width),
+        )
+
+    training = FullTraining(member, shape, weights, device=device, dtype=args.dtype, clock=clock)
+    trained = training.run(write_folder)
+    write_model(job.out, base, trained.weights, width)
+    write_training(
+        LanguageTrainingRecord(
+            method="full",
+            base=BaseFacts(name=base.name, family=base.family, parameters=base.shape.parameters),
+            data=dict(member.examples.facts),
+            settings=member.settings,
+            weights=count,
+            curve=LanguageCurve(
+                points=member.curve.points,
+                kept=trained.kept,
+                before=None if member.before is None else significant(member.before),
+            ),
+            device=device,
+            dtype=args.dtype,
+            notes=list(member.notes),
+            versions={library: version(library) for library in ("numpy", "safetensors", "torch")},
+        ),
+        job.out,
+    )
+
+
+def _metadata(member: AdapterMember) -> Metadata:
+    def rounded(loss: float | None) -> float | None:
+        return None if loss is None else significant(loss)
+
+    return Metadata(
+        mode="full",
+        adapter_index=0,
+        epoch=member.epoch,
+        train_loss=rounded(member.curve.last_loss),
+        val_loss=rounded(member.judged.last),
+        avg_loss=rounded(member.curve.mean_loss),
+        rank=0,
+        alpha=0.0,
+        global_step=member.update,
+        label=member.args.label or member.seat.job.node,
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stoker.authoring import Digests, RetryOn, RetryPolicy, StageContext, Together, stage
-from stoker.cookbooks.language.arguments import LoraArgs
-from stoker.cookbooks.language.base_words import company_word
+from stoker.cookbooks.language.arguments import LoraArgs, company_word
 from stoker.cookbooks.language.kinds import Adapter, Examples
 
 

@@ -7,15 +7,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.cookbooks.language.bases import read_base  # noqa: E402
+from stoker.cookbooks.language import bases  # noqa: E402
+from stoker.cookbooks.language.bases import (  # noqa: E402
+    read_base,
+    read_weights,
+    write_model,
+)
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
 from stoker.cookbooks.language.compute.base_weights import load_base  # noqa: E402
 from stoker.cookbooks.language.compute.frozen_base import shape_of  # noqa: E402
 from stoker.cookbooks.language.compute.passes import AdapterSlotRows  # noqa: E402
 from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
-from stoker.cookbooks.language.full import model_files  # noqa: E402
-from stoker.cookbooks.language.full.model_files import read_weights, write_model  # noqa: E402
-from stoker.cookbooks.language.full.training import DecoderNetwork, batch_of  # noqa: E402
+from stoker.cookbooks.language.full_training import DecoderNetwork, batch_of  # noqa: E402
 from stoker.cookbooks.language.schemas import read_metadata, read_training  # noqa: E402
 from stoker.core.errors import Cancelled, StageDiverged  # noqa: E402
 from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node  # noqa: E402
@@ -116,7 +119,7 @@ def test_patience_ends_a_training_that_does_not_get_better(tmp_path):
 
 
 def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_files, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(bases, "SHARD_BYTES", 100_000)
     base = read_base(bundled_base("tiny"))
     weights = read_weights(base)
     write_model(tmp_path, base, weights, torch.bfloat16)

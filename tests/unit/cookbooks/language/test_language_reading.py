@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker.authoring import StageInputError
-from stoker.cookbooks.language.data import reading
-from stoker.cookbooks.language.data.reading import ChatMessage, InvalidLines, Layout, RawExample, read_lines
+from stoker.cookbooks.language import reading
+from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, Layout, RawExample, read_lines
 
 GOOD = '{"text": "hello"}'
 

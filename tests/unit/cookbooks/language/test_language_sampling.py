@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.cookbooks.language.sampler import Sampler, is_chat  # noqa: E402
+from stoker.cookbooks.language.sample import Sampler, is_chat  # noqa: E402
 
 END = 256
 

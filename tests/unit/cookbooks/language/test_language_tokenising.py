@@ -12,8 +12,8 @@ import pytest
 
 from stoker.authoring import InputPath, StageContext, StageInputError, TemplateFailed
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
-from stoker.cookbooks.language.data.reading import InvalidLines, read_texts
 from stoker.cookbooks.language.kinds import Examples
+from stoker.cookbooks.language.reading import InvalidLines, read_texts
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
 from stoker.engine.stage import perform
 
@@ -21,7 +21,7 @@ tokenizers = pytest.importorskip("tokenizers")
 # Looked for and not imported: every test process collects this module, and importing it takes more than a second.
 if find_spec("transformers") is None:
     pytest.skip("there is no transformers here", allow_module_level=True)
-tokenising = pytest.importorskip("stoker.cookbooks.language.data.tokens")
+tokenising = pytest.importorskip("stoker.cookbooks.language.tokens")
 
 END, OPEN, CLOSE = 256, 257, 258
 TAGGED = (

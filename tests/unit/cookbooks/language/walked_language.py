@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.authoring import Plan, StageContext
 from stoker.cookbooks.language import recipes
-from stoker.cookbooks.language.data.examples import ExampleFacts, ExampleSet
+from stoker.cookbooks.language.examples import ExampleFacts, ExampleSet
 from stoker.cookbooks.language.kinds import Examples
 from stoker.engine.stage import perform
 

@@ -18,7 +18,7 @@ import torch
 
 from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassResult, is_out_of_memory
 from stoker.cookbooks.language.compute.slots import Slots
-from stoker.cookbooks.language.data.batches import IGNORED, MemberRows
+from stoker.cookbooks.language.examples import IGNORED, MemberRows
 from stoker.cookbooks.language.shared.pass_schedule import (
     Costs,
     MemberPassShape,

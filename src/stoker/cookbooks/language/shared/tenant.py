@@ -12,8 +12,7 @@ import numpy.typing as npt
 from stoker.authoring import Seat
 from stoker.cookbooks.language.arguments import LoraArgs, Schedule
 from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, Pairs
-from stoker.cookbooks.language.data.batches import IGNORED, Cursor, MemberRows, Position, evaluation_rows
-from stoker.cookbooks.language.data.examples import ExampleSet
+from stoker.cookbooks.language.examples import IGNORED, Cursor, ExampleSet, MemberRows, Position, evaluation_rows
 from stoker.cookbooks.language.schemas import LanguageCurvePoint, significant
 from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, MemberPassShape, bucket
 from stoker.core.errors import BadInput

@@ -11,7 +11,7 @@ import numpy as np
 from stoker.authoring import InputPath, Seat, StageContext
 from stoker.cookbooks.language.arguments import LoraArgs
 from stoker.cookbooks.language.bundled import TinyShape, write_base
-from stoker.cookbooks.language.data.examples import ExampleSet
+from stoker.cookbooks.language.examples import ExampleSet
 from stoker.cookbooks.language.kinds import Adapter, Examples
 from stoker.cookbooks.language.peft import read_adapter
 from stoker.cookbooks.language.schemas import LanguageTrainingRecord, read_training

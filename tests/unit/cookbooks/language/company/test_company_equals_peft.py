@@ -9,7 +9,7 @@ import torch
 
 from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
 from stoker.cookbooks.language.compute.base_weights import load_base
-from stoker.cookbooks.language.data.batches import Cursor
+from stoker.cookbooks.language.examples import Cursor
 from stoker.cookbooks.language.shared.loop import run_company
 from tests.unit.cookbooks.language.company.companions import Gathering, Person
 

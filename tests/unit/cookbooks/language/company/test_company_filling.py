@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cookbooks.language.data.batches import IGNORED, MemberRows
+from stoker.cookbooks.language.examples import IGNORED, MemberRows
 from stoker.cookbooks.language.shared.pass_schedule import MultiAdapterPass
 from stoker.cookbooks.language.shared.step import lay_rows
 from stoker.cookbooks.language.shared.tenant import closed_up, is_worth_closing_up

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from stoker.cookbooks.language.compute.blocks import IGNORED, chunk_tokens
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape
 from stoker.cookbooks.language.compute.math import AttentionMask, looking_of, tables
-from stoker.cookbooks.language.data.batches import MemberRows
+from stoker.cookbooks.language.examples import MemberRows
 from stoker.cookbooks.language.shared.outputs import keep, recall
 from stoker.cookbooks.language.shared.pass_schedule import is_checkpoint_due, is_report_due
 from stoker.cookbooks.language.shared.tenant import AdapterMember, is_evaluation_due, judge, should_stop
