@@ -18,7 +18,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.gang.mailbox import Phase
 from stoker.gang.owner import Gang, warm_here
 from stoker.gang.rank_config import Buffer, RankConfig
-from stoker.gang.rank_startup import START_S
+from stoker.gang.rank_processes import START_S
 
 RANKS = 2
 """Where nobody says how many, and there are not more devices."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -23,18 +24,15 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from stoker.core.clock import Closable
-from stoker.core.device import Device
+from stoker.core.device import Backend, Device
 from stoker.core.errors import Fault, GangClosed, GangNotUp, MissingExtra, RankFailed, StokerError
 from stoker.core.frozen import changed
+from stoker.devices.devices_here import devices_here
 from stoker.gang import rank_context
-from stoker.gang.cuda_devices import cuda_here
 from stoker.gang.gang_failures import GangDeadlines, GangFailure, RankSnapshot, error_of, judge
 from stoker.gang.gang_plan import CALLS, ERR, OUT, STORE, GangPlan, Staging, memory_of_all, rank_plans
-from stoker.gang.mailbox import Pages, Phase, RankPage
-from stoker.gang.mailbox_publish import Publisher
-from stoker.gang.network_interfaces import variables_for
+from stoker.gang.mailbox import Pages, Phase, Publisher, RankPage
 from stoker.gang.rank import GangRank, own_frames
-from stoker.gang.rank_calls import RankExchange, call_message, read_answers
 from stoker.gang.rank_config import (
     BACKENDS,
     DEVICE_KINDS,
@@ -46,12 +44,22 @@ from stoker.gang.rank_config import (
     word_faults,
 )
 from stoker.gang.rank_context import Context, context_of
-from stoker.gang.rank_messages import HEADER, FrameKind, pack
-from stoker.gang.rank_processes import CLOSE_S, ROLLBACK_S, RankProcesses, stop
-from stoker.gang.rank_startup import START_S, Cancel, GangTimeouts, is_ready, wait_for
+from stoker.gang.rank_messages import HEADER, FrameKind, RankExchange, call_message, pack, read_answers
+from stoker.gang.rank_processes import (
+    CLOSE_S,
+    ROLLBACK_S,
+    START_S,
+    Cancel,
+    GangTimeouts,
+    RankProcesses,
+    is_ready,
+    stop,
+    wait_for,
+)
 from stoker.gang.rendezvous_link import RendezvousLink, cause_of
 from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, SoloRendezvous, has_passed
 from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter
+from stoker.host.command_runner import SubprocessRunner
 from stoker.host.install import pip_install
 from stoker.host.processes import GRACE_S
 
@@ -543,3 +551,65 @@ def _memory_bytes() -> int | None:
     with suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+# The GPUs of this machine under the numbers that a rank's process has for them, found without touching one.
+
+
+def cuda_here(environment: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return them; the place in the answer is the number. Asks the driver in a throwaway child."""
+    found = devices_here(environment, ask=lambda: SubprocessRunner(environment))
+    return as_numbered(found, environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+def as_numbered(devices: Sequence[Device], visible: str | None) -> tuple[Device, ...]:
+    """Put CUDA's devices into the order in which a program sees them under `CUDA_VISIBLE_DEVICES`."""
+    mine = sorted(
+        (device for device in devices if device.backend is Backend.CUDA),
+        key=lambda device: (device.index is None, device.index),
+    )
+    if visible is None:
+        return tuple(mine)
+    named = [word.strip() for word in visible.split(",")]
+    chosen = []
+    for word in named:
+        match = next((device for device in mine if _is_meant(device, word)), None)
+        if match is None:
+            # CUDA stops at the first that it does not know.
+            break
+        chosen.append(match)
+    return tuple(chosen)
+
+
+def _is_meant(device: Device, word: str) -> bool:
+    return str(device.index) == word or (len(word) > len("GPU-") and device.uuid.startswith(word))
+
+
+# Which network interface has an address: ranks are told by name through which one to speak with other hosts.
+
+
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 16
+
+
+def variables_for(address: str) -> dict[str, str]:
+    """Return the variables by which gloo and NCCL find the way to other hosts; none if it can't be told (IPv6)."""
+    name = interface_of(address)
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface with this IPv4 address; empty if there is none, or not on Linux."""
+    if sys.platform != "linux":
+        return ""
+    from fcntl import ioctl  # noqa: PLC0415 - not everywhere
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
+                found = ioctl(asks.fileno(), _SIOCGIFADDR, request)
+                # An address family, a port, then the address itself.
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return ""

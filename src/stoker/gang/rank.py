@@ -20,15 +20,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
+from stoker.core import jsontext
 from stoker.core.clock import SystemClock
-from stoker.gang import rank_context
+from stoker.gang import rank_context, script_boot
 from stoker.gang.gang_plan import CALLS, ERR, OUT, STAGING, STORE, WINDOWS, RankPlan
-from stoker.gang.mailbox import CRASH_AT, Phase, Slot, read_at, write_at
-from stoker.gang.mailbox_publish import Publisher, RankWindowInfo
+from stoker.gang.mailbox import CRASH_AT, Phase, Publisher, RankWindowInfo, Slot, read_at, unnamed_memory, write_at
 from stoker.gang.rank_context import Context, RankPointer, ThisRank, phases_of
 from stoker.gang.rank_messages import FrameKind, prepare_main, receive, send
 from stoker.gang.rank_processes import LIFE, MAILBOX, WAKE, WHERE_SIGNAL
-from stoker.gang.window_types import RankWindows, WindowBlock
+from stoker.gang.windows import CudaWindows, Driver, HostWindows, RankWindows, WindowBlock
 from stoker.host import life_line
 from stoker.host.entry_points import entry_point
 
@@ -143,8 +143,9 @@ class GangRank:
         from stoker.gang import torch_backend  # noqa: PLC0415 - see above
 
         plan = self._plan
-        context = torch_backend.select_device(plan.device_kind, plan.device_id)
-        self._shown = RankWindowInfo(device_ctx=context)
+        if plan.device_kind == "cuda":
+            torch_backend.select_device(plan.device_id)
+            self._shown = RankWindowInfo(device_ctx=Driver().context())
 
     def _open_store(self) -> None:
         from stoker.gang import torch_backend  # noqa: PLC0415 - see above
@@ -190,11 +191,7 @@ class GangRank:
 
     def _windows(self) -> RankWindows:
         if self._plan.device_kind == "cpu":
-            from stoker.gang.windows import HostWindows  # noqa: PLC0415 - one of two
-
             return HostWindows(self._fds[WINDOWS], self._plan.region)
-        from stoker.gang.windows import CudaWindows  # noqa: PLC0415 - one of two
-
         return CudaWindows()
 
     def _stage_in(self) -> None:
@@ -331,3 +328,59 @@ def _told_place(fd: int) -> str:
     if frame is None:
         leave(1)
     return frame.payload.decode()
+
+
+# Where the process of a script's rank begins: it takes over its surroundings, and runs the script or becomes another.
+#
+# Both begin in a process that our own interpreter made (see `starters`). The first runs the script right there. The
+# second becomes another program: a foreign interpreter, which is started on `script_boot`, or anything else, which gets
+# the environment and nothing more. The life line and the parent-death signal stay with the process whatever it becomes.
+
+RUN_HERE = "stoker.gang.rank:run_here"
+BECOME = "stoker.gang.rank:become"
+
+
+def run_here(request: Mapping[str, Any]) -> NoReturn:
+    """Run the script in this process; ends as the script does."""
+    fds, order = request["fds"], request["order"]
+    publisher = _begin(request)
+    watch_for_crashes(fds[MAILBOX])
+    take_surroundings(request, fds)
+    draw_anew()
+    order = {**order, "store_fd": fds[STORE], "is_forked": True}
+    sys.exit(script_boot.run(order, publisher))
+
+
+def become(request: Mapping[str, Any]) -> NoReturn:
+    """Become the program; raises `OSError` if it can't be."""
+    fds, order, argv = request["fds"], request["order"], list(request["argv"])
+    publisher = _begin(request)
+    take_surroundings(request, fds)
+    kept = [fds[LIFE]]
+    if order is not None:
+        numbers = {f"{name}_fd": fds[name] for name in (MAILBOX, WAKE, STORE)}
+        body = jsontext.dumps({**order, **numbers}).encode()
+        order_fd = unnamed_memory("stoker-script-order", len(body))
+        os.pwrite(order_fd, body, 0)
+        kept += [order_fd, *numbers.values()]
+        argv = [*argv, os.path.abspath(script_boot.__file__), str(order_fd)]
+    else:
+        # It can't say more: from here on it runs.
+        publisher.begin(Phase.RUN)
+    for fd in kept:
+        os.set_inheritable(fd, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(argv[0], argv)
+    except OSError as error:
+        publisher.fail(error)
+        os._exit(1)
+
+
+def _begin(request: Mapping[str, Any]) -> Publisher:
+    fds, rank = request["fds"], request["rank"]
+    life_line.hold_on(fds[LIFE])
+    publisher = Publisher(fds[MAILBOX], fds[WAKE], rank=rank, nranks=request["nranks"], device_id=rank)
+    publisher.begin(Phase.FORKED)
+    return publisher

@@ -15,7 +15,7 @@ from stoker.core.errors import GangNotUp, NotFound, WindowMismatch
 from stoker.core.frozen import frozen
 from stoker.gang.mailbox import Phase, RankPage
 from stoker.gang.rank_config import RankConfig
-from stoker.gang.window_types import WindowBlock
+from stoker.gang.windows import WindowBlock
 
 # What the owner of a gang learns of each rank once all are up.
 

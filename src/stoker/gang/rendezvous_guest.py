@@ -12,8 +12,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.errors import Cancelled, InternalError, RendezvousFailed
 from stoker.core.frozen import changed
 from stoker.gang import rendezvous as lines
-from stoker.gang.rendezvous import UNHEARD_S, BadLine, RendezvousConnection
-from stoker.gang.rendezvous_tcp import TcpRendezvous, check_words, vanished
+from stoker.gang.rendezvous import UNHEARD_S, BadLine, RendezvousConnection, TcpRendezvous, check_words, vanished
 from stoker.gang.rendezvous_types import (
     CLOSED,
     UP,

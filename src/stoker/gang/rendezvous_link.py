@@ -13,8 +13,7 @@ from typing import Any
 
 from stoker.core.errors import Cancelled, RankFailed, RankTimeout, StokerError
 from stoker.gang.gang_failures import RankFailureMode, RankSnapshot, is_echo
-from stoker.gang.mailbox import RankState
-from stoker.gang.mailbox_publish import STORE_PLACE
+from stoker.gang.mailbox import STORE_PLACE, RankState
 from stoker.gang.rank_messages import FrameKind, pack
 from stoker.gang.rendezvous_types import (
     UP,

@@ -6,7 +6,7 @@
     meeting.fail(cause); meeting.verdict()                                  one that fails, fails it for all
 
 A meeting is for one bring-up, its epoch: what a member of an older one says is refused. One host or many, a gang uses
-the same words: `SoloRendezvous` answers at once, `stoker.gang.rendezvous_tcp.TcpRendezvous` speaks with other hosts.
+the same words: `SoloRendezvous` answers at once, `stoker.gang.rendezvous.TcpRendezvous` speaks with other hosts.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ from stoker.core.errors import Cancelled, RankFailed, RankTimeout, StokerError, 
 from stoker.gang.gang_failures import RankFailureMode, RankSnapshot, is_echo
 from stoker.gang.gang_plan import ERR, OUT, STORE
 from stoker.gang.mailbox import Phase, unnamed_memory
-from stoker.gang.rank_main import BECOME, RUN_HERE
-from stoker.gang.rank_processes import RankProcesses, stop, wait_gone
-from stoker.gang.rank_startup import Cancel, GangTimeouts, wait_for
+from stoker.gang.rank import BECOME, RUN_HERE
+from stoker.gang.rank_processes import Cancel, GangTimeouts, RankProcesses, stop, wait_for, wait_gone
 from stoker.gang.scripts import (
     HeldPort,
     Script,
@@ -223,7 +222,7 @@ def prefixed(rank: int, lines: Sequence[bytes], *, is_prefixed: bool) -> bytes:
 OnPhase = Callable[[int, Phase, int], None]
 """Takes a rank, the phase that it began, and when by the monotonic clock, in nanoseconds."""
 
-_PRELOAD = ("stoker.gang.rank_main",)
+_PRELOAD = ("stoker.gang.rank",)
 _LIBRARIES = ("torch", "torch.distributed")
 _LINGER_S = 1.0
 _SCRIPT_GANG_LOOK_S = 0.05

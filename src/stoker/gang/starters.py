@@ -33,15 +33,15 @@ from stoker.host.processes import start as start_program
 from stoker.host.zygote import ForkedWork, Zygote
 
 RANK_ENTRY = "stoker.gang.rank:run_rank"
-PRELOAD = ("stoker.gang.preload",)
-"""What the zygote of ranks imports: torch, and all that a bring-up needs of ours."""
+PRELOAD = ("stoker.gang.rank", "stoker.gang.torch_backend", "stoker.gang.windows")
+"""What the zygote of ranks imports once: torch, and all that a bring-up needs. No thread starts, no GPU is touched."""
 
 # What a rank's own leftovers get between being asked to end and being killed.
 _LINGER_S = 1.0
 _READY_LOOK_S = 0.1
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
-    "from stoker.gang.exec_rank import main; main(int(sys.argv[1]))"
+    "from stoker.gang.starters import run_exec_rank; run_exec_rank(int(sys.argv[1]))"
 )
 
 
@@ -394,3 +394,11 @@ def _close_all_but(kept: set[int]) -> None:
         if int(name) not in kept:
             with suppress(OSError):
                 os.close(int(name))
+
+
+def run_exec_rank(order_fd: int) -> None:
+    """Run a rank in an interpreter of its own: read the order and do it."""
+    size = os.fstat(order_fd).st_size
+    order = jsontext.loads(os.pread(order_fd, size, 0))
+    os.close(order_fd)
+    entry_point(order["entry"])(order["request"])

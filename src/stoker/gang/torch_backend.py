@@ -16,22 +16,17 @@ from typing import Any
 import torch
 from torch import distributed
 
-from stoker.gang.cuda import Driver
-
 # The owner's deadline comes first, so that it, who knows why, speaks first.
 _MARGIN_S = 5.0
 _BACKLOG = 1024
 
 
-def select_device(kind: str, device_id: int) -> int:
-    """Select the device and see that it works; give its context's address, zero where it has none."""
-    if kind == "cpu":
-        return 0
+def select_device(device_id: int) -> None:
+    """Select a GPU and see that it works, which makes its context."""
     torch.cuda.set_device(device_id)
     torch.cuda.synchronize()
     # What makes the context, beside what synchronising may leave for later.
     torch.empty(1, device="cuda").fill_(1)
-    return Driver().context()
 
 
 def use_one_thread() -> None:

@@ -10,9 +10,8 @@ from typing import cast
 import pytest
 
 from stoker.core.errors import ProcessLost, RankFailed
-from stoker.gang import rank_startup
-from stoker.gang.rank_processes import RankProcesses
-from stoker.gang.rank_startup import GangTimeouts, is_ready, wait_for
+from stoker.gang import rank_processes
+from stoker.gang.rank_processes import GangTimeouts, RankProcesses, is_ready, wait_for
 from stoker.gang.starters import RankProcess
 from stoker.host.exit import ProcessExit
 
@@ -62,7 +61,7 @@ def fail(starter: Starter) -> None:
 
 def test_the_end_of_a_rank_that_nobody_could_watch_is_noticed_soon(monkeypatch):
     # Whoever is only looked at now and then would be noticed after this long.
-    monkeypatch.setattr(rank_startup, "_LOOK_ANYWAY_S", 15.0)
+    monkeypatch.setattr(rank_processes, "_LOOK_ANYWAY_S", 15.0)
     began_s = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1 \(device 1\) failed in FORKED .*signal 9"):
         fail(Starter())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.device import Backend, Device, TriState, TriStateAnswer
-from stoker.gang.cuda_devices import as_numbered
+from stoker.gang.owner import as_numbered
 
 YES = TriStateAnswer(verdict=TriState.YES)
 

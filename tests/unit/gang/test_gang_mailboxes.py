@@ -11,12 +11,13 @@ from stoker.gang.mailbox import (
     TRACEBACK_BYTES,
     Pages,
     Phase,
+    Publisher,
     RankPage,
     RankState,
+    RankWindowInfo,
     Slot,
     TornPage,
 )
-from stoker.gang.mailbox_publish import Publisher, RankWindowInfo
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from types import ModuleType
 import pytest
 
 from stoker.core.errors import BadCall
-from stoker.gang.rank_calls import call_message
-from stoker.gang.rank_messages import main_of, prepare_main
+from stoker.gang.rank_messages import call_message, main_of, prepare_main
 from tests.unit.host.real_processes import code_of, fork
 
 SCRIPT = "def work():\n    return 41 + 1\nif __name__ == '__main__':\n    raise SystemExit('it ran')\n"
