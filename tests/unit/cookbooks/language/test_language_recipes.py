@@ -354,11 +354,11 @@ def test_editing_a_report_or_a_check_trains_nothing_again(tmp_path):
         "memory_needs",
         "bases",
         "train_full",
-        "full.training",
+        "full_training",
         "sample",
     ):
         assert f"{prefix}.{name}" not in of_lora, name
-    assert f"{prefix}.full.training" in code.modules_of(f"{prefix}.train_full")
+    assert f"{prefix}.full_training" in code.modules_of(f"{prefix}.train_full")
 
 
 def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch):
