@@ -13,12 +13,13 @@ np = pytest.importorskip("numpy")
 from stoker.cookbooks.language.examples import (  # noqa: E402 - numpy may be missing
     IGNORED,
     Cursor,
+    ExampleFacts,
+    ExampleSet,
     MemberRows,
     Position,
     evaluation_rows,
     pack,
 )
-from stoker.cookbooks.language.examples import ExampleFacts, ExampleSet  # noqa: E402
 
 WIDEST = 24
 PAD = 9999

@@ -83,8 +83,8 @@ class ThisMachine:
 
     def rehearse(self, ranks: int, capability: Capability) -> GangSelfTest:
         """Bring a gang of so many ranks up for show, of as many as there are GPUs for 0; what goes wrong is in it."""
-        from stoker.gang.owner import cuda_here
         from stoker.gang.gang_check import choose, rehearse
+        from stoker.gang.owner import cuda_here
 
         devices = () if capability.is_fake or not capability.devices else cuda_here(self.settings.environment)
         return rehearse(choose(ranks or None, devices))

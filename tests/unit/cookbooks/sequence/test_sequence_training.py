@@ -17,7 +17,7 @@ from stoker.cookbooks.sequence.produce import (  # noqa: E402
 )
 from stoker.cookbooks.sequence.recurrent import RecurrentNetwork, RecurrentShape  # noqa: E402
 from stoker.cookbooks.sequence.schemas import TrainingArgs  # noqa: E402
-from stoker.cookbooks.sequence.training import (  # noqa: E402  # noqa: E402
+from stoker.cookbooks.sequence.training import (  # noqa: E402
     MaskedTask,
     PartWindows,
     Stepper,
