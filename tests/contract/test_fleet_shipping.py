@@ -20,8 +20,8 @@ from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
 from stoker.protocol.view_messages import PruneRequest
 from stoker.store.local_store import LocalStore
 from stoker.transfer.mirror import AttemptFolderSync
-from stoker.transfer.trees.archive_upload import ArchiveSendOutcome, send
 from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.transfer.trees.tree_upload import ArchiveSendOutcome, send
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.unit.worker.conftest import Office

@@ -10,8 +10,7 @@ import pytest
 
 from stoker.coordinator.queue.commands import PinJobs, PruneBundles, QueueCommandResult
 from stoker.coordinator.storage.models import ModelView, ModelViewUpdater
-from stoker.coordinator.storage.retention import QueueRecords, RetentionPolicy
-from stoker.coordinator.storage.retention_sweep import CoordinatorPruner
+from stoker.coordinator.storage.retention import CoordinatorPruner, QueueRecords, RetentionPolicy
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.errors import NotFound

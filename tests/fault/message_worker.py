@@ -22,7 +22,7 @@ from stoker.protocol.lease_messages import (
     Renewal,
     Start,
 )
-from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.assignment import AttemptEnd
 from stoker.worker.state_machine import decide
 from stoker.worker.worker_state import (
     AttemptEnded,

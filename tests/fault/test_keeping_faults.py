@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.storage.attempt_files import AttemptFiles, CoordinatorStorageLimits
-from stoker.coordinator.storage.retention import BundleRow, RetentionPolicy
-from stoker.coordinator.storage.retention_sweep import CoordinatorPruner
+from stoker.coordinator.storage.retention import BundleRow, CoordinatorPruner, QueueRecords, RetentionPolicy
 from stoker.coordinator.storage.storage import Bundles, LocalCoordinatorStorage
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.digests import digest_bytes
@@ -146,7 +145,7 @@ def test_killed_at_every_step_a_mirror_is_a_beginning_and_an_end_means_all_of_it
             return
 
 
-class Database:
+class Database(QueueRecords):
     """A queue's writer as far as results go: one thing after another, and a row only for bytes that are there."""
 
     def __init__(self, keeping: LocalCoordinatorStorage) -> None:

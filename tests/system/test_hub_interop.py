@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.transfer.download.types import Status
-from stoker.transfer.hub.cache_layout import HubCache, UnfinishedDownload
+from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
 from stoker.transfer.hub.repository import first_cause
 from tests.servers.hub import Answer, Asked, Served, small_files
 from tests.unit.store.real_hubs import FILES, LARGE, Scene, content, fetched, scenes

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stoker.store.memo import Memo
     from stoker.store.objects import ObjectStore
     from stoker.transfer.download.receipts import Receipts
-    from stoker.transfer.hub.settings import HubSettings
+    from stoker.transfer.hub.listing import HubSettings
     from stoker.worker.worker_options import WorkOptions
 
 
@@ -213,7 +213,7 @@ class App(ThisMachine):
     def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
         """Return where the hub is and its cache lies, as the environment says; an endpoint that is given wins."""
         from stoker.core.frozen import changed
-        from stoker.transfer.hub.settings import read_hub_settings
+        from stoker.transfer.hub.listing import read_hub_settings
 
         environment = self.settings.environment
         home = environment.get("HOME") or os.path.expanduser("~")

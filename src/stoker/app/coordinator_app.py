@@ -216,7 +216,7 @@ class CoordinatorProcess:
         from stoker.coordinator.queue.queue import Queue
         from stoker.coordinator.storage.attempt_files import limits_for
         from stoker.coordinator.storage.models import ModelViewUpdater
-        from stoker.coordinator.storage.retention_sweep import Chores
+        from stoker.coordinator.storage.retention import Chores
         from stoker.coordinator.storage.storage import LocalCoordinatorStorage
         from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
         from stoker.scheduler.scheduler import Scheduler

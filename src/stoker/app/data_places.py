@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.store.records import Record
     from stoker.transfer.download.types import DownloadStop
     from stoker.transfer.hub.client import Hub
-    from stoker.transfer.hub.settings import HubSettings
+    from stoker.transfer.hub.listing import HubSettings
 
 _LONGEST_WAIT_S = 30.0
 _ATTEMPTS = 3
@@ -95,7 +95,7 @@ def _find_repository(house: _House, text: str) -> FoundRepository:
 
 def _find_file(house: _House, text: str, name: str) -> str:
     from stoker.transfer.download.types import DownloadStop
-    from stoker.transfer.hub.cache_layout import HubCache
+    from stoker.transfer.hub.hub_cache import HubCache
     from stoker.transfer.hub.listing import Revision, read_repo
     from stoker.transfer.hub.repository import RepoRequest, fetch_repository, first_cause
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stoker.app.settings import AppSettings
     from stoker.core.device import Device
     from stoker.devices.estimate.terms import EstimatedWork
-    from stoker.transfer.hub.settings import HubSettings
+    from stoker.transfer.hub.listing import HubSettings
 
 
 class _House(Protocol):

@@ -1,7 +1,7 @@
 """The front door of a preparing child: `python -m stoker.app.prepare_main`.
 
 Its standard input says in one line what a job needs and where the coordinator is, and then stays open: when it ends,
-so does this. What it has to say goes to its standard output, line by line (`worker.preparation.prepare_messages`).
+so does this. What it has to say goes to its standard output, line by line (`worker.preparation.prepare_child`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.worker.preparation.input_fetch import InputFetcher, InputFetcherCont
 
 if TYPE_CHECKING:
     from stoker.transfer.hub.client import Hub
-    from stoker.worker.preparation.prepare_messages import PrepareLine
+    from stoker.worker.preparation.prepare_child import PrepareLine
 
 _LONGEST_WAIT_S = 30.0
 _CONNECT_S = 4.0

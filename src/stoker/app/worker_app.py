@@ -229,8 +229,7 @@ def _preparing_of(house: WorkerParts, options: WorkOptions, name: str) -> InputP
     from stoker.app.worker_parts import here_of
     from stoker.core.frozen import fields_of
     from stoker.core.jsontext import dumps
-    from stoker.worker.preparation.prepare_child import InputPreparer, SmallTrees
-    from stoker.worker.preparation.prepare_messages import PreparingProgram
+    from stoker.worker.preparation.prepare_child import InputPreparer, PreparingProgram, SmallTrees
 
     settings = house.settings
     here, _ = here_of(house, may_read_in_place=not options.run_as, keeps_workspaces=options.keeps_workspaces)
@@ -288,7 +287,7 @@ def _holdings_of(house: WorkerParts, users: tuple[OtherUser, ...]) -> Callable[[
 
 def _share_trees(house: WorkerParts, options: WorkOptions, opened: ExitStack) -> str:
     """Give trees to other machines of the fleet while this worker runs; give where, or nothing where that can't be."""
-    from stoker.transfer.peers.peer_share import PeerAdmission, share_trees
+    from stoker.transfer.peers.peer_server import PeerAdmission, share_trees
 
     admitting = PeerAdmission(_open_line(house, options, opened).live_certificates, clock=house.clock)
     server = share_trees(options.url, options.identity, house.store, clock=house.clock, admits=admitting.admits)
@@ -337,7 +336,7 @@ def _keep_certificate(
     identity = options.identity
     if identity is None or not identity.certificate_file:
         return
-    from stoker.worker.renewal import CertificateRenewal
+    from stoker.worker.enrolment import CertificateRenewal
 
     line = _open_line(house, options, opened)
     renewing = CertificateRenewal(

@@ -13,9 +13,8 @@ from stoker.devices.host_name import host_name
 from stoker.host.resources import existing_above
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.environment_cache import EnvironmentCache
-from stoker.worker.preparation.data_folders import DataCache
 from stoker.worker.preparation.input_check import LocalInputs
-from stoker.worker.preparation.workspaces import Workspaces
+from stoker.worker.preparation.workspaces import DataCache, Workspaces
 
 if TYPE_CHECKING:
     from stoker.app.settings import AppSettings

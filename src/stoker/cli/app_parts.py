@@ -19,7 +19,7 @@ from stoker.store.local_store import LocalStore
 from stoker.store.memo import Memo
 from stoker.store.objects import ObjectStore
 from stoker.transfer.download.receipts import Receipts
-from stoker.transfer.hub.settings import HubSettings
+from stoker.transfer.hub.listing import HubSettings
 
 if TYPE_CHECKING:
     from stoker.coordinator.http.server_options import ReadManifest, RunnableCoordinator, ServeOptions

@@ -38,10 +38,9 @@ from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, Lo
 from stoker.core.machine import Cluster
 from stoker.core.text import format_size, nearest, outside
 from stoker.host.durable import translated
-from stoker.transfer.download.download_check import Finding, check_file, check_listed, check_receipt
 from stoker.transfer.download.lock_list import SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
-from stoker.transfer.download.receipts import MARK
-from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.download.receipts import MARK, Finding, check_file, check_listed, check_receipt
+from stoker.transfer.hub.hub_cache import HubCache
 from stoker.views.text_tables import ASCII, UNICODE
 
 LOCK_FOLDER = "models"

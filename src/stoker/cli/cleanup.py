@@ -22,8 +22,8 @@ from stoker.store.objects import ObjectStore
 from stoker.store.places import list_quarantine, names_in
 from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
 from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
-from stoker.transfer.download.paths import PART, unfinished_of
-from stoker.transfer.hub.cache_layout import HubCache, UnfinishedDownload
+from stoker.transfer.download.partial import PART, unfinished_of
+from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
 from stoker.views.text_tables import ago, table
 from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop, label_of
 

@@ -32,7 +32,7 @@ from stoker.devices.ledger.ledger_rules import LedgerDecisionInputs
 from stoker.devices.ledger.types import CandidateDevice
 from stoker.devices.memory_admission import memory_here
 from stoker.host.durable import read_regular, translate
-from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import read_repo_at
 from stoker.views.adapter_memory_lines import SharedProcessFitView, company_lines
 from stoker.views.device_lines import short_name

@@ -18,9 +18,16 @@ from stoker.core.text import format_size
 from stoker.host.folders import name_fault
 from stoker.host.http.addresses import origin, shown
 from stoker.transfer.download.download_events import frozen_of
-from stoker.transfer.download.download_preview import DownloadPreview, PlannedDownload, known_sum
 from stoker.transfer.download.lock_list import DEFAULT_NAME, leaf_of, merge_lists, read_lock_list, write_lock_list
-from stoker.transfer.download.types import DownloadOutcome, DownloadRequest, Status, TargetFile
+from stoker.transfer.download.types import (
+    DownloadOutcome,
+    DownloadPreview,
+    DownloadRequest,
+    PlannedDownload,
+    Status,
+    TargetFile,
+    known_sum,
+)
 from stoker.transfer.hub.client import RepoListing, find_files, label_of
 from stoker.transfer.hub.listing import MAIN, Repo, check_revision, read_repo
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository, preview_fetch

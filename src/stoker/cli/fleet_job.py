@@ -42,7 +42,7 @@ from stoker.store.records import Record
 from stoker.store.refs import PUT
 from stoker.store.results import MaterialisedResult, ResultPart, lay_out
 from stoker.store.trees import Heed
-from stoker.transfer.trees.archive_download import receive
+from stoker.transfer.trees.tree_download import receive
 from stoker.transfer.trees.tree_sources import TransferConnection
 from stoker.views.text_tables import span
 

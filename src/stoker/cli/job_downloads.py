@@ -16,9 +16,9 @@ from stoker.core.text import format_size
 from stoker.host.file_stamps import stamp_of
 from stoker.host.resources import check_space
 from stoker.store.memo import remember_file
-from stoker.transfer.download.download_preview import DownloadPreview, known_sum
-from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.download.types import DownloadPreview, known_sum
 from stoker.transfer.hub.client import Hub, label_of
+from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import Repo, RepoFile, Revision, fitting, read_repo_at
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository, preview_fetch
 

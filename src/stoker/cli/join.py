@@ -21,7 +21,7 @@ from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.protocol.view_messages import MachineRequest
 from stoker.views.device_lines import check_lines
 from stoker.views.text_tables import ASCII, UNICODE
-from stoker.worker.owner_pause import Pause, clear_pause, read_pause, write_pause
+from stoker.worker.worker_options import Pause, clear_pause, read_pause, write_pause
 from stoker.worker.worker_state import Journal, workers_folder
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from stoker.jobs.job_history import NodeHistory
 from stoker.protocol.discovery import Membership, coordinator_gone, machine_here
 from stoker.views.stage_lines import running_text, waiting_text
 from stoker.views.text_tables import ago
-from stoker.worker.owner_pause import read_pause
+from stoker.worker.worker_options import read_pause
 
 _LOOKED_AT = 50
 _LISTED = 5

@@ -232,6 +232,6 @@ def _has_ended(call: CommandContext, found: CoordinatorEndpoint) -> bool:
     """Return whether this machine's certificate no longer holds: a coordinator could only cut the connection."""
     if found.identity is None or not found.identity.certificate_file:
         return False
-    from stoker.worker.renewal import read_term
+    from stoker.worker.enrolment import read_term
 
     return read_term(found.identity.certificate_file).ends_s <= call.parts.clock.wall_s()

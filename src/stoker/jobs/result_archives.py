@@ -11,7 +11,7 @@ from stoker.jobs.results import parts_of_job
 from stoker.store.archives.pack import write_bundle
 from stoker.store.local_store import LocalStore
 from stoker.store.trees import Heed
-from stoker.transfer.trees.archive_upload import Archive
+from stoker.transfer.trees.tree_upload import Archive
 
 
 def pack_result(store: LocalStore, folder: JobFolder, spool: str, *, heed: Heed = lambda _: None) -> Archive:

@@ -15,8 +15,15 @@ from stoker.core.frozen import frozen
 from stoker.core.text import one_line
 from stoker.host.command_runner import CommandRunner, ProbeFailure, ProbeOutput
 from stoker.host.durable import read_regular, sync_dir, translated, write_file
-from stoker.launch.service import SupervisedService
-from stoker.launch.units import WRITTEN_BY, plist_words, render_plist, render_unit, unit_name, unit_words
+from stoker.launch.service import (
+    WRITTEN_BY,
+    SupervisedService,
+    plist_words,
+    render_plist,
+    render_unit,
+    unit_name,
+    unit_words,
+)
 
 Command = tuple[str, ...]
 

@@ -6,21 +6,23 @@ Beginning and stopping exclude each other: who is to be stopped before it began 
 from __future__ import annotations
 
 import os
+import select
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
 from stoker.core.clock import Clock
-from stoker.core.errors import InternalError, InvalidTransition, NotFound, StokerError
+from stoker.core.errors import InternalError, InvalidTransition, NotFound, ProcessLost, StokerError
 from stoker.core.events import Kinds
 from stoker.core.frozen import fresh, frozen
 from stoker.core.job import attempt_id
 from stoker.core.jsontext import loads
 from stoker.core.text import one_line
-from stoker.host.durable import open_regular
+from stoker.host.durable import open_regular, translated
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive
-from stoker.host.processes import stop_group
+from stoker.host.processes import Child, start, stop_group
 from stoker.host.users import give_to
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
@@ -28,16 +30,151 @@ from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
 from stoker.protocol.client_identity import found_args, unproven_args
 from stoker.protocol.lease_messages import Grant
-from stoker.worker.assignment import Assignment, JobBrief, LeaseFile
-from stoker.worker.attempt_end import AttemptEnd, end_of
-from stoker.worker.child_pool import AttemptProcess, AttemptSpawner
+from stoker.worker.assignment import Assignment, AttemptEnd, JobBrief, LeaseFile, end_of
 from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
 from stoker.worker.job_users import UserPool
 from stoker.worker.machine_checks import LocalMachine, StartRefusal, why_not
-from stoker.worker.preparation.code_check import refusal_by_tree
-from stoker.worker.preparation.input_check import PreparedInputs, PresentInputs
-from stoker.worker.preparation.prepare_child import InputPreparer, NotPrepared
-from stoker.worker.preparation.prepare_messages import PrepareLine
+from stoker.worker.preparation.input_check import PreparedInputs, PresentInputs, refusal_by_tree
+from stoker.worker.preparation.prepare_child import InputPreparer, NotPrepared, PrepareLine
+
+SAID_FILE = "said.log"
+"""In an attempt's folder: what its own process wrote, where it wrote anything."""
+_LAST_WORDS_BYTES = 2000
+_LOOK_EVERY_S = 0.25
+
+
+class AttemptProcess:
+    """A child with an assignment, ours or a predecessor's."""
+
+    def __init__(self, identity: ProcessIdentity, child: Child | None = None, said_path: str = "") -> None:
+        self.identity = identity
+        self._child = child
+        self._said_path = said_path
+
+    def wait(self, clock: Clock) -> str:
+        """Wait until it is gone; say how it ended, as far as that can be known."""
+        self._watch(clock)
+        return "" if self._child is None else str(self._child.wait(clock=clock))
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote to its standard error."""
+        try:
+            with open(self._said_path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_WORDS_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+    def forget(self, folder: str) -> None:
+        """Put what it said into its attempt's folder, to go when that goes; nothing of it stays with the worker."""
+        if not self._said_path:
+            return
+        with suppress(OSError):
+            if os.path.getsize(self._said_path):
+                os.replace(self._said_path, os.path.join(folder, SAID_FILE))
+        _remove(self._said_path)
+
+    def _watch(self, clock: Clock) -> None:
+        if sys.platform == "linux":
+            with suppress(OSError):
+                descriptor = os.pidfd_open(self.identity.pid)
+                try:
+                    # The descriptor stays with the process it was opened for: what we compare is what we wait for.
+                    if is_alive(self.identity) is not Liveness.ALIVE:
+                        return
+                    poll = select.poll()
+                    poll.register(descriptor, select.POLLIN)
+                    poll.poll()
+                    return
+                finally:
+                    os.close(descriptor)
+        while is_alive(self.identity) is Liveness.ALIVE:
+            clock.sleep(_LOOK_EVERY_S)
+
+
+class AttemptSpawner:
+    """Starts children."""
+
+    def __init__(
+        self, argv: Sequence[str], *, folder: str, said_folder: str, environment: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Make it; `folder` is where children start, `environment` what they get."""
+        self._argv = tuple(argv)
+        self._folder = folder
+        self._said_folder = said_folder
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._spare: tuple[Child, str] | None = None
+        self._may_keep = True
+        """Not after a spare one died unasked: the next might at once, and the next. Whoever needs one finds out why."""
+        self._count = 0
+
+    def keep_spare(self) -> None:
+        """See that a child waits for the next assignment."""
+        with self._lock:
+            if self._spare is not None and self._spare[0].poll() is not None:
+                self.dismiss(*self._spare)
+                self._spare, self._may_keep = None, False
+            if self._spare is None and self._may_keep:
+                self._spare = self._start()
+
+    def take(self) -> tuple[Child, str]:
+        """Return a child that waits, and where it writes what it has to say."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+            self._may_keep = True
+            if spare is not None and spare[0].poll() is None:
+                return spare
+            if spare is not None:
+                self.dismiss(*spare)
+            return self._start()
+
+    def hand(self, child: Child, assignment: Assignment) -> None:
+        """Give a child its assignment. Raises `ProcessLost` if it is gone."""
+        if child.stdin is None:
+            raise ProcessLost("an attempt's process takes no assignment")
+        try:
+            with child.stdin as pipe:
+                pipe.write(assignment.to_line())
+        except OSError as error:
+            raise ProcessLost(f"the attempt's process is gone before it began: {error}") from error
+
+    def dismiss(self, child: Child, said_path: str) -> None:
+        """Let a child go that was given nothing, with whatever it said."""
+        if child.stdin is not None:
+            child.stdin.close()
+        child.stop(grace_s=1.0)
+        _remove(said_path)
+
+    def close(self) -> None:
+        """Let the spare one go."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+        if spare is not None:
+            self.dismiss(*spare)
+
+    def _start(self) -> tuple[Child, str]:
+        import subprocess  # noqa: PLC0415 - a constant of it
+
+        self._count += 1
+        said_path = os.path.join(self._said_folder, f"{os.getpid()}-{self._count}.log")
+        with translated(said_path), open(said_path, "wb") as said:
+            child = start(
+                self._argv,
+                cwd=self._folder,
+                env=self._environment(),
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+            )
+        return child, said_path
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
 
 # An attempt's process gives its stages the grace, and gets some for itself.
 _OWN_S = 5.0

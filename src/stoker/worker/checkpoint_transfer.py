@@ -9,26 +9,88 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import BinaryIO, cast
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, cast
 
 from stoker.core.clock import Clock
-from stoker.core.digests import Digest, is_digest
+from stoker.core.digests import Digest, TreeEntry, digest_bytes, is_digest
 from stoker.core.errors import BadInput, Forbidden, NotFound, NotVerified, StaleLease, StokerError, VersionSkew
 from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps
 from stoker.core.leases import AttemptToken
 from stoker.engine.checkpoints import INDEX, Checkpoint, choose_checkpoint
+from stoker.engine.metrics.previous_curves import EARLIER, earlier_curves
 from stoker.engine.scratch import ScratchInUse, decide_scratch, hand_over, look_at, scratch_path
-from stoker.host.durable import open_regular, remove_tree, sync_dir, translated
+from stoker.host.durable import open_regular, remove_tree, sync_dir, translated, writing
+from stoker.host.file_stamps import stamp_of
 from stoker.host.identity import Liveness, is_alive, mine
 from stoker.host.run_as import acting_as_owner
 from stoker.protocol.lease_messages import CheckpointBody, PointCheckpoint
+from stoker.store.archives.pack import NOT_HASHED, PackSource, pack
 from stoker.store.archives.unpack import unpack
-from stoker.store.trees import Heed
-from stoker.transfer.trees.archive_download import receive
-from stoker.transfer.trees.archive_upload import ArchiveSendOutcome, send
+from stoker.store.trees import Heed, WalkedEntry, walk_tree
+from stoker.transfer.trees.tree_download import receive
 from stoker.transfer.trees.tree_sources import FleetConnection, TransferBackoff, TransferConnection, is_later
-from stoker.worker.checkpoint_archives import pack_checkpoint
+from stoker.transfer.trees.tree_upload import Archive, ArchiveSendOutcome, send
+
+
+@frozen
+class PackedCheckpoint:
+    """A checkpoint in a file of the spool."""
+
+    archive: Archive
+    key: Digest
+    """Of the work that it belongs to."""
+    step: int | None
+    file: str
+    """What its scratch folder calls it."""
+
+
+def pack_checkpoint(scratch: str, checkpoint: Checkpoint, said: Mapping[str, Any], spool: str) -> PackedCheckpoint:
+    """Pack a verified checkpoint of a scratch folder, and what is said of it, into a file of `spool`.
+
+    Whoever asked removes it. `CorruptBytes` if it changes meanwhile, `LocalFile` if a newer one took its place.
+    """
+    key = Digest(os.path.basename(scratch))
+    name = os.path.relpath(checkpoint.path, os.path.realpath(scratch))
+    index = dumps({"v": 1, "checkpoints": [dict(said)]}).encode()
+    about = TreeEntry(INDEX, len(index), digest_bytes(index))
+    with acting_as_owner(scratch):
+        sources = [PackSource(entry=about, data=index), *_sources(checkpoint.path, name)]
+    curves = earlier_curves(scratch)
+    if curves:
+        sources.append(PackSource(entry=TreeEntry(EARLIER, len(curves), digest_bytes(curves)), data=curves))
+    path = os.path.join(spool, f"checkpoint-{key[:16]}.tar.zst")
+    with translated(path):
+        os.makedirs(spool, mode=0o700, exist_ok=True)
+    with writing(path, mode=0o600) as file, acting_as_owner(scratch):
+        bundle = pack(sources, file)
+    archive = Archive(path=path, tree=bundle.tree_digest, sha256=bundle.archive_sha256, size_bytes=bundle.archive_bytes)
+    return PackedCheckpoint(archive=archive, key=key, step=checkpoint.step, file=name)
+
+
+def _sources(path: str, name: str) -> list[PackSource]:
+    with translated(path):
+        info = os.lstat(path)
+    if not os.path.isdir(path):
+        entry = TreeEntry(name, info.st_size, NOT_HASHED)
+        return [PackSource(entry=entry, path=path, stamp=stamp_of(info))]
+    return [_source(walked, name) for walked in walk_tree(path, hasher=_unread)]
+
+
+def _source(walked: WalkedEntry, below: str) -> PackSource:
+    entry = walked.entry
+    if entry.link_to is not None:
+        return PackSource(
+            entry=TreeEntry(f"{below}/{entry.path}", entry.size_bytes, entry.sha256, link_to=entry.link_to)
+        )
+    placed = TreeEntry(f"{below}/{entry.path}", walked.info.st_size, NOT_HASHED, entry.executable)
+    return PackSource(entry=placed, path=walked.path, stamp=stamp_of(walked.info))
+
+
+def _unread(_path: str) -> tuple[Digest, int]:
+    return NOT_HASHED, 0
+
 
 EVERY_S = 2.0
 _Look = tuple[int, int, int]

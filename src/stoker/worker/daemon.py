@@ -28,16 +28,15 @@ from stoker.protocol.lease_messages import Hello, MachineInventory
 from stoker.protocol.operator_messages import EXEC
 from stoker.store.local_store import LocalStore
 from stoker.worker.actions import InstructionRunner, InstructionRunnerContext, WorkerRecovery, inherit
-from stoker.worker.attempt_process import AttemptContext
-from stoker.worker.child_pool import AttemptSpawner
+from stoker.worker.attempt_process import AttemptContext, AttemptSpawner
 from stoker.worker.coordinator_calls import ClaimLoop, LeaseGuardedConnection, WorkerConnections
 from stoker.worker.exec_command import Sessions
 from stoker.worker.job_users import USERS, UserPool
 from stoker.worker.machine_checks import DeviceChange, DeviceRedetection, LocalMachine, why_closed
-from stoker.worker.owner_pause import read_pause
 from stoker.worker.preparation.prepare_child import InputPreparer
 from stoker.worker.state_machine import decide
 from stoker.worker.uploader import AttemptReporterContext
+from stoker.worker.worker_options import read_pause
 from stoker.worker.worker_state import (
     AttemptEnded,
     AttemptNotStarted,

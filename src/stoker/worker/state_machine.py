@@ -21,8 +21,8 @@ from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
 from stoker.core.retry import pause_s
 from stoker.protocol.lease_messages import ExecCall, Grant, LeaseInstruction, LeaseInstructionKind
-from stoker.worker.attempt_end import AttemptEnd
-from stoker.worker.owner_pause import PAUSED
+from stoker.worker.assignment import AttemptEnd
+from stoker.worker.worker_options import PAUSED
 from stoker.worker.worker_state import (
     COORDINATOR,
     AttemptEnded,

@@ -33,9 +33,9 @@ from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of
 from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, Release, Start
 from stoker.store.local_store import LocalStore
 from stoker.transfer.mirror import AttemptFolderSync
-from stoker.transfer.trees.archive_upload import Archive, ArchiveSendOutcome, send
 from stoker.transfer.trees.tree_sources import FleetConnection, TransferBackoff, TransferConnection
-from stoker.worker.attempt_end import AttemptEnd
+from stoker.transfer.trees.tree_upload import Archive, ArchiveSendOutcome, send
+from stoker.worker.assignment import AttemptEnd
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch
 from stoker.worker.coordinator_calls import CoordinatorConnection
 from stoker.worker.preparation.input_check import data_facts

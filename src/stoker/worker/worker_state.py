@@ -18,8 +18,7 @@ from stoker.core.leases import AttemptToken, Partition
 from stoker.host.durable import read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity, mine
 from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Grant, RenewalResponse, Welcome
-from stoker.worker.assignment import LeaseFile
-from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.assignment import AttemptEnd, LeaseFile
 
 # What a keeper knows at one moment: its leases, where each stands, and what is wished of it. Only nouns.
 #

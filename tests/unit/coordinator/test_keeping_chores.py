@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from stoker.coordinator.storage.retention_sweep import UPLOAD_GRACE_S, Chores
+from stoker.coordinator.storage.retention import UPLOAD_GRACE_S, Chores
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 from stoker.core.clock import SystemClock
 

@@ -8,10 +8,17 @@ from io import BytesIO
 import pytest
 
 from stoker.coordinator.storage.attempt_files import CoordinatorStorageLimits, limits_for
-from stoker.coordinator.storage.retention import PINNED, WANTED, YOUNG, RetentionPolicy, TreeRow, decide_trees
-from stoker.coordinator.storage.retention_sweep import CoordinatorPruner
+from stoker.coordinator.storage.retention import CoordinatorPruner, QueueRecords, RetentionPolicy
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
-from stoker.coordinator.storage.tree_storage import CoordinatorTrees
+from stoker.coordinator.storage.tree_storage import (
+    PINNED,
+    WANTED,
+    YOUNG,
+    CoordinatorTrees,
+    QueueTrees,
+    TreeRow,
+    decide_trees,
+)
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLarge, Unavailable
@@ -23,7 +30,7 @@ MIB = 1 << 20
 LIMITS = CoordinatorStorageLimits(tree_bytes=100 * MIB, tree_files=3, free_floor_bytes=10 * MIB)
 
 
-class Trees:
+class Trees(QueueTrees):
     """What a database says of trees."""
 
     def __init__(self, clock):
@@ -58,8 +65,11 @@ class Trees:
         return frozenset(self.needed)
 
 
-class Results:
+class Results(QueueRecords):
     """No results at all."""
+
+    def __init__(self):
+        """Need no database."""
 
     def bundles(self):
         return iter(())

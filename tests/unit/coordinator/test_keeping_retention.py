@@ -10,15 +10,17 @@ import pytest
 from stoker.coordinator.storage.models import IngestRecord
 from stoker.coordinator.storage.retention import (
     NEWEST,
-    PINNED,
+    ORPHAN_GRACE_S,
     AttemptLogs,
     BundleRow,
+    CoordinatorPruner,
+    QueueRecords,
     RetentionPolicy,
     decide_logs,
     decide_retention,
 )
-from stoker.coordinator.storage.retention_sweep import ORPHAN_GRACE_S, CoordinatorPruner
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
+from stoker.coordinator.storage.tree_storage import PINNED
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
@@ -94,7 +96,7 @@ def test_a_policy_that_can_not_be_is_refused(policy):
     assert RetentionPolicy(**policy).faults()
 
 
-class Records:
+class Records(QueueRecords):
     """The database, as far as a prune knows it."""
 
     def __init__(self):

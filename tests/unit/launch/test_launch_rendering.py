@@ -20,12 +20,16 @@ from stoker.launch.service import (
     NOT_PASSED_ON,
     PASSED_ON,
     SECRETS,
+    WRITTEN_BY,
     ServiceKind,
     SupervisedService,
     label_of,
     make_service,
+    plist_words,
+    render_plist,
+    render_unit,
+    unit_words,
 )
-from stoker.launch.units import WRITTEN_BY, plist_words, render_plist, render_unit, unit_words
 from stoker.worker.environments.uv import _FOR_OTHERS, _FROM_PIP
 
 HOSTILE = "/srv/a b%h$HOME'\"\\é;#"
@@ -103,9 +107,9 @@ def test_every_setting_of_stoker_reaches_a_service_or_is_listed_with_why_not():
 def test_what_the_hub_the_network_and_uv_read_reaches_a_service():
     source = Path(launch_service.__file__).parents[1]
     hub = re.findall(
-        r'"((?:HF|HUGGINGFACE|TRANSFORMERS|XDG)_[A-Z_]+)"', (source / "transfer/hub/settings.py").read_text()
+        r'"((?:HF|HUGGINGFACE|TRANSFORMERS|XDG)_[A-Z_]+)"', (source / "transfer/hub/listing.py").read_text()
     )
-    hub += re.findall(r'"((?:HF|HUGGING_FACE)_[A-Z_]+)"', (source / "transfer/hub/settings.py").read_text())
+    hub += re.findall(r'"((?:HF|HUGGING_FACE)_[A-Z_]+)"', (source / "transfer/hub/listing.py").read_text())
     http = re.findall(
         r'"((?:[A-Z]+_){2}[A-Z]+|no_proxy|NO_PROXY)"', (source / "host/http/http_settings.py").read_text()
     )

@@ -15,9 +15,8 @@ from stoker.host.resources import free_bytes
 from stoker.store.memo import Memo
 from stoker.transfer.download.types import DownloadOutcome, DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile
 from stoker.transfer.hub.client import Hub
-from stoker.transfer.hub.listing import Repo, RepoFile
+from stoker.transfer.hub.listing import HubSettings, Repo, RepoFile
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository
-from stoker.transfer.hub.settings import HubSettings
 from tests.servers.hub import FakeHub, Served
 
 REPO = Repo(name="org/name")

@@ -8,9 +8,8 @@ import pytest
 
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import LocalFile
-from stoker.transfer.download.download_check import check_file, check_listed, check_receipt
 from stoker.transfer.download.lock_list import LockedFile
-from stoker.transfer.download.receipts import Receipts, receipt_of
+from stoker.transfer.download.receipts import Receipts, check_file, check_listed, check_receipt, receipt_of
 from stoker.transfer.download.types import FetchedFile, Status
 
 BYTES = b"weights"

@@ -9,9 +9,9 @@ from stoker.core.clock import FakeClock
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import NetworkFailed, NotOnServer
 from stoker.core.events import Event
-from stoker.transfer.download.lock_fetch import fetch_listed
 from stoker.transfer.download.lock_list import LockedFile
 from stoker.transfer.download.types import DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile, TargetFile
+from stoker.transfer.hub.single_files import fetch_listed
 from tests.fakes.transport import FakeTransport, Scripted
 
 DATA = b"a listed file"

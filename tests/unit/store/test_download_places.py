@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.transfer.download.paths import SUFFIXES, beside, companion_clashes
+from stoker.transfer.download.partial import SUFFIXES, beside, companion_clashes
 
 
 def test_companions_are_named_by_appending():

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.digests import Digest
-from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import Repo, RepoFile
 
 REPO = Repo(name="org/name")

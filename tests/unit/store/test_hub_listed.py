@@ -15,7 +15,7 @@ from stoker.store.memo import Memo
 from stoker.transfer.download.lock_list import LockedFile
 from stoker.transfer.download.types import DownloadStop, DownloadTimeouts, DownloadTools
 from stoker.transfer.hub.client import Hub
-from stoker.transfer.hub.settings import HubSettings
+from stoker.transfer.hub.listing import HubSettings
 from stoker.transfer.hub.single_files import fetch_list, preview_list
 from tests.fakes.transport import FakeTransport, Scripted
 

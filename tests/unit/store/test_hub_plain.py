@@ -12,12 +12,17 @@ from stoker.core.digests import Digest, digest_bytes
 from stoker.core.errors import HashMismatch, NotOnServer
 from stoker.host.http.exchange import Request
 from stoker.store.memo import Memo
-from stoker.transfer.download.download_preview import PlannedDownload
 from stoker.transfer.download.receipts import Receipts, receipt_of
-from stoker.transfer.download.types import DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile, Status
+from stoker.transfer.download.types import (
+    DownloadStop,
+    DownloadTimeouts,
+    DownloadTools,
+    FetchedFile,
+    PlannedDownload,
+    Status,
+)
 from stoker.transfer.hub.client import Hub, RepoListing
-from stoker.transfer.hub.listing import Repo, RepoFile, Revision
-from stoker.transfer.hub.settings import HubSettings
+from stoker.transfer.hub.listing import HubSettings, Repo, RepoFile, Revision
 from stoker.transfer.hub.single_files import fetch_plain, plain_landing, preview_plain, wanted_at, wanted_of
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.store.download_scene import served

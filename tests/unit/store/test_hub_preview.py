@@ -11,8 +11,7 @@ import pytest
 from stoker.core.errors import BadAnswer, BadInput, HashMismatch
 from stoker.core.frozen import changed
 from stoker.host.resources import SPARE_BYTES
-from stoker.transfer.download.download_preview import DownloadPreview
-from stoker.transfer.download.types import Status
+from stoker.transfer.download.types import DownloadPreview, Status
 from stoker.transfer.hub.listing import RepoFile, Revision
 from stoker.transfer.hub.repository import RepoRequest, fetch_repository, preview_fetch
 from tests.unit.store.real_hubs import FILES, LARGE, REPO, Scene, content, scenes

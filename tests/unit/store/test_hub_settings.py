@@ -1,7 +1,7 @@
 import pytest
 
 from stoker.core.errors import BadInput
-from stoker.transfer.hub.settings import HUB, read_hub_settings
+from stoker.transfer.hub.listing import HUB, read_hub_settings
 
 FILES = {"/home/me/.cache/huggingface/token": "hf_file\n", "/hf/token": "hf_other", "/t": "hf_t"}
 

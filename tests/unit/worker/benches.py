@@ -20,11 +20,10 @@ from stoker.store.local_store import LocalStore
 from stoker.transfer.download.types import DownloadStop
 from stoker.transfer.hub.client import Hub
 from stoker.transfer.peers.peer_server import PeerFiles, PeerServer
-from stoker.worker.preparation.data_folders import DataCache, take_in
 from stoker.worker.preparation.input_check import LocalInputs
 from stoker.worker.preparation.input_fetch import InputFetcher, InputFetcherContext
-from stoker.worker.preparation.prepare_messages import PrepareLine
-from stoker.worker.preparation.workspaces import Workspaces
+from stoker.worker.preparation.prepare_child import PrepareLine
+from stoker.worker.preparation.workspaces import DataCache, Workspaces, take_in
 from tests.fakes.origins import CoordinatorAlone
 from tests.unit.worker.keeper_on_paper import grant
 from tests.unit.worker.tiny_wheels import maker_in

@@ -16,7 +16,7 @@ from stoker.protocol.lease_messages import (
     RenewalResponse,
     Welcome,
 )
-from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.assignment import AttemptEnd
 from stoker.worker.state_machine import WorkerDecision, decide
 from stoker.worker.worker_state import (
     AttemptStarted,

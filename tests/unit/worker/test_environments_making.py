@@ -40,8 +40,7 @@ from stoker.worker.environments.environment_cache import (
     key_of,
     prune,
 )
-from stoker.worker.environments.interpreters import Python
-from stoker.worker.environments.uv import Build, commands, lay_out
+from stoker.worker.environments.uv import Build, Python, commands, lay_out
 from tests.unit.worker.tiny_wheels import locked_project, maker_in, wheel
 
 as_root = pytest.mark.skipif(

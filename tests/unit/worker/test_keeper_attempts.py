@@ -19,9 +19,8 @@ from stoker.core.leases import Partition
 from stoker.host.identity import Liveness, is_alive, of_pid
 from stoker.protocol.lease_messages import CheckpointBody, LeaseInstructionKind
 from stoker.store.archives.unpack import unpack
-from stoker.worker.owner_pause import Pause, clear_pause, write_pause
-from stoker.worker.preparation.prepare_child import NotPrepared
-from stoker.worker.preparation.prepare_messages import PrepareLine
+from stoker.worker.preparation.prepare_child import NotPrepared, PrepareLine
+from stoker.worker.worker_options import Pause, clear_pause, write_pause
 from stoker.worker.worker_state import WorkerPolicy
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep

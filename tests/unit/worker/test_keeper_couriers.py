@@ -15,7 +15,7 @@ from stoker.core.leases import AttemptToken
 from stoker.jobs.job_folder import JobFolder
 from stoker.protocol.lease_messages import CheckpointBody, Claim, Grant, PointCheckpoint
 from stoker.store.local_store import LocalStore
-from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.assignment import AttemptEnd
 from stoker.worker.coordinator_calls import LeaseGuardedConnection
 from stoker.worker.uploader import AttemptReporter, AttemptReporterContext
 from stoker.worker.worker_state import FinalReport, FinalReportKind, Happening, LeaseLost, WorkerRejected

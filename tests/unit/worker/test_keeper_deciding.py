@@ -7,7 +7,7 @@ import pytest
 from stoker.core.leases import FleetTimes, Partition
 from stoker.host.identity import mine
 from stoker.protocol.lease_messages import LeaseInstructionKind
-from stoker.worker.attempt_end import AttemptEnd
+from stoker.worker.assignment import AttemptEnd
 from stoker.worker.state_machine import HURRY_S
 from stoker.worker.worker_state import (
     AttemptEnded,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.host.identity import mine
-from stoker.worker.child_pool import AttemptProcess, AttemptSpawner
+from stoker.worker.attempt_process import AttemptProcess, AttemptSpawner
 from stoker.worker.worker_state import Journal
 
 

@@ -17,11 +17,9 @@ from stoker.host.identity import Liveness, mine
 from stoker.jobs.job_folder import JobEnd
 from stoker.protocol.lease_messages import Grant
 from stoker.worker.actions import inherit
-from stoker.worker.assignment import Assignment, JobBrief, LeaseFile
-from stoker.worker.attempt_end import AttemptEnd, end_of
+from stoker.worker.assignment import Assignment, AttemptEnd, JobBrief, LeaseFile, end_of
 from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress
-from stoker.worker.owner_pause import Pause, clear_pause, read_pause, write_pause
-from stoker.worker.worker_options import read_declared
+from stoker.worker.worker_options import Pause, clear_pause, read_declared, read_pause, write_pause
 from stoker.worker.worker_state import AttemptPhase, HeldLease, Journal, JournaledLease, Predecessor
 
 URL = "http://127.0.0.1:7717"

@@ -22,7 +22,7 @@ from stoker.jobs.build_context import CompiledJob, RunRequest
 from stoker.protocol.lease_messages import Grant
 from stoker.worker.assignment import Assignment, JobBrief
 from stoker.worker.attempt_child import order_assignment
-from stoker.worker.preparation.code_check import python_beside, refusal_by_tree, refusal_of
+from stoker.worker.preparation.input_check import python_beside, refusal_by_tree, refusal_of
 from stoker.worker.worker_options import read_accepted
 from tests.unit.worker.conftest import Office
 

@@ -25,17 +25,17 @@ from stoker.store.memo import digest_path
 from stoker.transfer.trees import tree_sources
 from stoker.transfer.trees.tree_sources import TransferBackoff
 from stoker.worker.environments.environment_cache import EnvironmentImpossible, EnvironmentReady, key_of
-from stoker.worker.preparation import data_folders, input_fetch
-from stoker.worker.preparation.code_check import refusal_by_tree
-from stoker.worker.preparation.input_check import InputStatus, PresentInputs, what_is_missing
+from stoker.worker.preparation import input_fetch, workspaces
+from stoker.worker.preparation.input_check import InputStatus, PresentInputs, refusal_by_tree, what_is_missing
 from stoker.worker.preparation.prepare_child import (
     MOST_BYTES,
     EnvironmentActivity,
     InputPreparer,
+    PrepareLine,
+    PreparingProgram,
     SmallTrees,
     TreeActivity,
 )
-from stoker.worker.preparation.prepare_messages import PrepareLine, PreparingProgram
 from tests.fakes.origins import CoordinatorAlone
 from tests.servers.relay import Relay
 from tests.unit.worker.benches import CLOCK, MachineAlone, files_in, giving, input_at, kept_tree, wanting
@@ -175,7 +175,7 @@ def test_data_stays_while_the_store_has_it_or_somebody_reads_it(
     desk.here.mark(wanted, "run", mine(), prepared)
     desk.data.prune()
     assert os.path.isdir(place)
-    monkeypatch.setattr(data_folders, "named_tree", lambda *_: None)
+    monkeypatch.setattr(workspaces, "named_tree", lambda *_: None)
     desk.data.prune()
     assert os.path.isdir(place), "its reader lives"
     gone = of_pid(os.getpid())

@@ -11,8 +11,13 @@ from pathlib import Path
 from stoker.core.clock import SystemClock
 from stoker.host.process_table import read_row
 from stoker.worker.preparation.input_check import PresentInputs
-from stoker.worker.preparation.prepare_child import InputPreparer, NotPrepared
-from stoker.worker.preparation.prepare_messages import PrepareLine, PreparingProgram, bring_by_child
+from stoker.worker.preparation.prepare_child import (
+    InputPreparer,
+    NotPrepared,
+    PrepareLine,
+    PreparingProgram,
+    bring_by_child,
+)
 from tests.unit.worker.benches import MachineAlone, wanting
 
 CLOCK = SystemClock()

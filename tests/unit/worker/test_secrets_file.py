@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import BadInput
-from stoker.worker.secrets import find_secrets, read_secrets
+from stoker.worker.machine_checks import find_secrets, read_secrets
 
 
 def written(folder: Path, text: str, mode: int = 0o600) -> str:

@@ -17,10 +17,10 @@ from stoker.jobs.result_archives import pack_result
 from stoker.jobs.results import parts_of_job
 from stoker.store.results import SIDECAR, lay_out
 from stoker.store.trees import scan_tree
-from stoker.transfer.trees import archive_download, archive_upload
-from stoker.transfer.trees.archive_download import receive
-from stoker.transfer.trees.archive_upload import Archive, ArchiveSendOutcome, send
+from stoker.transfer.trees import tree_download, tree_upload
+from stoker.transfer.trees.tree_download import receive
 from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.transfer.trees.tree_upload import Archive, ArchiveSendOutcome, send
 from tests.fakes.fleet_line import KeptLine
 
 DATA = random.Random(7).randbytes(10_000)
@@ -44,8 +44,8 @@ class Waiting:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(archive_upload, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(archive_download, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(tree_upload, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(tree_download, "PIECE_BYTES", 1000)
 
 
 @pytest.fixture

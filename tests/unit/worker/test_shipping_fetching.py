@@ -18,8 +18,8 @@ from stoker.core.frozen import changed
 from stoker.jobs.result_archives import pack_result
 from stoker.store.local_store import LocalStore
 from stoker.store.trees import scan_tree
-from stoker.transfer.trees.archive_upload import send
 from stoker.transfer.trees.tree_sources import TransferConnection
+from stoker.transfer.trees.tree_upload import send
 from tests.fakes.fleet_line import KeptLine
 
 CLOCK = SystemClock()

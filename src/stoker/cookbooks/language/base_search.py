@@ -30,7 +30,7 @@ from stoker.core.text import did_you_mean, format_size
 from stoker.engine.machine_context import surroundings
 
 if TYPE_CHECKING:
-    from stoker.transfer.hub.cache_layout import HubCache
+    from stoker.transfer.hub.hub_cache import HubCache
     from stoker.transfer.hub.listing import Repo
 
 _OF_NO_MEANING = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -160,7 +160,7 @@ def _snapshot(repo: Repo, revision: str) -> Path | None:
 
 
 def _hub_cache() -> HubCache:
-    from stoker.transfer.hub.cache_layout import HubCache
+    from stoker.transfer.hub.hub_cache import HubCache
 
     return HubCache(surroundings().hub_cache() or os.path.expanduser("~/.cache/huggingface/hub"))
 

@@ -33,9 +33,14 @@ from stoker.coordinator.http.http_messages import (
     read_body,
 )
 from stoker.coordinator.queue.commands import BeginExec, EndExec, QueueCommandResult
-from stoker.coordinator.storage.retention import UNUSED_S, QueueRecords, RetentionPolicy
-from stoker.coordinator.storage.retention_sweep import CoordinatorPrunePlan, CoordinatorPruner, CoordinatorPruneResult
-from stoker.coordinator.storage.tree_storage import CoordinatorTrees
+from stoker.coordinator.storage.retention import (
+    CoordinatorPrunePlan,
+    CoordinatorPruner,
+    CoordinatorPruneResult,
+    QueueRecords,
+    RetentionPolicy,
+)
+from stoker.coordinator.storage.tree_storage import UNUSED_S, CoordinatorTrees
 from stoker.core.digests import Digest
 from stoker.core.errors import BadInput, InvalidTransition, NotFound, StaleLease, StokerError
 from stoker.core.leases import AttemptToken, Principal, Role

@@ -13,21 +13,21 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from sqlalchemy import select, text
 
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import CONTENTS, JOBS
 from stoker.coordinator.queue.commands import Command, DropTrees, KeepTree, QueueCommandResult, WantTree
+from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.storage.attempt_files import UPLOAD_OPTION
 from stoker.coordinator.storage.listed_files import read_files
-from stoker.coordinator.storage.retention import PruneQueue, TreeRow
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.digests import Digest, OpenEntry, Tree, TreeEntry
 from stoker.core.errors import BadInput, Damaged, InternalError, NotFound, Refused, TooLarge
-from stoker.core.frozen import frozen
-from stoker.core.text import format_size
+from stoker.core.frozen import fresh, frozen
+from stoker.core.text import format_duration, format_size
 from stoker.host.durable import translated
 from stoker.protocol.tree_messages import HEAD_BYTES, PACKED_BYTES, head, in_packs, read_pack
 from stoker.store.archives.archive_members import check_tree, files_of, listing_bytes
@@ -38,29 +38,61 @@ _PIECE_BYTES = 128 << 10
 """Of an answer that is not read yet, in memory."""
 
 
-class TreeRecords(Protocol):
-    """What the database says of trees."""
+# Which trees of code and data a prune would let go of: decided purely, with a reason for each.
 
-    def find(self, tree: str) -> TreeRow | None:
-        """Return a tree that is named."""
+UNUSED_S = 7 * 86400.0
+"""A tree that no job waits for stays so long after somebody last wanted it: jobs that failed may be tried again."""
+WANTED = "a job needs it"
+PINNED = "pinned"
+YOUNG = "wanted lately"
 
-    def all(self) -> tuple[TreeRow, ...]:
-        """Return all of them."""
 
-    def keep(self, tree: str, *, listing: str, files: int, size_bytes: int) -> None:
-        """Name a tree, durably."""
+@frozen
+class TreeRow:
+    """One tree as the database names it."""
 
-    def want(self, tree: str) -> bool:
-        """Note that a tree is wanted. False: there is none."""
+    tree: str
+    listing: str
+    files: int
+    size_bytes: int
+    at_s: float
+    wanted_s: float
+    is_pinned: bool
 
-    def drop(self, trees: tuple[TreeRow, ...]) -> frozenset[str]:
-        """Forget trees, except those that were wanted since, and say which.
 
-        On return, whatever was asked of the queue before is durable too.
-        """
+@frozen
+class TreeRemoval:
+    """One tree that goes, and why."""
 
-    def wanted_by_jobs(self) -> frozenset[str]:
-        """Return the trees that jobs name which have not ended."""
+    row: TreeRow
+    why: str
+
+
+@frozen
+class TreeDecision:
+    """Which trees go, and why others stay."""
+
+    removals: tuple[TreeRemoval, ...] = ()
+    kept_by_reason: dict[str, int] = fresh(factory=dict)
+
+
+def decide_trees(
+    rows: Iterable[TreeRow], wanted_by_jobs: frozenset[str], *, unused_s: float, now_s: float
+) -> TreeDecision:
+    """Decide which trees nobody waits for any more."""
+    removals, kept = [], Counter[str]()
+    for row in rows:
+        idle_s = now_s - row.wanted_s
+        reason = (
+            WANTED if row.tree in wanted_by_jobs else PINNED if row.is_pinned else YOUNG if idle_s <= unused_s else ""
+        )
+        if reason:
+            kept[reason] += 1
+        else:
+            removals.append(
+                TreeRemoval(row=row, why=f"no job needs it, and nobody wanted it for {format_duration(idle_s)}")
+            )
+    return TreeDecision(removals=tuple(removals), kept_by_reason=dict(kept))
 
 
 @frozen
@@ -77,7 +109,7 @@ class TreeListingResult:
 class CoordinatorTrees:
     """The trees of one coordinator. Safe to use from several threads."""
 
-    def __init__(self, keeping: CoordinatorStorage, records: TreeRecords) -> None:
+    def __init__(self, keeping: CoordinatorStorage, records: QueueTrees) -> None:
         self._keeping = keeping
         self._objects = keeping.objects
         self._limits = keeping.limits
@@ -216,7 +248,7 @@ class CoordinatorTrees:
         return gone
 
     @property
-    def records(self) -> TreeRecords:
+    def records(self) -> QueueTrees:
         return self._records
 
     @contextmanager
@@ -313,29 +345,37 @@ _IS_OPEN = text("jobs.state IN ('pending', 'claimed', 'running')")
 
 
 class QueueTrees:
-    """`contents.TreeRecords` of one coordinator."""
+    """What the queue's database says of trees: read beside the writer, changed through it."""
 
-    def __init__(self, queue: PruneQueue, database: Database) -> None:
+    def __init__(self, queue: Queue, database: Database) -> None:
         self._queue = queue
         self._database = database
 
     def find(self, tree: str) -> TreeRow | None:
+        """Return a tree that is named."""
         with snapshot(self._database) as connection:
             row = connection.execute(select(CONTENTS).where(CONTENTS.c.tree == tree)).mappings().first()
         return None if row is None else TreeRow(**row)
 
     def all(self) -> tuple[TreeRow, ...]:
+        """Return all trees that are named."""
         with snapshot(self._database) as connection:
             rows = connection.execute(select(CONTENTS).order_by(CONTENTS.c.tree)).mappings().all()
         return tuple(TreeRow(**row) for row in rows)
 
     def keep(self, tree: str, *, listing: str, files: int, size_bytes: int) -> None:
+        """Name a tree, durably."""
         self._ask(KeepTree(tree=tree, listing=listing, files=files, size_bytes=size_bytes))
 
     def want(self, tree: str) -> bool:
+        """Note that a tree is wanted. False: there is none."""
         return bool(self._ask(WantTree(tree=tree)).changed)
 
     def drop(self, trees: tuple[TreeRow, ...]) -> frozenset[str]:
+        """Forget trees, except those that were wanted since, and return which.
+
+        On return, whatever was asked of the queue before is durable too.
+        """
         gone: set[str] = set()
         # Also with nothing to drop: what the writer was asked before is durable once it answers.
         for start in range(0, max(1, len(trees)), _AT_ONCE):
@@ -344,6 +384,7 @@ class QueueTrees:
         return frozenset(gone)
 
     def wanted_by_jobs(self) -> frozenset[str]:
+        """Return the trees that jobs name which have not ended."""
         return frozenset(self._named())
 
     def _named(self) -> Iterator[str]:

@@ -18,14 +18,16 @@ from stoker.host.http.addresses import shown
 from stoker.host.http.exchange import HttpClientResponse, Request
 from stoker.host.identity import mine
 from stoker.transfer.download.partial import (
+    ETAG,
+    LAST_MODIFIED,
     PartialFile,
     Sidecar,
+    beside,
     is_plain,
     read_beside,
     set_strangers_aside,
     strong_etag,
 )
-from stoker.transfer.download.paths import ETAG, LAST_MODIFIED, beside
 from stoker.transfer.download.response_rules import (
     ResumeAction,
     Resumption,

@@ -23,8 +23,7 @@ from stoker.host.folders import AnchoredFolder
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 from stoker.host.locks import FileLock
 from stoker.transfer.download.download_events import DownloadEvents
-from stoker.transfer.download.partial import Sidecar, read_beside
-from stoker.transfer.download.paths import CLAIM_TAG, LOCK, PART, SIDECAR, beside
+from stoker.transfer.download.partial import CLAIM_TAG, LOCK, PART, SIDECAR, Sidecar, beside, read_beside
 from stoker.transfer.download.types import DownloadStop
 
 WATCH_S = 3.0

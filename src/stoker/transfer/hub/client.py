@@ -34,13 +34,14 @@ from stoker.transfer.download.response_rules import (
     retry_after_s,
 )
 from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools
-from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import (
     LONGEST_ANSWER_BYTES,
     LONGEST_LISTING_BYTES,
     MAIN,
     MOST_FILES,
     MOST_PAGES,
+    HubSettings,
     Repo,
     RepoFile,
     Revision,
@@ -55,7 +56,6 @@ from stoker.transfer.hub.listing import (
     revision_url,
     tree_url,
 )
-from stoker.transfer.hub.settings import HubSettings
 
 # The body of a small answer, read to its end: one that trickles, or is never over, does not keep us waiting.
 

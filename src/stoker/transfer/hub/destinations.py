@@ -21,14 +21,19 @@ from stoker.host.http.addresses import shown
 from stoker.store.links import MaterialiseMethod, materialise
 from stoker.transfer.download.content import Validators, remove_validators, write_validators
 from stoker.transfer.download.download_events import DownloadEvents
-from stoker.transfer.download.download_preview import is_plain_file, seems_there
 from stoker.transfer.download.file_lock import PartialFileLock, sweep_lock
-from stoker.transfer.download.partial import set_strangers_aside
-from stoker.transfer.download.paths import LOCK, beside
-from stoker.transfer.download.types import DownloadRequest, DownloadTools, FetchedFile, Status, TargetFile
-from stoker.transfer.hub.cache_layout import HubCache
+from stoker.transfer.download.partial import LOCK, beside, set_strangers_aside
+from stoker.transfer.download.types import (
+    DownloadRequest,
+    DownloadTools,
+    FetchedFile,
+    Status,
+    TargetFile,
+    is_plain_file,
+    seems_there,
+)
 from stoker.transfer.hub.client import Hub
-from stoker.transfer.hub.hub_cache import BlobChecker, CheckedBlob, name_files
+from stoker.transfer.hub.hub_cache import BlobChecker, CheckedBlob, HubCache, name_files
 from stoker.transfer.hub.listing import Repo, RepoFile
 
 _OPEN_BLOB = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

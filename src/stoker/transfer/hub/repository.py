@@ -35,19 +35,22 @@ from stoker.host.resources import check_space, existing_above, has_space
 from stoker.transfer.download.content import SumsBuilder, not_ours
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.download_events import DownloadEvents, DownloadPool
-from stoker.transfer.download.download_preview import DownloadPreview, PlannedDownload, known_sum, partial_bytes
-from stoker.transfer.download.paths import companion_clashes
+from stoker.transfer.download.partial import companion_clashes
 from stoker.transfer.download.types import (
     ALL_OURS,
     NO_RECEIPTS,
     DownloadOutcome,
+    DownloadPreview,
     DownloadRequest,
     DownloadStop,
     DownloadTimeouts,
     DownloadTools,
     FetchedFile,
+    PlannedDownload,
     Status,
     TargetFile,
+    known_sum,
+    partial_bytes,
 )
 from stoker.transfer.hub.client import Hub, explained, label_of, pieces_of
 from stoker.transfer.hub.destinations import (

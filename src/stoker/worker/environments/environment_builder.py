@@ -41,10 +41,11 @@ from stoker.worker.environments.environment_cache import (
     key_of,
     prune,
 )
-from stoker.worker.environments.interpreters import Interpreters, Python
 from stoker.worker.environments.uv import (
     Build,
     Diagnosis,
+    Interpreters,
+    Python,
     Trouble,
     build,
     diagnose,

@@ -38,7 +38,6 @@ from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
 from stoker.transfer.trees.tree_sources import TransferBackoff, TreeSourceFinder
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.environment_cache import EnvironmentFailed, EnvironmentImpossible
-from stoker.worker.preparation.data_folders import DataCache, take_in
 from stoker.worker.preparation.input_check import (
     CODE,
     InputStatus,
@@ -51,8 +50,16 @@ from stoker.worker.preparation.input_check import (
     what_is_missing,
     why_not_fetched,
 )
-from stoker.worker.preparation.prepare_child import EnvironmentActivity, InputActivity, TreeActivity, note_rate
-from stoker.worker.preparation.prepare_messages import READY, REFUSED, PrepareLine
+from stoker.worker.preparation.prepare_child import (
+    READY,
+    REFUSED,
+    EnvironmentActivity,
+    InputActivity,
+    PrepareLine,
+    TreeActivity,
+    note_rate,
+)
+from stoker.worker.preparation.workspaces import DataCache, take_in
 
 _TELL_EVERY_S = 0.25
 _PULSE_EVERY_S = 1.0

@@ -1,19 +1,30 @@
-"""Where programs run: a fresh folder for each attempt, made from its code's tree, gone with the attempt."""
+"""Folders of this machine that jobs use: a fresh workspace for each attempt, and shared read-only folders of data."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, TreeEntry, is_digest
 from stoker.core.errors import StokerError
-from stoker.host.durable import remove_tree, translated
+from stoker.core.jsontext import dumps
+from stoker.host.durable import NO_STEP, remove_tree, translated, write_file
 from stoker.host.folders import make_passed_through, names_in
+from stoker.host.identity import ProcessIdentity, of_pid
+from stoker.host.locks import living_marks
 from stoker.jobs.job_folder import JobFolder
 from stoker.store.local_store import LocalStore
+from stoker.store.memo import note_file
+from stoker.store.put import StagingCopy, put_key
 from stoker.store.records import Record
-from stoker.transfer.trees.holdings import check_out
+from stoker.store.refs import PUT
+from stoker.store.trees import Heed, WalkedEntry, walk_tree
+from stoker.transfer.trees.holdings import check_out, named_tree, note_held
 
 # One more copy of the code that ran last, made while it runs: whoever submits it again does not wait for its files.
 #
@@ -143,3 +154,133 @@ class Workspaces:
             return not folder.may_be_running()
         except StokerError:
             return False
+
+
+# Data for jobs as plain folders, one per tree, shared by all jobs of this machine and written by none.
+#
+#     workspaces/.data/TREE/…         real files, read-only: hard links to the store's blobs where the disk can
+#     workspaces/.data/.used/RUN      which process reads which of them
+#
+# They lie where programs of other users may pass through and not look around. A folder appears whole, by rename. It is
+# deleted once its tree is no longer in the store and no process reads it; a repository's, a month after its last use.
+
+_counter = itertools.count()
+NEW = ".new-"
+"""Before the number of the process that makes a folder."""
+REPOSITORY = "repo-"
+_OLD_S = 30 * 24 * 3600.0
+"""A repository's folder that nobody opened for so long goes; what it shares with the hub's cache stays there."""
+
+
+class DataCache:
+    """The folders below one. Safe to use from several threads and processes at once."""
+
+    def __init__(self, folder: str, store: LocalStore, clock: Clock) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._store = store
+        self._used = os.path.join(folder, ".used")
+
+    def open(self, record: Record) -> str:
+        """Return the folder of a record's tree; it is made if it is not there."""
+        place = self.place(str(record.digest))
+        if os.path.isdir(place):
+            return place
+        make_passed_through(self.folder)
+        making = os.path.join(self.folder, f"{NEW}{os.getpid()}-{next(_counter)}")
+        try:
+            check_out(self._store, record, making, is_writable=False)
+            with translated(place):
+                try:
+                    os.rename(making, place)
+                except OSError:
+                    # Another one was quicker.
+                    if not os.path.isdir(place):
+                        raise
+            self._note(record, place)
+        finally:
+            remove_tree(making)
+        return place
+
+    def use(self, name: str) -> str:
+        """Return a folder that is there, which counts as used now."""
+        place = self.place(name)
+        with suppress(OSError):
+            os.utime(place)
+        return place
+
+    def place(self, name: str) -> str:
+        """Return where a tree lies, or would lie."""
+        return os.path.join(self.folder, name)
+
+    def mark(self, run: str, owner: ProcessIdentity, names: Iterable[str]) -> None:
+        """Say that a process reads some of them: they stay while it lives."""
+        with translated(self._used):
+            os.makedirs(self._used, mode=0o700, exist_ok=True)
+        told = {"owner": owner.to_dict(), "names": sorted(names)}
+        write_file(os.path.join(self._used, run), dumps(told).encode())
+
+    def unmark(self, run: str) -> None:
+        """Say that it has ended."""
+        with suppress(OSError):
+            os.unlink(os.path.join(self._used, run))
+
+    def prune(self) -> None:
+        """Take away what the store no longer has and nobody reads."""
+        used = {str(name) for told in living_marks(self._used, lambda told: told["owner"]) for name in told["names"]}
+        for name in names_in(self.folder):
+            is_over = is_digest(name) and named_tree(self._store, name) is None
+            is_over |= name.startswith(REPOSITORY) and self._is_old(name)
+            is_over |= name.startswith(NEW) and _is_left(name)
+            if is_over and name not in used:
+                remove_tree(self.place(name))
+
+    def _is_old(self, name: str) -> bool:
+        try:
+            return self._clock.wall_s() - os.stat(self.place(name)).st_mtime > _OLD_S
+        except OSError:
+            return False
+
+    def _note(self, record: Record, place: str) -> None:
+        """Remember what every file holds: it was verified on its way, and need not be read to be known."""
+        for entry in record.tree.entries:
+            if entry.link_to is None:
+                path = os.path.join(place, entry.path)
+                with suppress(OSError):
+                    note_file(path, os.stat(path), entry.sha256, memo=self._store.memo)
+        # The attempt's own process asks next.
+        self._store.memo.write_down()
+
+
+def _is_left(name: str) -> bool:
+    pid = name.removeprefix(NEW).partition("-")[0]
+    return pid.isdecimal() and of_pid(int(pid)) is None
+
+
+# Data taken into this machine's store from where whoever submitted it has it, on this very machine.
+#
+# For programs that may not read it in place. It is copied once, hashed on its way, and kept only if it is still that.
+
+
+def take_in(path: str, name: str, tree: str, store: LocalStore, *, clock: Clock, heed: Heed) -> bool:
+    """Copy what lies at a path into the store, if it is the tree that is meant. Raises `StokerError`."""
+    staging = store.new_staging(f"tree.{tree[:12]}")
+    try:
+        copying = StagingCopy(store, staging, clock=clock, heed=heed, on_step=NO_STEP)
+        copying.copy_all(_found(path, name))
+        made, inline = copying.keep_all()
+        if made.digest() != tree:
+            return False
+        body = {"stage": PUT, "kind": "", "made_at": clock.wall_s()}
+        store.publish(Record.of(key=put_key(Digest(tree)), tree=made, inline=inline, body=body))
+        note_held(store, tree)
+    finally:
+        remove_tree(staging)
+    return True
+
+
+def _found(path: str, name: str) -> list[WalkedEntry]:
+    if os.path.isdir(path):
+        return walk_tree(path, hasher=lambda _: (Digest(""), 0))
+    with translated(path):
+        return [WalkedEntry(TreeEntry(name, 0, Digest("")), path, os.stat(path))]

@@ -18,8 +18,17 @@ from stoker.host.tls.certificates import read_certificate
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import Membership
 from stoker.protocol.transport import RequestTimeouts
-from stoker.worker.enrolment import begin, finish
-from stoker.worker.renewal import NOT_RENEWED, RENEWED, CertificateRenewal, CertificateTerm, read_term, renew, wait_s
+from stoker.worker.enrolment import (
+    NOT_RENEWED,
+    RENEWED,
+    CertificateRenewal,
+    CertificateTerm,
+    begin,
+    finish,
+    read_term,
+    renew,
+    wait_s,
+)
 from tests.servers.door import Door, refused
 
 NOW_S = SystemClock().wall_s()
