@@ -17,8 +17,9 @@ from stoker.core.capability import Capability
 from stoker.core.errors import StokerError, Terminated
 from stoker.core.frozen import changed
 from stoker.devices.memory_admission import MachineMemory
+from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
-from stoker.worker.daemon import Daemon, Worker
+from stoker.worker.daemon import Daemon
 from stoker.worker.machine_checks import LocalMachine, MachineOffer
 from stoker.worker.worker_state import Journal, WorkerPolicy
 from tests.fakes.coordinator import PATIENCE_S, FakeCoordinator

@@ -48,6 +48,7 @@ from stoker.worker.worker_state import (
     SendHello,
     SendResult,
     StartAttempt,
+    StartRefusal,
     StopAttempt,
     WithdrawClaim,
     WorkerPolicy,
@@ -322,7 +323,11 @@ class MessageWorker:
             if lease is None or lease.phase is not AttemptPhase.STARTING:
                 return
             if chance.random() < DECLINED:
-                self.take(AttemptNotStarted(now_s=self.now_s, token=token, reason="busy", message="no room"))
+                self.take(
+                    AttemptNotStarted(
+                        now_s=self.now_s, token=token, refusal=StartRefusal(reason="busy", message="no room")
+                    )
+                )
                 return
             self.world.begins(courier)
             self.take(AttemptStarted(now_s=self.now_s, token=token, child=mine(), run="run"))

@@ -33,8 +33,9 @@ from stoker.protocol.lease_messages import Claim, ClaimResponse, MachineInventor
 from stoker.protocol.operator_messages import DoctorFinding
 from stoker.protocol.transport import RequestTimeouts
 from stoker.store.links import reflink
+from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
-from stoker.worker.daemon import Worker, keep
+from stoker.worker.daemon import keep
 from stoker.worker.machine_checks import LocalMachine, MachineOffer
 from stoker.worker.worker_state import STOP_GRACE_S, WorkerPolicy, workers_folder
 

@@ -7,6 +7,7 @@ token of its lease, and only the newest token of a job counts.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from stoker.core.frozen import frozen
 from stoker.core.text import is_node_name
@@ -31,6 +32,10 @@ class AttemptToken:
     def to_text(self) -> str:
         """Return it as a word for environments and logs: `7f3a…:2:5:1`."""
         return f"{self.job}:{self.attempt}:{self.epoch}:{self.generation}"
+
+    def fence(self) -> dict[str, Any]:
+        """Return what a message about the job carries of it, as fields."""
+        return {"attempt": self.attempt, "epoch": self.epoch, "generation": self.generation}
 
 
 class Partition(StrEnum):

@@ -16,13 +16,12 @@ from stoker.engine.scratch import EARLIER_ATTEMPT
 from stoker.host.identity import Liveness, ProcessIdentity
 from stoker.protocol.lease_messages import ExecCall, LeaseReport, WorkerMeasurements
 from stoker.transfer.trees.tree_sources import TransferConnection
-from stoker.worker.attempt_process import AttemptContext, AttemptJournalTail, AttemptProgress, RunningAttempt
+from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress, RunningAttempt, WorkerRuntime
 from stoker.worker.checkpoint_transfer import bring_checkpoint
 from stoker.worker.coordinator_calls import ClaimLoop, PendingClaim, told_as_bug
 from stoker.worker.exec_command import Sessions
-from stoker.worker.machine_checks import StartRefusal
 from stoker.worker.state_machine import LAST_MOMENT_S
-from stoker.worker.uploader import AttemptReporter, AttemptReporterContext, PreparingLog
+from stoker.worker.uploader import AttemptReporter, PreparingLog
 from stoker.worker.worker_state import (
     COORDINATOR,
     AttemptEnded,
@@ -32,10 +31,8 @@ from stoker.worker.worker_state import (
     AttemptStopped,
     ClaimJobs,
     Forget,
-    Happening,
     HeldLease,
     Instruction,
-    Journal,
     JournaledLease,
     LogLine,
     OpenExec,
@@ -46,6 +43,7 @@ from stoker.worker.worker_state import (
     SendHello,
     SendResult,
     StartAttempt,
+    StartRefusal,
     StopAttempt,
     WithdrawClaim,
     WorkerState,
@@ -55,27 +53,19 @@ _IDLE_WAIT_S = 1.0
 """Who ends when nothing is left does not wait long for something to come."""
 
 
-@frozen
-class InstructionRunnerContext:
-    """What acting works with."""
-
-    site: AttemptContext
-    questions: ClaimLoop
-    post: AttemptReporterContext
-    journal: Journal
-    incarnation: str
-    report: Callable[[Happening], None]
-    tell: Callable[[str, dict[str, object]], None]
-    claim_wait_s: Callable[[], float]
-    sessions: Sessions | None = None
-    """Commands of operators beside attempts; nothing: there are none."""
-
-
 class InstructionRunner:
     """The doing half of a keeper. The loop calls `perform`; threads of its own read what is known."""
 
-    def __init__(self, hands: InstructionRunnerContext, keeping: WorkerState) -> None:
-        self._hands = hands
+    def __init__(
+        self, runtime: WorkerRuntime, keeping: WorkerState, questions: ClaimLoop, sessions: Sessions | None = None
+    ) -> None:
+        """Make it; `sessions` are commands of operators beside attempts; nothing: there are none."""
+        self._runtime = runtime
+        self._worker = runtime.worker
+        self._clock = runtime.worker.clock
+        self._questions = questions
+        self._sessions = sessions
+        self.claim_wait_s = 0.0
         self.keeping = keeping
         """What is known now; replaced by the loop, read from everywhere."""
         self._attempts: dict[AttemptToken, tuple[RunningAttempt, AttemptReporter]] = {}
@@ -99,7 +89,7 @@ class InstructionRunner:
             for token, lease in keeping.leases.items():
                 known = before.leases.get(token)
                 if lease.run and (known is None or known.ends_s != lease.ends_s or not known.run):
-                    self._hands.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.on_partition)
+                    self._runtime.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.on_partition)
             self.write_down()
 
     def write_down(self) -> None:
@@ -127,42 +117,43 @@ class InstructionRunner:
             case Forget(token=token):
                 self._forget(token)
             case LogLine(kind=kind, fields=fields):
-                self._hands.tell(kind, fields)
+                self._worker.tell(kind, fields)
 
     def keep_warm(self) -> None:
         """See that a child is ready for the next assignment, while there is room for one."""
         keeping = self.keeping
         if keeping.is_known and keeping.wanted and not keeping.closed:
             with suppress(StokerError):
-                self._hands.site.nursery.keep_spare()
+                self._runtime.spawner.keep_spare()
 
     def say_goodbye(self) -> None:
         """Tell a coordinator that knows us, and answers, that nobody works here from now on."""
         if self.keeping.is_known and not self.keeping.is_away:
-            self._hands.questions.say_goodbye(self._measured, within_s=LAST_MOMENT_S)
+            self._questions.say_goodbye(self._measured, within_s=LAST_MOMENT_S)
 
     def close(self) -> None:
         """Let go of everything; what is held has been given back."""
-        self._hands.questions.close()
-        if self._hands.sessions is not None:
-            self._hands.sessions.close("the worker ends")
+        self._questions.close()
+        if self._sessions is not None:
+            self._sessions.close("the worker ends")
         for _, courier in self._attempts.values():
             courier.close()
-        self._hands.site.nursery.close()
+        self._runtime.spawner.close()
 
     def may_speak(self, token: AttemptToken) -> bool:
         """Return whether a lease is ours by our own clock, at this very moment."""
         lease = self.keeping.leases.get(token)
         if lease is None:
             return False
-        is_over = lease.is_over or self._hands.site.clock.boottime_s() >= lease.ends_s
+        is_over = lease.is_over or self._clock.boottime_s() >= lease.ends_s
         return lease.is_harmless or not is_over
 
     def _new(self, lease: HeldLease) -> tuple[RunningAttempt, AttemptReporter]:
-        hands = self._hands
-        log = self._logs[lease.token] = PreparingLog(hands.post.spool, lease.token, hands.post.line, hands.site.clock)
-        underway = RunningAttempt(hands.site, lease.grant, hands.journal.lease_file, log.hear)
-        made = (underway, AttemptReporter(hands.post, lease.grant))
+        runtime = self._runtime
+        spool = runtime.journal.spool_folder
+        log = self._logs[lease.token] = PreparingLog(spool, lease.token, runtime.line, self._clock)
+        underway = RunningAttempt(runtime, lease.grant, log.hear)
+        made = (underway, AttemptReporter(runtime, lease.grant))
         self._attempts[lease.token] = made
         return made
 
@@ -171,14 +162,13 @@ class InstructionRunner:
         return self._new(self.keeping.leases[token]) if found is None else found
 
     def _ask(self, instruction: SendHello | ClaimJobs | WithdrawClaim | Renew) -> None:
-        questions = self._hands.questions
         match instruction:
             case SendHello():
-                questions.greet()
+                self._questions.greet()
             case WithdrawClaim():
-                questions.call_back()
+                self._questions.call_back()
             case Renew():
-                questions.renew(self._reports, self._measured)
+                self._questions.renew(self._reports, self._measured)
             case ClaimJobs(most=most):
                 self._ask_for_work(most)
 
@@ -186,12 +176,12 @@ class InstructionRunner:
         keeping = self.keeping
         is_brief = keeping.wishes.until_idle and most > 0
         # Its times count from its beginning: a long question would eat up a short lease.
-        wait_s = min(self._hands.claim_wait_s(), keeping.lease_s / 3)
+        wait_s = min(self.claim_wait_s, keeping.lease_s / 3)
         wait_s = min(wait_s, _IDLE_WAIT_S) if is_brief else wait_s
         said = PendingClaim(
             most=most, wait_s=wait_s, measured=self._measured, stopping=self._stopping, looks_around=is_brief
         )
-        self._hands.questions.claim(said)
+        self._questions.claim(said)
 
     def _stopping(self) -> tuple[str, ...]:
         """Name the jobs that are on their way to an end."""
@@ -225,20 +215,13 @@ class InstructionRunner:
                 log.close()
             else:
                 self._in_thread(log.close)
-        now_s = self._hands.site.clock.boottime_s()
+        now_s = self._clock.boottime_s()
         if isinstance(begun, StartRefusal):
-            self._hands.report(
-                AttemptNotStarted(
-                    now_s=now_s,
-                    token=token,
-                    reason=begun.reason,
-                    message=begun.message,
-                    lasts=begun.lasts,
-                    has_brought=underway.has_brought,
-                )
+            self._runtime.report(
+                AttemptNotStarted(now_s=now_s, token=token, refusal=begun, has_brought=underway.has_brought)
             )
         elif begun is not None:
-            self._hands.report(
+            self._runtime.report(
                 AttemptStarted(
                     now_s=now_s, token=token, child=begun, run=underway.run, has_brought=underway.has_brought
                 )
@@ -253,20 +236,19 @@ class InstructionRunner:
         granted = lease.grant.checkpoint
         if granted is None:
             return
-        post = self._hands.post
-        passage = TransferConnection(line=post.line, stop=stop, clock=post.clock)
+        passage = TransferConnection(line=self._runtime.line, stop=stop, clock=self._clock)
 
         def heed(size_bytes: int) -> None:
             underway.prepared += size_bytes
 
         try:
             arrived = told_as_bug(
-                lambda: bring_checkpoint(passage, granted, post.scratch, run_id=EARLIER_ATTEMPT, heed=heed)
+                lambda: bring_checkpoint(passage, granted, self._worker.scratch, run_id=EARLIER_ATTEMPT, heed=heed)
             )
         except StokerError as error:
-            self._hands.tell("checkpoint_missing", {"job": lease.grant.shown, "why": str(error)})
+            self._worker.tell("checkpoint_missing", {"job": lease.grant.shown, "why": str(error)})
         else:
-            self._hands.tell("checkpoint", {"job": lease.grant.shown, "why": arrived.why, "placed": arrived.is_placed})
+            self._worker.tell("checkpoint", {"job": lease.grant.shown, "why": arrived.why, "placed": arrived.is_placed})
 
     def _watch(self, token: AttemptToken, underway: RunningAttempt) -> None:
         self._in_thread(lambda: self._report_end(token, underway))
@@ -274,21 +256,21 @@ class InstructionRunner:
     def _report_end(self, token: AttemptToken, underway: RunningAttempt) -> None:
         end = underway.wait()
         self._end_execs(token)
-        self._hands.report(AttemptEnded(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+        self._runtime.report(AttemptEnded(now_s=self._clock.boottime_s(), token=token, end=end))
 
     def _open_exec(self, call: ExecCall) -> None:
-        sessions, lease = self._hands.sessions, self.keeping.leases.get(call.token())
+        sessions, lease = self._sessions, self.keeping.leases.get(call.token())
         if sessions is None or lease is None:
             return
         if lease.phase is AttemptPhase.RUNNING:
             sessions.open(call, self._attempt(lease.token)[0].place)
-            self._hands.tell("exec", {"job": lease.grant.shown, "program": call.argv[0] if call.argv else "a shell"})
+            self._worker.tell("exec", {"job": lease.grant.shown, "program": call.argv[0] if call.argv else "a shell"})
         else:
             sessions.refuse(call, f"{lease.grant.shown} is {lease.phase}: it does not run now")
 
     def _end_execs(self, token: AttemptToken) -> None:
-        if self._hands.sessions is not None:
-            self._hands.sessions.end(token, "the job has ended")
+        if self._sessions is not None:
+            self._sessions.end(token, "the job has ended")
 
     def _tell_start(self, token: AttemptToken) -> None:
         underway, courier = self._attempt(token)
@@ -302,7 +284,7 @@ class InstructionRunner:
         def stop() -> None:
             self._end_execs(token)
             end = underway.stop(grace_s)
-            self._hands.report(AttemptStopped(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+            self._runtime.report(AttemptStopped(now_s=self._clock.boottime_s(), token=token, end=end))
 
         self._in_thread(stop)
 
@@ -332,9 +314,7 @@ class InstructionRunner:
         heard = AttemptProgress() if hearing is None else hearing.look()
         return LeaseReport(
             job=token.job,
-            attempt=token.attempt,
-            epoch=token.epoch,
-            generation=token.generation,
+            **token.fence(),
             is_alive=not runs or (found is not None and found[0].is_alive()),
             step=heard.step,
             of=heard.of,
@@ -346,15 +326,15 @@ class InstructionRunner:
 
     def _measured(self) -> WorkerMeasurements:
         own = {by: why for by, why in self.keeping.closed.items() if by != COORDINATOR}
-        return self._hands.site.machine.measured(own)
+        return self._worker.machine.measured(own)
 
     def _write_journal(self, also: HeldLease | None = None) -> None:
         with self._writing:
             leases = dict(self.keeping.leases)
             if also is not None:
                 leases[also.token] = also
-            self._hands.journal.write(
-                incarnation=self._hands.incarnation, coordinator=self._hands.site.coordinator, leases=leases.values()
+            self._runtime.journal.write(
+                incarnation=self._runtime.incarnation, coordinator=self._worker.lines.url, leases=leases.values()
             )
 
     def _in_thread(self, act: Callable[[], None]) -> None:

@@ -53,6 +53,9 @@ class JobBrief:
     """Arguments that are the whole path of what the job's identity names, as the identity has them."""
 
 
+BRIEF_FIELDS: tuple[str, ...] = tuple(JobBrief.__annotations__)
+
+
 @frozen
 class Assignment:
     """One attempt, for its child."""

@@ -11,31 +11,38 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
+from stoker.core.capability import Capability
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, InvalidTransition, NotFound, ProcessLost, StokerError
 from stoker.core.events import Kinds
 from stoker.core.frozen import fresh, frozen
 from stoker.core.job import attempt_id
 from stoker.core.jsontext import loads
+from stoker.core.leases import AttemptToken
 from stoker.core.text import one_line
 from stoker.host.durable import open_regular, translated
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive
 from stoker.host.processes import Child, start, stop_group
-from stoker.host.users import give_to
+from stoker.host.sockets import NotifySocket
+from stoker.host.users import OtherUser, give_to
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
 from stoker.protocol.client_identity import found_args, unproven_args
-from stoker.protocol.lease_messages import Grant
-from stoker.worker.assignment import Assignment, AttemptEnd, JobBrief, LeaseFile, end_of
+from stoker.protocol.lease_messages import Grant, MachineInventory
+from stoker.store.local_store import LocalStore
+from stoker.transfer.trees.tree_sources import FleetConnection
+from stoker.worker.assignment import BRIEF_FIELDS, Assignment, AttemptEnd, JobBrief, end_of
+from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
 from stoker.worker.job_users import UserPool
-from stoker.worker.machine_checks import LocalMachine, StartRefusal, why_not
+from stoker.worker.machine_checks import LocalMachine, why_not
 from stoker.worker.preparation.input_check import PreparedInputs, PresentInputs, refusal_by_tree
-from stoker.worker.preparation.prepare_child import InputPreparer, NotPrepared, PrepareLine
+from stoker.worker.preparation.prepare_child import InputPreparer, PrepareLine
+from stoker.worker.worker_state import Happening, Journal, StartRefusal, WorkerPolicy
 
 SAID_FILE = "said.log"
 """In an attempt's folder: what its own process wrote, where it wrote anything."""
@@ -184,21 +191,61 @@ _PROGRAM_S = 3.0
 
 
 @frozen
-class AttemptContext:
-    """What every attempt of a keeper has in common."""
+class Worker:
+    """Everything that one worker is made of, handed in."""
 
+    name: str
+    wishes: WorkerPolicy
+    slots: int | None
+    """As asked for; nothing: as the coordinator's cluster file says."""
+    declared: dict[str, Any]
+    version: str
+    lines: WorkerConnections
     machine: LocalMachine
-    nursery: AttemptSpawner
-    clock: Clock
+    argv: tuple[str, ...]
+    """What an attempt's child is started with."""
+    folder: str
+    """Where it starts."""
+    state: str
+    """Below it lie the worker's own files, and its owner's wishes."""
+    place: str
+    """The folder of the worker's own files."""
     runs: str
-    coordinator: str
-    worker: str
-    grace_s: float
+    scratch: str
+    store: Callable[[], LocalStore]
+    clock: Clock
     entropy: Callable[[], int]
-    users: UserPool | None = None
-    """Whom programs run as; nothing: the worker's own user."""
+    new_word: Callable[[], str]
+    tell: Callable[[str, dict[str, Any]], None]
+    users: tuple[OtherUser, ...] = ()
+    """Whom programs of jobs run as, one job each; none: the worker's own user."""
+    supervisor: NotifySocket | None = None
+    """Who started us as a service, if somebody did."""
+    holds: Callable[[], MachineInventory] | None = None
+    """What it has of the fleet's trees and environments: told with hello, and again when it is another."""
     preparing: InputPreparer | None = None
-    """Brings code, data and environments; nothing: jobs that need some are declined."""
+    """Brings code, data and environments of jobs."""
+    contents_at: str = ""
+    """Where other machines get trees from it; empty: nowhere."""
+    detect: Callable[[], Capability] | None = None
+    """Looks at this machine again; nothing: what it had at the start is offered for good."""
+
+
+@frozen
+class WorkerRuntime:
+    """A worker at work: what its attempts and reporters have in common."""
+
+    worker: Worker
+    journal: Journal
+    incarnation: str
+    spawner: AttemptSpawner
+    users: UserPool | None
+    """Whom programs run as; nothing: the worker's own user."""
+    line: FleetConnection
+    """For bytes of attempts; raises `Unavailable` while the lease is over by our own clock."""
+    may_speak: Callable[[AttemptToken], bool]
+    """Whether an attempt's lease is ours by our own clock, at this very moment."""
+    report: Callable[[Happening], None]
 
 
 class RunningAttempt:
@@ -206,16 +253,15 @@ class RunningAttempt:
 
     def __init__(
         self,
-        site: AttemptContext,
+        runtime: WorkerRuntime,
         grant: Grant,
-        lease_file: Callable[[str], LeaseFile],
         hear: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Make it; `hear` gets what there is to say before it starts, line by line."""
-        self._site = site
+        self._runtime = runtime
+        self._worker = runtime.worker
         self.hear = hear
         self.grant = grant
-        self._lease_file = lease_file
         self._turn = threading.Lock()
         self._stopped = threading.Event()
         self._ward: AttemptProcess | None = None
@@ -231,7 +277,7 @@ class RunningAttempt:
     @property
     def folder(self) -> JobFolder:
         """Where it is told."""
-        return JobFolder(os.path.join(self._site.runs, self.run))
+        return JobFolder(os.path.join(self._worker.runs, self.run))
 
     def adopt(self, run: str, child: ProcessIdentity) -> None:
         """Take over an attempt that an earlier keeper began."""
@@ -248,34 +294,34 @@ class RunningAttempt:
         `prepare` brings what it goes on from, until its event is set, and may take longer than the lease that was
         granted: `ends_s` is asked afterwards. `write_down` is called before the child knows what to do.
         """
-        site = self._site
+        worker, spawner = self._worker, self._runtime.spawner
         with self._turn:
             if self._stopped.is_set():
                 return None
-            refusal = why_not(self.grant, site.machine.look(self.grant))
+            refusal = why_not(self.grant, worker.machine.look(self.grant))
             if refusal is not None:
                 return refusal
-            self.run = attempt_id(site.clock.now(), site.entropy())
+            self.run = attempt_id(worker.clock.now(), worker.entropy())
             try:
                 prepare(self._stopped)
                 held = None if self._stopped.is_set() else self._bring()
                 if not isinstance(held, PresentInputs):
                     self._give_up()
                     return held
-                child, said_path = site.nursery.take()
+                child, said_path = spawner.take()
             except StokerError as error:
                 self._give_up()
                 return StartRefusal(reason="start", message=str(error))
-            lease = self._lease_file(self.run)
+            lease = self._runtime.journal.lease_file(self.run)
             try:
                 self._put_in_place(held, child.identity)
                 lease.write(ends_s(), self.grant.on_partition)
                 write_down(self.run, child.identity)
-                site.nursery.hand(child, self._assignment(lease.path))
+                spawner.hand(child, self._assignment(lease.path))
             except StokerError as error:
                 self._give_user_back()
                 self._leave()
-                site.nursery.dismiss(child, said_path)
+                spawner.dismiss(child, said_path)
                 return StartRefusal(reason="start", message=str(error))
             self._ward = AttemptProcess(child.identity, child, said_path)
             return child.identity
@@ -285,7 +331,7 @@ class RunningAttempt:
         ward = self._ward
         if ward is None:
             raise InternalError("an attempt without a process is waited for")
-        how = ward.wait(self._site.clock)
+        how = ward.wait(self._worker.clock)
         self._give_user_back()
         written = self.folder.ended()
         said = ward.last_words() if written is None else ""
@@ -293,13 +339,13 @@ class RunningAttempt:
 
     def stop(self, grace_s: float) -> AttemptEnd:
         """End whatever runs of it, and see that nothing is left; asked again with less grace, it hurries."""
-        clock = self._site.clock
+        clock = self._worker.clock
         self._stopped.set()
         with self._turn:
             ward = self._ward
         if ward is None:
             return end_of(None, how="it had not begun")
-        held = self._site.machine.holdings(self.grant, ward.identity)
+        held = self._worker.machine.holdings(self.grant, ward.identity)
         while True:
             try:
                 self._stop_processes(ward, grace_s)
@@ -318,29 +364,29 @@ class RunningAttempt:
 
     def place(self) -> ExecTarget:
         """Return where an operator's command runs beside it. Raises `InvalidTransition` if it runs no more."""
-        site, ward = self._site, self._ward
+        worker, users, ward = self._worker, self._runtime.users, self._ward
         if ward is None or not self.is_alive():
             raise InvalidTransition(f"{self.grant.shown} runs no more", state="ended", move="exec")
         given = AttemptEnv(
             folder=self.folder.spec().folder,
-            environment={**site.machine.child_environment(), **self._variables()},
-            secrets=site.machine.secrets(self.grant).values,
-            user=None if site.users is None else site.users.of(self.run),
+            environment={**worker.machine.child_environment(), **self._variables()},
+            secrets=worker.machine.secrets(self.grant).values,
+            user=None if users is None else users.of(self.run),
         )
         patience_s = _PROGRAM_S if self.grant.recipe == RECIPE else 0.0
-        return place_beside(ward.identity, given, clock=site.clock, patience_s=patience_s)
+        return place_beside(ward.identity, given, clock=worker.clock, patience_s=patience_s)
 
     def forget(self) -> None:
         """Remove what was only for its time here."""
         if self.run:
-            self._lease_file(self.run).remove()
+            self._runtime.journal.lease_file(self.run).remove()
         if self._ward is not None:
             self._ward.forget(self.folder.path)
         self._leave()
 
     def _bring(self) -> PresentInputs | StartRefusal | None:
         """Have what it needs brought here, by whatever it takes; nothing if it was stopped meanwhile."""
-        grant, preparing = self.grant, self._site.preparing
+        grant, preparing = self.grant, self._worker.preparing
         if not (grant.code_tree or grant.inputs or grant.environment):
             return PresentInputs()
         if preparing is None:
@@ -354,33 +400,31 @@ class RunningAttempt:
             self.hear(told.line)
 
         # Its environment is built as the user that it runs as.
-        user = None if self._site.users is None else self._site.users.take(self.run)
+        user = None if self._runtime.users is None else self._runtime.users.take(self.run)
         answer = preparing.prepare(grant, self._stopped, heed, user)
-        if isinstance(answer, NotPrepared):
-            return StartRefusal(reason=answer.reason, message=answer.message, lasts=answer.lasts)
-        accepts = self._site.machine.accepts
-        if answer is not None and accepts and grant.code_tree:
+        accepts = self._worker.machine.accepts
+        if isinstance(answer, PresentInputs) and accepts and grant.code_tree:
             here = preparing.here
             why = refusal_by_tree(grant, accepts, here.code_tree(grant), lambda: here.code_view(grant))
             return StartRefusal(reason="code", message=why, lasts=True) if why else answer
         return answer
 
     def _put_in_place(self, held: PresentInputs, child: ProcessIdentity) -> None:
-        if self._site.preparing is not None:
-            here = self._site.preparing.here
+        if self._worker.preparing is not None:
+            here = self._worker.preparing.here
             self._prepared = here.put_in_place(self.grant, self.run, held)
-            if self._site.users is not None and self._prepared.workspace:
-                give_to(self._site.users.take(self.run), self._prepared.workspace)
+            if self._runtime.users is not None and self._prepared.workspace:
+                give_to(self._runtime.users.take(self.run), self._prepared.workspace)
             here.mark(self.grant, self.run, child, self._prepared)
 
     def _leave(self) -> None:
         """Remove what was made for it alone."""
-        if self._site.preparing is not None and self.run:
+        if self._worker.preparing is not None and self.run:
             with suppress(StokerError):
-                self._site.preparing.here.leave(self.grant, self.run, self._prepared)
+                self._worker.preparing.here.leave(self.grant, self.run, self._prepared)
 
     def _stop_processes(self, ward: AttemptProcess, grace_s: float) -> None:
-        clock = self._site.clock
+        clock = self._worker.clock
         # It may have ended, or never have come so far as to have a folder.
         with suppress(InvalidTransition, NotFound):
             stop_job(self.folder, clock=clock, patience_s=grace_s + _OWN_S if grace_s else 0.0)
@@ -388,9 +432,9 @@ class RunningAttempt:
 
     def _see_devices_free(self, held: frozenset[str]) -> None:
         """Wait until the ledger sees nothing of it any more: whoever comes next finds its devices free."""
-        clock = self._site.clock
+        clock = self._worker.clock
         until_s = clock.monotonic_s() + _DEVICES_S
-        while self._site.machine.is_held(self.grant, held) and clock.monotonic_s() < until_s:
+        while self._worker.machine.is_held(self.grant, held) and clock.monotonic_s() < until_s:
             clock.sleep(0.1)
 
     def _give_up(self) -> None:
@@ -399,31 +443,31 @@ class RunningAttempt:
         self.run = ""
 
     def _give_user_back(self) -> None:
-        if self._site.users is not None:
-            self._site.users.give_back(self.run)
+        if self._runtime.users is not None:
+            self._runtime.users.give_back(self.run)
 
     def _assignment(self, lease_path: str) -> Assignment:
-        site, prepared = self._site, self._prepared
+        worker, users, prepared = self._worker, self._runtime.users, self._prepared
         ready = prepared.ready
         return Assignment(
-            job=_brief(self.grant, prepared.folder(self.grant), site.machine.python_beside(self.grant)),
-            secrets=dict(site.machine.secrets(self.grant).values),
+            job=_brief(self.grant, prepared.folder(self.grant), worker.machine.python_beside(self.grant)),
+            secrets=dict(worker.machine.secrets(self.grant).values),
             paths=dict(prepared.paths),
             facts=prepared.facts(self.grant),
             python={} if ready is None else ready.facts(),
             run=self.run,
             lease_path=lease_path,
-            coordinator=site.coordinator,
-            worker=site.worker,
-            grace_s=site.grace_s,
-            run_as={} if site.users is None else site.users.take(self.run).to_dict(),
+            coordinator=worker.lines.url,
+            worker=worker.name,
+            grace_s=worker.wishes.stop_grace_s,
+            run_as={} if users is None else users.take(self.run).to_dict(),
             environment=self._variables(),
         )
 
     def _variables(self) -> dict[str, str]:
         grant = self.grant
         return {
-            **self._site.machine.variables(grant),
+            **self._worker.machine.variables(grant),
             **self._prepared.variables(grant),
             "STOKER_TOKEN": grant.token().to_text(),
             "STOKER_JOB": grant.job,
@@ -433,27 +477,14 @@ class RunningAttempt:
 
 
 def _brief(grant: Grant, folder: str, python: str) -> JobBrief:
-    return JobBrief(
-        job=grant.job,
-        attempt=grant.attempt,
-        epoch=grant.epoch,
-        generation=grant.generation,
-        name=grant.name,
-        number=grant.number,
-        label=grant.label,
-        point=grant.point,
-        recipe=grant.recipe,
-        schema_version=grant.schema_version,
-        args={**grant.args, "python": python} if python else grant.args,
-        seed=grant.seed,
-        folder=folder,
-        timeout_s=grant.timeout_s,
-        devices=list(grant.devices),
-        is_shared=grant.is_shared,
-        vram_bytes=grant.vram_bytes,
-        unproven=unproven_args(grant),
-        found=found_args(grant),
-    )
+    own: dict[str, Any] = {
+        "args": {**grant.args, "python": python} if python else grant.args,
+        "folder": folder,
+        "devices": list(grant.devices),
+        "unproven": unproven_args(grant),
+        "found": found_args(grant),
+    }
+    return JobBrief(**{name: getattr(grant, name) for name in BRIEF_FIELDS if name not in own}, **own)
 
 
 # What an attempt says while it runs, from its journal: how far it is, what it measured, one line for people.

@@ -241,10 +241,7 @@ class CheckpointShipper:
             if send(self._passage, packed.archive) is ArchiveSendOutcome.STOPPED:
                 return False
             token = self._token
-            said = PointCheckpoint(
-                attempt=token.attempt, epoch=token.epoch, generation=token.generation, checkpoint=body
-            )
-            self._line.checkpoint(token.job, said)
+            self._line.checkpoint(token.job, PointCheckpoint(**token.fence(), checkpoint=body))
             self._pauses.worked()
             self.pointed = body
         finally:

@@ -11,31 +11,24 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from stoker.core.capability import Capability
-from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, LockHeld, ProcessLost, StokerError, Terminated
-from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
 from stoker.host.durable import translated
 from stoker.host.identity import is_alive, mine
 from stoker.host.locks import FileLock
 from stoker.host.processes import stop_group
 from stoker.host.sockets import NotifySocket
-from stoker.host.users import OtherUser
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.stop import stop_job
-from stoker.protocol.lease_messages import Hello, MachineInventory
+from stoker.protocol.lease_messages import Hello
 from stoker.protocol.operator_messages import EXEC
-from stoker.store.local_store import LocalStore
-from stoker.worker.actions import InstructionRunner, InstructionRunnerContext, WorkerRecovery, inherit
-from stoker.worker.attempt_process import AttemptContext, AttemptSpawner
-from stoker.worker.coordinator_calls import ClaimLoop, LeaseGuardedConnection, WorkerConnections
+from stoker.worker.actions import InstructionRunner, WorkerRecovery, inherit
+from stoker.worker.attempt_process import AttemptSpawner, Worker, WorkerRuntime
+from stoker.worker.coordinator_calls import ClaimLoop, LeaseGuardedConnection
 from stoker.worker.exec_command import Sessions
 from stoker.worker.job_users import USERS, UserPool
-from stoker.worker.machine_checks import DeviceChange, DeviceRedetection, LocalMachine, why_closed
-from stoker.worker.preparation.prepare_child import InputPreparer
+from stoker.worker.machine_checks import DeviceChange, DeviceRedetection, why_closed
 from stoker.worker.state_machine import decide
-from stoker.worker.uploader import AttemptReporterContext
 from stoker.worker.worker_options import read_pause
 from stoker.worker.worker_state import (
     AttemptEnded,
@@ -51,7 +44,6 @@ from stoker.worker.worker_state import (
     MachineClosed,
     ReportStart,
     SendHello,
-    WorkerPolicy,
     WorkerShutdownMode,
     WorkerState,
     WorkerStopRequested,
@@ -61,47 +53,6 @@ OWNER, DISK = "owner", "disk"
 _TICK_S = 0.25
 _LOOK_EVERY_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@frozen
-class Worker:
-    """Everything that one worker is made of, handed in."""
-
-    name: str
-    wishes: WorkerPolicy
-    slots: int | None
-    """As asked for; nothing: as the coordinator's cluster file says."""
-    declared: dict[str, Any]
-    version: str
-    lines: WorkerConnections
-    machine: LocalMachine
-    argv: tuple[str, ...]
-    """What an attempt's child is started with."""
-    folder: str
-    """Where it starts."""
-    state: str
-    """Below it lie the worker's own files, and its owner's wishes."""
-    place: str
-    """The folder of the worker's own files."""
-    runs: str
-    scratch: str
-    store: Callable[[], LocalStore]
-    clock: Clock
-    entropy: Callable[[], int]
-    new_word: Callable[[], str]
-    tell: Callable[[str, dict[str, Any]], None]
-    users: tuple[OtherUser, ...] = ()
-    """Whom programs of jobs run as, one job each; none: the worker's own user."""
-    supervisor: NotifySocket | None = None
-    """Who started us as a service, if somebody did."""
-    holds: Callable[[], MachineInventory] | None = None
-    """What it has of the fleet's trees and environments: told with hello, and again when it is another."""
-    preparing: InputPreparer | None = None
-    """Brings code, data and environments of jobs."""
-    contents_at: str = ""
-    """Where other machines get trees from it; empty: nowhere."""
-    detect: Callable[[], Capability] | None = None
-    """Looks at this machine again; nothing: what it had at the start is offered for good."""
 
 
 def keep(worker: Worker) -> int:
@@ -132,7 +83,6 @@ class Daemon:
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._inherited = self._inherit(journal)
         incarnation = self._inherited.incarnation or worker.new_word()
-        self._claim_wait_s = 0.0
         self._looked_s = 0.0
         self._incarnation = incarnation
         self._hello = self._hello_of(incarnation)
@@ -141,7 +91,32 @@ class Daemon:
         )
         leases = {lease.token: lease for lease in self._inherited.adopted}
         self._keeping = WorkerState(wishes=worker.wishes, leases=leases)
-        self._acting = InstructionRunner(self._hands(journal, incarnation), self._keeping)
+        questions = ClaimLoop(
+            worker.lines,
+            hello=lambda: self._hello,
+            ends_s=worker.wishes.ends_s,
+            holds=worker.holds or (lambda: None),
+            clock=worker.clock,
+            report=self._report,
+            new_word=worker.new_word,
+        )
+        runtime = WorkerRuntime(
+            worker=worker,
+            journal=journal,
+            incarnation=incarnation,
+            spawner=AttemptSpawner(
+                worker.argv,
+                folder=worker.folder,
+                said_folder=journal.said_folder,
+                environment=worker.machine.child_environment,
+            ),
+            users=self._open_users(journal),
+            line=LeaseGuardedConnection(worker.lines.bytes, self._may_speak),
+            may_speak=self._may_speak,
+            report=self._report,
+        )
+        sessions = None if worker.lines.execs is None else Sessions(worker.lines.execs, worker.clock)
+        self._acting = InstructionRunner(runtime, self._keeping, questions, sessions)
 
     def run(self) -> int:
         """Work to the end."""
@@ -197,7 +172,7 @@ class Daemon:
     def _take(self, happening: Happening) -> int | None:
         """Decide, remember, then do; give the exit code if that is what is to be done."""
         if isinstance(happening, HelloAnswered):
-            self._claim_wait_s = happening.welcome.claim_wait_s
+            self._acting.claim_wait_s = happening.welcome.claim_wait_s
         elif isinstance(happening, DevicesChanged):
             self._hello = self._hello_of(self._incarnation)
         elif isinstance(happening, AttemptEnded | AttemptNotStarted):
@@ -286,58 +261,6 @@ class Daemon:
             accepts=worker.machine.accepts,
             contents_at=worker.contents_at,
             features=() if worker.lines.execs is None else (EXEC,),
-        )
-
-    def _hands(self, journal: Journal, incarnation: str) -> InstructionRunnerContext:
-        worker = self._worker
-        site = AttemptContext(
-            machine=worker.machine,
-            nursery=AttemptSpawner(
-                worker.argv,
-                folder=worker.folder,
-                said_folder=journal.said_folder,
-                environment=worker.machine.child_environment,
-            ),
-            clock=worker.clock,
-            runs=worker.runs,
-            coordinator=worker.lines.url,
-            worker=worker.name,
-            grace_s=worker.wishes.stop_grace_s,
-            entropy=worker.entropy,
-            users=self._open_users(journal),
-            preparing=worker.preparing,
-        )
-        post = AttemptReporterContext(
-            words=worker.lines.words,
-            line=LeaseGuardedConnection(worker.lines.bytes, self._may_speak),
-            store=worker.store,
-            scratch=worker.scratch,
-            spool=journal.spool_folder,
-            clock=worker.clock,
-            may_speak=self._may_speak,
-            report=self._report,
-            tell=worker.tell,
-            worker=worker.name,
-        )
-        questions = ClaimLoop(
-            worker.lines,
-            hello=lambda: self._hello,
-            ends_s=worker.wishes.ends_s,
-            holds=worker.holds or (lambda: None),
-            clock=worker.clock,
-            report=self._report,
-            new_word=worker.new_word,
-        )
-        return InstructionRunnerContext(
-            site=site,
-            questions=questions,
-            post=post,
-            journal=journal,
-            incarnation=incarnation,
-            report=self._report,
-            tell=worker.tell,
-            claim_wait_s=lambda: self._claim_wait_s,
-            sessions=None if worker.lines.execs is None else Sessions(worker.lines.execs, worker.clock),
         )
 
     def _open_users(self, journal: Journal) -> UserPool | None:

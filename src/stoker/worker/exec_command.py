@@ -212,13 +212,7 @@ class ExecSession:
     def tell_end(self, code: int, message: str) -> None:
         """Tell how it ended; who does not hear it finds out by itself."""
         token, pauses = self.token, TransferBackoff()
-        said = ExecEnd(
-            attempt=token.attempt,
-            epoch=token.epoch,
-            generation=token.generation,
-            exit_code=code,
-            message=message[:2000],
-        )
+        said = ExecEnd(**token.fence(), exit_code=code, message=message[:2000])
         for _ in range(_LAST_TRIES):
             try:
                 self._line.finish_exec(token.job, self.call.id, said)
@@ -318,16 +312,7 @@ class ExecSession:
         rows, columns, offset, is_eof = call.rows, call.columns, 0, False
         pauses, until_s = TransferBackoff(), self._clock.monotonic_s() + _AWAY_S
         while not self._over.is_set():
-            said = ExecListen(
-                attempt=token.attempt,
-                epoch=token.epoch,
-                generation=token.generation,
-                offset=offset,
-                rows=rows,
-                columns=columns,
-                is_eof=is_eof,
-                wait_s=_WAIT_S,
-            )
+            said = ExecListen(**token.fence(), offset=offset, rows=rows, columns=columns, is_eof=is_eof, wait_s=_WAIT_S)
             try:
                 heard = self._line.hear_exec(token.job, call.id, said)
             except StokerError as error:

@@ -35,6 +35,7 @@ from stoker.protocol.lease_messages import Grant, WorkerMeasurements
 from stoker.protocol.operator_messages import DoctorFinding, MachineReport
 from stoker.protocol.view_messages import DoneView
 from stoker.worker.preparation.input_check import python_beside, refusal_of
+from stoker.worker.worker_state import StartRefusal
 
 # The second look before a start: what was granted from an older picture of this machine may not fit it now. Pure.
 
@@ -61,16 +62,6 @@ class Precheck:
     device_trouble: str = ""
 
 
-@frozen
-class StartRefusal:
-    """Why it is not started here: a word for machines, a line for people."""
-
-    reason: str
-    message: str
-    lasts: bool = False
-    """It stays so until something is done on this machine."""
-
-
 def why_not(grant: Grant, look: Precheck) -> StartRefusal | None:
     """Return why a job does not start here and now; nothing if it does."""
     checks = (_identity, _recipe, _surroundings, _room)
@@ -80,11 +71,9 @@ def why_not(grant: Grant, look: Precheck) -> StartRefusal | None:
 def _identity(grant: Grant, _look: Precheck) -> StartRefusal | None:
     """Refuse a job that is not the one its id names: the coordinator, or its database, was tampered with."""
     fault = identity_fault(grant.job, grant)
-    return (
-        StartRefusal(reason="identity", message=f"not the job that its id names: {fault}", lasts=True)
-        if fault
-        else None
-    )
+    if not fault:
+        return None
+    return StartRefusal(reason="identity", message=f"not the job that its id names: {fault}", lasts=True)
 
 
 def _recipe(grant: Grant, look: Precheck) -> StartRefusal | None:

@@ -458,10 +458,11 @@ def _take_refusal(turn: DecisionBuilder, refused: AttemptNotStarted) -> None:
     lease = turn.lease(refused.token)
     if lease is None or lease.phase is not AttemptPhase.STARTING:
         return
-    turn.tell("declined", lease, reason=refused.reason, why=refused.message)
+    refusal = refused.refusal
+    turn.tell("declined", lease, reason=refusal.reason, why=refusal.message)
     # What was declined would be offered again at once: somebody else may have it first.
     turn.now_knows(ask_at_s=max(turn.keeping.ask_at_s, turn.now_s + 1.0))
-    last = FinalReport(word=FinalReportKind.DECLINE, why=refused.message, reason=refused.reason, lasts=refused.lasts)
+    last = FinalReport(word=FinalReportKind.DECLINE, why=refusal.message, reason=refusal.reason, lasts=refusal.lasts)
     turn.send(lease, last, None)
 
 

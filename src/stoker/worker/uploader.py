@@ -16,7 +16,6 @@ from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Conflict, Forbidden, InternalError, Refused, StokerError, VersionSkew
-from stoker.core.frozen import frozen
 from stoker.core.job import JobState
 from stoker.core.leases import AttemptToken
 from stoker.core.retry import FailureCause
@@ -36,14 +35,13 @@ from stoker.transfer.mirror import AttemptFolderSync
 from stoker.transfer.trees.tree_sources import FleetConnection, TransferBackoff, TransferConnection
 from stoker.transfer.trees.tree_upload import Archive, ArchiveSendOutcome, send
 from stoker.worker.assignment import AttemptEnd
+from stoker.worker.attempt_process import WorkerRuntime
 from stoker.worker.checkpoint_transfer import CheckpointShipper, WatchedScratch
-from stoker.worker.coordinator_calls import CoordinatorConnection
 from stoker.worker.preparation.input_check import data_facts
 from stoker.worker.worker_state import (
     FinalReport,
     FinalReportAccepted,
     FinalReportKind,
-    Happening,
     LeaseLost,
     WorkerRejected,
 )
@@ -59,9 +57,7 @@ def finish_of(
     told = KnownMetrics(store).added_to(end_of(trial, tell(read_status(folder.status_path)), frozenset()))
     code = read_config(folder).get("code")
     return Finish(
-        attempt=grant.attempt,
-        epoch=grant.epoch,
-        generation=grant.generation,
+        **grant.token().fence(),
         tree=archive.tree,
         archive_sha256=archive.sha256,
         size_bytes=archive.size_bytes,
@@ -98,33 +94,15 @@ _LONGEST_HINT = 1900
 _MOST_REFUSALS = 3
 
 
-@frozen
-class AttemptReporterContext:
-    """What couriers have in common."""
-
-    words: CoordinatorConnection
-    line: FleetConnection
-    """For bytes, silent while it may not speak."""
-    store: Callable[[], LocalStore]
-    scratch: str
-    spool: str
-    clock: Clock
-    may_speak: Callable[[AttemptToken], bool]
-    """Whether an attempt's lease is ours by our own clock, at this very moment."""
-    report: Callable[[Happening], None]
-    tell: Callable[[str, dict[str, object]], None]
-    """Tells people."""
-    worker: str
-
-
 class AttemptReporter:
     """Speaks for one attempt, from a thread of its own."""
 
-    def __init__(self, post: AttemptReporterContext, grant: Grant) -> None:
-        self._post = post
+    def __init__(self, runtime: WorkerRuntime, grant: Grant) -> None:
+        self._runtime = runtime
+        self._worker = runtime.worker
         self._grant = grant
         self._token = grant.token()
-        self._fence = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
+        self._fence = self._token.fence()
         self._orders: queue.SimpleQueue[tuple[threading.Event, Callable[[], None]] | None] = queue.SimpleQueue()
         # Each is set once its order is no longer wanted.
         self._unwanted: list[threading.Event] = []
@@ -138,13 +116,13 @@ class AttemptReporter:
 
     def follow(self, folder: JobFolder) -> None:
         """Begin to mirror what an attempt writes, and to ship what it saves."""
-        post = self._post
+        runtime, worker = self._runtime, self._worker
         self._folder = folder
-        self._mirror = AttemptFolderSync(folder.path, self._token, post.line, clock=post.clock)
+        self._mirror = AttemptFolderSync(folder.path, self._token, runtime.line, clock=worker.clock)
         self._mirror.begin()
-        watched = WatchedScratch(root=post.scratch, run_id=folder.attempt, spool=post.spool)
+        watched = WatchedScratch(root=worker.scratch, run_id=folder.attempt, spool=runtime.journal.spool_folder)
         self._checkpoints = CheckpointShipper(
-            watched, self._token, post.line, clock=post.clock, tell=self._tell_not_shipped
+            watched, self._token, runtime.line, clock=worker.clock, tell=self._tell_not_shipped
         )
         self._checkpoints.begin()
 
@@ -164,14 +142,14 @@ class AttemptReporter:
         """Say the last word at once, from whatever thread, and once; what is on its way is no longer wanted."""
         for event in self._unwanted:
             event.set()
-        post = self._post
+        runtime, worker = self._runtime, self._worker
         try:
-            if post.may_speak(self._token):
+            if runtime.may_speak(self._token):
                 self._word(last, end)()
         except StokerError as error:
-            post.report(LeaseLost(now_s=post.clock.boottime_s(), token=self._token, message=str(error)))
+            runtime.report(LeaseLost(now_s=worker.clock.boottime_s(), token=self._token, message=str(error)))
         else:
-            post.report(FinalReportAccepted(now_s=post.clock.boottime_s(), token=self._token))
+            runtime.report(FinalReportAccepted(now_s=worker.clock.boottime_s(), token=self._token))
 
     def close(self) -> None:
         """Say and send nothing more."""
@@ -189,7 +167,7 @@ class AttemptReporter:
         """What stays on this machine alone is told."""
         grant = self._grant
         about = {"job": grant.shown, "id": grant.job, "attempt": grant.attempt}
-        self._post.tell("not_shipped", {**about, "why": why})
+        self._worker.tell("not_shipped", {**about, "why": why})
 
     def _order(self, act: Callable[[], None]) -> threading.Event:
         stop = threading.Event()
@@ -211,17 +189,17 @@ class AttemptReporter:
 
     def _give_up(self, error: StokerError) -> None:
         if isinstance(error, VersionSkew | Forbidden):
-            self._post.report(WorkerRejected(now_s=self._post.clock.boottime_s(), error=error))
+            self._runtime.report(WorkerRejected(now_s=self._worker.clock.boottime_s(), error=error))
             return
         if not isinstance(error, Refused):
             # A bug, or bytes that do not hold: it is heard of now, and not when the lease ends.
             with suppress(Exception):
                 why = f"its worker could not bring it to an end: {error}"
                 self._fail(FailureCause.IO, why, hint=error.hint, end=AttemptEnd(state=JobState.FAILED, exit_code=1))
-        self._post.report(LeaseLost(now_s=self._post.clock.boottime_s(), token=self._token, message=str(error)))
+        self._runtime.report(LeaseLost(now_s=self._worker.clock.boottime_s(), token=self._token, message=str(error)))
 
     def _tell_start(self, said: Start) -> None:
-        self._say(lambda: self._post.words.start(self._token.job, said))
+        self._say(lambda: self._worker.lines.words.start(self._token.job, said))
 
     def _conclude(self, last: FinalReport, end: AttemptEnd | None) -> None:
         if last.word is FinalReportKind.FINISH and end is not None and self._folder is not None:
@@ -230,7 +208,7 @@ class AttemptReporter:
             self._bring_rest(last, end)
             is_said = self._say(self._word(last, end))
         if is_said:
-            self._post.report(FinalReportAccepted(now_s=self._post.clock.boottime_s(), token=self._token))
+            self._runtime.report(FinalReportAccepted(now_s=self._worker.clock.boottime_s(), token=self._token))
 
     def _bring_rest(self, last: FinalReport, end: AttemptEnd | None) -> None:
         """Bring what there is besides a result: all that tells of a failure, of the others what goes in time."""
@@ -240,12 +218,12 @@ class AttemptReporter:
             self._drain(wait_s=None)
             return
         if last.word is not FinalReportKind.CANCELLED and self._checkpoints is not None:
-            self._checkpoints.settle(self._post.clock.monotonic_s() + DRAIN_S)
+            self._checkpoints.settle(self._worker.clock.monotonic_s() + DRAIN_S)
         self._drain(wait_s=DRAIN_S)
 
     def _word(self, last: FinalReport, end: AttemptEnd | None) -> Callable[[], object]:
         """Return what says a last word that points at no result."""
-        words, job, why = self._post.words, self._token.job, one_line(last.why, _LONGEST_HINT)
+        words, job, why = self._worker.lines.words, self._token.job, one_line(last.why, _LONGEST_HINT)
         if last.word is FinalReportKind.DECLINE:
             declined = Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)
             return lambda: words.decline(job, declined)
@@ -278,24 +256,24 @@ class AttemptReporter:
                 remove_tree(archive.path)
 
     def _pack(self, folder: JobFolder) -> Archive:
-        spool = self._post.spool
+        spool = self._runtime.journal.spool_folder
         with translated(spool):
             os.makedirs(spool, mode=0o700, exist_ok=True)
-        return pack_result(self._post.store(), folder, spool)
+        return pack_result(self._worker.store(), folder, spool)
 
     def _finish_with(self, folder: JobFolder, end: AttemptEnd, archive: Archive) -> bool:
-        post = self._post
+        runtime, worker = self._runtime, self._worker
         if (
-            send(TransferConnection(line=post.line, stop=self._stop, clock=post.clock), archive)
+            send(TransferConnection(line=runtime.line, stop=self._stop, clock=worker.clock), archive)
             is ArchiveSendOutcome.STOPPED
         ):
             return False
-        said = finish_of(self._grant, folder, end, archive, store=post.store(), worker=post.worker)
-        return self._say(lambda: post.words.finish(self._token.job, said))
+        said = finish_of(self._grant, folder, end, archive, store=worker.store(), worker=worker.name)
+        return self._say(lambda: worker.lines.words.finish(self._token.job, said))
 
     def _fail(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> bool:
         said = self._failure(cause, message, hint=hint, end=end)
-        return self._say(lambda: self._post.words.fail(self._token.job, said))
+        return self._say(lambda: self._worker.lines.words.fail(self._token.job, said))
 
     def _failure(self, cause: FailureCause, message: str, *, hint: str, end: AttemptEnd) -> Fail:
         return Fail(
@@ -312,7 +290,7 @@ class AttemptReporter:
         """Bring the rest of logs and metrics; without a limit, until it is there or no longer wanted."""
         if self._checkpoints is not None:
             self._checkpoints.close()
-        mirror, clock = self._mirror, self._post.clock
+        mirror, clock = self._mirror, self._worker.clock
         if mirror is None:
             return
         until_s = None if wait_s is None else clock.monotonic_s() + wait_s
@@ -329,7 +307,7 @@ class AttemptReporter:
         """Say it until it is heard; false if it is no longer wanted. Raises what says that it never will be."""
         pauses = TransferBackoff()
         while not self._stop.is_set():
-            if not self._post.may_speak(self._token):
+            if not self._runtime.may_speak(self._token):
                 # The lease is renewed in a moment, or somebody decides that it is over.
                 self._stop.wait(_LOOK_AGAIN_S)
                 continue

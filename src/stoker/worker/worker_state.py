@@ -181,6 +181,16 @@ class WorkerState:
 
 
 @frozen
+class StartRefusal:
+    """Why it is not started here: a word for machines, a line for people."""
+
+    reason: str
+    message: str
+    lasts: bool = False
+    """It stays so until something is done on this machine."""
+
+
+@frozen
 class ClockTick:
     """Time has passed."""
 
@@ -254,10 +264,7 @@ class AttemptNotStarted:
 
     now_s: float
     token: AttemptToken
-    reason: str
-    message: str
-    lasts: bool = False
-    """It stays so until something is done on this machine."""
+    refusal: StartRefusal
     has_brought: bool = False
 
 

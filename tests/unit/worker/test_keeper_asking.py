@@ -27,6 +27,7 @@ from stoker.worker.worker_state import (
     SendFinalReport,
     SendHello,
     StartAttempt,
+    StartRefusal,
     StopAttempt,
     WithdrawClaim,
     WorkerRejected,
@@ -117,7 +118,9 @@ def test_after_a_decline_the_same_is_not_asked_for_at_once():
     told = Told().join()
     one = grant()
     told.give(one)
-    told.take(AttemptNotStarted(now_s=told.now_s, token=one.token(), reason="disk", message="full"))
+    told.take(
+        AttemptNotStarted(now_s=told.now_s, token=one.token(), refusal=StartRefusal(reason="disk", message="full"))
+    )
     assert told.take(FinalReportAccepted(now_s=told.now_s, token=one.token())) == [
         Forget(token=one.token()),
         WithdrawClaim(),

@@ -19,9 +19,9 @@ from stoker.core.leases import Partition
 from stoker.host.identity import Liveness, is_alive, of_pid
 from stoker.protocol.lease_messages import CheckpointBody, LeaseInstructionKind
 from stoker.store.archives.unpack import unpack
-from stoker.worker.preparation.prepare_child import NotPrepared, PrepareLine
+from stoker.worker.preparation.prepare_child import PrepareLine
 from stoker.worker.worker_options import Pause, clear_pause, write_pause
-from stoker.worker.worker_state import WorkerPolicy
+from stoker.worker.worker_state import StartRefusal, WorkerPolicy
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 
@@ -117,9 +117,9 @@ def test_what_was_brought_before_a_job_could_start_is_told_without_waiting_for_a
 
         def prepare(
             self, _grant: object, _stop: object, heed: Callable[[PrepareLine], None], _user: object = None
-        ) -> NotPrepared:
+        ) -> StartRefusal:
             heed(PrepareLine(count=1))
-            return NotPrepared(reason="data", message="nobody has DATA", lasts=True)
+            return StartRefusal(reason="data", message="nobody has DATA", lasts=True)
 
     keep.preparing = Brings()
     with keep:

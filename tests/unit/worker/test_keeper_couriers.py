@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +17,9 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.protocol.lease_messages import CheckpointBody, Claim, Grant, PointCheckpoint
 from stoker.store.local_store import LocalStore
 from stoker.worker.assignment import AttemptEnd
+from stoker.worker.attempt_process import WorkerRuntime
 from stoker.worker.coordinator_calls import LeaseGuardedConnection
-from stoker.worker.uploader import AttemptReporter, AttemptReporterContext
+from stoker.worker.uploader import AttemptReporter
 from stoker.worker.worker_state import FinalReport, FinalReportKind, Happening, LeaseLost, WorkerRejected
 from tests.fakes.coordinator import FakeCoordinator
 
@@ -41,21 +43,24 @@ def finishing(
 ) -> tuple[AttemptReporter, list[Happening]]:
     """A courier that is to bring a result, and what it reports."""
     reported: list[Happening] = []
-    post = AttemptReporterContext(
-        words=fleet,
-        line=fleet,
+    worker = SimpleNamespace(
+        lines=SimpleNamespace(words=fleet),
         store=store,
         scratch=str(folder / "scratch"),
-        spool=str(folder / "spool"),
         clock=SystemClock(),
+        tell=lambda _kind, _fields: None,
+        name="desk",
+    )
+    runtime = SimpleNamespace(
+        worker=worker,
+        journal=SimpleNamespace(spool_folder=str(folder / "spool")),
+        line=fleet,
         may_speak=lambda _: True,
         report=reported.append,
-        tell=lambda _kind, _fields: None,
-        worker="desk",
     )
     run = folder / "run-1"
     run.mkdir()
-    courier = AttemptReporter(post, grant)
+    courier = AttemptReporter(cast(WorkerRuntime, runtime), grant)
     courier.follow(JobFolder(str(run)))
     courier.send(FinalReport(word=FinalReportKind.FINISH), COMPLETED)
     return courier, reported

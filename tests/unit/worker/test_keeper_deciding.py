@@ -22,6 +22,7 @@ from stoker.worker.worker_state import (
     ReportStart,
     SendResult,
     StartAttempt,
+    StartRefusal,
     StopAttempt,
     WorkerShutdownMode,
     WorkerStopRequested,
@@ -56,7 +57,9 @@ def test_what_was_brought_while_a_heartbeat_is_on_its_way_is_told_by_another():
     assert told.keeping.is_renewing
     one = grant()
     told.give(one)
-    refused = AttemptNotStarted(now_s=told.now_s, token=one.token(), reason="data", message="gone", has_brought=True)
+    refused = AttemptNotStarted(
+        now_s=told.now_s, token=one.token(), refusal=StartRefusal(reason="data", message="gone"), has_brought=True
+    )
     assert Renew() not in told.take(refused)
     assert Renew() in told.answer()
 
@@ -88,7 +91,9 @@ def test_what_is_declined_is_said_with_its_reason():
     told = Told().join()
     one = grant()
     told.give(one)
-    (sent,) = told.take(AttemptNotStarted(now_s=told.now_s, token=one.token(), reason="disk", message="full"))
+    (sent,) = told.take(
+        AttemptNotStarted(now_s=told.now_s, token=one.token(), refusal=StartRefusal(reason="disk", message="full"))
+    )
     assert (sent.last.word, sent.last.reason, sent.last.why) == (FinalReportKind.DECLINE, "disk", "full")
 
 

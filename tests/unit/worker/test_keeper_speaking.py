@@ -11,7 +11,9 @@ from stoker.core.clock import FakeClock
 from stoker.core.frozen import changed
 from stoker.host.identity import mine
 from stoker.protocol.lease_messages import Grant
-from stoker.worker.actions import InstructionRunner, InstructionRunnerContext
+from stoker.worker.actions import InstructionRunner
+from stoker.worker.attempt_process import WorkerRuntime
+from stoker.worker.coordinator_calls import ClaimLoop
 from stoker.worker.worker_state import AttemptPhase, HeldLease, WorkerPolicy, WorkerState
 
 GRANT = Grant(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
@@ -21,9 +23,8 @@ ENDS_S = 90.0
 def acting(clock: FakeClock, **fields: Any) -> InstructionRunner:
     lease = HeldLease(grant=GRANT, phase=AttemptPhase.RUNNING, ends_s=ENDS_S, run="run-1", child=mine())
     keeping = WorkerState(wishes=WorkerPolicy(), leases={GRANT.token(): changed(lease, **fields)})
-    return InstructionRunner(
-        cast(InstructionRunnerContext, SimpleNamespace(site=SimpleNamespace(clock=clock))), keeping
-    )
+    runtime = SimpleNamespace(worker=SimpleNamespace(clock=clock))
+    return InstructionRunner(cast(WorkerRuntime, runtime), keeping, cast(ClaimLoop, None))
 
 
 @pytest.mark.parametrize("pass_by", [FakeClock.advance, FakeClock.suspend], ids=["time", "a_closed_lid"])

@@ -13,11 +13,11 @@ from stoker.host.process_table import read_row
 from stoker.worker.preparation.input_check import PresentInputs
 from stoker.worker.preparation.prepare_child import (
     InputPreparer,
-    NotPrepared,
     PrepareLine,
     PreparingProgram,
     bring_by_child,
 )
+from stoker.worker.worker_state import StartRefusal
 from tests.unit.worker.benches import MachineAlone, wanting
 
 CLOCK = SystemClock()
@@ -104,9 +104,9 @@ def test_what_is_refused_is_told_with_its_reason_and_what_came_is_looked_at_agai
         assert isinstance(preparing("").prepare(wanting(), never, lambda _: None), PresentInputs)
         refused = preparing("say(end='refused', reason='data', message='nobody has it', lasts=True)")
         answer = refused.prepare(wanted, never, lambda _: None)
-        assert answer == NotPrepared(reason="data", message="nobody has it", lasts=True)
+        assert answer == StartRefusal(reason="data", message="nobody has it", lasts=True)
         liar = preparing("say(count=1); say(end='ready')").prepare(wanted, never, lambda _: None)
-        assert isinstance(liar, NotPrepared)
+        assert isinstance(liar, StartRefusal)
         assert liar.reason == "preparing"
         stopped = threading.Event()
         stopped.set()

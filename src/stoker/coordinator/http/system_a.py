@@ -296,7 +296,7 @@ class SystemARoutes:
     async def _see_started(self, token: AttemptToken, attempt: AttemptView) -> None:
         """Say that a job runs, for a worker that has no word for it."""
         if attempt.started_s is None:
-            said = Start(attempt=token.attempt, epoch=token.epoch, generation=token.generation)
+            said = Start(**token.fence())
             await self._office.ask(Write(job=token.job, said=said))
 
     async def _lease(self, claim: str, said: LeaseA, who: Principal) -> tuple[AttemptToken, AttemptView]:

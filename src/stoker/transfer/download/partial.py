@@ -20,7 +20,7 @@ from typing import Self
 from stoker.core import jsontext
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import LocalFile, StokerError
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed, fields_of, frozen
 from stoker.host.durable import sync_descriptor, translate, translated, write_all
 from stoker.host.folders import LONGEST_COMPONENT_BYTES, AnchoredFolder
 from stoker.host.identity import ProcessIdentity, mine
@@ -107,19 +107,8 @@ class Sidecar:
 
 def dump_sidecar(sidecar: Sidecar) -> bytes:
     """Write a sidecar as one line of JSON with a check of its own bytes."""
-    body = {
-        "format": FORMAT,
-        "url": sidecar.url,
-        "commit": sidecar.commit,
-        "size_bytes": sidecar.size_bytes,
-        "sha256": sidecar.sha256,
-        "git_sha1": sidecar.git_sha1,
-        "etag": sidecar.etag,
-        "last_modified": sidecar.last_modified,
-        "durable_bytes": sidecar.durable_bytes,
-        "boot_id": sidecar.boot_id,
-        "writer": None if sidecar.writer is None else sidecar.writer.to_dict(),
-    }
+    writer = None if sidecar.writer is None else sidecar.writer.to_dict()
+    body = {"format": FORMAT, **fields_of(sidecar), "writer": writer}
     return jsontext.dumps({**body, "check": _check(body)}).encode() + b"\n"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker.core.digests import Digest, digest_bytes, digest_value, is_digest
 from stoker.core.errors import LocalFile, NotVerified
-from stoker.core.frozen import frozen
+from stoker.core.frozen import fields_of, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.host.durable import read_regular, sync_dir, temp_name, translated, write_file
 from stoker.host.folders import AnchoredFolder, write_unnamed
@@ -54,23 +54,10 @@ class Receipt:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of its file, its own checksum among them."""
-        body = {
-            MARK: FORMAT,
-            "path": self.path,
-            "label": self.label,
-            "source": self.source,
-            "commit": self.commit,
-            "sha256": self.sha256,
-            "size_bytes": self.size_bytes,
-            "status": str(self.status),
-            "bytes_from_network": self.bytes_from_network,
-            "bytes_resumed": self.bytes_resumed,
-            "etag": self.etag,
-            "last_modified": self.last_modified,
-            "began": _moment(self.began_s),
-            "ended": _moment(self.ended_s),
-            "stoker": self.stoker,
-        }
+        moments = {"began_s": "began", "ended_s": "ended"}
+        body: dict[str, Any] = {MARK: FORMAT}
+        for name, value in fields_of(self).items():
+            body[moments.get(name, name)] = _moment(value) if name in moments else value
         return f"{dumps({**body, 'checksum': digest_value('receipt', _spelt(body))}, indent=2)}\n".encode()
 
 
@@ -237,22 +224,14 @@ def _read(body: dict[str, Any]) -> Receipt:
     sha256 = _text(body, "sha256")
     if not is_digest(sha256):
         raise ValueError("sha256")
-    return Receipt(
-        path=_text(body, "path"),
-        label=_text(body, "label"),
-        source=_text(body, "source"),
-        commit=_text(body, "commit"),
-        sha256=Digest(sha256),
-        size_bytes=_count(body, "size_bytes"),
-        status=Status(_text(body, "status")),
-        bytes_from_network=_count(body, "bytes_from_network"),
-        bytes_resumed=_count(body, "bytes_resumed"),
-        etag=_text(body, "etag"),
-        last_modified=_text(body, "last_modified"),
-        began_s=datetime.fromisoformat(_text(body, "began")).timestamp(),
-        ended_s=datetime.fromisoformat(_text(body, "ended")).timestamp(),
-        stoker=_text(body, "stoker"),
-    )
+    read: dict[str, Any] = {"sha256": Digest(sha256), "status": Status(_text(body, "status"))}
+    for name in ("path", "label", "source", "commit", "etag", "last_modified", "stoker"):
+        read[name] = _text(body, name)
+    for name in ("size_bytes", "bytes_from_network", "bytes_resumed"):
+        read[name] = _count(body, name)
+    for name in ("began", "ended"):
+        read[f"{name}_s"] = datetime.fromisoformat(_text(body, name)).timestamp()
+    return Receipt(**read)
 
 
 def _text(body: dict[str, Any], name: str) -> str:

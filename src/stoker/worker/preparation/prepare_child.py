@@ -31,6 +31,7 @@ from stoker.transfer.trees.tree_download import TreeFetchEstimate, receive_tree
 from stoker.transfer.trees.tree_sources import TreeSourceFinder
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.preparation.input_check import LocalInputs, PresentInputs, what_is_missing
+from stoker.worker.worker_state import StartRefusal
 
 # What a preparing child says to its keeper, line by line: how far it is, and how it ended.
 #
@@ -249,16 +250,6 @@ _MOST_LOOKS = 3
 
 
 @frozen
-class NotPrepared:
-    """Why a job does not start here: a word for machines, a line for people."""
-
-    reason: str
-    message: str
-    lasts: bool = False
-    """It stays so until something is done on this machine."""
-
-
-@frozen
 class InputPreparer:
     """What prepares jobs on this machine."""
 
@@ -272,7 +263,7 @@ class InputPreparer:
 
     def prepare(
         self, grant: Grant, stop: threading.Event, heed: Callable[[PrepareLine], None], user: OtherUser | None = None
-    ) -> PresentInputs | NotPrepared | None:
+    ) -> PresentInputs | StartRefusal | None:
         """Have everything here that a job needs; or say why not. Nothing if it was stopped.
 
         With a `user`, the job runs as that user, and its environment is built so. `heed` hears of nothing but what is
@@ -283,7 +274,7 @@ class InputPreparer:
             held = self.here.look(grant, verified, user)
             missing = what_is_missing(grant, held)
             if missing.impossible:
-                return NotPrepared(reason="environment", message=missing.impossible, lasts=True)
+                return StartRefusal(reason="environment", message=missing.impossible, lasts=True)
             if missing.is_nothing:
                 return held
             if missing.is_code_alone and self._is_brought_at_once(grant, stop):
@@ -293,9 +284,9 @@ class InputPreparer:
             if ended is None or stop.is_set():
                 return None
             if ended.end == REFUSED:
-                return NotPrepared(reason=ended.reason, message=ended.message, lasts=ended.lasts)
+                return StartRefusal(reason=ended.reason, message=ended.message, lasts=ended.lasts)
             verified = ended.verified
-        return NotPrepared(reason="preparing", message="what was brought was gone again before it could be used")
+        return StartRefusal(reason="preparing", message="what was brought was gone again before it could be used")
 
     def _is_brought_at_once(self, grant: Grant, stop: threading.Event) -> bool:
         return self.small is not None and self.small.bring(grant.code_tree, stop)
