@@ -448,7 +448,7 @@ FENCES = (
     Fence(
         "a keeper says nothing under a lease that is over at that moment",
         "worker/actions.py",
-        "is_over = lease.is_over or self._hands.site.clock.boottime_s() >= lease.ends_s",
+        "is_over = lease.is_over or self._clock.boottime_s() >= lease.ends_s",
         "is_over = False",
         ("tests/unit/worker/test_keeper_speaking.py",),
     ),
