@@ -6,14 +6,26 @@ from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.core.text import parse_duration, parse_size
 from stoker.engine.arg_types import Duration, InputPath, Plain, Size
 from stoker.engine.args import arg
-from stoker.engine.builder import PlanBuilder, Tip, Tips
-from stoker.engine.kind import JsonKind, Kind, TextKind, TreeKind, check_files, check_json
-from stoker.engine.plan import Plan
+from stoker.engine.plan import Plan, PlanBuilder, Tip, Tips
+from stoker.engine.program import Program, checked_output, fill, gang_words
 from stoker.engine.recipe import Category, Cookbook, Recipe, recipe
-from stoker.engine.runners.outputs import checked_output
-from stoker.engine.runners.program.program_launch import Program, fill, gang_words
-from stoker.engine.runners.shared.slot import Alone, Company, Seat
-from stoker.engine.stage import Digests, SharedBase, Stage, StageContext, Together, stage
+from stoker.engine.stage import (
+    Alone,
+    Company,
+    Digests,
+    JsonKind,
+    Kind,
+    Seat,
+    SharedBase,
+    Stage,
+    StageContext,
+    TextKind,
+    Together,
+    TreeKind,
+    check_files,
+    check_json,
+    stage,
+)
 
 __all__ = [
     "Alone",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stoker.core.clock import FakeClock
 from stoker.core.jsontext import dumps
-from stoker.engine.output.parser import OutputLines
-from stoker.engine.output.trainer_lines import (
+from stoker.engine.runners.program.output import OutputLines
+from stoker.engine.runners.program.trainer_lines import (
     LINE_BYTES,
     Eval,
     MalformedTrainerLine,

@@ -17,8 +17,17 @@ from typing import Any
 from stoker.core.errors import InternalError, RankFailed, RankTimeout
 from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import FailureCause
-from stoker.engine.runners.child_messages import answer, answer_of, asked_to_stop, do_work, pass_on, work_in
-from stoker.engine.runners.stage_runner import StageFailure, StageSuccess, failure_of
+from stoker.engine.runners.stage_runner import (
+    StageFailure,
+    StageSuccess,
+    answer,
+    answer_of,
+    asked_to_stop,
+    do_work,
+    failure_of,
+    pass_on,
+    work_in,
+)
 from stoker.gang.mailbox import unnamed_memory
 from stoker.gang.owner import Gang
 from stoker.gang.rank_config import RankConfig

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from stoker.app.settings import AppSettings, with_kernels_kept
 from stoker.core.clock import Clock
 from stoker.devices.estimate.terms import CalibrationFile, EstimatedWork, keys_of
-from stoker.engine.machine_context import MeasuredPeakCorrection
+from stoker.engine.recipe import MeasuredPeakCorrection
 from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, SharedProcessSettings
 
 # What earlier trainings took of devices, for the plans that are made here.

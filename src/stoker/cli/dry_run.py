@@ -13,7 +13,7 @@ from stoker.cli.dispatch import report
 from stoker.cli.shared_runs import companies_here
 from stoker.core.digests import Digest
 from stoker.core.errors import StageInputError, StokerError
-from stoker.engine.execution.unsatisfiable import impossible_here
+from stoker.engine.execution.dispatch import impossible_here
 from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
 from stoker.engine.result_cache import changes_as_json
 from stoker.jobs.build_context import CompiledJob

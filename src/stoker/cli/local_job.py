@@ -12,7 +12,7 @@ from stoker.core.events import Kinds
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import loads
 from stoker.engine.journal import older_generation
-from stoker.engine.run_folders import safe_name
+from stoker.engine.runners.stage_runner import safe_name
 from stoker.host.writers import older_log
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory

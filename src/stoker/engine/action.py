@@ -7,12 +7,14 @@ whose inputs come out the same is not run again, however they were made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
 
 from stoker.core.digests import ArtifactRef, Digest, KindRef, digest_encoded, digest_value, encode, encode_list
+from stoker.core.errors import StageFailed
 from stoker.core.frozen import fresh, frozen
+from stoker.engine.stage import Stage
 
 FORMAT = 1
 _FORMAT, _NO_INPUTS = encode(FORMAT), encode([])
@@ -200,3 +202,40 @@ def _is_file(value: Any) -> bool:
 
 def _are_files(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(_is_file, value))
+
+
+# By which names a company is found: the word that members have in common, and the company's own key.
+
+
+def company_word(stage: Stage, args: Mapping[str, Any], action: Action) -> str:
+    """Return the word by which an attempt finds its like; an empty one if it works alone.
+
+    Raises `StageFailed` if the cookbook can't say.
+    """
+    if stage.together is None:
+        return ""
+    digests = {port: tuple(str(ref.digest) for ref in refs) for port, refs in action.inputs}
+    for name, value in action.args.items():
+        if contents := tuple(_contents(value)):
+            digests[name] = contents
+    try:
+        return stage.together.key(stage.args.make(args) if stage.args.type is not None else None, digests)
+    except Exception as error:
+        raise StageFailed(f"with whom it shares a process can't be told: {type(error).__name__}: {error}") from error
+
+
+def company_key(stage: Stage, word: str, action: Action) -> str:
+    """Name a company so that only the same code, in the same words, joins it."""
+    return digest_value("company", [stage.together.run if stage.together else "", word, action.facts_digest])
+
+
+def _contents(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if set(value) == {"content"}:
+            yield str(value["content"])
+        else:
+            for inner in value.values():
+                yield from _contents(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _contents(inner)

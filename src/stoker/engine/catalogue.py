@@ -107,7 +107,12 @@ class Catalogue:
         ]
 
     def load(self, name: str) -> Recipe:
-        """Import the cookbook of a recipe and give the recipe itself."""
+        """Import the cookbook of a recipe and return the recipe."""
+        if "/" not in name and any(source.name == name for source in self._sources()):
+            # A cookbook's own recipe, as `command` is: no other cookbook has to be imported for it.
+            for recipe in self.cookbook(name).recipes:
+                if recipe.name == name:
+                    return recipe
         entry = self.find(name)
         cookbook = self.cookbook(entry.cookbook)
         for recipe in cookbook.recipes:

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from typing import Any
 
 from stoker.core.clock import Clock, SystemClock
-from stoker.core.errors import StokerError
+from stoker.core.errors import MissingExtra, StokerError
 from stoker.core.frozen import frozen_by_position
 from stoker.core.jsontext import dumps, loads
+from stoker.engine.stage import Stage
 from stoker.host.durable import write_file
 from stoker.host.file_stamps import SETTLED_NS, stamp_of
 from stoker.host.import_watch import ModuleSource, read_source
+from stoker.host.install import pip_install
 
 OWN = "(module)"
 """What a stage's own module goes by, whatever it is called: moving it changes nothing."""
@@ -362,3 +365,52 @@ def _roots_of(module: str, file: str) -> _Roots:
         return _Roots(folder, _OURS)
     installed = os.path.basename(folder) in ("site-packages", "dist-packages")
     return _Roots(folder, parts[0] if installed else "")
+
+
+# Versions of installed distributions, read from the names of their metadata folders: no import, no parsing.
+
+
+_ABSENT = "absent"
+_NAME = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.(?:dist|egg)-info", re.ASCII)
+
+
+def version_of(distribution: str) -> str:
+    """Return the installed version of a distribution, `absent` if there is none. `python` is the interpreter's own."""
+    if distribution == "python":
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+    return _installed(tuple(sys.path)).get(_normal(distribution), _ABSENT)
+
+
+@cache
+def _installed(search: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder in search:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith("-info") and (match := _NAME.fullmatch(name)):
+                found.setdefault(_normal(match["name"]), match["version"])
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def missing_of(stages: Sequence[Stage]) -> MissingExtra | None:
+    """Return which distributions that stages declare to use are not installed, if any."""
+    missing: dict[str, str] = {}
+    for stage in stages:
+        for name in stage.uses:
+            if version_of(name) == _ABSENT:
+                missing.setdefault(name, stage.name)
+    if not missing:
+        return None
+    first = next(iter(missing.values()))
+    extra = first.partition("/")[0]
+    is_ours = any(stage.name == first and stage.module.startswith("stoker.cookbooks.") for stage in stages)
+    hint = pip_install(f"stoker[{extra}]") if is_ours else pip_install(*sorted(missing))
+    message = f"{first} needs {', '.join(sorted(missing))}: not installed"
+    return MissingExtra(message, hint=hint, missing=sorted(missing))

@@ -1,10 +1,7 @@
-"""Stages: typed units of work. Declared by decorating a function whose annotations are the declaration.
+"""Kinds: the nominal, versioned types of artifacts, each with its codec and its validator.
 
-    @stage("tabular/split", version=1)
-    def split(job: StageContext, table: Labelled, args: SplitArgs) -> Split: ...
-
-`job` is the context and `args` the arguments; every other parameter is an input port of the kind it is annotated with,
-`list[Kind]` a port that takes several. The returned kind is the output; `list[Kind]` is a list to fan out over.
+A kind is a class; an instance is a handle on one artifact of it: digest and path, never the value. Two kinds are the
+same only if name and version are; there is no conversion but a stage that does it.
 """
 
 from __future__ import annotations
@@ -16,17 +13,153 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from stoker.core.device import Needs
-from stoker.core.errors import Cancelled, StageDiverged
+from stoker.core.digests import ArtifactRef, Digest, KindRef
+from stoker.core.errors import Cancelled, InternalError, StageDiverged
 from stoker.core.frozen import frozen
+from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import RetryPolicy
 from stoker.engine.args import ArgsSchema
-from stoker.engine.kind import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+T = TypeVar("T")
+
+
+class Kind(Generic[T]):
+    """An artifact of a kind. Subclass to declare one; `file` names its single file, None means a folder."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    __slots__ = ("_where", "digest")
+
+    def __init__(self, digest: Digest, where: Callable[[], str] | str) -> None:
+        self.digest = digest
+        self._where = where
+
+    @classmethod
+    def ref(cls) -> KindRef:
+        """Return the kind's name and version."""
+        return KindRef(cls.name, cls.version)
+
+    @classmethod
+    def save(cls, value: T, path: Path) -> None:
+        """Write a value: to the file `path`, or into the empty folder `path`."""
+        message = f"kind {cls.name} has no codec: write below job.out and give job.made({cls.__name__})"
+        raise NotImplementedError(message)
+
+    def load(self) -> T:
+        """Read the value back."""
+        message = f"kind {type(self).name} has no codec: read below .path"
+        raise NotImplementedError(message)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        """Raise `ValueError` with the reason if the bytes at `path` are not of this kind. Cheap."""
+
+    @property
+    def path(self) -> Path:
+        """The artifact's file, or its folder. Read-only."""
+        folder = self._where if isinstance(self._where, str) else self._where()
+        return self.path_in(folder)
+
+    @classmethod
+    def path_in(cls, folder: str) -> Path:
+        """Return where an artifact of this kind lies that a folder holds: its file, or the folder."""
+        from pathlib import Path  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+        return Path(folder, cls.file) if cls.file else Path(folder)
+
+    def as_ref(self) -> ArtifactRef:
+        return ArtifactRef(self.ref(), self.digest)
+
+    @classmethod
+    def check_folder(cls, folder: str) -> None:
+        """Raise `ValueError` unless a staging folder holds exactly what this kind promises, valid."""
+        if cls.file is not None:
+            found = sorted(os.listdir(folder))
+            if found != [cls.file]:
+                message = f"expected the single file {cls.file}, found {', '.join(found) or 'nothing'}"
+                raise ValueError(message)
+        cls.validate(cls.path_in(folder))
+
+    @classmethod
+    def at(cls, folder: str) -> Self:
+        """Return a handle on an artifact that is still in staging and has no digest yet."""
+        return cls(Digest(""), folder)
+
+    @property
+    def staged_in(self) -> str:
+        """The staging folder of an artifact that has no digest yet; empty for one that is in the store."""
+        return self._where if isinstance(self._where, str) and not self.digest else ""
+
+
+class JsonKind(Kind[Any]):
+    """A kind whose value is JSON; non-finite numbers are kept."""
+
+    file = "value.json"
+
+    @classmethod
+    def save(cls, value: Any, path: Path) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(dumps(value))
+
+    def load(self) -> Any:
+        with open(self.path, "rb") as file:
+            return loads(file.read())
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        with open(path, "rb") as file:
+            loads(file.read())
+
+
+class TextKind(Kind[str]):
+    """A kind whose value is UTF-8 text."""
+
+    file = "value.txt"
+
+    @classmethod
+    def save(cls, value: str, path: Path) -> None:
+        path.write_text(value, encoding="utf-8", newline="")
+
+    def load(self) -> str:
+        return self.path.read_bytes().decode()
+
+
+class TreeKind(Kind["Path"]):
+    """A kind that is a folder; its value is the folder's path."""
+
+    def load(self) -> Path:
+        return self.path
+
+
+def check_files(folder: Path, *names: str) -> None:
+    """Raise `ValueError` unless a folder holds these files."""
+    for name in names:
+        if not (folder / name).is_file():
+            message = f"{name} is missing"
+            raise ValueError(message)
+
+
+def check_json(path: Path, key: str) -> None:
+    """Raise `ValueError` unless a file is a JSON object that has a key."""
+    try:
+        value = loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{path.name}: {error}"
+        raise ValueError(message) from error
+    if not isinstance(value, dict) or key not in value:
+        message = f"{path.name} has no {key!r}"
+        raise ValueError(message)
+
+
+# Stages: typed units of work. Declared by decorating a function whose annotations are the declaration.
 
 
 # Working together: what a stage says of itself whose attempts may share one process.
@@ -378,3 +511,102 @@ class SharedBase:
 
 Shares = Callable[[Any, Callable[[str], str]], SharedBase | None]
 """Says of a recipe's checked arguments, and by a function that digests the file at a path, what such a job shares."""
+
+
+# Seats: how work that shares one process sees those it works for.
+
+
+class Seat:
+    """One member's place. Its number is that of no other member who is seated."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        job: StageContext,
+        inputs: Mapping[str, Any],
+        args: Any,
+        answer: Callable[[Kind[Any] | BaseException], None],
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.number = number
+        self.job = job
+        """As a stage has it; `job.check()` raises `Cancelled` if this member alone is to stop, or its run is gone."""
+        self.inputs = inputs
+        """By port: a kind's handle, or a list of them."""
+        self.args = args
+        """The stage's dataclass, or nothing if it has none."""
+        self._answer = answer
+        self._is_gone = is_gone
+        self._is_taken = True
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody hears what this member says any more. It still has to be told how it ended."""
+        return self._is_gone()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it has not been said yet how this member ended."""
+        return self._is_taken
+
+    def finished(self, made: Kind[Any]) -> None:
+        """Say that it has made what its stage promises: a handle from `job.save` or `job.made`."""
+        self._say(made)
+
+    def failed(self, error: BaseException) -> None:
+        """Say why it ended without a result. The others do not notice."""
+        self._say(error)
+
+    def _say(self, answer: Kind[Any] | BaseException) -> None:
+        if not self._is_taken:
+            raise InternalError(f"seat {self.number} ({self.job.node}) was said to have ended twice")
+        self._is_taken = False
+        self._answer(answer)
+
+
+class Company(Protocol):
+    """Who there is to work for. One thread uses it, that which does the work."""
+
+    devices: tuple[str, ...]
+    """Those that the process was given, by UUID."""
+
+    @property
+    def ceiling_bytes(self) -> int | None:
+        """The most that it may take of a device for those who are seated now; nothing: all there is."""
+
+    def arrivals(self, wait_s: float) -> list[Seat]:
+        """Give who has come since the last call; if nobody has, wait so long for somebody. Call it at every border."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is seated and nobody can come any more: time to return."""
+
+
+class Alone:
+    """A company of one, in the stage's own process; the stage's function gives its result."""
+
+    def __init__(self, job: StageContext, inputs: Mapping[str, Any], args: Any) -> None:
+        self.devices = job.devices
+        self.ceiling_bytes: int | None = None
+        self._said: Kind[Any] | BaseException | None = None
+        self._arriving = [Seat(0, job=job, inputs=inputs, args=args, answer=self._take)]
+
+    def arrivals(self, wait_s: float) -> list[Seat]:
+        arrived, self._arriving = self._arriving, []
+        return arrived
+
+    @property
+    def is_over(self) -> bool:
+        return self._said is not None
+
+    def result(self) -> Any:
+        """Return what was made, for the stage to return. Raises what it failed with."""
+        if self._said is None:
+            raise InternalError("the work ended without saying how")
+        if isinstance(self._said, BaseException):
+            raise self._said
+        return self._said
+
+    def _take(self, answer: Kind[Any] | BaseException) -> None:
+        self._said = answer

@@ -26,10 +26,9 @@ from stoker.core.job import attempt_id, job_id
 from stoker.core.text import JOB_NAME_RULE, LONGEST_NAME, is_job_name
 from stoker.engine.args import ArgsSchema
 from stoker.engine.catalogue import Catalogue
-from stoker.engine.distributions import missing_of
-from stoker.engine.machine_context import MachineContext, surrounded_by
+from stoker.engine.code_identity import missing_of
 from stoker.engine.plan import Plan, join_plans
-from stoker.engine.recipe import Recipe
+from stoker.engine.recipe import MachineContext, Recipe, surrounded_by
 from stoker.engine.stage import SharedBase, Stage
 from stoker.jobs.data_places import DataPlaces
 from stoker.jobs.job_folder import JobRecord

@@ -18,7 +18,7 @@ from stoker.engine.metrics.curves import Point, curves
 from stoker.engine.metrics.metrics_file import SUFFIX
 from stoker.engine.plan import TrialNodes
 from stoker.engine.ranking import Direction, Measure, best_first, measure_for, preference
-from stoker.engine.run_folders import safe_name
+from stoker.engine.runners.stage_runner import safe_name
 from stoker.host.durable import open_regular
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory, tell

@@ -23,7 +23,7 @@ from stoker.engine.execution.executor import Executor
 from stoker.engine.journal import StatusWriter
 from stoker.engine.plan import Plan
 from stoker.engine.result_cache import NodeProduct
-from stoker.engine.run_folders import RunFolders
+from stoker.engine.runners.stage_runner import RunFolders
 from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from stoker.core.events import Event, Kinds
 from stoker.engine.metrics.wandb import SinkEnd, WandbRun, WandbSink
-from stoker.engine.run_folders import RunFolders
+from stoker.engine.runners.stage_runner import RunFolders
 from stoker.jobs.trials import Trial, shared_nodes
 
 _ENDS = frozenset({Kinds.STAGE_END, Kinds.STAGE_FAILED, Kinds.STAGE_CANCELLED, Kinds.STAGE_PRUNED})

@@ -19,7 +19,7 @@ from stoker.core.errors import Fault
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean, nearest
 from stoker.engine.code_identity import files_behind
-from stoker.engine.runners.program.program_launch import fill_some, places_in, required_in
+from stoker.engine.program import fill_some, places_in, required_in
 from stoker.store.memo import may_read
 
 _SCRIPTS = (".sh", ".bash", ".zsh", ".pl", ".rb", ".R", ".jl", ".js", ".lua")

@@ -20,8 +20,8 @@ from stoker.core.errors import ArgsFaults, Fault, InvalidInput, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.job import JobIds, job_id
 from stoker.core.machine import DevicePreference
+from stoker.engine.program import fill_some
 from stoker.engine.recipe import Recipe
-from stoker.engine.runners.program.program_launch import fill_some
 from stoker.host.interpreter import is_bare_python
 from stoker.jobs.build_context import JobCompiler
 from stoker.jobs.manifest_checks import CheckedJob

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.core.text import format_size
 from stoker.engine.ranking import known_direction, preference
-from stoker.engine.runners.member_usage import MemberUsage, read_stay
+from stoker.engine.runners.stage_runner import MemberUsage, read_stay
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.text_tables import Signs, span
 

@@ -18,9 +18,17 @@ from stoker.core.errors import BadInput, Forbidden, NotFound, NotVerified, Stale
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps
 from stoker.core.leases import AttemptToken
-from stoker.engine.checkpoints import INDEX, Checkpoint, choose_checkpoint
-from stoker.engine.metrics.previous_curves import EARLIER, earlier_curves
-from stoker.engine.scratch import ScratchInUse, decide_scratch, hand_over, look_at, scratch_path
+from stoker.engine.metrics.attempt_metrics import EARLIER, earlier_curves
+from stoker.engine.scratch import (
+    INDEX,
+    Checkpoint,
+    ScratchInUse,
+    choose_checkpoint,
+    decide_scratch,
+    hand_over,
+    look_at,
+    scratch_path,
+)
 from stoker.host.durable import open_regular, remove_tree, sync_dir, translated, writing
 from stoker.host.file_stamps import stamp_of
 from stoker.host.identity import Liveness, is_alive, mine

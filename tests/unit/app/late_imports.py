@@ -10,7 +10,7 @@ from collections.abc import Callable  # noqa: E402 - everything from here on cou
 from typing import Any  # noqa: E402
 
 from stoker.authoring import JsonKind, StageContext, stage  # noqa: E402
-from stoker.engine.runners.child_messages import answer_of, do_work  # noqa: E402
+from stoker.engine.runners.stage_runner import answer_of, do_work  # noqa: E402
 
 
 class Small(JsonKind):

@@ -32,13 +32,12 @@ from stoker.engine.permits import MemoryGate
 from stoker.engine.plan import Plan
 from stoker.engine.preview import PlanPreview, preview
 from stoker.engine.result_cache import Cache
-from stoker.engine.run_folders import RunFolders
 from stoker.engine.run_history import Footprints, History
 from stoker.engine.runners.process_runner import ProcessRunner
 from stoker.engine.runners.program.launch import ProgramContext
 from stoker.engine.runners.program.program_runner import ProgramRunner
 from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, SharedProcessSettings
-from stoker.engine.runners.stage_runner import InlineRunner, StageRunner
+from stoker.engine.runners.stage_runner import InlineRunner, RunFolders, StageRunner
 from stoker.engine.types import Engine, NodeResult, RunOptions, RunResult
 from stoker.host.containment.box import Containment
 from stoker.host.containment.mechanisms import choose_mechanism
@@ -293,7 +292,7 @@ class Lab:
     def _start_zygote(self) -> Zygote:
         return Zygote.start(
             sys.executable,
-            ("stoker.engine.runners.child_messages", "tests.unit.engine.stages", *self._preload),
+            ("stoker.engine.runners.stage_runner", "tests.unit.engine.stages", *self._preload),
             env={"PATH": "/usr/bin:/bin"},
             cwd=self.folder,
             sys_path=sys.path,

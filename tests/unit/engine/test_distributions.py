@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.distributions import version_of
+from stoker.engine.code_identity import version_of
 
 
 def test_versions_are_read_from_the_names_of_metadata_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

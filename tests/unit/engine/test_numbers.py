@@ -21,7 +21,7 @@ from stoker.core.frozen import frozen
 from stoker.core.jsontext import from_plain
 from stoker.core.text import whole_number
 from stoker.engine.arg_types import arg_type_of
-from stoker.engine.output.trainer_lines import Eval, parse_control
+from stoker.engine.runners.program.trainer_lines import Eval, parse_control
 from stoker.protocol.codec import StrictRequest, WireMessage, from_json
 
 # How the value is written in JSON and YAML, and the whole number that it is; None: it is refused.

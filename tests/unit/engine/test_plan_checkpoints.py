@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.core.digests import Digest
-from stoker.engine.checkpoints import Checkpoint, choose_checkpoint
+from stoker.engine.scratch import Checkpoint, choose_checkpoint
 from stoker.trainer.stoker_trainer import keep_checkpoint
 
 KEY = Digest("a" * 64)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.runners.program.program_launch import fill, fill_some, places_in, required_in
+from stoker.engine.program import fill, fill_some, places_in, required_in
 
 VALUES = {"lr": "0.1", "model.depth": "3", "a-b": "dash"}
 

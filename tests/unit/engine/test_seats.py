@@ -9,9 +9,9 @@ import pytest
 
 from stoker.authoring import Alone, Digests, InputPath, PlanBuilder, StageContext, Together, arg, stage
 from stoker.core.errors import InternalError
+from stoker.engine.action import company_key, company_word
 from stoker.engine.device_gate import held_base
 from stoker.engine.plan import PlanNode
-from stoker.engine.runners.shared.share_keys import company_key, company_word
 from tests.unit.engine.lab import Lab
 from tests.unit.engine.stages import Number
 

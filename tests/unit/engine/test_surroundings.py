@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.engine.machine_context import MachineContext, surrounded_by, surroundings
+from stoker.engine.recipe import MachineContext, surrounded_by, surroundings
 
 
 def test_a_recipe_knows_what_was_handed_in_and_only_while_its_plan_is_made():

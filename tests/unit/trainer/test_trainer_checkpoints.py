@@ -6,7 +6,7 @@ import os
 import pytest
 
 from stoker.core.digests import Digest
-from stoker.engine.checkpoints import Checkpoint, choose_checkpoint, digest_checkpoint
+from stoker.engine.scratch import Checkpoint, choose_checkpoint, digest_checkpoint
 from tests.unit.trainer.programs import Place
 
 KEY = Digest("a" * 64)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from stoker.engine.metrics.metrics_file import MetricRow, encode_frame
-from stoker.engine.output.trainer_lines import Eval, TrainerCheckpoint, TrainerParser, parse_control
+from stoker.engine.runners.program.trainer_lines import Eval, TrainerCheckpoint, TrainerParser, parse_control
 from tests.unit.trainer.programs import Place
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.engine.runners.member_usage import MemberUsage
+from stoker.engine.runners.stage_runner import MemberUsage
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.stage_lines import companies_lines, companions_text
 

@@ -11,7 +11,7 @@ from stoker.cookbooks.language.bundled import write_base
 from stoker.core.clock import SystemClock
 from stoker.core.errors import InvalidAdapters, InvalidInput
 from stoker.engine.catalogue import Catalogue, CookbookSource
-from stoker.engine.machine_context import MachineContext
+from stoker.engine.recipe import MachineContext
 from stoker.jobs.adapter_jobs import order_adapters
 from stoker.jobs.build_context import CompiledJob, JobCompiler
 from tests.unit.engine.lab import Lab

@@ -16,8 +16,8 @@ from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.core.errors import HashMismatch, NoPermission, Usage
 from stoker.core.frozen import changed
 from stoker.engine.action import Action, StageFacts
-from stoker.engine.checkpoints import resume_key
 from stoker.engine.plan import PlanNode
+from stoker.engine.scratch import resume_key
 from stoker.jobs.build_context import CompiledJob, RunRequest
 from stoker.protocol.lease_messages import Grant
 from stoker.worker.assignment import Assignment, JobBrief

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.engine.attempt_reports import Reports
+from stoker.engine.metrics.attempt_metrics import EARLIER, FILES, EarlierCurves, Reports, earlier_curves
 from stoker.engine.metrics.curves import curves
 from stoker.engine.metrics.metrics_file import MetricSource, read_metrics
-from stoker.engine.metrics.previous_curves import EARLIER, FILES, EarlierCurves, earlier_curves
 from stoker.jobs.comparison import JobFacts
 from stoker.jobs.execution import JobResult
 from tests.unit.worker.conftest import Office
@@ -121,7 +120,7 @@ def test_what_is_no_file_of_metrics_is_passed_over(attempts: Attempts) -> None:
 def test_curves_that_are_too_long_are_not_carried_along(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts.run((1, {"loss": 1.0}))
     assert earlier_curves(str(attempts.scratch))
-    monkeypatch.setattr("stoker.engine.metrics.previous_curves.LARGEST_BYTES", 10)
+    monkeypatch.setattr("stoker.engine.metrics.attempt_metrics.LARGEST_BYTES", 10)
     assert earlier_curves(str(attempts.scratch)) == b""
     assert {one.name for one in attempts.scratch.iterdir()} <= FILES
 

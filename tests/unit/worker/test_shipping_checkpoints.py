@@ -15,11 +15,9 @@ from stoker.core.digests import Digest, digest_bytes
 from stoker.core.errors import BadInput, NoCoordinator, NotFound, NotVerified, StaleLease
 from stoker.core.frozen import changed
 from stoker.core.leases import AttemptToken
-from stoker.engine.attempt_reports import Reports
-from stoker.engine.checkpoints import choose_checkpoint
+from stoker.engine.metrics.attempt_metrics import EarlierCurves, Reports
 from stoker.engine.metrics.curves import curves
-from stoker.engine.metrics.previous_curves import EarlierCurves
-from stoker.engine.scratch import open_scratch, scratch_path
+from stoker.engine.scratch import choose_checkpoint, open_scratch, scratch_path
 from stoker.host.identity import mine
 from stoker.trainer.stoker_trainer import keep_checkpoint
 from stoker.transfer.trees.tree_sources import TransferConnection

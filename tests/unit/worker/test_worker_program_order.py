@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.core.device import Capacity
-from stoker.engine.runners.program.program_launch import fill
+from stoker.engine.program import fill
 from stoker.jobs.program import ProgramFiles, ProgramWords, flat, split
 
 CAPACITY = Capacity(cpu=8, memory_bytes=2**34)

@@ -16,7 +16,7 @@ from stoker.core.events import Event, Kinds
 from stoker.engine.metrics.metrics_file import MetricsWriter
 from stoker.engine.metrics.wandb import WandbRun
 from stoker.engine.plan import TrialNodes
-from stoker.engine.run_folders import RunFolders
+from stoker.engine.runners.stage_runner import RunFolders
 from stoker.jobs.execution_events import TrialTracker
 from stoker.jobs.trials import Trial
 from tests.unit.engine.metrics.test_metrics_wandb_sink import LIBRARY, SCRIPT

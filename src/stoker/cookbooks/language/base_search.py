@@ -27,7 +27,7 @@ from stoker.cookbooks.language.bundled import BASES, bundled_base
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean, format_size
-from stoker.engine.machine_context import surroundings
+from stoker.engine.recipe import surroundings
 
 if TYPE_CHECKING:
     from stoker.transfer.hub.hub_cache import HubCache

@@ -17,7 +17,7 @@ from stoker.core.errors import Damaged, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean
 from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.training_setup import ALL_LINEAR, ATTENTION, MLP, names_of, targeted
-from stoker.engine.machine_context import surroundings
+from stoker.engine.recipe import surroundings
 
 _GROUPS = (ALL_LINEAR, ATTENTION, MLP)
 _MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)

@@ -48,7 +48,7 @@ from stoker.devices.estimate.shared_base import (
 )
 from stoker.devices.estimate.terms import estimate
 from stoker.devices.estimate.training_setup import Method, Optimiser, TrainingSpec, Width
-from stoker.engine.machine_context import surroundings
+from stoker.engine.recipe import surroundings
 
 _WORDS = {"adapters": "most", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
 """What this cookbook calls a company's numbers."""

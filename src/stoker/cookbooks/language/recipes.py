@@ -55,7 +55,7 @@ from stoker.cookbooks.language.train_full import train_full
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.errors import InsufficientDeviceMemory
 from stoker.core.frozen import changed, frozen
-from stoker.engine.machine_context import surroundings
+from stoker.engine.recipe import surroundings
 
 _BRINGS = {"base": CONFIG}
 """A machine of a fleet fetches a base of the hub itself; how large it is stands in that file."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from stoker.core.device import Needs, Resource
 from stoker.core.digests import Digest
-from stoker.core.errors import OutOfMemory, Refused, StokerError
+from stoker.core.errors import Fault, OutOfMemory, PlanFaults, Refused, StokerError
 from stoker.core.frozen import changeable, changed, frozen
 from stoker.devices.memory_admission import Admission, AdmissionDelay, AdmissionRefusal
+from stoker.engine.action import company_key, company_word
 from stoker.engine.device_gate import AttemptDevices, DeviceGate, DeviceWait, NoDevices
-from stoker.engine.execution.result_reads import LoopReadBudget
 from stoker.engine.execution.run_events import RunEventEmitter
 from stoker.engine.execution.stage_attempts import (
     EDITED_CODE,
@@ -26,13 +26,12 @@ from stoker.engine.execution.stage_attempts import (
     NodeQueue,
     QueuedNode,
 )
-from stoker.engine.execution.unsatisfiable import impossible
 from stoker.engine.key_leases import KeyHeld
-from stoker.engine.permits import PermitGrant, Permits, Shortage, hint_of_less
+from stoker.engine.permits import MemoryGate, PermitGrant, Permits, Shortage, hint_of_less
 from stoker.engine.plan import PlanNode
-from stoker.engine.result_cache import Execute, Hit
-from stoker.engine.runners.shared.share_keys import company_key, company_word
+from stoker.engine.result_cache import Execute, Hit, LoopReadBudget
 from stoker.engine.runners.stage_runner import StageRunner
+from stoker.engine.stage import Stage
 from stoker.engine.types import Engine
 from stoker.host.import_watch import ModuleSource, is_imported_from, pin
 from stoker.store.records import Record
@@ -445,3 +444,51 @@ class CancelledNodes:
             self._open = [name for name in nodes if name in self]
         self._open = [name for name in self._open if not has_ended(name)]
         return self._open
+
+
+# What this machine can never give, decided before anything runs: a run refuses it, a dry run says so.
+
+
+_FEWER = (
+    "gpus=0 does without one; `stoker doctor` tells what this machine has, `stoker machines` what the fleet has, and "
+    "`stoker submit` takes the same words"
+)
+
+
+def impossible(
+    nodes: Sequence[PlanNode],
+    *,
+    devices: DeviceGate,
+    memory: MemoryGate,
+    runner_for: Callable[[Stage], StageRunner],
+) -> StokerError | None:
+    """Return why some of these nodes can never run here, or give nothing.
+
+    `PlanFaults`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
+    """
+    faults = tuple(Fault(node.id, never) for node in nodes if (never := devices.never(node.needs)))
+    if faults:
+        headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} stages can't run on this machine"
+        return PlanFaults(headline, faults=faults, hint=_FEWER)
+    too_large = [f"{node.id}: {never}" for node in nodes if (never := memory.never(node))]
+    if too_large:
+        is_said = all(node.stage.is_program for node in nodes)
+        less = "declare less" if is_said else "ask less of it (a smaller batch, say)"
+        return OutOfMemory("; ".join(too_large[:3]), hint=f"{less}, or run it on a larger machine")
+    programs = [node for node in nodes if node.stage.is_program and not node.producers()]
+    if programs:
+        works = {node.id: (node.stage, node.args) for node in programs}
+        try:
+            runner_for(programs[0].stage).check(works)
+        except StokerError as error:
+            return error
+    return None
+
+
+def impossible_here(engine: Engine, nodes: Sequence[PlanNode]) -> StokerError | None:
+    """Return the same of nodes that nobody runs."""
+    devices = engine.open_devices(lambda: None) if any(node.needs.gpu for node in nodes) else NoDevices()
+    try:
+        return impossible(nodes, devices=devices, memory=engine.memory, runner_for=engine.runner_for)
+    finally:
+        devices.close()

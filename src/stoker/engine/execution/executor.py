@@ -34,7 +34,6 @@ from stoker.engine.execution.dispatch import (
     NodeOutdated,
     NodeStarted,
 )
-from stoker.engine.execution.result_reads import LoopReadBudget, NodeDecider
 from stoker.engine.execution.run_events import RunEventEmitter
 from stoker.engine.execution.schedule import ENDED, NodeState, PlanProgress, Schedule
 from stoker.engine.execution.stage_attempts import (
@@ -47,9 +46,8 @@ from stoker.engine.execution.stage_attempts import (
 )
 from stoker.engine.journal import StatusWriter
 from stoker.engine.plan import Plan
-from stoker.engine.result_cache import CacheCommit, Execute, Resolver, Use
-from stoker.engine.run_folders import RunFolders
-from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
+from stoker.engine.result_cache import CacheCommit, Execute, LoopReadBudget, NodeDecider, Resolver, Use
+from stoker.engine.runners.stage_runner import AttemptUsage, RunFolders, StageFailure
 from stoker.engine.types import Engine, NodeEnding, NodeResult, RunOptions, RunResult
 from stoker.host.gc_control import searched_seldom
 from stoker.store.trees import heeding

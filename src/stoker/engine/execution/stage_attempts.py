@@ -22,27 +22,25 @@ from stoker.core.errors import Cancelled, InvalidInput, ProcessLost, StokerError
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import some_of
-from stoker.engine.attempt_reports import Reports
-from stoker.engine.checkpoints import resume_key
+from stoker.engine.action import company_key
 from stoker.engine.device_gate import NOTHING_TAKEN, AttemptDevices, DeviceNotice
-from stoker.engine.metrics.previous_curves import EarlierCurves
+from stoker.engine.metrics.attempt_metrics import EarlierCurves, Reports
 from stoker.engine.permits import MemoryGate, PermitGrant
 from stoker.engine.plan import PlanNode
 from stoker.engine.result_cache import Cache, CacheCommit, Execute, NodeProduct
-from stoker.engine.run_folders import RunFolders
-from stoker.engine.runners.program.result_manifest import manifest_of_stage
-from stoker.engine.runners.shared.share_keys import company_key
+from stoker.engine.runners.program.program_end import manifest_of_stage
 from stoker.engine.runners.stage_runner import (
     CODE_EDITED,
     Attempt,
     AttemptUsage,
     GivenInput,
+    RunFolders,
     StageFailure,
     StageRunner,
     StageSuccess,
     Work,
 )
-from stoker.engine.scratch import clear_scratch, scratch_path
+from stoker.engine.scratch import clear_scratch, resume_key, scratch_path
 from stoker.host.durable import remove_tree
 from stoker.host.import_watch import ModuleSource
 from stoker.host.writers import LogFile

@@ -16,7 +16,7 @@ from stoker.core.errors import ProcessLost, Unavailable
 from stoker.core.jsontext import dumps
 from stoker.core.retry import FailureCause
 from stoker.engine.device_gate import HIDDEN
-from stoker.engine.runners.program_end import out_of_memory
+from stoker.engine.runners.program.program_end import out_of_memory
 from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work
 from stoker.engine.stage import Stage
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
@@ -25,8 +25,8 @@ from stoker.host.import_watch import handed_on
 from stoker.host.processes import ask_group, stop_group
 from stoker.host.zygote import ForkedWork, Zygote
 
-CHILD = "stoker.engine.runners.child_messages:run_work"
-PRELOAD = ("stoker.engine.runners.child_messages", "stoker.authoring", "pathlib")
+CHILD = "stoker.engine.runners.stage_runner:run_work"
+PRELOAD = ("stoker.engine.runners.stage_runner", "stoker.authoring", "pathlib")
 """What the zygote imports for every stage. What is missing here each child imports again, for milliseconds."""
 _READ_BOX_EVERY_S = 0.5
 

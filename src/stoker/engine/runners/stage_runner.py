@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, Protocol
 
-from stoker.core.digests import ArtifactRef
+from stoker.core.digests import ArtifactRef, Digest, KindRef
 from stoker.core.errors import (
     BadInput,
     Cancelled,
@@ -27,15 +31,16 @@ from stoker.core.errors import (
     StokerError,
     Unavailable,
 )
-from stoker.core.frozen import fresh, frozen
+from stoker.core.frozen import changeable, fresh, frozen
+from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
-from stoker.engine.kind import Kind
-from stoker.engine.run_folders import RunFolders
-from stoker.engine.runners.member_usage import MemberUsage
-from stoker.engine.stage import Stage, StageContext, perform
+from stoker.core.text import one_line
+from stoker.engine.metrics.metrics_file import SUFFIX
+from stoker.engine.stage import Kind, Stage, StageContext, perform
 from stoker.host.durable import translate
+from stoker.host.entry_points import entry_point
 from stoker.host.identity import ProcessIdentity
-from stoker.host.import_watch import ModuleSource, may_have_run_other_code, watching
+from stoker.host.import_watch import ModuleSource, import_only, may_have_run_other_code, received, watching
 
 
 @frozen
@@ -318,3 +323,260 @@ def _check_made(stage: Stage, made: Any, out: str) -> None:
         message = "it returned a handle on something else than what it wrote below job.out"
         raise ValueError(message)
     stage.output.check_folder(out)
+
+
+# Where one run of a plan keeps what is not a result: logs, metrics and, for all runs, scratch folders.
+
+
+@frozen
+class RunFolders:
+    """Folders that exist, except for `scratch`, which is made when somebody needs it."""
+
+    run_id: str
+    logs: str
+    metrics: str
+    scratch: str
+    """Shared by all runs: below it each piece of work has a folder under its key."""
+    name: str = ""
+    """What people call the job."""
+
+    @property
+    def job(self) -> str:
+        """By what somebody else may ask about this run."""
+        return self.name or self.run_id
+
+    def log_of(self, node: str) -> str:
+        """Name the log of a node."""
+        return os.path.join(self.logs, f"{safe_name(node)}.log")
+
+    def curves_of(self, node: str) -> str:
+        """Name the file of metrics that we write for a node."""
+        return os.path.join(self.metrics, f"{safe_name(node)}{SUFFIX}")
+
+    def metrics_of(self, node: str) -> str:
+        """Name the file of metrics that a node's own program may write."""
+        return os.path.join(self.metrics, f"{safe_name(node)}.program{SUFFIX}")
+
+    def control_of(self, node: str, attempt: int) -> str:
+        """Name the file through which an attempt's own program reports; hidden, for it goes nowhere else."""
+        return os.path.join(self.metrics, f".{safe_name(node)}.{attempt}.control.jsonl")
+
+
+def safe_name(name: str) -> str:
+    """Return a node's name as one that a file may have."""
+    return "".join(char if char.isalnum() or char in "-_.[]=,+" else "_" for char in name)
+
+
+# Who sat beside whom: what a company remembers of a member's time in it, for the record of its attempt. Pure.
+
+
+_MOST_NAMED = 16
+_LONGEST_NAME = 200
+
+
+@frozen
+class MemberUsage:
+    """One member's time in a company, once it is over."""
+
+    process: int
+    """Which one worked for all of them."""
+    members: int
+    """The most that sat there at once, itself among them."""
+    others: int
+    """How many it shared the process with at any time."""
+    named: tuple[str, ...]
+    """The first of those, each by its job and stage."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"process": self.process, "members": self.members, "others": self.others, "with": list(self.named)}
+
+
+def read_stay(told: object) -> MemberUsage | None:
+    """Read what `to_json` gave; nothing of what is none."""
+    if not isinstance(told, Mapping):
+        return None
+    counts = [one for name in ("process", "members", "others") if type(one := told.get(name)) is int and one >= 0]
+    named = told.get("with")
+    if len(counts) < 3 or not isinstance(named, list):
+        return None
+    process, members, others = counts
+    return MemberUsage(process=process, members=members, others=others, named=tuple(map(_name, named[:_MOST_NAMED])))
+
+
+@changeable
+class _Seated:
+    name: str
+    members: int
+    others: int = 0
+    named: list[str] = fresh(factory=list)
+
+    def meet(self, another: _Seated, members: int) -> None:
+        self.others += 1
+        self.members = max(self.members, members)
+        if len(self.named) < _MOST_NAMED:
+            self.named.append(another.name)
+
+
+class MemberUsageTracker:
+    """All who sit in one company, by seat."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._seated: dict[int, _Seated] = {}
+
+    def came(self, seat: int, name: object) -> None:
+        """Somebody takes a seat."""
+        members = len(self._seated) + 1
+        newcomer = _Seated(name=_name(name), members=members)
+        for one in self._seated.values():
+            one.meet(newcomer, members)
+            newcomer.meet(one, members)
+        self._seated[seat] = newcomer
+
+    def left(self, seat: int) -> MemberUsage:
+        """Somebody leaves it; gives how it was."""
+        one = self._seated.pop(seat)
+        return MemberUsage(process=self._process, members=one.members, others=one.others, named=tuple(one.named))
+
+
+def _name(told: object) -> str:
+    return one_line(str(told), _LONGEST_NAME)
+
+
+# What runs inside a stage's process: find the stage, do the work, answer once.
+
+
+_LONGEST_MESSAGE = 1 << 16
+
+
+def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    """Do what a request says and send one answer: finished, or failed with its cause."""
+    work = work_in(request)
+    pid = os.getpid()
+    with asked_to_stop() as is_told:
+        outcome = do_work(work, lambda report: pass_on(report, emit), is_told)
+    if os.getpid() != pid:
+        # A fork of the stage that came back through its code: only the stage itself answers.
+        os._exit(1)
+    answer(outcome, emit)
+
+
+def work_in(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the work that a request is about; its code is imported as the request has it from here on."""
+    (sources_fd,) = request["fds"]
+    import_only(received(sources_fd))
+    work: dict[str, Any] = loads(request["work"])
+    return work
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Have a request to end raised as `Cancelled` within; after it there is nothing left to interrupt."""
+    told = _Told()
+    signal.signal(signal.SIGTERM, told)
+    try:
+        yield lambda: told.to_stop
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def do_work(
+    work: dict[str, Any], report: Callable[[dict[str, Any]], None], is_cancelled: Callable[[], bool]
+) -> StageSuccess | StageFailure:
+    """Find the stage and do what a request says of it; whatever goes wrong is its outcome."""
+    try:
+        stage = find_stage(work["entry"])
+        job = context_of(work, stage, report, is_cancelled)
+        values = checked_args(work, stage)
+        return run_stage(stage, job, given_inputs(work), values, work["out"])
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the run has to hear of it
+        return failure_of(error)
+
+
+def context_of(
+    work: dict[str, Any], stage: Stage, report: Callable[[dict[str, Any]], None], is_cancelled: Callable[[], bool]
+) -> StageContext:
+    """Return what a stage sees of the run, as a request says."""
+    return StageContext(
+        node=work["node"],
+        out=work["out"],
+        emit=report,
+        is_cancelled=is_cancelled,
+        diverges_on=stage.diverges_on,
+        devices=tuple(work["devices"]),
+        attempt=work["attempt"],
+        scratch=work["scratch"],
+    )
+
+
+def checked_args(work: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """Return the arguments that a request names. Raises `ValueError` for what the stage does not take."""
+    values, faults = stage.args.check(work["args"], owner=work["node"])
+    if faults:
+        message = "; ".join(map(str, faults))
+        raise ValueError(message)
+    return values
+
+
+def answer(outcome: StageSuccess | StageFailure, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Send the one answer, and leave the traceback in the log."""
+    # The answer first: the log may lie on a disk that is full.
+    emit({"answer": answer_of(outcome)})
+    if isinstance(outcome, StageFailure):
+        with suppress(OSError, ValueError):
+            sys.stderr.write(outcome.detail)
+            sys.stderr.flush()
+
+
+def find_stage(entry: str) -> Stage:
+    """Import a stage by `module:name`."""
+    found = entry_point(entry)
+    if not isinstance(found, Stage):
+        message = f"{entry} is not a stage"
+        raise TypeError(message)
+    return found
+
+
+def given_inputs(work: dict[str, Any]) -> dict[str, list[tuple[ArtifactRef, Callable[[], str]]]]:
+    """Return the inputs that a request names, by port."""
+    return {port: [_given(*given) for given in givens] for port, givens in work["inputs"].items()}
+
+
+def _given(kind: str, digest: str, where: str) -> tuple[ArtifactRef, Callable[[], str]]:
+    name, _, version = kind.rpartition("@")
+    return ArtifactRef(KindRef(name, int(version)), Digest(digest)), lambda: where
+
+
+def pass_on(report: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    """Send a stage's report up; lines for its log go there."""
+    if "log" in report:
+        sys.stdout.write(f"{report['log']}\n")
+    else:
+        emit(report)
+
+
+def answer_of(outcome: StageSuccess | StageFailure) -> dict[str, Any]:
+    """Return an outcome in the words that the run reads."""
+    if not isinstance(outcome, StageFailure):
+        return {"outcome": "finished"}
+    return {
+        "outcome": "failed",
+        "cause": str(outcome.cause),
+        # A message may hold whatever its stage met; nobody reads a book, and nobody else's answer waits for one.
+        "message": outcome.message[:_LONGEST_MESSAGE],
+        "hint": outcome.hint[:_LONGEST_MESSAGE],
+        "detail": outcome.detail[-8192:],
+        "error_code": outcome.error_code,
+    }
+
+
+class _Told:
+    """Whether the stage was asked to stop. Remembered, since its own code may have caught what was raised."""
+
+    def __init__(self) -> None:
+        self.to_stop = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.to_stop = True
+        message = "it was asked to stop"
+        raise Cancelled(message)

@@ -10,7 +10,7 @@ from stoker.cookbooks.command.cookbook import CommandArgs, command
 from stoker.core.errors import ArgsFaults, StageInputError
 from stoker.engine.arg_types import InputPath
 from stoker.engine.plan import PlanNode
-from stoker.engine.runners.program.program_launch import Program
+from stoker.engine.program import Program
 from stoker.engine.stage import StageContext, perform
 
 DATA = InputPath(__file__)

@@ -21,7 +21,7 @@ from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
 from stoker.cookbooks.language.safetensors import DamagedHeader, Header, read_header
 from stoker.core.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
-from stoker.engine.machine_context import MachineContext, surrounded_by
+from stoker.engine.recipe import MachineContext, surrounded_by
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from stoker.core.frozen import changed
 from stoker.devices.estimate.terms import context_bytes_of
 from stoker.devices.memory_admission import Admission, AdmissionDelay, MachineMemory, admit
 from stoker.engine.args import ArgsSchema
-from stoker.engine.code_identity import CodeIdentity
-from stoker.engine.distributions import missing_of
-from stoker.engine.machine_context import MachineContext, surrounded_by
+from stoker.engine.code_identity import CodeIdentity, missing_of
 from stoker.engine.permits import hint_of_less
+from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.jobs.trials import settled
 from tests.unit.cookbooks.language.walked_language import compiled
 

@@ -16,7 +16,7 @@ from stoker.cookbooks.language.train_lora import same_base
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import ArgsFaults, BadInput
 from stoker.core.frozen import changed
-from stoker.engine.machine_context import MachineContext, surrounded_by
+from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.engine.stage import SharedBase
 
 

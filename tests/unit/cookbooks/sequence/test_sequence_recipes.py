@@ -17,8 +17,7 @@ from stoker.cookbooks.sequence.train_cnn import train_cnn  # noqa: E402
 from stoker.cookbooks.tabular import COOKBOOK as TABULAR  # noqa: E402
 from stoker.core import jsontext  # noqa: E402
 from stoker.core.errors import BadInput  # noqa: E402
-from stoker.engine.code_identity import CodeIdentity  # noqa: E402
-from stoker.engine.distributions import missing_of  # noqa: E402
+from stoker.engine.code_identity import CodeIdentity, missing_of  # noqa: E402
 from stoker.engine.stage import perform  # noqa: E402
 from tests.unit.cookbooks.sequence.walked_series import SMALL, compiled, context, walk  # noqa: E402
 

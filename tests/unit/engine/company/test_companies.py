@@ -20,7 +20,7 @@ from stoker.core.device import GIB, Needs
 from stoker.core.errors import Cancelled
 from stoker.core.retry import FailureCause
 from stoker.devices.memory_admission import MachineMemory
-from stoker.engine.runners.shared.tenant_messages import framed
+from stoker.engine.runners.shared.members import framed
 from stoker.host.sockets import NamedSocket
 from tests.unit.engine.lab import Flight, Lab, Ran, card
 from tests.unit.engine.together_stages import CountArgs, broken, count, greedy, hanging

@@ -6,9 +6,8 @@ import io
 
 from stoker.core.jsontext import dumps
 from stoker.core.retry import FailureCause
-from stoker.engine.runners.child_messages import answer_of
 from stoker.engine.runners.shared.shared_process import MemberLogStream
-from stoker.engine.runners.stage_runner import StageFailure
+from stoker.engine.runners.stage_runner import StageFailure, answer_of
 
 
 def test_lines_are_told_whole() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.clock import SystemClock
-from stoker.engine.runners.shared.tenant_messages import LONGEST_BYTES, Frames, framed
-from stoker.engine.runners.shared.tenants import MemberConnection, MemberServer
+from stoker.engine.runners.shared.members import LONGEST_BYTES, Frames, MemberConnection, MemberServer, framed
 
 CLOCK = SystemClock()
 
@@ -45,7 +44,7 @@ def test_one_who_waits_and_goes_while_it_is_told_something_stands_in_line_no_lon
 def test_half_messages_hold_no_more_than_so_much_and_who_says_little_is_heard(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.engine.runners.shared.tenants._MOST_UNFINISHED_BYTES", 300_000)
+    monkeypatch.setattr("stoker.engine.runners.shared.members._MOST_UNFINISHED_BYTES", 300_000)
     words_fd = os.memfd_create("words")
     guests = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
     halves = [connected(listener) for _ in range(8)]
@@ -71,8 +70,8 @@ def test_half_messages_hold_no_more_than_so_much_and_who_says_little_is_heard(
 def test_half_a_message_is_waited_for_and_then_no_longer(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.engine.runners.shared.tenants._JOIN_WITHIN_S", 0.2)
-    monkeypatch.setattr("stoker.engine.runners.shared.tenants._LOOK_S", 0.02)
+    monkeypatch.setattr("stoker.engine.runners.shared.members._JOIN_WITHIN_S", 0.2)
+    monkeypatch.setattr("stoker.engine.runners.shared.members._LOOK_S", 0.02)
     words_fd = os.memfd_create("words")
     guests = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
     with connected(listener) as link:

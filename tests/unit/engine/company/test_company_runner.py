@@ -13,10 +13,9 @@ import pytest
 
 from stoker.core.clock import SystemClock
 from stoker.core.retry import FailureCause
-from stoker.engine.run_folders import RunFolders
+from stoker.engine.runners.shared.members import FORMAT, LONGEST_BYTES, framed
 from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, SharedProcessSettings, company_name
-from stoker.engine.runners.shared.tenant_messages import FORMAT, LONGEST_BYTES, framed
-from stoker.engine.runners.stage_runner import StageFailure, StageSuccess, Work
+from stoker.engine.runners.stage_runner import RunFolders, StageFailure, StageSuccess, Work
 from stoker.host.identity import mine
 from stoker.host.sockets import NamedSocket
 from tests.unit.engine.together_stages import count

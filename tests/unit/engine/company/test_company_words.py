@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from stoker.engine.runners.shared.tenant_messages import (
+from stoker.engine.runners.shared.members import (
     LONGEST_BYTES,
     Frames,
     SharedProcessExit,

@@ -14,7 +14,8 @@ import pytest
 from stoker.authoring import InputPath, PlanBuilder, StageContext, arg, stage
 from stoker.core.clock import SystemClock
 from stoker.core.errors import Cancelled
-from stoker.engine.execution import dispatch, result_reads
+from stoker.engine import result_cache
+from stoker.engine.execution import dispatch
 from stoker.engine.execution.stage_attempts import Attempts
 from stoker.engine.types import NodeEnding
 from stoker.store import trees
@@ -90,7 +91,7 @@ def endless(tmp_path: Path) -> str:
 
 @pytest.fixture
 def everything_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_reads, "_MOST_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(result_cache, "_MOST_AT_ONCE_BYTES", -1)
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_leases_are_renewed_and_others_run_while_a_large_input_is_read(
 def test_people_are_told_now_and_then_how_far_reading_is(
     lab: Lab, endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_reads, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(result_cache, "_TELL_EVERY_S", 0.0)
     flight = lab.start(plan_of(read, FileArgs(path=InputPath(endless))))
     wait_until(lambda: bool(flight.events("stage_log")))
     flight.executor.cancel(Cancelled("enough"))

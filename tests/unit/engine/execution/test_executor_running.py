@@ -24,8 +24,7 @@ from stoker.core.errors import (
 )
 from stoker.core.retry import FailureCause
 from stoker.engine.execution.executor import error_of
-from stoker.engine.runners.child_messages import find_stage
-from stoker.engine.runners.stage_runner import failure_of
+from stoker.engine.runners.stage_runner import failure_of, find_stage
 from stoker.engine.types import NodeEnding, NodeResult
 from tests.unit.engine.misbehaving import OutOfMemoryError
 from tests.unit.engine.stages import Folder, Number, number

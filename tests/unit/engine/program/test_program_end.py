@@ -7,8 +7,8 @@ import pytest
 
 from stoker.core.retry import FailureCause
 from stoker.engine.execution.executor import error_of
-from stoker.engine.runners.outputs import CollectedOutputs
-from stoker.engine.runners.program_end import ProgramExit, failure_of_outputs, failure_of_program, went_silent
+from stoker.engine.program import CollectedOutputs
+from stoker.engine.runners.program.program_end import ProgramExit, failure_of_outputs, failure_of_program, went_silent
 from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
 from stoker.engine.types import NodeEnding, NodeResult
 from stoker.host.exit import ProcessExit

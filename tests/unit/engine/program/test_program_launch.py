@@ -12,10 +12,9 @@ import pytest
 from stoker.cookbooks.command.cookbook import run
 from stoker.core.errors import BadInput, LocalFile, ProgramNotFound
 from stoker.core.frozen import changed
-from stoker.engine.run_folders import RunFolders
+from stoker.engine.program import Program, gang_words
 from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
-from stoker.engine.runners.program.program_launch import Program, gang_words
-from stoker.engine.runners.stage_runner import Work
+from stoker.engine.runners.stage_runner import RunFolders, Work
 
 WORK = Work(
     node="3.run",

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.authoring import Needs, Stage
 from stoker.cookbooks.command.cookbook import OpenProgramArgs, run
-from stoker.engine.runners.program.result_manifest import frameworks_of
+from stoker.engine.runners.program.program_end import frameworks_of
 from tests.unit.engine.lab import Lab, plan_of
 from tests.unit.engine.stages import NumberArgs, number, process_number
 from tests.unit.engine.together_stages import CountArgs, count

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import BadInput, LockHeld, NoSpace
-from stoker.engine.runners.outputs import CollectedOutputs, DeclaredOutputs, checked_output, output_locks, tidy_out
+from stoker.engine.program import CollectedOutputs, DeclaredOutputs, checked_output, output_locks, tidy_out
 from tests.unit.host.real_mounts import small_disk
 
 

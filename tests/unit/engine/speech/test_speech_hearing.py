@@ -7,10 +7,10 @@ import pytest
 
 from stoker.core.clock import FakeClock
 from stoker.core.digests import Digest
-from stoker.engine.attempt_reports import LAST_KEPT
-from stoker.engine.checkpoints import choose_checkpoint
+from stoker.engine.metrics.attempt_metrics import LAST_KEPT
 from stoker.engine.metrics.metrics_file import MetricSource
-from stoker.engine.output.parser import LINES_PER_WINDOW, ProgramCheckpointStore, ProgramOutput
+from stoker.engine.runners.program.output import LINES_PER_WINDOW, ProgramCheckpointStore, ProgramOutput
+from stoker.engine.scratch import choose_checkpoint
 
 KEY = Digest("a" * 64)
 

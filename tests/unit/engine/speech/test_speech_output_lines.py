@@ -5,8 +5,8 @@ import tracemalloc
 import pytest
 
 from stoker.core.clock import FakeClock
-from stoker.engine.output.parser import CONTROLS_PER_WINDOW, WINDOW_S, OutputLines
-from stoker.engine.output.trainer_lines import LINE_BYTES
+from stoker.engine.runners.program.output import CONTROLS_PER_WINDOW, WINDOW_S, OutputLines
+from stoker.engine.runners.program.trainer_lines import LINE_BYTES
 
 
 def test_only_lines_that_may_say_something_are_given() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stoker.engine.output.trainer_lines import OutputSteps, PlainOutputLine, parse_line
+from stoker.engine.runners.program.trainer_lines import OutputSteps, PlainOutputLine, parse_line
 
 
 def placed(*lines: bytes) -> list[int]:

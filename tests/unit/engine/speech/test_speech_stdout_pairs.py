@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stoker.engine.output.trainer_lines import NO_PAIRS, pairs_in
+from stoker.engine.runners.program.trainer_lines import NO_PAIRS, pairs_in
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from stoker.engine.output.trainer_lines import (
+from stoker.engine.runners.program.trainer_lines import (
     LINE_BYTES,
     Contract,
     Eval,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stoker.engine.output.trainer_lines import (
+from stoker.engine.runners.program.trainer_lines import (
     FAULTS_TOLD,
     TrainerCompletion,
     TrainerFailure,

@@ -38,7 +38,7 @@ from stoker.cookbooks.language.shared.tenant import AdapterMember
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, digest_value, is_digest
 from stoker.core.errors import BadInput, LocalFile, LockHeld, StokerError
-from stoker.engine.checkpoints import choose_checkpoint
+from stoker.engine.scratch import choose_checkpoint
 from stoker.host.durable import remove_tree, translated
 from stoker.host.locks import DEFAULT_WAIT_S, FileLock, is_locked, read_owner
 from stoker.trainer.stoker_trainer import keep_checkpoint

@@ -15,7 +15,7 @@ from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.jsontext import dumps
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.device_gate import HIDDEN
-from stoker.engine.runners.program.program_launch import GANG, Program
+from stoker.engine.program import GANG, Program
 from stoker.engine.runners.stage_runner import Work
 from stoker.host.box_entry import find_program
 from stoker.host.interpreter import find_python, is_bare_python

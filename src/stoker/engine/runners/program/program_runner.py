@@ -22,17 +22,20 @@ from stoker.core.errors import InternalError, ProcessLost, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import format_size
-from stoker.engine.checkpoints import choose_checkpoint
-from stoker.engine.output.parser import ProgramCheckpointStore, ProgramOutput
-from stoker.engine.runners.outputs import DeclaredOutputs, output_locks, tidy_out
+from stoker.engine.program import DeclaredOutputs, Program, output_locks, tidy_out
 from stoker.engine.runners.program.launch import Launch, ProgramContext, find_launch, render_launch
-from stoker.engine.runners.program.program_launch import Program
+from stoker.engine.runners.program.output import ProgramCheckpointStore, ProgramOutput
+from stoker.engine.runners.program.program_end import (
+    ProgramExit,
+    failure_of_outputs,
+    failure_of_program,
+    manifest_of_program,
+    went_silent,
+)
 from stoker.engine.runners.program.program_watch import ControlFile, ProgramWatch, remove_if_odd
-from stoker.engine.runners.program.result_manifest import manifest_of_program
 from stoker.engine.runners.program.sandbox import RunAsFolders
-from stoker.engine.runners.program_end import ProgramExit, failure_of_outputs, failure_of_program, went_silent
 from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work, failure_of
-from stoker.engine.scratch import OURS, Scratch, open_scratch
+from stoker.engine.scratch import OURS, Scratch, choose_checkpoint, open_scratch
 from stoker.engine.stage import Stage, StageContext, perform
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
 from stoker.host.durable import remove_tree, translated

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from stoker.core.clock import Clock
 from stoker.core.errors import ProcessLost, StokerError
-from stoker.engine.output.parser import ProgramOutput
+from stoker.engine.runners.program.output import ProgramOutput
 from stoker.engine.runners.program.sandbox import SecretRedactor
 from stoker.host.containment.box import ContainedGroup
 from stoker.host.durable import remove_tree

@@ -27,20 +27,23 @@ from stoker.devices.ledger.ledger import Ledger
 from stoker.devices.ledger.ledger_rules import ceiling_of
 from stoker.devices.ledger.types import HeldReservation
 from stoker.devices.meter import NoMeter
-from stoker.engine.kind import Kind
-from stoker.engine.runners.child_messages import answer_of, checked_args, context_of, find_stage, given_inputs
-from stoker.engine.runners.member_usage import MemberUsage, MemberUsageTracker
-from stoker.engine.runners.shared.slot import Seat
-from stoker.engine.runners.shared.tenant_messages import FORMAT
-from stoker.engine.runners.shared.tenants import MemberConnection, MemberServer
+from stoker.engine.runners.shared.members import FORMAT, MemberConnection, MemberServer
 from stoker.engine.runners.stage_runner import (
     CODE_EDITED,
+    MemberUsage,
+    MemberUsageTracker,
     StageFailure,
     StageSuccess,
+    answer_of,
+    checked_args,
+    context_of,
     failure_of,
+    find_stage,
+    given_inputs,
     handles_of,
     judge_made,
 )
+from stoker.engine.stage import Kind, Seat
 from stoker.host import linux
 from stoker.host.entry_points import entry_point
 from stoker.host.identity import mine, of_pid

@@ -26,10 +26,9 @@ from stoker.core.jsontext import dumps
 from stoker.core.retry import FailureCause
 from stoker.core.text import format_duration
 from stoker.engine.device_gate import HIDDEN, VRAM_BYTES
-from stoker.engine.runners.member_usage import read_stay
 from stoker.engine.runners.process_runner import as_request
-from stoker.engine.runners.program_end import out_of_memory
-from stoker.engine.runners.shared.tenant_messages import (
+from stoker.engine.runners.program.program_end import out_of_memory
+from stoker.engine.runners.shared.members import (
     FORMAT,
     ComeAgain,
     Frames,
@@ -42,7 +41,7 @@ from stoker.engine.runners.shared.tenant_messages import (
     read_last_words,
     receive,
 )
-from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work
+from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work, read_stay
 from stoker.engine.stage import Stage
 from stoker.host.containment.box import MARK
 from stoker.host.identity import Liveness, is_alive

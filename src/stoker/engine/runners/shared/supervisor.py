@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from stoker.core.clock import SystemClock
 from stoker.core.errors import InternalError, ProcessLost, StokerError
 from stoker.core.jsontext import dumps, loads
-from stoker.engine.runners.shared.tenant_messages import SharedProcessExit, framed, words_as_json
+from stoker.engine.runners.shared.members import SharedProcessExit, framed, words_as_json
 from stoker.host.containment.box import MARK, ContainedGroup, ContainmentLimits
 from stoker.host.containment.mechanisms import choose_mechanism
 from stoker.host.linux import set_name

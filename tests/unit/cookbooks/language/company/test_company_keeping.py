@@ -12,7 +12,7 @@ from stoker.cookbooks.language.shared.outputs import epoch_folder, keep, read_be
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, LocalFile
 from stoker.core.jsontext import dumps, loads
-from stoker.engine.checkpoints import INDEX, choose_checkpoint, digest_checkpoint
+from stoker.engine.scratch import INDEX, choose_checkpoint, digest_checkpoint
 
 CONFIG = {"lr": 0.1, "targets": ["q_proj"]}
 

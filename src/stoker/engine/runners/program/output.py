@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from stoker.core.clock import Clock
-from stoker.engine.attempt_reports import note_last
+from stoker.engine.metrics.attempt_metrics import note_last
 from stoker.engine.metrics.metrics_file import MetricSource
-from stoker.engine.output.trainer_lines import (
+from stoker.engine.runners.program.trainer_lines import (
     FAULTS_TOLD,
     LINE_BYTES,
     Eval,

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from stoker.core.errors import NoSpace, OutOfMemory, ProcessLost, ProgramNotFound, StageFailed, StageTimeout
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.retry import FailureCause
 from stoker.core.text import format_duration, format_size
-from stoker.engine.runners.outputs import CollectedOutputs
+from stoker.engine.program import CollectedOutputs
 from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
+from stoker.engine.scratch import newest_checkpoint
 from stoker.host.exit import ProcessExit
+from stoker.host.install import packages_in
+
+if TYPE_CHECKING:
+    from stoker.engine.runners.program.launch import Launch
+    from stoker.engine.runners.stage_runner import Work
 
 _LONGEST_LINE = 300
 _MOST_LISTED = 5
@@ -172,3 +182,61 @@ _BLAMES = (
         "is it made for this machine? a script begins with a line such as #!/bin/sh",
     ),
 )  # fmt: skip
+
+
+# The manifest of a result: what really happened, kept with it for whoever asks in a year.
+
+
+_DRIVER = "/proc/driver/nvidia/version"
+_FRAMEWORKS = (
+    "torch", "tensorflow", "jax", "jaxlib", "flax", "numpy", "transformers", "peft", "accelerate", "lightning",
+    "pytorch_lightning", "keras", "scikit_learn", "xgboost", "lightgbm", "deepspeed",
+)  # fmt: skip
+
+
+def manifest_of_program(launch: Launch, work: Work) -> dict[str, Any]:
+    """Return the manifest of a program that ended well."""
+    return {"argv": list(launch.argv), "folder": launch.folder, **_made_with(work, frameworks_of(_python_of(launch)))}
+
+
+def manifest_of_stage(work: Work) -> dict[str, Any]:
+    """Return the manifest of a stage that this interpreter did, here or in another process."""
+    return _made_with(work, _our_frameworks())
+
+
+def _made_with(work: Work, frameworks: dict[str, str]) -> dict[str, Any]:
+    return {
+        "frameworks": frameworks,
+        "driver": _driver(),
+        "devices": list(work.devices),
+        "memory_bytes": work.memory_bytes,
+        "attempt": work.attempt,
+        "checkpoint": newest_checkpoint(work.scratch) if work.scratch else None,
+    }
+
+
+# Neither changes while a process runs, and there may be thousands of results.
+@cache
+def _our_frameworks() -> dict[str, str]:
+    return frameworks_of(sys.executable)
+
+
+def _python_of(launch: Launch) -> str:
+    """Return the interpreter of the program's environment; if it has none of its own, the program itself may be one."""
+    prefix = launch.env.get("VIRTUAL_ENV", "")
+    return os.path.join(prefix, "bin", "python") if prefix else launch.argv[0]
+
+
+def frameworks_of(python: str) -> dict[str, str]:
+    """Return the versions of frameworks that an interpreter's own environment has, without starting it."""
+    found = packages_in(os.path.dirname(os.path.dirname(python)))
+    return {name: found[name.replace("_", "-")] for name in _FRAMEWORKS if name.replace("_", "-") in found}
+
+
+@cache
+def _driver() -> str:
+    try:
+        with open(_DRIVER, encoding="utf-8", errors="replace") as file:
+            return file.readline().strip()[:200]
+    except OSError:
+        return ""
