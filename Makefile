@@ -36,11 +36,12 @@ run: setup ## show it all on this machine: a coordinator, two workers, a manifes
 test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ARGS=…)
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
-check: $(STAMPS)/dev ## format, lint, types and layers, without changing a file
+check: $(STAMPS)/dev ## format, lint, types, layers and the length of a run's journey, without changing a file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/journeys.py run
 
 format: $(STAMPS)/dev ## format the code and fix what can be fixed safely
 	$(BIN)/ruff format .

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.admin import list_verbs
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.dispatch import report
-from stoker.cli.grammar import Grammar, Option, duration
+from stoker.cli.grammar import Grammar, Option, duration, ranks
 from stoker.cli.interrupts import Interruptions, say_aside
 from stoker.core.errors import Cancelled, LocalFile, StokerError, Terminated, Usage
 
@@ -21,21 +21,7 @@ if TYPE_CHECKING:
     from stoker.gang.mailbox import Phase
 
 
-AUTO = "auto"
 _STUCK_S = 1.0
-
-
-def ranks(text: str) -> int | str:
-    """Read how many ranks: a number, or `auto`."""
-    if text == AUTO:
-        return AUTO
-    from stoker.gang.rank_config import MOST_RANKS
-
-    is_number = text.isascii() and text.isdigit() and int(text) > 0
-    if not is_number or int(text) > MOST_RANKS:
-        message = f"{text!r} is neither a number from 1 to {MOST_RANKS:,} nor {AUTO}"
-        raise ValueError(message)
-    return int(text)
 
 
 GANG_GRAMMAR = Grammar(

@@ -128,6 +128,23 @@ class Grammar:
         return "\n".join(lines) + "\n"
 
 
+AUTO = "auto"
+"""What `--ranks` takes in place of a number: one rank for each GPU."""
+
+
+def ranks(text: str) -> int | str:
+    """Read how many ranks: a number, or `auto`."""
+    if text == AUTO:
+        return AUTO
+    from stoker.gang.rank_config import MOST_RANKS
+
+    is_number = text.isascii() and text.isdigit() and int(text) > 0
+    if not is_number or int(text) > MOST_RANKS:
+        message = f"{text!r} is neither a number from 1 to {MOST_RANKS:,} nor {AUTO}"
+        raise ValueError(message)
+    return int(text)
+
+
 def whole(at_least: int) -> Callable[[str], int]:
     """Return a reader of whole numbers from a limit on, of at most `_MOST_DIGITS` digits."""
 

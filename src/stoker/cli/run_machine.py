@@ -6,8 +6,8 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from stoker.cli.app_parts import AppParts
 from stoker.core.device import Capacity, Device, Needs
 from stoker.core.text import format_size
 from stoker.devices.device_fit import shares
@@ -16,6 +16,9 @@ from stoker.engine.types import RunOptions
 from stoker.host.interpreter import find_python
 from stoker.jobs.build_context import CompiledJob
 from stoker.jobs.trials import is_sweep
+
+if TYPE_CHECKING:
+    from stoker.cli.app_parts import AppParts
 
 
 def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> str:
