@@ -8,8 +8,8 @@ inside functions; what is imported by computed name is not seen, which the guide
 
 Reading and parsing costs milliseconds per module, so results are remembered by the stamps of all files involved.
 
-What runs is the text that was digested, not what lies on the disk when it is imported: whoever starts a stage takes the
-sources (`sources_of`) and hands them to the process that does the work, which imports those (`host.import_watch`).
+What runs is the text that was digested, not what lies on the disk when it is imported: the process that starts a stage
+hands the sources (`sources_of`) to the process that does the work, which imports those (`host.import_watch`).
 """
 
 from __future__ import annotations

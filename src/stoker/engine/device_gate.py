@@ -1,7 +1,7 @@
 """The gate before devices, as the executor sees it: taken all together or not at all, and never waited for here.
 
-All runs on a machine share its devices, so whoever keeps the gate asks beyond this process. A stage that must wait has
-a place in line; the loop asks again when it is woken, and goes on meanwhile.
+All runs on a machine share its devices, so the gate asks beyond this process. A stage that must wait has
+a place in line; the loop asks again when it is woken, and works meanwhile.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DeviceWait:
     is_ours: bool = False
     """Only stages of this run are in the way."""
     is_known: bool = True
-    """Else nobody has looked yet, and will in a moment: it is not worth telling, and who is behind may wait for it."""
+    """False: not decided yet, and will be in a moment. Not worth an event; nodes behind it wait."""
 
 
 @frozen
@@ -90,7 +90,7 @@ class DeviceGate(Protocol):
 
 
 class NoDevices:
-    """The gate of a run in which nothing needs a device: nobody is asked, and nothing is opened."""
+    """The gate of a run in which nothing needs a device: nothing is asked or opened."""
 
     def never(self, needs: Needs) -> str:
         return few(needs.gpu, 0)
@@ -138,7 +138,7 @@ def device_variables(
     """Name devices for a process that is about to start; `vram_bytes` is its share of each, if it has no more.
 
     CUDA's go by UUID, which no other card ever has. HIP takes numbers only, and counts what ROCR_VISIBLE_DEVICES left
-    over; where that is set it is set anew, so that the numbers mean the same cards.
+    over; where that is set it is set again, so that the numbers mean the same cards.
     """
     variables = {VRAM_BYTES: str(vram_bytes)} if vram_bytes else {}
     cuda = [device.uuid for device in devices if device.backend is Backend.CUDA]

@@ -44,6 +44,7 @@ class StatusWriter:
         self._rotate_bytes = rotate_bytes
         self._lock = threading.Lock()
         self._steps: deque[tuple[Event, float]] = deque()
+        self._held: list[Event] = []
         self._dropped = 0
         self._flushed_s = clock.monotonic_s()
         self._seq = 0
@@ -63,13 +64,18 @@ class StatusWriter:
                 self._flush_steps()
                 self._write([(event, now_s)])
 
-    def emit_all(self, events: list[Event]) -> None:
-        """Write several events at once: what one turn of a loop found out."""
-        if events:
+    def hold(self, kind: str, **fields: Any) -> None:
+        """Keep an event until `emit_held`. For one thread: the executor's loop."""
+        self._held.append(Event(kind, fields))
+
+    def emit_held(self) -> None:
+        """Write the events that are held, together: what one turn of the executor's loop found out."""
+        if self._held:
             now_s = self._clock.wall_s()
             with self._lock:
                 self._flush_steps()
-                self._write([(event, now_s) for event in events])
+                self._write([(event, now_s) for event in self._held])
+            self._held.clear()
 
     def tick(self) -> None:
         """Write buffered steps if their time has come."""
@@ -135,7 +141,7 @@ class StatusWriter:
             self._is_torn = False
 
     def _rotate(self) -> None:
-        # Opened under another name first: if that fails, the full file goes on being the journal.
+        # Opened under another name first: if that fails, the full file stays the journal.
         fresh = f"{self._path}.new"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.replace(self._path, older_generation(self._path))

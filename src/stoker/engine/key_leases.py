@@ -1,6 +1,6 @@
 """One execution per key across processes: a lease on each key being worked on. No lock outlives a moment.
 
-A lease names its owner by process identity and is renewed while the work goes on. Others wait while the owner lives
+A lease names its owner by process identity and is renewed while the work runs. Others wait while the owner lives
 and renews, and take over when it is gone or has been silent too long. An owner that was only slow is never called
 failed: when it comes back its result is published like any other, and the first one wins.
 """
@@ -27,7 +27,7 @@ _LONGEST_WORK = 200
 
 @frozen
 class KeyLease:
-    """Who works on a key, and until when nobody else will."""
+    """Who works on a key, and until when no other process will."""
 
     owner: ProcessIdentity
     expires_s: float
@@ -38,7 +38,7 @@ class KeyLease:
 
 @frozen
 class KeyHeld:
-    """Somebody else works on it."""
+    """Another process works on it."""
 
     who: str
     """The same as long as that one has it."""
@@ -115,7 +115,7 @@ class KeyLeases:
             if abs(now_s - held.written_s) >= RENEW_EVERY_S:
                 with suppress(StokerError), self._locks.hold(self._shard(key)):
                     current = self._read(key)
-                    # Somebody took it over while we were asleep: it is theirs now, and our result still counts.
+                    # Another process took it over while we slept: it has the lease now, and our result still counts.
                     if current is None or current.owner == self._me:
                         self._write(key, os.O_TRUNC, held.work)
                     else:
@@ -127,7 +127,7 @@ class KeyLeases:
         if held is None:
             return
         with suppress(StokerError, OSError), self._locks.hold(self._shard(key)):
-            # Nobody takes a lease from a living owner before it has run out.
+            # No process takes a lease from a living owner before it has expired.
             is_surely_mine = 0 <= self._clock.wall_s() - held.written_s < RENEW_EVERY_S
             current = None if is_surely_mine else self._read(key)
             if is_surely_mine or (current is not None and current.owner == self._me):
@@ -140,7 +140,7 @@ class KeyLeases:
         self._locks.close()
 
     def drop_dead(self, key: Digest) -> bool:
-        """Remove a lease that protects nobody, without writing anything: it may be the disk that is full."""
+        """Remove a lease without a living owner, without writing anything: it may be the disk that is full."""
         with suppress(StokerError, OSError), self._locks.hold(self._shard(key)):
             current = self._read(key)
             liveness = is_alive(current.owner) if current else Liveness.GONE
@@ -152,7 +152,7 @@ class KeyLeases:
         return False
 
     def held(self) -> list[Digest]:
-        """Return every key in the folder whose lease is live, whoever holds it."""
+        """Return every key in the folder whose lease is live, of any process."""
         now_s = self._clock.wall_s()
         live = []
         for name in os.listdir(self._folder) if os.path.isdir(self._folder) else ():
@@ -175,7 +175,7 @@ class KeyLeases:
                 work=one_line(str(raw.get("work", "")), _LONGEST_WORK),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # A lease that does not parse protects nobody: at worst the work is done twice and the first result wins.
+            # A lease that does not parse is free: at worst the work is done twice and the first result wins.
             return None
 
     def _write(self, key: Digest, how: int, work: str) -> bool:
@@ -190,8 +190,8 @@ class KeyLeases:
             except FileExistsError:
                 return False
             try:
-                told = b'{"owner":%b,"expires_s":%d,"since_s":%d,"work":%b}'
-                os.write(descriptor, told % (self._owner_text, now_s + LEASE_S, held.since_s, dumps(work).encode()))
+                form = b'{"owner":%b,"expires_s":%d,"since_s":%d,"work":%b}'
+                os.write(descriptor, form % (self._owner_text, now_s + LEASE_S, held.since_s, dumps(work).encode()))
             except OSError:
                 os.unlink(path)
                 raise

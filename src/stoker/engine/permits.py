@@ -146,7 +146,7 @@ class MemoryGate:
     ) -> Admission | AdmissionRefusal | AdmissionDelay:
         """Decide about one start. What runs inline has no memory of its own to cap.
 
-        A member that `joins` others needs no base of its own. How many will be in a company nobody knows when it
+        A member that `joins` others needs no base of its own. How many members a company will have is unknown when it
         begins, so its cap is all above the floor.
         """
         if node.stage.inline:

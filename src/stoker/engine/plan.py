@@ -119,7 +119,7 @@ class SweepPlan:
 
 
 def join_plans(name: str, plans: Sequence[Plan], numbers: Sequence[int] = ()) -> SweepPlan:
-    """Join the plans of all trials of a sweep. `numbers` are the trials', from 1 on unless told."""
+    """Join the plans of all trials of a sweep. `numbers` are the trials', from 1 on by default."""
     if len(plans) == 1:
         (only,) = plans
         nodes = tuple(node.id for node in only.nodes)

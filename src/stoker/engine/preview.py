@@ -66,10 +66,9 @@ def preview(
     history: History,
     rerun: frozenset[str] = frozenset(),
     kept: Mapping[str, Digest] | None = None,
-    partition: str = "",
 ) -> PlanPreview:
     """Forecast every node of a plan."""
-    resolver = Resolver(plan=plan.name, cache=cache, history=history, rerun=rerun, kept=kept, partition=partition)
+    resolver = Resolver(plan=plan.name, cache=cache, history=history, rerun=rerun, kept=kept)
     return _Forecaster(plan, resolver=resolver, cache=cache, history=history).forecast_all()
 
 

@@ -61,7 +61,7 @@ class Recipe:
 
     @property
     def leaf(self) -> str:
-        """The last part of the name: what its jobs are called unless told otherwise."""
+        """The last part of the name: the default name of its jobs."""
         return self.name.rpartition("/")[2]
 
 
@@ -190,11 +190,11 @@ class MachineContext:
     """Places and devices of this machine."""
 
     hub_cache: Callable[[], str] = lambda: ""
-    """Gives where models that were fetched lie, asked only if one is wanted; empty: nobody said."""
+    """Gives where models that were fetched lie, asked only if one is wanted; empty: unknown."""
     count_gpus: Callable[[], int] = lambda: 0
     """Gives how many devices this machine has, asked only if it makes a difference."""
     rooms: Callable[[], Mapping[str, int]] = dict
-    """Gives how much memory each of them has, in bytes by its name; nothing of one about which nobody could say."""
+    """Gives how much memory each of them has, in bytes by its name; without those whose size is unknown."""
     memory: Callable[[], MachineMemory | None] = lambda: None
     """Gives what the machine itself has of memory; nothing where the work is done elsewhere."""
     remembered: Callable[[EstimatedWork], MeasuredPeakCorrection] = lambda _: MeasuredPeakCorrection()

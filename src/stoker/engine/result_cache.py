@@ -14,10 +14,12 @@ from typing import Any, ParamSpec, TypeVar
 from stoker.core.clock import Clock
 from stoker.core.digests import ArtifactRef, Digest, Tree, TreeEntry
 from stoker.core.errors import Cancelled, InternalError, NotFound, Refused, StokerError
+from stoker.core.events import Kinds
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.text import format_size
 from stoker.engine.action import Action, Difference, StageFacts
 from stoker.engine.code_identity import CodeIdentity, version_of
+from stoker.engine.journal import StatusWriter
 from stoker.engine.plan import PlanNode
 from stoker.engine.run_history import History
 from stoker.engine.stage import Stage
@@ -42,7 +44,7 @@ class NodeProduct:
 
 @frozen
 class Hit:
-    """A result is known. Without bytes it serves as long as nobody needs to read it."""
+    """A result is known. Without bytes it serves as long as nothing has to read it."""
 
     record: Record
     has_bytes: bool
@@ -80,16 +82,16 @@ class Cache:
         self._sources: dict[str, tuple[ModuleSource, ...]] = {}
 
     def begin_run(self) -> None:
-        """Look at the code of stages anew: it is looked at once in a run."""
+        """Forget the code of stages: it is read once in a run."""
         self._facts.clear()
         self._sources.clear()
         self._code.forget()
 
     def sources_for(self, stage: Stage, action: Action) -> tuple[ModuleSource, ...] | None:
-        """Return the source texts that are the code in an action, for whoever does its work.
+        """Return the source texts that are the code in an action, for the process that does its work.
 
         The same until `forget_code`, whatever is edited meanwhile. None if they were edited after the action was made
-        and before anybody had asked for them: then there has to be another action.
+        and before the first call: then there has to be another action.
         """
         facts = self._facts.get(stage)
         if facts is None or facts[1] != action.facts_digest:
@@ -106,7 +108,7 @@ class Cache:
         return self._sources[stage.module]
 
     def forget_code(self, module: str) -> None:
-        """Look at the code of a module's stages anew when they are next decided about."""
+        """Read the code of a module's stages again at the next decision about them."""
         self._code.forget(module)
         self._sources.pop(module, None)
         self._facts = {one: known for one, known in self._facts.items() if one.module != module}
@@ -124,7 +126,6 @@ class Cache:
         node: PlanNode,
         inputs: Mapping[str, tuple[ArtifactRef, ...]],
         *,
-        partition: str = "",
         digest_of: Callable[[str], str] | None = None,
         facts: tuple[StageFacts, Digest] | None = None,
     ) -> Action:
@@ -138,7 +139,6 @@ class Cache:
             facts_digest=digest,
             inputs=tuple(sorted(inputs.items())) if len(inputs) > 1 else tuple(inputs.items()),
             args=node.stage.args.identity(node.args, digest_of or self.digest_of) if node.args else {},
-            partition=partition,
         )
 
     def changed_reads(self, node: PlanNode, action: Action) -> list[str]:
@@ -273,14 +273,12 @@ class Resolver:
         history: History,
         rerun: frozenset[str],
         kept: Mapping[str, Digest] | None = None,
-        partition: str = "",
     ) -> None:
         self._plan = plan
         self._cache = cache
         self._history = history
         self._rerun = rerun
         self._kept = kept or {}
-        self._partition = partition
         self._rerun_keys: set[Digest] = set()
 
     def digest_of(self, path: str) -> str:
@@ -304,7 +302,7 @@ class Resolver:
                 digests[path] = digests.get(path) or self._cache.digest_of(path)
                 return digests[path]
 
-            action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of, facts=facts)
+            action = self._cache.action(node, inputs, digest_of=digest_of, facts=facts)
             for key in filter(None, (action.key(), self._kept.get(name))):
                 self._cache.look(node.stage, key, even_volatile=key == self._kept.get(name))
             return digests
@@ -324,7 +322,7 @@ class Resolver:
 
         `digest_of` digests the paths that the node is given, if that is not left to the cache.
         """
-        action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of)
+        action = self._cache.action(node, inputs, digest_of=digest_of)
         key = action.key()
         if self._rerun and key not in self._rerun_keys and self._is_rerun(name, node):
             return Execute(action=action, key=key, why="a rerun was asked for", force=True)
@@ -445,7 +443,7 @@ class _Reader:
 
 
 class LoopReadBudget:
-    """What the loop reads itself. `heed` is told of all that its thread reads, as long as the run goes on."""
+    """Bounds what the loop itself reads for one decision. `heed` counts all that its thread reads during the run."""
 
     def __init__(self) -> None:
         self._left_bytes: int | None = None
@@ -527,13 +525,14 @@ class NodeDecider:
         self._begin_next()
         return names
 
-    def tell(self, said: Callable[[str, str], None]) -> None:
+    def tell(self, status: StatusWriter) -> None:
         """Say now and then how far the one is that has been reading for a while."""
         now_s = self._clock.monotonic_s()
         for reader in self._first():
             if now_s - reader.told_s >= _TELL_EVERY_S:
                 reader.told_s = now_s
-                said(reader.name, f"reading what it is given: {format_size(reader.read_bytes)} so far")
+                text = f"reading what it is given: {format_size(reader.read_bytes)} so far"
+                status.hold(Kinds.STAGE_LOG, node=reader.name, text=text)
 
     def stop(self, name: str) -> None:
         """Read nothing any more for a node. The next one begins when the loop asks for those that have ended."""

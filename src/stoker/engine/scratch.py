@@ -1,7 +1,7 @@
 """A folder of its own for each piece of work, named by its key, that survives attempts, runs and crashes.
 
 Checkpoints lie there until the work succeeds. A marker says who works in it; whether a newcomer may go on from what
-lies there, has to begin anew, or must keep out is decided purely.
+lies there, has to start again, or must wait is a pure decision.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ScratchResume:
 
 @frozen
 class ScratchInUse:
-    """Somebody works here."""
+    """Another run works here."""
 
     why: str
 
@@ -87,7 +87,7 @@ class ScratchInUse:
 def decide_scratch(
     marker: Marker | None, *, run_id: str, liveness: Liveness, now_s: float
 ) -> ScratchStart | ScratchResume | ScratchInUse:
-    """Decide what a run may do with a scratch folder, from its marker and what is known of whoever wrote it."""
+    """Decide what a run may do with a scratch folder, from its marker and whether the process that wrote it lives."""
     if marker is None or marker.status not in (_RUNNING, _LEFT):
         return ScratchStart(
             why="nobody has worked here" if marker is None else "the work that was done here is finished"
@@ -100,7 +100,7 @@ def decide_scratch(
     if liveness is Liveness.GONE:
         return ScratchResume(why=f"run {marker.run_id} is gone")
     # Who is known to live may have been suspended, or be busy with a large result. Of whom we can't see, a heartbeat
-    # from the future is a clock that jumped: nobody can say how old it is, so it counts as fresh.
+    # from the future is a clock that jumped: its age is unknown, so it counts as fresh.
     if liveness is Liveness.UNKNOWN and now_s - marker.heartbeat_s >= STALE_AFTER_S:
         return ScratchResume(why=f"run {marker.run_id} has been silent for {now_s - marker.heartbeat_s:.0f} s")
     return ScratchInUse(why=f"run {marker.run_id} works there (process {marker.owner.pid})")
@@ -118,14 +118,14 @@ class Scratch:
         self._clock = clock
 
     def beat(self) -> None:
-        """Confirm, now and then, that the work goes on."""
+        """Renew the heartbeat if it is due."""
         now_s = self._clock.wall_s()
         # A clock that was set back must not keep it silent.
         if abs(now_s - self._marker.heartbeat_s) >= BEAT_EVERY_S:
             self._say(changed(self._marker, heartbeat_s=now_s))
 
     def leave(self) -> None:
-        """Say that nobody works here any more; a folder in which nothing was left for a next attempt goes."""
+        """Mark the folder as left; remove it if it holds nothing for a next attempt."""
         if not remove_if_empty(self.path):
             self._say(changed(self._marker, status=_LEFT, heartbeat_s=self._clock.wall_s()))
 
@@ -155,12 +155,12 @@ def open_scratch(path: str, *, run_id: str, me: ProcessIdentity, clock: Clock) -
 
 
 def look_at(path: str) -> Marker | None:
-    """Return who works, or worked, in a scratch folder; nothing if nobody has, or it can't be read."""
+    """Return who works, or worked, in a scratch folder; None if there is no marker, or it can't be read."""
     return _read(path)
 
 
 def hand_over(path: str, *, run_id: str, me: ProcessIdentity, clock: Clock) -> None:
-    """Say of a folder that was filled from elsewhere that a run left it: whoever opens it may go on from there."""
+    """Mark a folder that was filled from elsewhere as left by a run: the next one may resume from it."""
     _write(path, Marker(status=_LEFT, run_id=run_id, owner=me, heartbeat_s=clock.wall_s()))
 
 
@@ -172,7 +172,7 @@ def scratch_path(root: str, key: Digest) -> str:
 def clear_scratch(path: str) -> None:
     """Remove a scratch folder whose work is done."""
     if os.path.isdir(path) and not remove_if_empty(path):
-        # Said first: whoever finds half of it, because we were killed, begins anew.
+        # Marked first: if we are killed half-way, the next attempt starts again.
         marker = _read(path)
         if marker is not None:
             _write(path, changed(marker, status=_FINISHED))
@@ -190,13 +190,13 @@ def remove_if_empty(path: str) -> bool:
                 os.unlink(os.path.join(path, name))
         os.rmdir(path)
     except OSError:
-        # It is gone already, or somebody else has begun to use it.
+        # It is gone already, or another run has begun to use it.
         return not os.path.isdir(path)
     return True
 
 
 def forgotten(root: str, *, older_than_s: float, now_s: float) -> list[str]:
-    """Return the scratch folders of work that ended without success and that nobody came back to for so long."""
+    """Return the scratch folders of work that ended without success and were not used for so long."""
     try:
         # What begins with a dot is not a scratch folder but belongs to all of them.
         names = sorted(name for name in os.listdir(root) if not name.startswith("."))
@@ -216,7 +216,7 @@ def forgotten(root: str, *, older_than_s: float, now_s: float) -> list[str]:
 
 def _read(path: str) -> Marker | None:
     try:
-        # A folder may have been given to another user, who could write a marker that speaks for somebody else.
+        # A folder may have been given to another user, who could forge the marker of another.
         if os.lstat(os.path.join(path, MARKER)).st_uid not in (0, os.geteuid()):
             return None
         return Marker.from_json(loads(read_regular(os.path.join(path, MARKER), _LARGEST_MARKER_BYTES)))
@@ -337,6 +337,6 @@ def _why_no_name(name: Any) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether it consists of files alone: a pipe or a device would keep whoever reads it waiting."""
+    """Return whether it consists of files alone: a pipe or a device would block its reader."""
     files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
     return all(stat.S_ISREG(os.stat(file).st_mode) for file in (files if os.path.isdir(path) else [path]))

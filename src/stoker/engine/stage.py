@@ -330,7 +330,7 @@ def perform(of: Stage, job: Any, inputs: Mapping[str, Any], args: Any) -> Any:
 
 
 def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPolicy, timeout_s: float | None) -> None:
-    """Raise `ValueError` for numbers and names that could only go wrong later, in somebody's run."""
+    """Raise `ValueError` for numbers and names that could only fail later, in a run."""
     for is_wrong, what in (
         (not _NAME.fullmatch(name), "its name is letters, digits and - _ . in parts divided by /"),
         (version < 1, f"versions count from 1, not {version}"),
@@ -489,7 +489,7 @@ def _path(of: str) -> Path:
 # What jobs of one recipe may have in common: a base, held once by the process that works for all of them. Only nouns.
 #
 # A recipe says it of checked arguments (`@recipe(shares=…)`), without running anything, so that a job can be placed
-# beside its like on machines that whoever submits it has never seen.
+# beside its like on machines that the submitter has never seen.
 
 
 @frozen
@@ -506,7 +506,7 @@ class SharedBase:
     """The same two where it computes on the CPU."""
     member_ram_bytes: int
     about: str = ""
-    """What people are told of the base."""
+    """The base, for people."""
 
 
 Shares = Callable[[Any, Callable[[str], str]], SharedBase | None]
@@ -542,7 +542,7 @@ class Seat:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody hears what this member says any more. It still has to be told how it ended."""
+        """True if this member's run is gone. `finished` or `failed` has to be called all the same."""
         return self._is_gone()
 
     @property
@@ -576,11 +576,11 @@ class Company(Protocol):
         """The most that it may take of a device for those who are seated now; nothing: all there is."""
 
     def arrivals(self, wait_s: float) -> list[Seat]:
-        """Give who has come since the last call; if nobody has, wait so long for somebody. Call it at every border."""
+        """Return the members that came since the last call; wait up to `wait_s` if there are none."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is seated and nobody can come any more: time to return."""
+        """True if there are no members and none can come any more: time to return."""
 
 
 class Alone:

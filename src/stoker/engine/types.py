@@ -38,7 +38,7 @@ class Engine:
     capacity: Capacity
     memory: MemoryGate
     open_devices: Callable[[Callable[[], None]], DeviceGate]
-    """Give the gate before devices for one run; it calls whenever somebody who waits may have a chance."""
+    """Give the gate before devices for one run; it calls back when a stage that waits may start."""
     clock: Clock
     company_runner: Callable[[], SharedProcessRunner | None] = lambda: None
     """Give what runs stages that share a process; nothing: each has its own here."""
@@ -66,7 +66,6 @@ class RunOptions:
     grace_s: float = 10.0
     """Between asking to stop and killing."""
     deadline_s: float | None = None
-    partition: str = ""
     solo: bool = False
     """Each stage in a process of its own, also those that could share one."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from stoker.authoring import InputPath, PlanBuilder
 from stoker.core.clock import FakeClock
 from stoker.core.digests import Digest
 from stoker.core.errors import NoPermission
+from stoker.core.events import Kinds
 from stoker.engine.plan import Plan
 from stoker.engine.result_cache import Hit, Miss
 from stoker.store.local_store import RecordHit
@@ -128,13 +130,6 @@ def test_what_a_volatile_stage_gives_is_an_input_like_any_other(lab: Lab, ledger
     plan = PlanBuilder("v").start(volatile, NumberArgs(value=1)).then(double, NumberArgs(ledger=ledger)).finish()
     lab.run(plan)
     assert lab.run(plan).endings == {"volatile": "ran", "double": "hit"}
-
-
-def test_a_partition_keeps_work_apart(lab: Lab, ledger: str) -> None:
-    plan = chain(1, ledger)
-    lab.run(plan)
-    assert lab.run(plan, partition="mine").result.ran == 2
-    assert lab.run(plan, partition="mine").result.hits == 2
 
 
 # --- asked for -----------------------------------------------------------------------------------
@@ -347,14 +342,14 @@ def test_bytes_that_vanish_while_a_stage_reads_them_are_made_again(lab: Lab, led
     plan = PlanBuilder("chain").start(blob, NumberArgs(ledger=ledger)).then(process_read, NumberArgs(value=5)).finish()
     executor, status = lab.prepare(plan)
     (path,) = lab.blob_paths(lab.cache.action(plan.nodes[0], {}).key())
-    begins = lab.executor._news.begins  # type: ignore[union-attr]
+    hold = status.hold
 
-    def begins_and_deletes(name: str, *rest: object) -> None:
-        begins(name, *rest)  # type: ignore[arg-type]
-        if name == "process-read" and len(lines_of(ledger)) == 2:
+    def hold_and_delete(kind: str, **fields: Any) -> None:
+        hold(kind, **fields)
+        if (kind, fields["node"]) == (Kinds.STAGE_BEGIN, "process-read") and len(lines_of(ledger)) == 2:
             path.unlink()
 
-    executor._news.begins = begins_and_deletes  # type: ignore[method-assign, assignment]
+    status.hold = hold_and_delete  # type: ignore[method-assign]
     result = executor.run()
     status.close()
     assert result.error is None
@@ -365,16 +360,16 @@ def test_bytes_that_vanish_while_a_stage_reads_them_are_made_again(lab: Lab, led
 def test_a_stage_that_can_never_keep_its_bytes_fails_with_a_reason(lab: Lab, ledger: str) -> None:
     plan = PlanBuilder("chain").start(blob, NumberArgs(ledger=ledger)).then(process_read, NumberArgs(value=5)).finish()
     executor, status = lab.prepare(plan)
-    begins = executor._news.begins
+    hold = status.hold
 
-    def begins_and_deletes(name: str, *rest: object) -> None:
-        begins(name, *rest)  # type: ignore[arg-type]
-        if name == "process-read":
+    def hold_and_delete(kind: str, **fields: Any) -> None:
+        hold(kind, **fields)
+        if (kind, fields["node"]) == (Kinds.STAGE_BEGIN, "process-read"):
             for shard in Path(lab.store.places.blobs).iterdir():
                 for path in shard.iterdir():
                     path.unlink()
 
-    executor._news.begins = begins_and_deletes  # type: ignore[method-assign, assignment]
+    status.hold = hold_and_delete  # type: ignore[method-assign]
     result = executor.run()
     status.close()
     assert str(result.error) == "process-read: the bytes of blob keep vanishing"

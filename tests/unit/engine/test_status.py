@@ -75,7 +75,9 @@ def test_life_cycle_events_are_there_at_once(path: str, clock: FakeClock) -> Non
     for index in range(5):
         status.emit(begin(str(index)))
         assert len(kinds(path)) == index + 1
-    status.emit_all([begin("x"), begin("y")])
+    for one in (begin("x"), begin("y")):
+        status.hold(one.kind, **one.fields)
+    status.emit_held()
     assert len(kinds(path)) == 7
     status.close()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.engine.runners.stage_runner import MemberUsage, MemberUsageTracker, read_stay
+from stoker.engine.runners.shared.shared_process import MemberUsageTracker
+from stoker.engine.runners.stage_runner import MemberUsage, read_stay
 
 
 def test_a_member_is_told_with_whom_it_sat_and_how_many_there_were_at_once() -> None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from stoker.core.device import Needs, Resource
 from stoker.core.digests import Digest
 from stoker.core.errors import Fault, OutOfMemory, PlanFaults, Refused, StokerError
+from stoker.core.events import Kinds
 from stoker.core.frozen import changeable, changed, frozen
 from stoker.devices.memory_admission import Admission, AdmissionDelay, AdmissionRefusal
 from stoker.engine.action import company_key, company_word
 from stoker.engine.device_gate import AttemptDevices, DeviceGate, DeviceWait, NoDevices
-from stoker.engine.execution.run_events import RunEventEmitter
 from stoker.engine.execution.stage_attempts import (
     EDITED_CODE,
     READ_FIRST,
@@ -26,10 +26,11 @@ from stoker.engine.execution.stage_attempts import (
     NodeQueue,
     QueuedNode,
 )
+from stoker.engine.journal import StatusWriter
 from stoker.engine.key_leases import KeyHeld
 from stoker.engine.permits import MemoryGate, PermitGrant, Permits, Shortage, hint_of_less
 from stoker.engine.plan import PlanNode
-from stoker.engine.result_cache import Execute, Hit, LoopReadBudget
+from stoker.engine.result_cache import Execute, Hit, LoopReadBudget, changes_as_json
 from stoker.engine.runners.stage_runner import StageRunner
 from stoker.engine.stage import Stage
 from stoker.engine.types import Engine
@@ -41,43 +42,20 @@ if TYPE_CHECKING:
 
 
 @frozen
-class NodeStarted:
+class LaunchResult:
+    """What became of a node that was tried: exactly one of the fields after `waiting` is set."""
+
+    waiting: QueuedNode
+    running: InFlightAttempt | None = None
     """It runs."""
-
-    running: InFlightAttempt
-
-
-@frozen
-class NodeLeasedElsewhere:
+    held: KeyHeld | None = None
     """Another process does this very work."""
-
-    waiting: QueuedNode
-    held: KeyHeld
-
-
-@frozen
-class NodeAlreadyDone:
+    record: Record | None = None
     """Another process has done this very work since it was looked up."""
-
-    waiting: QueuedNode
-    record: Record
-
-
-@frozen
-class NodeOutdated:
-    """Its code, or what it reads first, has changed since it was decided about: it has to be decided about again."""
-
-    waiting: QueuedNode
-    what: str
-    """What has changed, for people."""
-
-
-@frozen
-class NodeNotStarted:
+    outdated: str = ""
+    """What has changed since it was decided about, for people: it has to be decided about again."""
+    error: StokerError | None = None
     """Something on this machine is in the way."""
-
-    waiting: QueuedNode
-    error: StokerError
 
 
 class NodeLauncher:
@@ -88,7 +66,7 @@ class NodeLauncher:
         engine: Engine,
         *,
         attempts: Attempts,
-        news: RunEventEmitter,
+        status: StatusWriter,
         moment: LoopReadBudget,
         job: str,
         uses_devices: bool,
@@ -97,7 +75,7 @@ class NodeLauncher:
         self._engine = engine
         self._solo = solo
         self._attempts = attempts
-        self._news = news
+        self._status = status
         self._moment = moment
         self._pinned: list[tuple[ModuleSource, ...]] = []
         self._numbers: dict[str, int] = {}
@@ -113,9 +91,7 @@ class NodeLauncher:
             return node.needs
         return changed(node.needs, company=company_word(node.stage, node.args, execute.action))
 
-    def launch_one(
-        self, *, joining: AbstractSet[str] | None = None
-    ) -> NodeStarted | NodeLeasedElsewhere | NodeAlreadyDone | NodeOutdated | NodeNotStarted | None:
+    def launch_one(self, *, joining: AbstractSet[str] | None = None) -> LaunchResult | None:
         """Try the first waiting node that there is room for; smaller ones may pass those that are short.
 
         With `joining`, only those that become members of one of these companies.
@@ -126,23 +102,23 @@ class NodeLauncher:
             grant = self.permits.take(waiting.needs)
             if isinstance(grant, Shortage):
                 if waiting.is_first_refusal():
-                    self._news.blocked(waiting.name, waiting.node, grant.short_of)
+                    self._tell_blocked(waiting, grant.short_of)
                 if waiting.has_waited_enough:
                     break
                 continue
             admitted = self._ask_for_memory(waiting, joins=joins)
             is_short = isinstance(admitted, AdmissionDelay) and admitted.may_wait
             tried = None if is_short else self._try_with_devices(waiting, grant, admitted)
-            if not isinstance(tried, NodeStarted):
+            if not isinstance(tried, LaunchResult) or tried.running is None:
                 self.permits.give_back(grant)
             if tried is None:
                 if waiting.is_first_refusal():
-                    self._news.blocked(waiting.name, waiting.node, (Resource.MEMORY,))
+                    self._tell_blocked(waiting, (Resource.MEMORY,))
                 continue
             if not isinstance(tried, DeviceWait):
                 return tried
             if not tried.is_known:
-                # A moment, and it may start: until then nobody behind it does.
+                # It may start in a moment: until then no later node does.
                 return None
             in_line.add(waiting.needs)
         self.devices.wait_only_for(in_line)
@@ -214,7 +190,7 @@ class NodeLauncher:
 
     def _try_with_devices(
         self, waiting: QueuedNode, grant: PermitGrant, admitted: Admission | AdmissionRefusal | AdmissionDelay
-    ) -> NodeStarted | NodeLeasedElsewhere | NodeAlreadyDone | NodeOutdated | NodeNotStarted | DeviceWait:
+    ) -> LaunchResult | DeviceWait:
         """Start it, if there are devices for it; they come last, since others on the machine want them, too."""
         taken: AttemptDevices | None = None
         try:
@@ -222,11 +198,11 @@ class NodeLauncher:
                 raise OutOfMemory(f"not started: {admitted.why}", hint=hint_of_less(waiting.node, admitted))
             if waiting.needs.gpu:
                 if not waiting.refusals:
-                    # Nobody stands in line for what another process is about to make.
+                    # No place in line for what another process is about to make.
                     lease = self._engine.leases.take(waiting.execute.key, self._work_of(waiting))
                     if isinstance(lease, KeyHeld):
                         self.room.leave(waiting)
-                        return NodeLeasedElsewhere(waiting=waiting, held=lease)
+                        return LaunchResult(waiting=waiting, held=lease)
                     self._engine.leases.give_back(waiting.execute.key)
                 answer = self.devices.take(waiting.needs, job=self._work_of(waiting))
                 if isinstance(answer, DeviceWait):
@@ -235,10 +211,10 @@ class NodeLauncher:
                 taken = answer
         except StokerError as error:
             self.room.leave(waiting)
-            return NodeNotStarted(waiting=waiting, error=error)
+            return LaunchResult(waiting=waiting, error=error)
         self.room.leave(waiting)
         tried = self._try(waiting, grant, admitted, taken)
-        if taken is not None and not isinstance(tried, NodeStarted):
+        if taken is not None and tried.running is None:
             self.devices.give_back(taken)
         return tried
 
@@ -253,37 +229,48 @@ class NodeLauncher:
         is_first = waiting.is_first_refusal()
         if wait.is_ours:
             if is_first:
-                self._news.blocked(waiting.name, waiting.node, (Resource.GPU,))
+                self._tell_blocked(waiting, (Resource.GPU,))
         elif wait.waits_for != waiting.waits_for:
             waiting.waits_for = wait.waits_for
             advice = self._engine.memory.advice_to_share(waiting.node, waiting.execute.action)
-            self._news.waits_for_devices(waiting.name, waiting.node, wait, advice)
+            self._status.hold(
+                Kinds.STAGE_WAITING,
+                node=waiting.name,
+                stage=waiting.node.stage.name,
+                why=f"{wait.why}; {advice}" if advice else wait.why,
+                waits_for=wait.waits_for,
+                place=wait.place,
+            )
+
+    def _tell_blocked(self, waiting: QueuedNode, short_of: tuple[Resource, ...]) -> None:
+        listed = [str(resource) for resource in short_of]
+        self._status.hold(Kinds.STAGE_BLOCKED, node=waiting.name, stage=waiting.node.stage.name, short_of=listed)
 
     def _try(
         self, waiting: QueuedNode, grant: PermitGrant, admitted: Admission, taken: AttemptDevices | None
-    ) -> NodeStarted | NodeLeasedElsewhere | NodeAlreadyDone | NodeOutdated | NodeNotStarted:
+    ) -> LaunchResult:
         key = waiting.execute.key
         try:
             # What takes long to look at is looked at by the attempt, beside the loop.
             still_begins = self._engine.cache.still_begins_with
             if self._moment.quickly(still_begins, waiting.node, waiting.execute.action) is False:
-                return NodeOutdated(waiting=waiting, what=READ_FIRST)
+                return LaunchResult(waiting=waiting, outdated=READ_FIRST)
             code = self._engine.cache.sources_for(waiting.node.stage, waiting.execute.action)
             if code is None:
                 what = "its code" if waiting.node.stage.fingerprint is None else "its code or its fingerprint"
-                return NodeOutdated(waiting=waiting, what=what)
+                return LaunchResult(waiting=waiting, outdated=what)
             lease = self._engine.leases.take(key, self._work_of(waiting))
             if isinstance(lease, KeyHeld):
-                return NodeLeasedElsewhere(waiting=waiting, held=lease)
+                return LaunchResult(waiting=waiting, held=lease)
             if not waiting.execute.force:
                 look = self._engine.cache.look(waiting.node.stage, key)
                 if isinstance(look, Hit) and look.has_bytes:
                     self._engine.leases.give_back(key)
-                    return NodeAlreadyDone(waiting=waiting, record=look.record)
-            return NodeStarted(running=self._start(waiting, grant, admitted, taken, code))
+                    return LaunchResult(waiting=waiting, record=look.record)
+            return LaunchResult(waiting=waiting, running=self._start(waiting, grant, admitted, taken, code))
         except StokerError as error:
             self._engine.leases.give_back(key)
-            return NodeNotStarted(waiting=waiting, error=error)
+            return LaunchResult(waiting=waiting, error=error)
 
     def _start(
         self,
@@ -297,10 +284,18 @@ class NodeLauncher:
         # Counted over the whole run, so that the report of an attempt that was left behind is known as old.
         number = self._numbers.get(waiting.name, 0) + 1
         self._numbers[waiting.name] = number
-        self._news.begins(waiting.name, waiting.node, waiting.execute, number)
+        self._status.hold(
+            Kinds.STAGE_BEGIN,
+            node=waiting.name,
+            stage=waiting.node.stage.name,
+            key=waiting.execute.key,
+            attempt=number,
+            why=waiting.execute.why,
+            changes=changes_as_json(waiting.execute.changes),
+        )
         if admitted.is_raised:
-            self._news.said(waiting.name, f"its cap is {admitted.why}")
-        self._news.tell()
+            self._status.hold(Kinds.STAGE_LOG, node=waiting.name, text=f"its cap is {admitted.why}")
+        self._status.emit_held()
         running = self._attempts.start(
             waiting, grant=grant, taken=taken, number=number, runner=runner, code=code, memory_bytes=admitted.cap_bytes
         )
@@ -394,7 +389,7 @@ class DeferredNodes:
         return max(0.0, min([longest_s, *waits]))
 
     def forget(self, name: str) -> None:
-        """A node goes on: it is not put aside any more."""
+        """Stop waiting for the moment of a node."""
         self._moments.pop(name, None)
 
     def take_off(self, key: Digest, name: str) -> bool:
@@ -411,7 +406,7 @@ class DeferredNodes:
         return self._twins.pop(key, [])
 
     def release_all(self) -> list[str]:
-        """Give everybody back, because the run is stopping."""
+        """Return every node that waits, because the run is stopping."""
         names = [*self._moments, *(name for twins in self._twins.values() for name in twins)]
         self._moments.clear()
         self._twins.clear()
@@ -486,7 +481,7 @@ def impossible(
 
 
 def impossible_here(engine: Engine, nodes: Sequence[PlanNode]) -> StokerError | None:
-    """Return the same of nodes that nobody runs."""
+    """Return the same for a dry run."""
     devices = engine.open_devices(lambda: None) if any(node.needs.gpu for node in nodes) else NoDevices()
     try:
         return impossible(nodes, devices=devices, memory=engine.memory, runner_for=engine.runner_for)

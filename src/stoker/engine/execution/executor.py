@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterable
+from typing import Any
 
 from stoker.core.errors import (
     BadInput,
@@ -21,20 +22,15 @@ from stoker.core.errors import (
     StageTimeout,
     StokerError,
 )
+from stoker.core.events import Kinds
 from stoker.core.frozen import changed
 from stoker.core.retry import FailureCause, RetryAfterDelay, decide_retry
 from stoker.core.text import format_duration
 from stoker.engine.execution.dispatch import (
     CancelledNodes,
     DeferredNodes,
-    NodeAlreadyDone,
     NodeLauncher,
-    NodeLeasedElsewhere,
-    NodeNotStarted,
-    NodeOutdated,
-    NodeStarted,
 )
-from stoker.engine.execution.run_events import RunEventEmitter
 from stoker.engine.execution.schedule import ENDED, NodeState, PlanProgress, Schedule
 from stoker.engine.execution.stage_attempts import (
     EDITED_CODE,
@@ -151,24 +147,19 @@ class Executor:
         self._engine = engine
         self._clock = engine.clock
         self._options = options
-        self._news = RunEventEmitter(status)
+        self._status = status
         self._progress = PlanProgress(plan)
         self._schedule = Schedule()
         self._asides = DeferredNodes()
         self._resolver = Resolver(
-            plan=plan.name,
-            cache=engine.cache,
-            history=engine.history,
-            rerun=options.rerun,
-            kept=options.kept,
-            partition=options.partition,
+            plan=plan.name, cache=engine.cache, history=engine.history, rerun=options.rerun, kept=options.kept
         )
         self._attempts = Attempts(
             cache=engine.cache,
             memory=engine.memory,
             clock=engine.clock,
             folders=folders,
-            emit_step=self._news.step,
+            status=status,
             is_cancelled=lambda: self._cancel is not None,
         )
         self._moment = LoopReadBudget()
@@ -176,7 +167,7 @@ class Executor:
         self._launchpad = NodeLauncher(
             engine,
             attempts=self._attempts,
-            news=self._news,
+            status=status,
             moment=self._moment,
             job=folders.job,
             uses_devices=uses_devices,
@@ -248,7 +239,7 @@ class Executor:
         while self._launch_one() and self._clock.monotonic_s() < until_s:
             self._consider_what_is_ready(until_s)
         self._has_more_to_do = self._clock.monotonic_s() >= until_s
-        self._news.tell()
+        self._status.emit_held()
 
     def _consider_what_is_ready(self, until_s: float) -> None:
         while not self._launchpad.room.is_full and self._clock.monotonic_s() < until_s:
@@ -286,7 +277,7 @@ class Executor:
             self._use(name, decision)
             return
         if decision.damage:
-            self._news.damaged(name, decision.key, decision.damage)
+            self._status.hold(Kinds.CACHE_CORRUPT, node=name, key=decision.key, damage=decision.damage)
         if self._rewind_inputs(name):
             return
         needs = self._launchpad.needs_of(node, decision)
@@ -304,7 +295,7 @@ class Executor:
             self._fail(name, NodeResult(ending=NodeEnding.FAILED, cause=FailureCause.INPUT, message=str(error)))
             return
         node = self._progress.nodes[name]
-        self._news.expanded(name, node, len(instances))
+        self._status.hold(Kinds.STAGE_EXPANDED, node=name, stage=node.stage.name, count=len(instances))
         self._schedule.fan_out(name, instances, needs=node.producers())
         if not instances:
             self._progress.collect(name)
@@ -321,7 +312,7 @@ class Executor:
                     message = f"the bytes of {source} keep vanishing"
                     self._fail(name, NodeResult(ending=NodeEnding.FAILED, cause=FailureCause.IO, message=message))
                     return True
-                self._news.rewinds(source, name)
+                self._status.hold(Kinds.STAGE_REWIND, node=source, wanted_by=name)
             self._schedule.rewind(source, then=name)
         return bool(gone)
 
@@ -333,33 +324,34 @@ class Executor:
             return False
         # One more member of a company is not one more at once.
         tried = self._launchpad.launch_one(joining=self._in_flight.companies if is_full else None)
-        match tried:
-            case None:
-                return False
-            case NodeStarted(running=running):
-                self._asides.forget(running.name)
-                self._tries[running.name] = self._tries.get(running.name, 0) + 1
-                self._in_flight.add(running)
-            case NodeLeasedElsewhere(waiting=waiting, held=held):
-                if self._asides.poll_later(waiting.name, self._clock.monotonic_s()):
-                    self._news.waits_elsewhere(waiting.name, waiting.execute.key, held)
-                self._land(waiting.execute)
-            case NodeAlreadyDone(waiting=waiting, record=record):
-                execute = waiting.execute
-                self._use(waiting.name, Use(action=execute.action, key=execute.key, record=record, has_bytes=True))
-                self._land(execute)
-            case NodeOutdated(waiting=waiting, what=what):
-                self._decide_again(waiting.name, what)
-                self._land(waiting.execute)
-            case NodeNotStarted(waiting=waiting, error=error):
-                self._fail_early(waiting.name, error)
-                self._land(waiting.execute)
+        if tried is None:
+            return False
+        if tried.running is not None:
+            self._asides.forget(tried.running.name)
+            self._tries[tried.running.name] = self._tries.get(tried.running.name, 0) + 1
+            self._in_flight.add(tried.running)
+            return True
+        name, execute = tried.waiting.name, tried.waiting.execute
+        if tried.held is not None:
+            if self._asides.poll_later(name, self._clock.monotonic_s()):
+                waits_for = f"waits for {tried.held.who}"
+                self._status.hold(
+                    Kinds.STAGE_WAITING, node=name, key=execute.key, why=tried.held.why, waits_for=waits_for
+                )
+        elif tried.record is not None:
+            self._use(name, Use(action=execute.action, key=execute.key, record=tried.record, has_bytes=True))
+        elif tried.outdated:
+            self._decide_again(name, tried.outdated)
+        elif tried.error is not None:
+            self._fail_early(name, tried.error)
+        self._land(execute)
         return True
 
     def _decide_again(self, name: str, what: str, before_it: str = "start") -> None:
         """Decide about a parked node again, since `what` changed before it could start or end: not for ever."""
         if self._asides.decide_later(name, self._clock.monotonic_s()):
-            self._news.said(name, f"{what} was edited before it could {before_it}: it is decided about again")
+            text = f"{what} was edited before it could {before_it}: it is decided about again"
+            self._status.hold(Kinds.STAGE_LOG, node=name, text=text)
             return
         message, hint = f"{what} keeps changing before it can {before_it}", "run it again when that stays as it is"
         self._fail(name, NodeResult(ending=NodeEnding.FAILED, cause=FailureCause.IO, message=message, hint=hint))
@@ -373,7 +365,8 @@ class Executor:
             products=self._engine.cache.products(node.stage, use.record),
             has_bytes=use.has_bytes,
         )
-        self._news.skipped(name, node, use)
+        digest = use.record.digest
+        self._status.hold(Kinds.STAGE_SKIPPED, node=name, stage=node.stage.name, key=use.key, digest=digest)
         self._schedule.done(name)
 
     def _take_report(self, report: AttemptReport) -> None:
@@ -412,11 +405,41 @@ class Executor:
         )
         self._resolver.was_run(execute.key)
         self._tries.pop(name, None)
-        self._news.finished(running, report, committed)
+        self._tell_end(running, report, committed)
         self._schedule.done(name)
 
+    def _tell_end(self, running: InFlightAttempt, report: AttemptReport, committed: CacheCommit) -> None:
+        stage, key, record = running.node.stage, running.execute.key, committed.record
+        if committed.differs_from is not None:
+            self._status.hold(
+                Kinds.CACHE_DIFFERS,
+                node=running.name,
+                key=key,
+                before=committed.differs_from,
+                ours=committed.ours,
+                kept=record.digest,
+                expected=not stage.deterministic or running.execute.force,
+            )
+        more: dict[str, Any] = {}
+        if running.taken is not None:
+            more |= {"devices": list(running.taken.devices), "peak_gpu_bytes": running.taken.peak_bytes}
+        if report.usage.stay is not None:
+            more["company"] = report.usage.stay.to_json()
+        self._status.hold(
+            Kinds.STAGE_END,
+            node=running.name,
+            stage=stage.name,
+            key=key,
+            digest=record.digest,
+            seconds=round(report.seconds, 6),
+            size_bytes=record.tree.size_bytes,
+            peak_rss_bytes=report.usage.peak_rss_bytes,
+            metrics=running.reports.last,
+            **more,
+        )
+
     def _settle_failure(self, running: InFlightAttempt, report: AttemptReport, failed: StageFailure) -> None:
-        """Decide between trying again, giving up, and having been told to stop."""
+        """Decide whether a failed node is cancelled, decided about again, retried or failed."""
         name, failed = running.name, as_stopped(running, failed)
         cause = failed.cause
         if cause is FailureCause.CANCELLED and (self._is_stopping or name in self._cancelled_nodes):
@@ -435,7 +458,14 @@ class Executor:
         decision = decide_retry(running.node.retry or running.node.stage.retry, cause, self._tries[name])
         if isinstance(decision, RetryAfterDelay) and not self._is_stopping:
             delay_s = decision.delay_s
-            self._news.retrying(name, attempt=running.number, cause=cause, message=failed.message, delay_s=delay_s)
+            self._status.hold(
+                Kinds.STAGE_RETRYING,
+                node=name,
+                attempt=running.number,
+                cause=str(cause),
+                message=failed.message,
+                delay_s=delay_s,
+            )
             self._schedule.park(name)
             self._asides.back_off(name, delay_s, self._clock.monotonic_s())
             return
@@ -447,7 +477,16 @@ class Executor:
         self._error = self._error or error_of(name, result, error_code)
         self._progress.results[name] = result
         self._asides.forget(name)
-        self._news.failed(name, self._progress.nodes[name], result, attempt)
+        self._status.hold(
+            Kinds.STAGE_FAILED,
+            node=name,
+            stage=self._progress.nodes[name].stage.name,
+            attempt=attempt,
+            cause=str(result.cause),
+            message=result.message,
+            hint=result.hint,
+            seconds=round(result.seconds, 6),
+        )
         has_diverged = result.ending is NodeEnding.DIVERGED
         self._prune_below(name, NodeState.DIVERGED if has_diverged else NodeState.FAILED)
         limit = self._options.max_failures
@@ -476,7 +515,10 @@ class Executor:
             self._progress.results[ended] = NodeResult(ending=NodeEnding.CANCELLED)
             self._asides.forget(ended)
             self._reading.stop(ended)
-            self._news.cancelled(ended, self._progress.nodes[ended], is_alone=ended in self._cancelled_nodes)
+            # Only one that was cancelled by itself has a cause: the others end with the run.
+            alone = {"cause": str(FailureCause.CANCELLED)} if ended in self._cancelled_nodes else {}
+            stage = self._progress.nodes[ended].stage.name
+            self._status.hold(Kinds.STAGE_CANCELLED, node=ended, stage=stage, **alone)
 
     def _prune_below(self, name: str, state: NodeState) -> None:
         below = self._schedule.end(name, state)
@@ -487,10 +529,11 @@ class Executor:
             self._reading.stop(pruned)
             result = NodeResult(ending=NodeEnding.PRUNED, cause=FailureCause.UPSTREAM, message=f"needs {name}")
             self._progress.results[pruned] = result
-            self._news.pruned(pruned, self._progress.nodes[pruned], name)
+            stage = self._progress.nodes[pruned].stage.name
+            self._status.hold(Kinds.STAGE_PRUNED, node=pruned, stage=stage, because=name)
 
     def _stop(self) -> None:
-        """Stop everything: nothing new starts, what runs is asked to end, the loop goes on until it has."""
+        """Stop the run: nothing new starts, what runs is asked to end, and the loop waits for it."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -527,14 +570,14 @@ class Executor:
             self._cancel_nodes()
         for name in (*self._asides.due(now_s), *self._reading.ended()):
             self._schedule.unpark(name)
-        self._reading.tell(self._news.said)
+        self._reading.tell(self._status)
         for running in self._in_flight.watch():
             self._leave_behind(running, now_s)
         self._engine.leases.renew_due()
         for noticed in self._launchpad.devices.noticed():
             if warning := self._in_flight.notice(noticed):
-                self._news.warned(warning)
-        self._news.tick()
+                self._status.hold(Kinds.WARNING, message=warning)
+        self._status.tick()
 
     def _stop_for(self, error: StokerError) -> None:
         """Stop for a reason from outside; a run that stops already keeps the reason it has."""

@@ -223,7 +223,7 @@ class PlanProgress:
         )
 
     def collect_again(self) -> None:
-        """Make the results of fan-outs anew: some of their instances may have run after all, for their bytes."""
+        """Collect fan-outs again: some of their instances may have run after all, for their bytes."""
         for name, instances in self._instances.items():
             is_collected = name in self.results and self.results[name].instances is not None
             if is_collected and all(self.results[one].ending in (NodeEnding.HIT, NodeEnding.RAN) for one in instances):

@@ -3,7 +3,7 @@
 Everything slow happens here: running, checking that inputs were left alone, taking the output into the store. The
 executor's loop only reads the report. For an inline stage the loop waits a moment: nearly all of them are over by then,
 and two threads that compete for the interpreter at every system call cost more than such a stage does (2.1 ms instead
-of 1.2 ms). One that takes longer goes on beside the loop.
+of 1.2 ms). One that takes longer continues beside the loop.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any
 from stoker.core.clock import Clock
 from stoker.core.device import Needs
 from stoker.core.errors import Cancelled, InvalidInput, ProcessLost, StokerError
+from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import some_of
 from stoker.engine.action import company_key
 from stoker.engine.device_gate import NOTHING_TAKEN, AttemptDevices, DeviceNotice
+from stoker.engine.journal import StatusWriter
 from stoker.engine.metrics.attempt_metrics import EarlierCurves, Reports
 from stoker.engine.permits import MemoryGate, PermitGrant
 from stoker.engine.plan import PlanNode
@@ -125,7 +127,7 @@ class NodeQueue:
         return dropped
 
     def empty(self) -> list[str]:
-        """Take everybody out."""
+        """Remove all nodes and return their names."""
         names = [waiting.name for group in self._groups.values() for waiting in group]
         self._groups.clear()
         self._count = 0
@@ -200,14 +202,14 @@ class Attempts:
         memory: MemoryGate,
         clock: Clock,
         folders: RunFolders,
-        emit_step: Callable[[str, dict[str, Any]], None],
+        status: StatusWriter,
         is_cancelled: Callable[[], bool],
     ) -> None:
         self._cache = cache
         self._memory = memory
         self._clock = clock
         self._folders = folders
-        self._emit_step = emit_step
+        self._status = status
         self._is_cancelled = is_cancelled
         self._kept: list[str] = []
         self._is_closed = False
@@ -256,7 +258,7 @@ class Attempts:
             company=company_key(node.stage, waiting.needs.company, execute.action) if waiting.needs.company else "",
             most=waiting.needs.most,
             short_of_base=lambda: self._memory.short_of_base(node),
-            emit=lambda report: self._emit_step(name, reports.take(report)),
+            emit=lambda report: self._pass_on(name, reports.take(report)),
             is_cancelled=self._is_cancelled,
         )
         running = InFlightAttempt(
@@ -317,7 +319,7 @@ class Attempts:
     def _staging_for(self, node: PlanNode, execute: Execute, *, is_here: bool) -> str:
         while is_here and self._kept:
             kept = self._kept.pop()
-            # Somebody who can't see this process, in another container, may have cleared it away as a dead one's.
+            # A process in another container, which can't see this one, may have removed it as a leftover.
             if os.path.isdir(kept):
                 return kept
         stage_name = node.stage.name.replace("/", "-")
@@ -363,7 +365,7 @@ class Attempts:
             outcome = _OUTDATED if is_outdated else running.attempt.run()
             lost = running.reports.close()
             if lost:
-                self._emit_step(running.name, {"log": lost})
+                self._pass_on(running.name, {"log": lost})
             usage = outcome.usage
             if isinstance(outcome, StageSuccess):
                 running.is_committing = True
@@ -403,21 +405,27 @@ class Attempts:
                 )
             )
 
+    def _pass_on(self, name: str, report: dict[str, Any]) -> None:
+        """Write what a stage reports while it runs to the journal. Thread-safe."""
+        if "step" in report:
+            metrics = report.get("metrics", {})
+            fields = {"node": name, "step": report["step"], "of": report.get("of"), "metrics": metrics}
+            self._status.emit(Event(Kinds.STAGE_STEP, fields))
+        elif "log" in report:
+            self._status.emit(Event(Kinds.STAGE_LOG, {"node": name, "text": str(report["log"])}))
+        elif "told" in report:
+            at_once = {"at_once": True} if report.get("at_once") else {}
+            self._status.emit(Event(Kinds.STAGE_TOLD, {"node": name, "text": str(report["told"]), **at_once}))
+
     def _tidy_after(self, running: InFlightAttempt, failed: StageFailure) -> None:
         """Keep what a failed stage has to say, and nothing that code other than its key's may have left."""
         if running.is_here and failed.detail:
-            self._log(running.name, failed.detail)
+            # The traceback of an inline stage lies where a child would have written it.
+            log = LogFile(self._folders.log_of(running.name))
+            log.write(failed.detail.encode(errors="replace"))
+            log.close()
         if failed.error_code == CODE_EDITED.error_code and running.work.scratch:
             clear_scratch(running.work.scratch)
-
-    def _log(self, name: str, text: str) -> None:
-        """Keep the traceback of an inline stage where a child would have written it."""
-        log = LogFile(self._log_path(name))
-        log.write(text.encode(errors="replace"))
-        log.close()
-
-    def _log_path(self, name: str) -> str:
-        return self._folders.log_of(name)
 
     def _objection(self, running: InFlightAttempt, inputs: dict[str, tuple[NodeProduct, ...]]) -> StageFailure | None:
         """Return why what a finished stage made may not be kept, if there is a reason."""
@@ -479,12 +487,12 @@ class Attempts:
         return committed
 
     def _go_on(self, running: InFlightAttempt) -> None:
-        """Stop reading for an attempt that was asked to stop: a large folder takes longer than anybody waits."""
+        """Raise `ReadingStopped` if the attempt was asked to stop: reading a large folder takes long."""
         if self._is_too_late(running):
             raise ReadingStopped
 
     def _is_too_late(self, running: InFlightAttempt) -> bool:
-        """Return whether the run, or this attempt, was told to stop: what it gives is not taken any more."""
+        """Return True if the run or this attempt was asked to stop: its result is not accepted any more."""
         if running.stop_cause is None and self._is_cancelled():
             running.stop_cause = FailureCause.CANCELLED
         return running.stop_cause is not None
@@ -498,7 +506,7 @@ def _edited_code(running: InFlightAttempt, failed: StageFailure | None) -> str:
 
 # Attempts under way: found by their reports, asked to stop in time, ended when they do not.
 #
-# Asking comes first, for a time-out and for a cancelled run alike; whoever has not ended after the grace is killed.
+# A time-out and a cancelled run first ask; an attempt that has not ended after the grace period is killed.
 # Work in our own process can't be killed: it is left behind, and whatever it answers is not taken.
 
 # What a killed attempt may need to give its report.
@@ -538,9 +546,9 @@ class InFlightAttempts:
         return self._running.pop(report.name)
 
     def notice(self, noticed: DeviceNotice) -> str:
-        """Ask work that holds far more of a device than it was promised to stop; gives what people are told.
+        """Ask work that holds far more of a device than it was promised to stop; returns the warning.
 
-        Nothing of work that is over: its end told what it took.
+        Empty for work that is over: its end reported what it took.
         """
         if noticed.taken is None:
             return noticed.message
@@ -553,7 +561,7 @@ class InFlightAttempts:
         return f"{running.name}: {noticed.message}"
 
     def ask_all(self) -> None:
-        """Ask everybody to stop: the run is."""
+        """Ask every attempt to stop, because the run is stopping."""
         for running in self._running.values():
             self._ask(running, FailureCause.CANCELLED)
 
@@ -583,7 +591,7 @@ class InFlightAttempts:
         return left_behind
 
     def drop_all(self) -> None:
-        """End everybody and wait until they have; for a loop that can't go on itself."""
+        """Stop every attempt and wait for it; for a loop that can't continue itself."""
         self.ask_all()
         deadline_s = self._clock.monotonic_s() + self._grace_s
         for running in self._running.values():
@@ -603,5 +611,5 @@ def _kill(running: InFlightAttempt) -> bool:
     try:
         return running.attempt.kill()
     except ProcessLost:
-        # It survived even that; whoever started it can't do more.
+        # It survived even that: nothing more can be done here.
         return False

@@ -1,8 +1,8 @@
-"""Curves of earlier attempts: an attempt that goes on from a checkpoint shows the steps before it, too.
+"""Curves of earlier attempts: an attempt that resumes from a checkpoint shows the steps before it, too.
 
 While an attempt runs, its files of metrics have second names in its scratch folder, so they are kept with the
 checkpoint however the attempt ends. The next attempt takes from there, for each metric, the steps before the first one
-that it reports itself: what it runs again is its own, and an attempt that begins anew takes nothing. Its own file then
+that it reports itself: what it runs again is its own, and an attempt that starts again takes nothing. Its own file then
 has the whole curve, for every reader and for the attempt after it.
 """
 
@@ -34,7 +34,7 @@ EARLIER = ".curves.earlier.skm"
 FILES = frozenset({*_CURRENT, EARLIER})
 """Names in a scratch folder that are ours, and nothing to go on from."""
 LARGEST_BYTES = 32 << 20
-"""Longer curves are not carried along: the attempt then begins its curve where it goes on."""
+"""Longer curves are not carried along: the attempt then begins its curve where it resumes."""
 
 
 class EarlierCurves:
@@ -70,7 +70,7 @@ class EarlierCurves:
         for file, name in zip(self._files, _CURRENT, strict=True):
             if name not in self._linked and os.path.isfile(file):
                 second = os.path.join(self._scratch, name)
-                # On another file system there is none, and the curve begins where the next attempt goes on.
+                # On another file system there is none, and the curve begins where the next attempt resumes.
                 with suppress(OSError):
                     os.unlink(second)
                 with suppress(OSError):

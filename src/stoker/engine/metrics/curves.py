@@ -1,7 +1,7 @@
 """Curves out of files of metrics: one per name, thinned while reading, so that memory stays flat.
 
 What a program reported itself goes before what was read off its output under the same name. Of two values at one step
-the later counts: an attempt that goes on from a checkpoint writes some steps again.
+the later counts: an attempt that resumes from a checkpoint writes some steps again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of metrics (`.skm`): rows of (step, time, name, value) in frames that stand by themselves.
 
 A frame is appended with one write, so several writers may share a file of a local file system and never meet inside a
-frame. Each carries its length and a checksum: a torn tail is passed over, and behind a damaged frame reading goes on
+frame. Each carries its length and a checksum: a torn tail is passed over, and behind a damaged frame reading resumes
 at the next whole one. NaN and infinities are kept as they are. All numbers are little-endian:
 
     magic            8 bytes
@@ -165,8 +165,8 @@ def decode_payload(payload: bytes, *, end_bytes: int = 0) -> MetricFrame:
 def read_frames(path: str, *, start_bytes: int = 0, on_damage: OnDamage = pass_over) -> Iterator[MetricFrame]:
     """Return a file's frames in order, from a place where one begins; memory stays at a frame or two.
 
-    A missing file has no frames. Bytes that are no whole frame are passed over and told to `on_damage`. What is no file
-    is refused: a program may have put anything there, and nobody waits for a pipe.
+    A missing file has no frames. Bytes that are no whole frame are passed over and reported to `on_damage`. What is no
+    file is refused: a program may have put anything there, and a pipe would block.
     """
     with translated(path):
         try:
@@ -292,7 +292,7 @@ def _checksum(payload: bytes) -> int:
 
 # Writes metrics from our side of the fence: what stages report and what is read off a program's output.
 #
-# Whoever adds a value never waits: values go into a bounded buffer, and a thread writes them as frames twice a second.
+# `add` never waits: values go into a bounded buffer, and a thread writes them as frames twice a second.
 # What did not fit is counted, and the next frame says how much is missing. A disk that is full or gone costs the values
 # that no longer fit into the buffer, never the run; `close` says what happened.
 

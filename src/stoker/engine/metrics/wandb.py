@@ -1,9 +1,9 @@
 """Metrics on their way to wandb, beside the run and never in its way.
 
 The local files are the truth and the spool: a thread follows them and passes rows on to a process of its own, which
-runs `stoker_wandb.py` under an interpreter that has wandb. The thread waits for that process; nobody waits for the
-thread, except at the end and for so long. Offline unless asked otherwise. Whatever goes wrong is told once, and is
-never a failure of the training. Nobody's `WANDB_*` variables are touched, and a program's own use of wandb is its own.
+runs `stoker_wandb.py` under an interpreter that has wandb. The thread waits for that process; the run waits for
+the thread at the end only, for a bounded time. Offline unless asked otherwise. Whatever fails is reported once, and is
+never a failure of the training. No `WANDB_*` variables are touched, and a program's own use of wandb is its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_GRACE_S = 2.0
 
 @frozen
 class WandbRun:
-    """A run as wandb is told of it."""
+    """A run as wandb shows it."""
 
     python: str
     """The interpreter that has wandb."""
@@ -86,7 +86,7 @@ class WandbSink:
         self._thread = threading.Thread(target=self._follow, name="stoker-wandb", daemon=True)
 
     def begin(self) -> None:
-        """Start the process and follow the files; what is wrong is told, not raised."""
+        """Start the process and follow the files; what fails is reported, not raised."""
         try:
             os.makedirs(self._run.folder, exist_ok=True)
             self._child = start(

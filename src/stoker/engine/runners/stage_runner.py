@@ -31,7 +31,7 @@ from stoker.core.errors import (
     StokerError,
     Unavailable,
 )
-from stoker.core.frozen import changeable, fresh, frozen
+from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
 from stoker.core.text import one_line
@@ -159,9 +159,6 @@ class StageRunner(Protocol):
     def attempt(self, work: Work) -> Attempt:
         """Prepare one try; nothing runs yet."""
 
-    def close(self) -> None:
-        """Let go of what the runner keeps ready."""
-
 
 class InlineRunner:
     """Runs stages in this process: no isolation, no cost. For trivial, trusted work, and for tests."""
@@ -173,9 +170,6 @@ class InlineRunner:
 
     def attempt(self, work: Work) -> Attempt:
         return _InlineAttempt(work)
-
-    def close(self) -> None:
-        return
 
 
 class _InlineAttempt:
@@ -370,7 +364,7 @@ def safe_name(name: str) -> str:
 # Who sat beside whom: what a company remembers of a member's time in it, for the record of its attempt. Pure.
 
 
-_MOST_NAMED = 16
+MOST_MEMBERS_NAMED = 16
 _LONGEST_NAME = 200
 
 
@@ -400,46 +394,13 @@ def read_stay(told: object) -> MemberUsage | None:
     if len(counts) < 3 or not isinstance(named, list):
         return None
     process, members, others = counts
-    return MemberUsage(process=process, members=members, others=others, named=tuple(map(_name, named[:_MOST_NAMED])))
+    return MemberUsage(
+        process=process, members=members, others=others, named=tuple(map(member_name, named[:MOST_MEMBERS_NAMED]))
+    )
 
 
-@changeable
-class _Seated:
-    name: str
-    members: int
-    others: int = 0
-    named: list[str] = fresh(factory=list)
-
-    def meet(self, another: _Seated, members: int) -> None:
-        self.others += 1
-        self.members = max(self.members, members)
-        if len(self.named) < _MOST_NAMED:
-            self.named.append(another.name)
-
-
-class MemberUsageTracker:
-    """All who sit in one company, by seat."""
-
-    def __init__(self, process: int) -> None:
-        self._process = process
-        self._seated: dict[int, _Seated] = {}
-
-    def came(self, seat: int, name: object) -> None:
-        """Somebody takes a seat."""
-        members = len(self._seated) + 1
-        newcomer = _Seated(name=_name(name), members=members)
-        for one in self._seated.values():
-            one.meet(newcomer, members)
-            newcomer.meet(one, members)
-        self._seated[seat] = newcomer
-
-    def left(self, seat: int) -> MemberUsage:
-        """Somebody leaves it; gives how it was."""
-        one = self._seated.pop(seat)
-        return MemberUsage(process=self._process, members=one.members, others=one.others, named=tuple(one.named))
-
-
-def _name(told: object) -> str:
+def member_name(told: object) -> str:
+    """Return the name of a member as it is recorded: one line, of bounded length."""
     return one_line(str(told), _LONGEST_NAME)
 
 

@@ -57,8 +57,8 @@ def test_half_messages_hold_no_more_than_so_much_and_who_says_little_is_heard(
     small.sendall(b"}")
     with guests.changed:
         assert guests.changed.wait_for(lambda: is_waiting(guests), 10.0)
-        assert guests.changed.wait_for(lambda: len(guests._guests) <= 4, 10.0)
-        assert sum(guest.frames.unfinished_bytes for guest in guests._guests) <= 300_000
+        assert guests.changed.wait_for(lambda: len(guests._members) <= 4, 10.0)
+        assert sum(guest.frames.unfinished_bytes for guest in guests._members) <= 300_000
         (joined,) = guests.take_joined()
     assert joined.work == {"entry": "a"}
     guests.close(1.0)
@@ -92,7 +92,7 @@ def test_one_who_has_joined_may_say_no_more_than_that_it_stops(listener: socket.
             assert guests.changed.wait_for(lambda: is_waiting(guests), 10.0)
         link.sendall(struct.pack("!I", LONGEST_BYTES))
         with guests.changed:
-            assert guests.changed.wait_for(lambda: not guests._guests, 10.0)
+            assert guests.changed.wait_for(lambda: not guests._members, 10.0)
     guests.close(1.0)
     os.close(words_fd)
 
@@ -113,4 +113,4 @@ def connected(listener: socket.socket) -> socket.socket:
 
 
 def is_waiting(guests: MemberServer) -> bool:
-    return guests.empty_for_s() is None and any(guest.work is not None for guest in guests._guests)
+    return guests.empty_for_s() is None and any(guest.work is not None for guest in guests._members)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.authoring import PlanBuilder
 from stoker.core.errors import Cancelled, PlanDeadline, StageTimeout
+from stoker.core.events import Kinds
 from stoker.core.retry import FailureCause, RetryOn, RetryPolicy
 from tests.unit.engine.lab import Lab, lines_of, plan_of
 from tests.unit.engine.misbehaving import (
@@ -120,14 +122,14 @@ def test_a_run_of_nothing_but_hits_can_be_cancelled_too(lab: Lab) -> None:
     plan = tip.finish()
     lab.run(plan)
     executor, status = lab.prepare(plan)
-    skipped = executor._news.skipped
+    hold = status.hold
 
-    def skipped_and_cancelled(name: str, *rest: object) -> None:
-        skipped(name, *rest)  # type: ignore[arg-type]
-        if name == "double-10":
+    def hold_and_cancel(kind: str, **fields: Any) -> None:
+        hold(kind, **fields)
+        if (kind, fields["node"]) == (Kinds.STAGE_SKIPPED, "double-10"):
             executor.cancel(Cancelled("enough"))
 
-    executor._news.skipped = skipped_and_cancelled  # type: ignore[method-assign, assignment]
+    status.hold = hold_and_cancel  # type: ignore[method-assign]
     result = executor.run()
     status.close()
     assert (result.hits, str(result.error)) == (11, "enough")
@@ -160,11 +162,15 @@ def test_a_journal_that_cant_be_written_stops_everything_first(lab: Lab, ledger:
     builder.start(number, NumberArgs(value=1))
     executor, status = lab.prepare(builder.finish())
 
-    def refuse(*_: object) -> None:
-        wait_until(lambda: len(lines_of(ledger)) == 1)
-        raise RuntimeError("no journal")
+    hold = status.hold
 
-    executor._news.finished = refuse  # type: ignore[method-assign, assignment]
+    def refuse(kind: str, **fields: Any) -> None:
+        if kind == Kinds.STAGE_END:
+            wait_until(lambda: len(lines_of(ledger)) == 1)
+            raise RuntimeError("no journal")
+        hold(kind, **fields)
+
+    status.hold = refuse  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no journal"):
         executor.run()
     status.close()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stoker.engine.runners.program.trainer_lines import NO_PAIRS, pairs_in
+from stoker.engine.runners.program.trainer_lines import PLAIN, pairs_in
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_pairs_are_found_wherever_they_stand(line: str, values: dict[str, float]
     ],
 )
 def test_what_only_looks_like_a_pair_is_none(line: str) -> None:
-    assert pairs_in(line.encode()) is NO_PAIRS
+    assert pairs_in(line.encode()) is PLAIN
 
 
 def test_nan_is_kept() -> None:
@@ -91,5 +91,5 @@ def test_a_step_that_is_only_an_epoch_says_so() -> None:
 
 
 def test_a_name_too_long_for_a_curve_is_none() -> None:
-    assert pairs_in(b"a" * 101 + b"=1") is NO_PAIRS
+    assert pairs_in(b"a" * 101 + b"=1") is PLAIN
     assert pairs_in(b"a" * 100 + b"=1").values == {"a" * 100: 1.0}

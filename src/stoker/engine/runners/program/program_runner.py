@@ -76,9 +76,6 @@ class ProgramRunner:
             return _AttemptOfAnother(self._around.user, work, self._around, self._containment, self._clock)
         return _ProgramAttempt(work, self._around, self._containment, self._clock)
 
-    def close(self) -> None:
-        return
-
 
 @frozen
 class _Seen:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.core.frozen import fresh, frozen
@@ -39,24 +39,10 @@ _COLOUR = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _STEP_LIMIT = 2**63
 
 
-@frozen
-class Pairs:
-    """What a line says."""
-
-    step: int | None
-    of: int | None
-    is_epoch: bool
-    """The step is the number of an epoch: the line has no other."""
-    values: dict[str, float]
-
-
-NO_PAIRS = Pairs(step=None, of=None, is_epoch=False, values={})
-
-
-def pairs_in(line: bytes) -> Pairs:
-    """Find the pairs of a line; of a name that comes twice, the last."""
+def pairs_in(line: bytes) -> PlainOutputLine:
+    """Return the pairs of a line as plain output; of a name that comes twice, the last. `PLAIN` if there are none."""
     if b"=" not in line:
-        return NO_PAIRS
+        return PLAIN
     if b"\x1b" in line:
         line = _COLOUR.sub(b"", line)
     numbers: dict[str, bytes] = {}
@@ -68,11 +54,11 @@ def pairs_in(line: bytes) -> Pairs:
         elif text in STEP_NAMES:
             numbers[text], totals[text] = number, total
     if not numbers:
-        return NO_PAIRS
+        return PLAIN
     name, step = take_step(numbers)
     of = int(totals[name]) if name in totals else None
     values = {text: float(number) for text, number in numbers.items()}
-    return Pairs(step=step, of=of, is_epoch=name == STEP_NAMES[-1], values=values)
+    return PlainOutputLine(step=step, of=of, is_epoch=name == STEP_NAMES[-1], values=values)
 
 
 def take_step(numbers: dict[str, bytes]) -> tuple[str, int | None]:
@@ -219,14 +205,14 @@ def parse_line(line: bytes) -> Said:
             return PLAIN
         line = line[len(_FIRST_RANK) :]
     if len(line) > LINE_BYTES:
-        return _plain(line[:LINE_BYTES].rpartition(b" ")[0])
+        return pairs_in(line[:LINE_BYTES].rpartition(b" ")[0])
     if b"{" in line[:_INDENT]:
         text = line.strip()
         if text.startswith(b"{") and b'"kind"' in text:
             return _parse_json(text)
     elif b":" in line and (text := line.strip()).startswith(METRIC_PREFIX):
         return _parse_metric_line(text)
-    return _plain(line)
+    return pairs_in(line)
 
 
 def parse_control(line: bytes) -> Said:
@@ -235,13 +221,6 @@ def parse_control(line: bytes) -> Said:
     if len(text) > LINE_BYTES:
         return _malformed(f"longer than {LINE_BYTES} bytes", text)
     return _parse_json(text)
-
-
-def _plain(line: bytes) -> Said:
-    pairs = pairs_in(line)
-    if pairs is NO_PAIRS:
-        return PLAIN
-    return PlainOutputLine(step=pairs.step, of=pairs.of, is_epoch=pairs.is_epoch, values=pairs.values)
 
 
 def _parse_metric_line(text: bytes) -> Said:
@@ -267,11 +246,8 @@ def _parse_json(text: bytes) -> Said:
     kind = raw.get("kind") if isinstance(raw, dict) else None
     if not isinstance(kind, str):
         return _malformed("not a JSON object with a kind", text)
-    read = _KINDS.get(kind)
-    if read is None:
-        return UnknownTrainerLine(kind=kind[:_SHOWN])
     try:
-        return read(raw)
+        return _read_control(kind, raw) or UnknownTrainerLine(kind=kind[:_SHOWN])
     except _Wrong as wrong:
         return _malformed(f"{kind}: {wrong}", text)
 
@@ -280,63 +256,45 @@ class _Wrong(ValueError):
     """What is wrong with a line's field."""
 
 
-def _contract(raw: dict[str, Any]) -> Contract:
-    return Contract(version=_required(raw, "version"))
-
-
-def _step(raw: dict[str, Any]) -> TrainerStep:
-    of = _whole_trainer_lines(raw, "of")
-    return TrainerStep(
-        step=_required(raw, "step"), of=of, metrics=_numbers(raw), lost=max(0, _whole_trainer_lines(raw, "lost") or 0)
-    )
-
-
-def _eval(raw: dict[str, Any]) -> Eval:
-    return Eval(step=_whole_trainer_lines(raw, "step"), metrics=_numbers(raw))
-
-
-def _saved(raw: dict[str, Any]) -> TrainerCheckpoint:
-    path = raw.get("path")
-    if not isinstance(path, str) or not path or "\0" in path or len(path) > _TEXT_LIMIT:
-        raise _Wrong("path is a file's name")
-    return TrainerCheckpoint(path=path, step=_whole_trainer_lines(raw, "step"))
-
-
-def _done(raw: dict[str, Any]) -> TrainerCompletion:
-    return TrainerCompletion(metrics=_numbers(raw))
-
-
-def _failed(raw: dict[str, Any]) -> TrainerFailure:
-    message = raw.get("message", "")
-    if not isinstance(message, str):
-        raise _Wrong("message is text")
-    return TrainerFailure(message=message[:_TEXT_LIMIT])
-
-
-def _heartbeat(raw: dict[str, Any]) -> Heartbeat:
-    quiet_s = raw.get("quiet_s")
-    return Heartbeat(quiet_s=None if quiet_s is None else _number(quiet_s, "quiet_s"))
-
-
-_KINDS: dict[str, Callable[[dict[str, Any]], Control]] = {
-    "contract": _contract,
-    "step": _step,
-    "eval": _eval,
-    "saved": _saved,
-    "done": _done,
-    "failed": _failed,
-    "heartbeat": _heartbeat,
-}
+def _read_control(kind: str, raw: dict[str, Any]) -> Control | None:  # noqa: PLR0911 - one for each kind
+    """Return a line of the contract; nothing for a kind that it does not have. Raises `_Wrong` for a wrong field."""
+    match kind:
+        case "contract":
+            return Contract(version=_required(raw, "version"))
+        case "step":
+            lost = max(0, _whole_field(raw, "lost") or 0)
+            return TrainerStep(
+                step=_required(raw, "step"), of=_whole_field(raw, "of"), metrics=_numbers(raw), lost=lost
+            )
+        case "eval":
+            return Eval(step=_whole_field(raw, "step"), metrics=_numbers(raw))
+        case "saved":
+            path = raw.get("path")
+            if not isinstance(path, str) or not path or "\0" in path or len(path) > _TEXT_LIMIT:
+                raise _Wrong("path is a file's name")
+            return TrainerCheckpoint(path=path, step=_whole_field(raw, "step"))
+        case "done":
+            return TrainerCompletion(metrics=_numbers(raw))
+        case "failed":
+            message = raw.get("message", "")
+            if not isinstance(message, str):
+                raise _Wrong("message is text")
+            return TrainerFailure(message=message[:_TEXT_LIMIT])
+        case "heartbeat":
+            quiet_s = raw.get("quiet_s")
+            return Heartbeat(quiet_s=None if quiet_s is None else _number(quiet_s, "quiet_s"))
+        case _:
+            return None
 
 
 def _required(raw: dict[str, Any], name: str) -> int:
-    value = _whole_trainer_lines(raw, name)
+    value = _whole_field(raw, name)
     if value is None:
         raise _Wrong(f"{name} is missing")
     return value
 
 
-def _whole_trainer_lines(raw: dict[str, Any], name: str) -> int | None:
+def _whole_field(raw: dict[str, Any], name: str) -> int | None:
     if raw.get(name) is None:
         return None
     value = whole_number(raw[name])

@@ -218,7 +218,7 @@ _JOIN_WITHIN_S = 30.0
 _MOST_UNJOINED = 256
 _MOST_UNFINISHED_BYTES = 4 * LONGEST_BYTES
 _LONGEST_STOP_BYTES = 1 << 10
-# Beyond these, what a guest has not read is dropped: steps first, then lines of its log.
+# Beyond these, what a member has not read is dropped: steps first, then lines of its log.
 _STEPS_BYTES = 1 << 18
 _LINES_BYTES = 1 << 22
 _LONGEST_TEXT = 1 << 18
@@ -300,12 +300,12 @@ class MemberServer:
 
     def __init__(self, listener: socket.socket, greeting: dict[str, Any], words_fd: int, *, clock: Clock) -> None:
         self.changed = threading.Condition()
-        """Held while guests are looked at; told when somebody joined or left."""
+        """Held while members are looked at; told when somebody joined or left."""
         self._listener = listener
         self._greeting = framed(greeting)
         self._words_fd = words_fd
         self._clock = clock
-        self._guests: set[MemberConnection] = set()
+        self._members: set[MemberConnection] = set()
         self._joined: deque[MemberConnection] = deque()
         self._lets_in = True
         self._empty_since_s = clock.monotonic_s()
@@ -316,11 +316,11 @@ class MemberServer:
             end.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, "listener")
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
-        self._thread = threading.Thread(target=self._serve, name="stoker-company-guests", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="stoker-company-members", daemon=True)
         self._thread.start()
 
     def take_joined(
-        self, fits: Callable[[list[MemberConnection]], bool] = lambda _guests: True
+        self, fits: Callable[[list[MemberConnection]], bool] = lambda _members: True
     ) -> list[MemberConnection]:
         """Return who has joined, in order and as long as all of them fit; the caller holds `changed`."""
         taken: list[MemberConnection] = []
@@ -330,7 +330,7 @@ class MemberServer:
 
     def empty_for_s(self) -> float | None:
         """Return for how long nobody has been here who waits for an answer; the caller holds `changed`."""
-        if any(not guest.is_answered for guest in self._guests):
+        if any(not member.is_answered for member in self._members):
             return None
         return self._clock.monotonic_s() - self._empty_since_s
 
@@ -340,26 +340,26 @@ class MemberServer:
             self._lets_in = is_open
         self._wake()
 
-    def told(self, guest: MemberConnection, answer: dict[str, Any]) -> None:
-        """Give a guest its answer: it has none to wait for any more."""
-        guest.say(answer)
+    def told(self, member: MemberConnection, answer: dict[str, Any]) -> None:
+        """Give a member its answer: it has none to wait for any more."""
+        member.say(answer)
         with self.changed:
-            guest.is_answered = True
+            member.is_answered = True
             self._note_left()
         self._wake()
 
     def tell_all(self, body: dict[str, Any]) -> None:
         """Tell something to everybody who is seated or waits to be."""
         with self.changed:
-            present = [guest for guest in self._guests if guest.work is not None and not guest.is_answered]
-        for guest in present:
-            guest.say(body)
+            present = [member for member in self._members if member.work is not None and not member.is_answered]
+        for member in present:
+            member.say(body)
 
     def close(self, within_s: float) -> None:
         """Send what is unsent, for so long at most, and end all connections."""
         deadline_s = self._clock.monotonic_s() + within_s
         with self.changed:
-            while any(guest.has_unsent and not guest.is_gone for guest in self._guests):
+            while any(member.has_unsent and not member.is_gone for member in self._members):
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     break
@@ -369,7 +369,7 @@ class MemberServer:
         self._thread.join(within_s)
 
     def _note_left(self) -> None:
-        if all(guest.is_answered for guest in self._guests):
+        if all(member.is_answered for member in self._members):
             self._empty_since_s = self._clock.monotonic_s()
         self.changed.notify_all()
 
@@ -396,8 +396,8 @@ class MemberServer:
                 elif events & selectors.EVENT_READ:
                     self._hear(key.data)
             self._tend()
-        for guest in self._guests:
-            guest.link.close()
+        for member in self._members:
+            member.link.close()
         for end in (self._selector, self._wake_read, self._wake_write):
             end.close()
 
@@ -421,20 +421,20 @@ class MemberServer:
             except OSError:
                 link.close()
                 return
-            guest = MemberConnection(link, self._wake, join_by_s=self._clock.monotonic_s() + _JOIN_WITHIN_S)
-            self._guests.add(guest)
-            self._selector.register(link, selectors.EVENT_READ, guest)
+            member = MemberConnection(link, self._wake, join_by_s=self._clock.monotonic_s() + _JOIN_WITHIN_S)
+            self._members.add(member)
+            self._selector.register(link, selectors.EVENT_READ, member)
 
     @property
     def _has_room(self) -> bool:
-        return self._lets_in and sum(1 for guest in self._guests if guest.work is None) < _MOST_UNJOINED
+        return self._lets_in and sum(1 for member in self._members if member.work is None) < _MOST_UNJOINED
 
-    def _hear(self, guest: MemberConnection) -> None:
-        if not guest.is_heard:
+    def _hear(self, member: MemberConnection) -> None:
+        if not member.is_heard:
             # Lost a moment ago, for another's sake.
             return
         try:
-            data, fds = receive(guest.link)
+            data, fds = receive(member.link)
         except BlockingIOError:
             return
         except OSError:
@@ -444,23 +444,23 @@ class MemberServer:
             os.close(fd)
         try:
             if not data:
-                self._lose(guest)
-            for body in guest.frames.feed(data):
-                self._take(guest, body)
+                self._lose(member)
+            for body in member.frames.feed(data):
+                self._take(member, body)
         except ValueError:
-            self._lose(guest)
-        if guest.frames.unfinished_bytes:
+            self._lose(member)
+        if member.frames.unfinished_bytes:
             self._bound_unfinished()
 
-    def _take(self, guest: MemberConnection, body: dict[str, Any]) -> None:
+    def _take(self, member: MemberConnection, body: dict[str, Any]) -> None:
         work = body.get("join")
         if body.get("stop") is True:
-            guest.is_stopped = True
-        elif isinstance(work, dict) and guest.work is None:
+            member.is_stopped = True
+        elif isinstance(work, dict) and member.work is None:
             with self.changed:
-                guest.work = work
-                guest.frames.longest_bytes = _LONGEST_STOP_BYTES
-                self._joined.append(guest)
+                member.work = work
+                member.frames.longest_bytes = _LONGEST_STOP_BYTES
+                self._joined.append(member)
                 self.changed.notify_all()
         else:
             message = "neither a join nor a stop"
@@ -469,48 +469,48 @@ class MemberServer:
     def _bound_unfinished(self) -> None:
         """Lose who holds the most of what is not whole, as long as all of that is too much."""
         with self.changed:
-            unfinished = {guest: guest.frames.unfinished_bytes for guest in self._guests if guest.is_heard}
+            unfinished = {member: member.frames.unfinished_bytes for member in self._members if member.is_heard}
             while sum(unfinished.values()) > _MOST_UNFINISHED_BYTES:
-                longest = max(unfinished, key=lambda guest: unfinished[guest])
+                longest = max(unfinished, key=lambda member: unfinished[member])
                 del unfinished[longest]
                 self._lose(longest)
 
-    def _lose(self, guest: MemberConnection) -> None:
+    def _lose(self, member: MemberConnection) -> None:
         """It is gone. Who was not seated yet leaves at once; a seat is left by whoever works for it."""
         with self.changed:
-            if not guest.is_heard:
+            if not member.is_heard:
                 return
-            guest.is_heard, guest.is_gone = False, True
-            guest.frames = Frames()
+            member.is_heard, member.is_gone = False, True
+            member.frames = Frames()
             with suppress(KeyError):
-                self._selector.unregister(guest.link)
-            if guest.work is None or guest in self._joined:
+                self._selector.unregister(member.link)
+            if member.work is None or member in self._joined:
                 with suppress(ValueError):
-                    self._joined.remove(guest)
-                guest.is_answered = True
+                    self._joined.remove(member)
+                member.is_answered = True
             self._note_left()
 
     def _tend(self) -> None:
         """Write what could not be written, close what is over, and look at the door again."""
         now_s = self._clock.monotonic_s()
         with self.changed:
-            for guest in list(self._guests):
-                if guest.work is None and not guest.is_gone and now_s >= guest.join_by_s:
-                    self._lose(guest)
-                guest.flush()
-                if guest.is_gone and guest.is_answered and not guest.has_unsent:
-                    self._forget(guest)
-                elif not guest.is_gone and guest.wants_room != guest.has_unsent:
-                    guest.wants_room = guest.has_unsent
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.wants_room else 0)
-                    self._selector.modify(guest.link, wanted, guest)
+            for member in list(self._members):
+                if member.work is None and not member.is_gone and now_s >= member.join_by_s:
+                    self._lose(member)
+                member.flush()
+                if member.is_gone and member.is_answered and not member.has_unsent:
+                    self._forget(member)
+                elif not member.is_gone and member.wants_room != member.has_unsent:
+                    member.wants_room = member.has_unsent
+                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.wants_room else 0)
+                    self._selector.modify(member.link, wanted, member)
             if self._has_room:
                 # It is there already, mostly.
                 with suppress(KeyError):
                     self._selector.register(self._listener, selectors.EVENT_READ, "listener")
 
-    def _forget(self, guest: MemberConnection) -> None:
-        self._guests.discard(guest)
+    def _forget(self, member: MemberConnection) -> None:
+        self._members.discard(member)
         with suppress(KeyError, ValueError):
-            self._selector.unregister(guest.link)
-        guest.link.close()
+            self._selector.unregister(member.link)
+        member.link.close()

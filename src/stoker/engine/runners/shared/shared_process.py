@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import InternalError, StokerError
+from stoker.core.frozen import changeable, fresh
 from stoker.core.jsontext import loads
 from stoker.devices.ledger.entries import Reservation
 from stoker.devices.ledger.ledger import Ledger
@@ -30,8 +31,8 @@ from stoker.devices.meter import NoMeter
 from stoker.engine.runners.shared.members import FORMAT, MemberConnection, MemberServer
 from stoker.engine.runners.stage_runner import (
     CODE_EDITED,
+    MOST_MEMBERS_NAMED,
     MemberUsage,
-    MemberUsageTracker,
     StageFailure,
     StageSuccess,
     answer_of,
@@ -42,6 +43,7 @@ from stoker.engine.runners.stage_runner import (
     given_inputs,
     handles_of,
     judge_made,
+    member_name,
 )
 from stoker.engine.stage import Kind, Seat
 from stoker.host import linux
@@ -71,6 +73,45 @@ def give_back(claim: Any) -> None:
             Ledger(claim["folder"], clock=SystemClock(), meter=NoMeter()).release(held)
 
 
+# With whom each member has shared this process, for the record of its attempt.
+
+
+@changeable
+class _Seated:
+    name: str
+    members: int
+    others: int = 0
+    named: list[str] = fresh(factory=list)
+
+    def meet(self, another: _Seated, members: int) -> None:
+        self.others += 1
+        self.members = max(self.members, members)
+        if len(self.named) < MOST_MEMBERS_NAMED:
+            self.named.append(another.name)
+
+
+class MemberUsageTracker:
+    """All who sit in one company, by seat."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._seated: dict[int, _Seated] = {}
+
+    def came(self, seat: int, name: object) -> None:
+        """Somebody takes a seat."""
+        members = len(self._seated) + 1
+        newcomer = _Seated(name=member_name(name), members=members)
+        for one in self._seated.values():
+            one.meet(newcomer, members)
+            newcomer.meet(one, members)
+        self._seated[seat] = newcomer
+
+    def left(self, seat: int) -> MemberUsage:
+        """Somebody leaves it; gives how it was."""
+        one = self._seated.pop(seat)
+        return MemberUsage(process=self._process, members=one.members, others=one.others, named=tuple(one.named))
+
+
 _ANY = 1 << 20
 _LAST_ANSWERS_S = 10.0
 _LONGEST_LINE = 1 << 14
@@ -81,7 +122,7 @@ class LiveSharedContext:
 
     def __init__(
         self,
-        guests: MemberServer,
+        members: MemberServer,
         door: NamedSocket,
         opened: NamedSocketListener,
         *,
@@ -90,7 +131,7 @@ class LiveSharedContext:
         clock: Clock,
     ) -> None:
         self.devices = devices
-        self._guests = guests
+        self._members = members
         self._door = door
         self._opened = opened
         self._linger_s = linger_s
@@ -108,18 +149,18 @@ class LiveSharedContext:
         """Seat who has come; with nobody here for the linger, the company is over."""
         deadline_s = self._clock.monotonic_s() + wait_s
         empty_s: float | None = None
-        with self._guests.changed:
-            while not (joined := self._guests.take_joined(self._fits)):
+        with self._members.changed:
+            while not (joined := self._members.take_joined(self._fits)):
                 left_s = deadline_s - self._clock.monotonic_s()
-                empty_s = self._guests.empty_for_s()
+                empty_s = self._members.empty_for_s()
                 if empty_s is not None:
                     left_s = min(left_s, self._linger_s - empty_s)
                 if left_s <= 0:
                     break
-                self._guests.changed.wait(left_s)
+                self._members.changed.wait(left_s)
         if not joined and empty_s is not None and empty_s >= self._linger_s:
             self._is_over = self._withdraw()
-        seats = [seat for guest in joined if (seat := self._seat(guest)) is not None]
+        seats = [seat for member in joined if (seat := self._seat(member)) is not None]
         if joined:
             self._look_at_claims()
         return seats
@@ -132,25 +173,25 @@ class LiveSharedContext:
         for number in list(self._seats):
             self._answer(number, failed)
         deadline_s = self._clock.monotonic_s() + _LAST_ANSWERS_S
-        with self._guests.changed:
-            while self._guests.empty_for_s() is None and self._clock.monotonic_s() < deadline_s:
-                for guest in self._guests.take_joined():
-                    self._guests.told(guest, _as_message(failed))
-                self._guests.changed.wait(0.05)
+        with self._members.changed:
+            while self._members.empty_for_s() is None and self._clock.monotonic_s() < deadline_s:
+                for member in self._members.take_joined():
+                    self._members.told(member, _as_message(failed))
+                self._members.changed.wait(0.05)
 
     def _fits(self, newcomers: list[MemberConnection]) -> bool:
         """Return whether these may sit beside those who are here: no member is with more others than it said."""
         together = [*self._seats.values(), *newcomers]
-        limits = [guest.work.get("most") for guest in together if guest.work]
+        limits = [member.work.get("most") for member in together if member.work]
         return all(len(together) <= limit for limit in limits if isinstance(limit, int) and limit > 0)
 
     def _withdraw(self) -> bool:
-        self._guests.let_in(is_open=False)
-        with self._guests.changed:
-            is_empty = self._guests.empty_for_s() is not None
+        self._members.let_in(is_open=False)
+        with self._members.changed:
+            is_empty = self._members.empty_for_s() is not None
         if is_empty and self._close(unless_knocked=True):
             return True
-        self._guests.let_in(is_open=True)
+        self._members.let_in(is_open=True)
         return False
 
     def _close(self, *, unless_knocked: bool) -> bool:
@@ -160,14 +201,14 @@ class LiveSharedContext:
             # The keeper tries once more; who knocks until then is told to come again.
             return True
 
-    def _seat(self, guest: MemberConnection) -> Seat | None:
+    def _seat(self, member: MemberConnection) -> Seat | None:
         number = next(number for number in range(_ANY) if number not in self._seats)
-        self._seats[number] = guest
-        work = guest.work or {}
+        self._seats[number] = member
+        work = member.work or {}
         self._stays.came(number, work.get("who", work.get("node")))
         try:
             stage = find_stage(work["entry"])
-            job = context_of(work, stage, guest.say, lambda: guest.is_stopped or guest.is_gone)
+            job = context_of(work, stage, member.say, lambda: member.is_stopped or member.is_gone)
             args = stage.args.make(checked_args(work, stage))
             inputs = handles_of(stage, given_inputs(work))
         except BaseException as error:  # noqa: BLE001 - of one member, and for it to hear
@@ -180,21 +221,21 @@ class LiveSharedContext:
             else:
                 self._answer(number, judge_made(stage, said, work["out"]))
 
-        return Seat(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: guest.is_gone)
+        return Seat(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: member.is_gone)
 
     def _look_at_claims(self) -> None:
-        self.ceiling_bytes = ceiling_by(guest.work.get("claim") for guest in self._seats.values() if guest.work)
+        self.ceiling_bytes = ceiling_by(member.work.get("claim") for member in self._seats.values() if member.work)
 
     def _answer(self, number: int, outcome: StageSuccess | StageFailure) -> None:
-        guest = self._seats.pop(number)
+        member = self._seats.pop(number)
         if isinstance(outcome, StageFailure) and outcome.error_code == CODE_EDITED.error_code:
             # What it has started may work with other code for as long as it lives: nobody else joins.
             self._close(unless_knocked=False)
         self._look_at_claims()
-        if guest.is_gone and guest.work is not None:
+        if member.is_gone and member.work is not None:
             # Its run may have been killed: what it holds of devices is held by this process by now.
-            give_back(guest.work.get("claim"))
-        self._guests.told(guest, _as_message(outcome, self._stays.left(number)))
+            give_back(member.work.get("claim"))
+        self._members.told(member, _as_message(outcome, self._stays.left(number)))
 
 
 class MemberLogStream(io.TextIOBase):
@@ -251,11 +292,11 @@ def main(descriptor: int) -> NoReturn:
         NamedSocketListener(listener=listener, mark=order["mark"]),
     )
     greeting = {"v": FORMAT, "hello": {"identity": mine().to_dict(), "keeper": keeper.to_dict()}}
-    guests = MemberServer(listener, greeting, order["words_fd"], clock=clock)
-    sys.stdout = MemberLogStream(sys.stdout, lambda text: guests.tell_all({"log": text}))
-    sys.stderr = MemberLogStream(sys.stderr, lambda text: guests.tell_all({"log": text}))
+    members = MemberServer(listener, greeting, order["words_fd"], clock=clock)
+    sys.stdout = MemberLogStream(sys.stdout, lambda text: members.tell_all({"log": text}))
+    sys.stderr = MemberLogStream(sys.stderr, lambda text: members.tell_all({"log": text}))
     hall = LiveSharedContext(
-        guests, door, opened, devices=tuple(order["devices"]), linger_s=order["linger_s"], clock=clock
+        members, door, opened, devices=tuple(order["devices"]), linger_s=order["linger_s"], clock=clock
     )
     status = 1
     try:
@@ -268,7 +309,7 @@ def main(descriptor: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - whatever it is, everybody has to hear of it
         traceback.print_exc()
         hall.fail_all(error)
-    guests.close(_LAST_ANSWERS_S)
+    members.close(_LAST_ANSWERS_S)
     os._exit(status)
 
 

@@ -175,9 +175,6 @@ class SharedProcessRunner:
             return NamedSocket(settings.folder, company_name(company, (), settings)).is_answered()
         return False
 
-    def close(self) -> None:
-        """A company belongs to no run: it ends when nobody is left in it."""
-
 
 class _Standing(Enum):
     """Where a member is."""
