@@ -191,7 +191,7 @@ class StrType(ArgType):
 
 @frozen_by_position
 class PlainType(ArgType):
-    """Plain data of any shape: what somebody else's program is told."""
+    """Plain data of any shape: what a user's program is given."""
 
     def read(self, text: str) -> Any:
         return text
@@ -367,7 +367,7 @@ class MapType(ArgType):
 
 
 def said(value: Any) -> str:
-    """Write a value that somebody gave, shortly."""
+    """Return a value that was given, shortened."""
     # A list or a map may be nested as deep as can be read, or be megabytes long.
     return repr(value) if isinstance(value, str | int | float) else reprlib.repr(value)
 

@@ -88,7 +88,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
 ) -> Any:
     """Declare one argument of a dataclass: its default, help and limits.
 
-    Files that are `read_first`, as a program's code is, may change while the work goes on. A folder that is for `each`
+    Files that are `read_first`, as a program's code is, may change while the work runs. A folder that is for `each`
     trial is written to: where several trials name one, each gets its own below it. What is `measured_on` decides what
     the metrics are taken from, as held-out data does: trials that differ in it are not ranked against each other.
     """

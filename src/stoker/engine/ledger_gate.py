@@ -56,7 +56,7 @@ class DeviceGrant:
 
     held: HeldReservation
     free_bytes: Mapping[str, int]
-    """What was free on each of them just now, as far as somebody could say."""
+    """What was free on each of them just now, as far as it is known."""
 
 
 class DeviceQueueEntry:
@@ -132,7 +132,7 @@ class DeviceQueueEntry:
                     self._listen(place)
         except StokerError as error:
             self._tell(error)
-        except Exception as error:  # noqa: BLE001 - a line that nobody stands in any more would never be told about
+        except Exception as error:  # noqa: BLE001 - an error that is not reported would look like waiting
             self._tell(InternalError(f"waiting for devices: {type(error).__name__}: {error}"))
 
     def _listen(self, place: QueuedRequest) -> None:
@@ -150,7 +150,7 @@ class DeviceQueueEntry:
                 if is_wanted:
                     self._answer = DeviceGrant(held=held, free_bytes=known)
         finally:
-            # Nobody will fetch it.
+            # It will not be fetched.
             if not is_wanted:
                 self._ledger.release(held)
         self._wake()
@@ -302,7 +302,7 @@ class DeviceWatch:
         self._is_over.set()
 
     def look(self) -> None:
-        """Measure everybody once."""
+        """Measure every attempt once."""
         with self._lock:
             watched = [(taken, one, one.owner) for taken, one in self._watched.items() if one.owner is not None]
         if not watched:
@@ -329,12 +329,12 @@ class DeviceWatch:
             try:
                 self._beat()
                 self.look()
-            except Exception as error:  # noqa: BLE001 - else nothing is renewed and measured any more, and nobody knows
+            except Exception as error:  # noqa: BLE001 - else renewing and measuring would stop silently
                 self._trouble(f"{type(error).__name__}: {error}")
 
 
 def _held_by(owner: int, used: Mapping[int, int] | None) -> tuple[int, bool]:
-    """Add up what an attempt's processes hold; says also whether nobody can tell: no holder is a process seen here."""
+    """Add up what an attempt's processes hold; also return True if none of the holders is a process seen here."""
     chains = {pid: chain_of(pid) for pid in used or ()}
     theirs = [pid for pid, chain in chains.items() if pid == owner or owner in (chain or ())]
     return sum((used or {})[pid] for pid in theirs), not any(chain is not None for chain in chains.values())
@@ -503,7 +503,7 @@ class LedgerGate:
         try:
             moved = self._ledger.hand_over(held, identity)
         except StokerError as error:
-            # It stays ours: who waits for it waits until we give it back or end, and nobody gets it twice.
+            # It stays ours: who waits for it waits until we give it back or end; it is never given twice.
             self._notice(
                 DeviceNotice(message=f"its devices stay reserved by Stoker's own process: {error}", taken=taken)
             )
@@ -565,6 +565,6 @@ def read_limit(text: str) -> int | None:
 
 
 def _candidate(device: Device) -> CandidateDevice:
-    # Of a device of which nobody knows how large it is, all there is can be given to one.
+    # A device of unknown size can only be given as a whole.
     unsized = CandidateDevice(uuid=device.uuid, total_bytes=0, name=device.name, is_fake=device.is_fake)
     return CandidateDevice.of(device) or unsized

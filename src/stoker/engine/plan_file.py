@@ -310,7 +310,7 @@ def _spell(place: Place) -> str:
 
 
 def _short(value: Any) -> str:
-    # Whatever somebody wrote: it may be megabytes, or nested as deep as can be read.
+    # Untrusted: it may be megabytes, or nested as deep as can be read.
     return reprlib.repr(value)
 
 

@@ -1,6 +1,6 @@
 """What a run would do, without doing it: hit or miss with the reason for every node, and what the misses may cost.
 
-Calls the same resolver as a run. A node downstream of a miss has inputs that nobody knows yet, so it is `unknown`:
+Calls the same resolver as a run. A node downstream of a miss has inputs that are not known yet, so it is `unknown`:
 it may still hit, if what it reads comes out the same.
 """
 

@@ -156,7 +156,7 @@ class DeclaredOutputs:
     def _copy(self, where: str, path: str, target: str) -> None:
         leads_to = os.readlink(where) if os.path.islink(where) else ""
         if os.path.isabs(leads_to) and leads_to.startswith(os.path.join(self._folder, "")):
-            # It leads within the program's folder, so the result can keep it, told from where it lies.
+            # It leads within the program's folder, so the result can keep it, as a relative link.
             beside = os.path.dirname(os.path.join(self._folder, path))
             os.symlink(os.path.relpath(leads_to, beside), target)
         else:
@@ -177,7 +177,7 @@ class DeclaredOutputs:
             yield from _look(top, declared)
             return
         for where, folders, names in os.walk(top):
-            # A link to a folder is a link, and nobody walks through it.
+            # A link to a folder is a link, and is not followed.
             links = [name for name in folders if os.path.islink(os.path.join(where, name))]
             for name in (*names, *links):
                 path = os.path.join(where, name)
@@ -196,7 +196,7 @@ def output_locks(root: str, folder: str, declared: Sequence[str]) -> list[FileLo
 def tidy_out(folder: str) -> tuple[str, ...]:
     """Make a folder that a program wrote a result that can be kept, as far as its meaning allows.
 
-    Links that lead within it by its full name are told from where they lie, since it will lie elsewhere. Sockets, pipes
+    Absolute links that lead within it become relative, since it will lie elsewhere. Sockets, pipes
     and devices are no results: they are removed, and given by name.
     """
     if not os.path.isdir(folder) or os.path.islink(folder):

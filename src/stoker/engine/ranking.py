@@ -1,6 +1,6 @@
 """Which trial is best: by which metric, in which direction, and why that one. Pure; says what it guessed.
 
-Names decide where nobody said anything: `val_loss` is better smaller, `accuracy` larger. A metric of rows that were
+Names decide where nothing else does: `val_loss` is better smaller, `accuracy` larger. A metric of rows that were
 held out goes before one of the rows that were trained on.
 """
 
@@ -31,7 +31,7 @@ class Measure:
     metric: str
     direction: Direction
     why: str
-    """How it was chosen, for people; empty if somebody named both metric and direction."""
+    """How it was chosen, for people; empty if both metric and direction were given."""
 
     def sort_key(self, value: float) -> float:
         """Return a number that is smaller for a better value."""

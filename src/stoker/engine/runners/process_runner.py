@@ -133,7 +133,7 @@ class _ProcessAttempt:
             with self._lock:
                 self._forked = forked
             if self._stopped.is_set():
-                # Asked while the zygote was still importing: there was nobody yet to pass it on to.
+                # Asked while the zygote was still importing: there was no process yet to pass it on to.
                 stop_group(forked.identity, grace_s=0.0)
                 return _STOPPED_EARLY
             answer = self._listen(forked, box)

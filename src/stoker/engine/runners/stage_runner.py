@@ -79,7 +79,7 @@ class Work:
     resume_key: str = ""
     """Whose checkpoints it may go on from."""
     memory_bytes: int | None = None
-    """How much memory it may use, if somebody has decided."""
+    """How much memory it may use, if that is limited."""
     company: str = ""
     """The key of the company that it joins; empty: it has a process of its own."""
     most: int = 0
@@ -88,7 +88,7 @@ class Work:
     """Says why there is no room now for a company of its own, base and all; empty: there is."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None
     is_cancelled: Callable[[], bool] = lambda: False
-    """Whether the run is being stopped: for work that nobody can interrupt from outside."""
+    """Whether the run is being stopped: for work that can't be interrupted from outside."""
 
 
 @frozen
@@ -250,7 +250,7 @@ def failure_of(error: BaseException) -> StageFailure:
     """Turn what a stage raised into a cause and one line for people."""
     import traceback  # noqa: PLC0415 - milliseconds that a cached run never needs
 
-    # Where it was when somebody no longer wanted it is nobody's business.
+    # Of cancelled work the place does not matter.
     detail = f"{error}\n" if isinstance(error, Cancelled) else "".join(traceback.format_exception(error))
     if isinstance(error, StokerError):
         cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), FailureCause.USER)
@@ -274,7 +274,7 @@ _CAUSES: tuple[tuple[type[StokerError], FailureCause], ...] = (
     (StageDiverged, FailureCause.DIVERGED),
     (OutOfMemory, FailureCause.OOM_HOST),
     (BadInput, FailureCause.INPUT),
-    # Fetched again, bytes may be whole; a file that somebody else damaged stays as it is.
+    # Fetched again, bytes may be whole; a file that was damaged elsewhere stays as it is.
     (CorruptBytes, FailureCause.USER),
     (HashMismatch, FailureCause.USER),
     (Damaged, FailureCause.INPUT),
@@ -324,7 +324,7 @@ def _check_made(stage: Stage, made: Any, out: str) -> None:
 
 @frozen
 class RunFolders:
-    """Folders that exist, except for `scratch`, which is made when somebody needs it."""
+    """Folders that exist, except for `scratch`, which is made when it is needed."""
 
     run_id: str
     logs: str
@@ -336,7 +336,7 @@ class RunFolders:
 
     @property
     def job(self) -> str:
-        """By what somebody else may ask about this run."""
+        """The name by which people ask about this run."""
         return self.name or self.run_id
 
     def log_of(self, node: str) -> str:
@@ -385,12 +385,12 @@ class MemberUsage:
         return {"process": self.process, "members": self.members, "others": self.others, "with": list(self.named)}
 
 
-def read_stay(told: object) -> MemberUsage | None:
+def read_stay(body: object) -> MemberUsage | None:
     """Read what `to_json` gave; nothing of what is none."""
-    if not isinstance(told, Mapping):
+    if not isinstance(body, Mapping):
         return None
-    counts = [one for name in ("process", "members", "others") if type(one := told.get(name)) is int and one >= 0]
-    named = told.get("with")
+    counts = [one for name in ("process", "members", "others") if type(one := body.get(name)) is int and one >= 0]
+    named = body.get("with")
     if len(counts) < 3 or not isinstance(named, list):
         return None
     process, members, others = counts
@@ -399,9 +399,9 @@ def read_stay(told: object) -> MemberUsage | None:
     )
 
 
-def member_name(told: object) -> str:
+def member_name(name: object) -> str:
     """Return the name of a member as it is recorded: one line, of bounded length."""
-    return one_line(str(told), _LONGEST_NAME)
+    return one_line(str(name), _LONGEST_NAME)
 
 
 # What runs inside a stage's process: find the stage, do the work, answer once.
@@ -433,10 +433,10 @@ def work_in(request: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Have a request to end raised as `Cancelled` within; after it there is nothing left to interrupt."""
-    told = _Told()
-    signal.signal(signal.SIGTERM, told)
+    request = _StopRequest()
+    signal.signal(signal.SIGTERM, request)
     try:
-        yield lambda: told.to_stop
+        yield lambda: request.to_stop
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -523,7 +523,7 @@ def answer_of(outcome: StageSuccess | StageFailure) -> dict[str, Any]:
     return {
         "outcome": "failed",
         "cause": str(outcome.cause),
-        # A message may hold whatever its stage met; nobody reads a book, and nobody else's answer waits for one.
+        # A message may hold whatever its stage met; it is bounded, so that no other answer waits for it.
         "message": outcome.message[:_LONGEST_MESSAGE],
         "hint": outcome.hint[:_LONGEST_MESSAGE],
         "detail": outcome.detail[-8192:],
@@ -531,7 +531,7 @@ def answer_of(outcome: StageSuccess | StageFailure) -> dict[str, Any]:
     }
 
 
-class _Told:
+class _StopRequest:
     """Whether the stage was asked to stop. Remembered, since its own code may have caught what was raised."""
 
     def __init__(self) -> None:

@@ -138,9 +138,9 @@ class OutputLines:
 
 # Keeping the checkpoints of a program that reports them in lines, by the rules of `stoker_trainer`.
 #
-# A thread does it, since hashing takes as long as reading: the program and whoever listens to it go on meanwhile. A
+# A thread does it, since hashing takes as long as reading: the program and its listener continue meanwhile. A
 # file that is changed while it is being kept is not named. Only the newest report waits; one that a newer one overtakes
-# is told as such.
+# is reported as such.
 
 CLOSE_S = 60.0
 
@@ -209,15 +209,17 @@ class ProgramCheckpointStore:
 
 
 TELL_EVERY_S = 0.5
-"""How often progress is told, at most: the journal has to keep more than one program's steps."""
+"""How often progress is reported, at most: the journal has to keep more than one program's steps."""
 
 
 class ProgramOutput:
     """Hears one attempt's program."""
 
-    def __init__(self, emit: Callable[[dict[str, Any]], None], clock: Clock, keeper: ProgramCheckpointStore) -> None:
+    def __init__(
+        self, emit: Callable[[dict[str, Any]], None], clock: Clock, checkpoints: ProgramCheckpointStore
+    ) -> None:
         self._emit = emit
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._clock = clock
         self._talk = TrainerParser()
         self._lines = OutputLines(clock)
@@ -262,7 +264,7 @@ class ProgramOutput:
         for line in self._lines.finish():
             self._hear_line(line)
         self._tell_progress(even_early=True)
-        self._keeper.close()
+        self._checkpoints.close()
         if self._talk.faults > FAULTS_TOLD:
             self._emit({"log": f"trainer contract: and {self._talk.faults - FAULTS_TOLD} more lines that were wrong"})
         if self._talk.lost:
@@ -290,7 +292,7 @@ class ProgramOutput:
             case TrainerCompletion(metrics=metrics) if metrics:
                 self._report(self._steps.place(None), None, metrics, is_kept=is_kept)
             case TrainerCheckpoint() if not is_kept:
-                self._keeper.keep(said)
+                self._checkpoints.keep(said)
             case Metrics(step=step, values=values):
                 self._report(self._steps.place(step), None, values, is_kept=False)
             case PlainOutputLine() if not self._talk.speaks:

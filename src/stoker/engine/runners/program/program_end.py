@@ -40,7 +40,7 @@ class ProgramExit:
     complaint: str = ""
     """What it reported itself, through the trainer contract."""
     was_out_of_memory: bool = False
-    """Whether its box saw the kernel kill somebody in it for memory."""
+    """True if the kernel killed a process in its box for memory."""
     cap_bytes: int | None = None
     folder: str = ""
     """Where it ran: of a traceback, the frame nearest to the user's own code is named."""
@@ -54,7 +54,7 @@ def failure_of_program(ended: ProcessExit, words: ProgramExit, usage: AttemptUsa
         return StageFailure(cause=FailureCause.USER, message=words.complaint, usage=usage) if words.complaint else None
     said = words.complaint or _exception_in(words.stderr, words.folder)
     how = f"exit {ended.status}" if ended.signal is None else f"died by {ended}"
-    # Whoever was ended from outside had no time to say why.
+    # A program that was ended from outside had no time to say why.
     is_told = bool(said) and (ended.signal is None or ended.signal in _FAULTS)
     blame = next((blame for blame in _BLAMES if is_told and blame.pattern.search(said)), None) or _blame_for(ended)
     return StageFailure(
@@ -184,7 +184,7 @@ _BLAMES = (
 )  # fmt: skip
 
 
-# The manifest of a result: what really happened, kept with it for whoever asks in a year.
+# The manifest of a result: what really happened, kept with it for later questions.
 
 
 _DRIVER = "/proc/driver/nvidia/version"

@@ -2,7 +2,7 @@
 
 The program is a child of ours, the leader of a session, inside its box before its first instruction. Whatever it does
 (print gigabytes, leave children behind, ignore requests to end, eat memory), when `run` returns nothing of it runs and
-what it said is in its log, as far as that has room. If we are killed ourselves, the box's keeper ends it.
+what it said is in its log, as far as that has room. If we are killed ourselves, the box's cleanup shell ends it.
 """
 
 from __future__ import annotations
@@ -220,14 +220,14 @@ class _ProgramAttempt:
 
     def _listen(self, child: Child, box: ContainedGroup, program: Program, *, log: LogFile, scratch: Scratch) -> _Seen:
         work = self._work
-        keeper = ProgramCheckpointStore(
+        checkpoints = ProgramCheckpointStore(
             folder=program.folder,
             scratch=scratch.path,
             resume_key=work.resume_key,
             tell=self._tell,
             acting=self._as_program,
         )
-        speech = ProgramOutput(work.emit, self._clock, keeper)
+        speech = ProgramOutput(work.emit, self._clock, checkpoints)
         control = work.folders.control_of(work.node, work.attempt)
         watch = ProgramWatch(
             speech=speech,
@@ -291,7 +291,7 @@ class _ProgramAttempt:
 
 
 class _AttemptOfAnother:
-    """One attempt as another user: in quarters of its own, from which the result is taken when nobody is left there."""
+    """One attempt as another user, in folders of its own; its result is taken when its processes are gone."""
 
     def __init__(
         self,
@@ -305,9 +305,9 @@ class _AttemptOfAnother:
         self._work = work
         self._around = around
         self._clock = clock
-        self._quarters = RunAsFolders(user, work, secrets.token_hex(4))
-        here = changed(around, trainer_folder=self._quarters.library)
-        self._inner = _ProgramAttempt(self._quarters.work, here, containment, clock)
+        self._run_as = RunAsFolders(user, work, secrets.token_hex(4))
+        here = changed(around, trainer_folder=self._run_as.library)
+        self._inner = _ProgramAttempt(self._run_as.work, here, containment, clock)
 
     def run(self) -> StageSuccess | StageFailure:
         try:
@@ -322,13 +322,13 @@ class _AttemptOfAnother:
         return self._inner.kill()
 
     def _run(self) -> StageSuccess | StageFailure:
-        quarters = self._quarters
-        # Whoever, and whatever, was left by an attempt that was killed must not meet this one.
+        folders = self._run_as
+        # Processes and files that a killed attempt has left must not meet this one.
         end_everybody_of(self._user.uid, self._clock)
         remove_leftovers(self._user.uid)
         try:
-            quarters.open(self._around.trainer_folder)
-            self._inner.live_in(quarters.environment(self._around.environment, self._around.granted))
+            folders.open(self._around.trainer_folder)
+            self._inner.live_in(folders.environment(self._around.environment, self._around.granted))
             outcome = self._inner.run()
             left = end_everybody_of(self._user.uid, self._clock)
             if left:
@@ -338,11 +338,11 @@ class _AttemptOfAnother:
             if os.path.isdir(self._work.scratch):
                 take_back(self._user, self._work.scratch, keeps=OURS, keeps_links=False)
             if isinstance(outcome, StageSuccess):
-                for name in quarters.take_result():
+                for name in folders.take_result():
                     self._tell(f"{name} is no part of the result: it belongs to somebody else")
             return outcome
         finally:
-            quarters.close()
+            folders.close()
 
     def _tell(self, text: str) -> None:
         self._work.emit({"log": text})

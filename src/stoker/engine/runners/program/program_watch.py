@@ -1,8 +1,8 @@
 """Listening to a program until it and whatever it left behind are gone.
 
 One thread reads its two streams and the file through which `stoker_trainer` reports, writes the log, passes on what is
-progress, and keeps an eye on silence. Memory and time are bounded whatever is printed, and whoever holds the streams
-open when the program has ended.
+progress, and keeps an eye on silence. Memory and time are bounded whatever is printed, also if other processes hold
+the streams open when the program has ended.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ _CHUNK_BYTES = 1 << 18
 _PIPE_BYTES = 1 << 20
 _LOOK_EVERY_S = 0.2
 _TAIL_BYTES = 16384
-# Between the end of a program and the moment when everybody else of it must be gone, too.
+# Between the end of a program and the moment when its other processes must be gone, too.
 _LAST_WORDS_S = 0.5
 _SETTLE_S = 0.01
-# What strays that were killed have left in a stream; whoever still writes then is out of our reach.
+# What strays that were killed have left in a stream; a process that still writes then is out of reach.
 _LAST_READ_S = 0.2
 
 
@@ -135,7 +135,7 @@ class ProgramWatch:
         return self._tail.decode(errors="replace")
 
     def until_end(self, child: Child, box: ContainedGroup) -> ProcessExit:
-        """Listen until the program has ended and nobody of it is left."""
+        """Listen until the program and all its processes have ended."""
         streams = [stream for stream in (child.stdout, child.stderr) if stream is not None]
         end_fd = _end_of(child)
         self._heard_s = self._clock.monotonic_s()
@@ -191,7 +191,7 @@ class ProgramWatch:
             return
         self._next_look_s = now_s + _LOOK_EVERY_S
         self._beat()
-        # What it needed is told from what the kernel kept of files while both are there.
+        # Read while it runs: then its memory can be distinguished from the kernel's cache of files.
         if box.read().was_out_of_memory:
             # Some kernels kill one and let the others wait for it for ever.
             box.kill_all()
@@ -209,7 +209,7 @@ class ProgramWatch:
             ask_group(child.identity)
 
     def _hear_out(self, selector: selectors.BaseSelector, box: ContainedGroup) -> None:
-        """Read what is left; whoever of the program is still there after a moment is stopped."""
+        """Read what is left; stop the processes of the program that are still there after a moment."""
         deadline_s = self._clock.monotonic_s() + _LAST_WORDS_S
         strays = box.members()
         while (strays or selector.get_map()) and self._clock.monotonic_s() < deadline_s:
@@ -221,7 +221,7 @@ class ProgramWatch:
                 strays = box.members()
         if strays:
             self.strays = len(strays)
-            # If somebody stays even so, closing the box tells.
+            # If a process stays even so, closing the box reports it.
             with suppress(ProcessLost):
                 box.kill_all()
         deadline_s = self._clock.monotonic_s() + _LAST_READ_S

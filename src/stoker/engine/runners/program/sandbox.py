@@ -1,11 +1,11 @@
 """Where a program of another user works: folders of its own, in a place where it reaches nothing else of ours.
 
     scratch/.quarters/PID-MARK/     ours, passed through by this user alone, and not listed
-        out/  said/  tmp/  home/    the user's own, for nobody else to read
+        out/  said/  tmp/  home/    the user's own, for no other user to read
         library/                    stoker_trainer, which need not lie where the user may read
 
-What is said of the program (its own metrics) is at the same time a file of the run's folder: whoever follows the run
-reads it there. When nothing of the user runs any more, its result is taken back and put where results are taken from.
+What is said of the program (its own metrics) is at the same time a file of the run's folder, where `logs -f` and the
+like read it. When nothing of the user runs any more, its result is taken back and put where results are taken from.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunAsFolders:
             os.makedirs(self._root, exist_ok=True)
             self._sweep()
             os.makedirs(self.library)
-            # Passed through, and not listed: whoever knows no name in them finds nothing. The quarters themselves only
+            # Passed through, and not listed: without a name in them nothing is found. The folder itself only
             # by their user, who may open what is its own as wide as it likes.
             for folder in (self._work.folders.scratch, self._root):
                 os.chmod(folder, PASSED_THROUGH)

@@ -18,7 +18,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.text import whole_number
 from stoker.engine.metrics.metrics_file import clean_name
 
-# `name=number` pairs in a line of somebody's output. Pure, and linear in the line.
+# `name=number` pairs in a line of a program's output. Pure, and linear in the line.
 #
 # A pair begins the line or follows white space or one of `( [ { , ; : |`, and its number ends with the line, white
 # space,
@@ -182,7 +182,7 @@ class MalformedTrainerLine:
     shown: str
     """The beginning of the line."""
     is_metric_line: bool = False
-    """It had our prefix, so it was meant for us for certain; JSON may be anybody's."""
+    """It had our prefix, so it was meant for us for certain; JSON may be meant for others."""
 
 
 @frozen
@@ -335,8 +335,8 @@ def _show(text: bytes) -> str:
 # What one attempt's program has said so far, and whether each line was right where it stood. Pure.
 #
 # The last word (`done` or `failed`) is said once and nothing may follow it; a kind that the contract does not have is a
-# fault. Faults are told and nothing else: the exit status decides whether the program ran. A program that never says a
-# line of the contract can't break it: its JSON is ordinary output.
+# fault. Faults are reported and nothing else: the exit status decides whether the program ran. A program that never says
+# a line of the contract can't break it: its JSON is ordinary output.
 
 FAULTS_TOLD = 20
 """A program that does everything wrong is not worth more lines than these."""
@@ -415,7 +415,7 @@ _NAMES: dict[type[Control], str] = {
 #
 # A line says so itself; or it stands where the last one did that had something to say there; or, as long as no line
 # says anything of the kind, lines are counted. A line that tells an epoch only, among others that tell steps, stands at
-# the last of those. Where `step` begins anew with every `epoch`, the epochs are put one behind the other: `epoch=2
+# the last of those. Where `step` restarts with every `epoch`, the epochs are put one behind the other: `epoch=2
 # step=0` comes after the last step of epoch 1.
 
 
@@ -426,7 +426,7 @@ class OutputSteps:
         self._last: int | None = None
         self._counted = -1
         self._has_steps = False
-        """A line has told a step, and not just an epoch."""
+        """A line had a step, and not just an epoch."""
         self._epoch = -math.inf
         self._shift = 0
 

@@ -2,10 +2,10 @@
 
     company ▶ member   hello (who it is; its last words come in an open file beside it), then steps, log lines, answer
     member ▶ company   join (the work), stop
-    keeper ▶ member    over (nobody is let in any more: come again), when it was still waiting at the door
+    supervisor ▶ member  over (no member is accepted any more: try again), while it was still waiting
 
 Whatever arrives is checked before it is believed: a length beyond the limit, or what is no object, ends the connection
-and nothing else. The end of a connection frees the seat.
+and nothing else. The end of a connection frees its slot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONGEST_LAST_WORDS = 1 << 17
 
 
 def framed(body: dict[str, Any]) -> bytes:
-    """Return a message as it is sent. Raises `ValueError` for one that nobody would take."""
+    """Return a message as it is sent. Raises `ValueError` for one that is too long."""
     payload = dumps(body).encode()
     if len(payload) > LONGEST_BYTES:
         message = f"a message of {len(payload)} bytes, and {LONGEST_BYTES} are the most"
@@ -108,7 +108,7 @@ def is_ready(link: socket.socket, for_what: int, within_s: float) -> bool:
 
 @frozen
 class SharedProcessExit:
-    """How a company's process ended, as its keeper saw it."""
+    """How a company's process ended, as its supervisor saw it."""
 
     how: str
     status: int | None = None
@@ -140,7 +140,7 @@ def read_last_words(descriptor: int) -> SharedProcessExit | None:
     return words_from_json(loads(data)) if data.endswith(b"\n") else None
 
 
-# How whoever knocks at a company's door is greeted: by the company, by its keeper if that is over, or not in time.
+# What a member that connects gets: a greeting of the process, the end from its supervisor, or nothing in time.
 
 
 @frozen
@@ -150,7 +150,7 @@ class SharedProcessHandshake:
     identity: ProcessIdentity
     keeper: ProcessIdentity
     words_fd: int
-    """Where the keeper leaves last words. Held shared as long as this member lives, for the keeper to see."""
+    """Where the supervisor writes how the process ended. This member holds a shared lock on it, which that one checks."""
 
 
 class ComeAgain(Exception):
@@ -158,7 +158,7 @@ class ComeAgain(Exception):
 
 
 class Unanswered(Exception):
-    """The company has a door and does not answer: it hangs, or somebody stopped it."""
+    """The company has a door and does not answer: it hangs, or was stopped."""
 
 
 def be_greeted(
@@ -166,8 +166,8 @@ def be_greeted(
 ) -> tuple[SharedProcessHandshake, list[dict[str, Any]]]:
     """Wait for the company to begin, which may take a while; give who greets, and what it said beside that.
 
-    From then on its keeper sees this member. Raises `ComeAgain`, `Unanswered` if it takes too long, `ProcessLost` if
-    there is nobody any more, `ValueError` for what is no greeting.
+    From then on its supervisor sees this member. Raises `ComeAgain`, `Unanswered` if it takes too long, `ProcessLost`
+    if the process is gone, `ValueError` for what is no greeting.
     """
     fds: list[int] = []
     deadline_s = clock.monotonic_s() + within_s
@@ -205,7 +205,7 @@ def _read_greeting(body: dict[str, Any], fds: list[int]) -> SharedProcessHandsha
         raise ValueError(message)
     identity = ProcessIdentity.from_dict(hello.get("identity") or {})
     keeper = ProcessIdentity.from_dict(hello.get("keeper") or {})
-    # An opening of our own, for a lock of our own: what came by a message is the same as everybody's.
+    # An opening of our own, for a lock of our own: the descriptor that came by a message is shared by all.
     words_fd = os.open(f"/proc/self/fd/{fds[0]}", os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(words_fd, fcntl.LOCK_SH)
     return SharedProcessHandshake(identity=identity, keeper=keeper, words_fd=words_fd)
@@ -235,7 +235,7 @@ class MemberConnection:
         """What it came for, once it has said so."""
         self.is_stopped = False
         self.is_gone = False
-        """Nobody is there any more who would want it done."""
+        """Its run is gone."""
         self.is_answered = False
         self.is_heard = True
         """Whether it is listened to: also one that is gone, until the end of its connection was read."""
@@ -257,7 +257,7 @@ class MemberConnection:
         try:
             said = framed(body)
         except ValueError:
-            # Progress of a size that nobody would take; answers are short.
+            # Progress that is too long for a message; answers are short.
             return
         with self._lock:
             self._unsent.append(said)
@@ -300,7 +300,7 @@ class MemberServer:
 
     def __init__(self, listener: socket.socket, greeting: dict[str, Any], words_fd: int, *, clock: Clock) -> None:
         self.changed = threading.Condition()
-        """Held while members are looked at; told when somebody joined or left."""
+        """Held while members are read; notified when one joined or left."""
         self._listener = listener
         self._greeting = framed(greeting)
         self._words_fd = words_fd
@@ -329,7 +329,7 @@ class MemberServer:
         return taken
 
     def empty_for_s(self) -> float | None:
-        """Return for how long nobody has been here who waits for an answer; the caller holds `changed`."""
+        """Return for how long no member has waited for an answer; the caller holds `changed`."""
         if any(not member.is_answered for member in self._members):
             return None
         return self._clock.monotonic_s() - self._empty_since_s
@@ -349,7 +349,7 @@ class MemberServer:
         self._wake()
 
     def tell_all(self, body: dict[str, Any]) -> None:
-        """Tell something to everybody who is seated or waits to be."""
+        """Send a message to every member that has joined and has no answer yet."""
         with self.changed:
             present = [member for member in self._members if member.work is not None and not member.is_answered]
         for member in present:
@@ -374,14 +374,14 @@ class MemberServer:
         self.changed.notify_all()
 
     def _wake(self) -> None:
-        # Full means that it is awake already; closed, that nobody has to be.
+        # Full means that it is awake already; closed, that it has ended.
         with suppress(OSError):
             self._wake_write.send(b"\0")
 
     def _serve(self) -> None:
         try:
             self._serve_until_the_end()
-        except BaseException:  # noqa: BLE001 - nobody would be heard any more: they are told by the end of the process
+        except BaseException:  # noqa: BLE001 - no member would be served any more: the end of the process tells them
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
 
@@ -404,7 +404,7 @@ class MemberServer:
     def _accept(self) -> None:
         with self.changed:
             if not self._has_room:
-                # Whoever waits in line keeps the listener ready: it is not looked at until there is room.
+                # A waiting connection keeps the listener ready: it is not watched until there is room.
                 self._selector.unregister(self._listener)
                 return
             try:
@@ -440,7 +440,7 @@ class MemberServer:
         except OSError:
             data, fds = b"", []
         for fd in fds:
-            # Nobody has a reason to hand us files.
+            # Members have no reason to send files.
             os.close(fd)
         try:
             if not data:

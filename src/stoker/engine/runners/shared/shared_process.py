@@ -1,8 +1,8 @@
-"""A company's own process: it greets whoever connects, seats them, and runs the one function that works for all.
+"""A company's own process: it greets members, and runs the one function that works for all.
 
-Started by its keeper (`host`), inside a box, with the door already open; it ends with its keeper. What the
-function prints goes to every member's log, and what it raises fails every member that is still seated. When nobody is
-left it lingers a little, closes the door and ends.
+Started by its supervisor, inside a box, with the socket already open; it ends with its supervisor. What the
+function prints goes to every member's log, and what it raises fails every member that is left. Without members it
+lingers a little, closes the door and ends.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ class _Seated:
 
 
 class MemberUsageTracker:
-    """All who sit in one company, by seat."""
+    """All members of one company, by slot."""
 
     def __init__(self, process: int) -> None:
         self._process = process
         self._seated: dict[int, _Seated] = {}
 
     def came(self, seat: int, name: object) -> None:
-        """Somebody takes a seat."""
+        """Note a new member."""
         members = len(self._seated) + 1
         newcomer = _Seated(name=member_name(name), members=members)
         for one in self._seated.values():
@@ -107,7 +107,7 @@ class MemberUsageTracker:
         self._seated[seat] = newcomer
 
     def left(self, seat: int) -> MemberUsage:
-        """Somebody leaves it; gives how it was."""
+        """Note that a member left; return its usage."""
         one = self._seated.pop(seat)
         return MemberUsage(process=self._process, members=one.members, others=one.others, named=tuple(one.named))
 
@@ -146,7 +146,7 @@ class LiveSharedContext:
         return self._is_over
 
     def arrivals(self, wait_s: float) -> list[Seat]:
-        """Seat who has come; with nobody here for the linger, the company is over."""
+        """Return new members; without any for the linger time, the company is over."""
         deadline_s = self._clock.monotonic_s() + wait_s
         empty_s: float | None = None
         with self._members.changed:
@@ -166,7 +166,7 @@ class LiveSharedContext:
         return seats
 
     def fail_all(self, error: BaseException) -> None:
-        """Give up: everybody who is here, or was about to be, fails for this reason."""
+        """Give up: every member, and every one that is joining, fails for this reason."""
         failed = failure_of(error)
         self._is_over = True
         self._close(unless_knocked=False)
@@ -198,7 +198,7 @@ class LiveSharedContext:
         try:
             return self._door.close(self._opened, unless_knocked=unless_knocked)
         except StokerError:
-            # The keeper tries once more; who knocks until then is told to come again.
+            # The supervisor tries once more; a member that connects until then is asked to try again.
             return True
 
     def _seat(self, member: MemberConnection) -> Seat | None:
@@ -229,7 +229,7 @@ class LiveSharedContext:
     def _answer(self, number: int, outcome: StageSuccess | StageFailure) -> None:
         member = self._seats.pop(number)
         if isinstance(outcome, StageFailure) and outcome.error_code == CODE_EDITED.error_code:
-            # What it has started may work with other code for as long as it lives: nobody else joins.
+            # What it has started may work with other code for as long as it lives: no other member joins.
             self._close(unless_knocked=False)
         self._look_at_claims()
         if member.is_gone and member.work is not None:
@@ -306,7 +306,7 @@ def main(descriptor: int) -> NoReturn:
         if not hall.is_over:
             raise InternalError(f"{order['run']} returned while its company was not over")
         status = 0
-    except BaseException as error:  # noqa: BLE001 - whatever it is, everybody has to hear of it
+    except BaseException as error:  # noqa: BLE001 - whatever it is, every member has to hear of it
         traceback.print_exc()
         hall.fail_all(error)
     members.close(_LAST_ANSWERS_S)

@@ -1,8 +1,8 @@
-"""Attempts as members of a company: each finds the living one, or starts it, and is told of its own work alone.
+"""Attempts as members of a company: each finds the living one, or starts it, and hears of its own work alone.
 
-An attempt never outlives its run: the end of its connection frees its seat. To stop it is a message, to kill it is to
+An attempt never outlives its run: the end of its connection frees its slot. To stop it is a message, to kill it is to
 hang up; the company is never killed for one member. If the company's process is lost, all its members are, each to be
-tried again as its own policy says. One that does not answer, since somebody stopped it, is waited for so long and no
+tried again as its own policy says. One that does not answer, because it was stopped, is waited for so long and no
 longer: then its door is taken away, and another company begun. Linux only.
 """
 
@@ -51,7 +51,7 @@ from stoker.host.sockets import NamedSocket, NamedSocketListener
 from stoker.host.user_switch import written
 from stoker.host.writers import LogFile
 
-# A company is begun by whoever finds none: its name, its door, and the keeper that is started for it.
+# A member that finds no company starts one: its name, its socket, and its supervisor.
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
@@ -67,14 +67,14 @@ class SharedProcessSettings:
     folder: str
     """Where their doors are: this user's own, on this machine."""
     home: str
-    """Of runs with another home, nobody joins."""
+    """Runs with another home do not join."""
     cwd: str
     environment: Mapping[str, str]
     contain: str | None
     """The containment that was asked for; nothing: the strongest that works."""
     version: str
     linger_s: float
-    """How long a company waits for others when nobody is left."""
+    """How long a company without members waits for others."""
     patience_s: float = 60.0
     """When one without members that does not end is ended."""
     answer_s: float = 120.0
@@ -90,7 +90,7 @@ def company_name(company: str, devices: Sequence[str], settings: SharedProcessSe
 def begin_company(
     work: Work, settings: SharedProcessSettings, door: NamedSocket, clock: Clock
 ) -> tuple[socket.socket | None, str]:
-    """Open the door, knock at it, and start a keeper that has the door opened; nobody if another was quicker.
+    """Open the door, knock at it, and start a supervisor for it; None if another was quicker.
 
     With the mark of that opening.
     """
@@ -124,7 +124,7 @@ def _start_keeper(
         "listener_fd": listener_fd,
         "devices": list(work.devices),
         "variables": variables,
-        # Unless somebody said otherwise: threads that spin while they wait take the cores of those they wait for.
+        # A default: threads that spin while they wait take the cores of those they wait for.
         "environment": {"OMP_WAIT_POLICY": "passive", **environment},
         "memory_bytes": work.memory_bytes,
         "contain": settings.contain,
@@ -135,7 +135,7 @@ def _start_keeper(
         "patience_s": settings.patience_s,
     }
     with handed_on(work.code) as sources_fd, written({**order, "sources_fd": sources_fd}) as descriptor:
-        # It leaves this one at once and goes on by itself, in a session of its own.
+        # It leaves this process at once and runs by itself, in a session of its own.
         first = start(
             [sys.executable, "-P", "-c", _BOOT, str(descriptor), dumps(list(sys.path))],
             cwd="/",
@@ -230,23 +230,23 @@ class _Member:
     def _part(self) -> None:
         """Say that this attempt is to stop, or hang up if it was killed, without waiting; the caller holds the lock.
 
-        Whoever is joining looks for itself.
+        A member that is joining looks for itself.
         """
         link = self._link
         if link is None:
             return
         with suppress(OSError):
             if self._standing is _Standing.OUTSIDE:
-                # Nobody works for it yet.
+                # The work has not begun.
                 link.shutdown(socket.SHUT_RDWR)
             elif self._standing is _Standing.JOINED and self._killed_s is not None:
-                # The other direction stays open for a last word: that nobody writes to its folder any more.
+                # The other direction stays open for a last message: that nothing writes to its folder any more.
                 link.shutdown(socket.SHUT_WR)
             elif self._standing is _Standing.JOINED:
                 link.send(framed({"stop": True}), socket.MSG_DONTWAIT)
 
     def _said(self) -> bytes:
-        """Return what a company is told of the work: made before it waits, for to find the inputs may take a while."""
+        """Return the join message: made before it waits, since finding the inputs may take a while."""
         work = self._work
         join = {
             "join": {
@@ -326,7 +326,7 @@ class _Member:
             if self._stopped.is_set():
                 return False
             self._standing = _Standing.JOINING
-        # Not under the lock: whoever wants to stop it must not wait for a company that does not listen.
+        # Not under the lock: a stop must not wait for a company that does not listen.
         deadline_s = self._clock.monotonic_s() + self._settings.answer_s
         unsent = memoryview(said)
         while unsent:
@@ -392,7 +392,7 @@ class _Member:
         )
 
     def _lost(self, greeted: SharedProcessHandshake) -> StageFailure:
-        """Return why the connection ended without an answer, from what the keeper left."""
+        """Return why the connection ended without an answer, from what the supervisor left."""
         if self._stopped.is_set():
             return StageFailure(cause=FailureCause.CANCELLED, message="it was asked to stop")
         deadline_s = self._clock.monotonic_s() + _LAST_WORDS_S

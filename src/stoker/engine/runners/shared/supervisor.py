@@ -1,10 +1,10 @@
-"""The keeper of a company: starts its process in a box, watches it end, and leaves nothing behind.
+"""The supervisor of a company: starts its process in a box, watches it end, and leaves nothing behind.
 
-    member (any run of this user)  ──starts──▶  keeper (own session, one thread)  ──box──▶  child
+    member (any run of this user)  ──starts──▶  supervisor (own session, one thread)  ──box──▶  child
 
-It belongs to nobody's run: whoever started it may end at any time. It holds no connection, only the door: when the
-company has ended, whoever still waits there is told so, and members that lost their connection find its last words in
-an open file that they were given. Nobody is ever killed for one member; a company without any is.
+It belongs to no run: the one that started it may end at any time. It holds no connection, only the door: when the
+company has ended, it answers connections that still wait, and members that lost their connection find its last words in
+an open file that they were given. It is never killed for one member; a company without any is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KILL_WAIT_S = 5.0
 
 
 def main(descriptor: int) -> NoReturn:
-    """Become the keeper of the company that an order describes: a process that nobody waits for."""
+    """Become the supervisor of the company that an order describes: a process without a parent that waits."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -130,7 +130,7 @@ class SharedProcessSupervisor:
             )
 
     def _watch(self, child: Child, box: ContainedGroup) -> None:
-        """Wait for its end; end it where the kernel killed a part of it, or nobody is there for it to work for."""
+        """Wait for its end; end it where the kernel killed a part of it, or it has had no member for a while."""
         if child.stdout is None:
             raise InternalError("a company was started without a pipe for what it prints")
         output, end_fd = child.stdout, os.pidfd_open(child.identity.pid)
@@ -160,7 +160,7 @@ class SharedProcessSupervisor:
             box.kill_all()
 
     def _is_forsaken(self, now_s: float) -> bool:
-        """Return whether no member has lived for a while: a company that has nobody and does not end hangs."""
+        """Return whether no member has lived for a while: a company without members that does not end hangs."""
         try:
             # Every member holds it shared, through an opening of its own, as long as it lives.
             fcntl.flock(self._words_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,10 +171,10 @@ class SharedProcessSupervisor:
         return bool(now_s - self._seen_s > self._order["patience_s"])
 
     def _tell_waiting(self, over: dict[str, Any]) -> None:
-        """Tell everybody who still waits at the door that nobody comes to open it."""
+        """Answer every connection that still waits: the company is over."""
         listener = self._opened.listener
         listener.setblocking(False)
-        # Who knocks after this is told by the end of the connection.
+        # Later connections see the end of the connection.
         with suppress(OSError):
             while True:
                 link, _ = listener.accept()
