@@ -335,7 +335,7 @@ def _show(text: bytes) -> str:
 # What one attempt's program has said so far, and whether each line was right where it stood. Pure.
 #
 # The last word (`done` or `failed`) is said once and nothing may follow it; a kind that the contract does not have is a
-# fault. Faults are reported and nothing else: the exit status decides whether the program ran. A program that never says
+# fault. Faults are only reported: the exit status decides whether the program ran. A program that never says
 # a line of the contract can't break it: its JSON is ordinary output.
 
 FAULTS_TOLD = 20

@@ -150,7 +150,7 @@ class SharedProcessHandshake:
     identity: ProcessIdentity
     keeper: ProcessIdentity
     words_fd: int
-    """Where the supervisor writes how the process ended. This member holds a shared lock on it, which that one checks."""
+    """Where the supervisor writes how the process ended. This member holds a shared lock on it."""
 
 
 class ComeAgain(Exception):
