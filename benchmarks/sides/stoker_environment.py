@@ -16,8 +16,8 @@ import speak
 
 import stoker.worker.environments.uv  # noqa: F401 - otherwise imported inside the time
 from stoker.core.clock import SystemClock
+from stoker.core.job import EnvironmentChoice
 from stoker.jobs.pack.environment_files import gather
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentReady
 

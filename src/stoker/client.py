@@ -24,7 +24,7 @@ from stoker.cli.fleet_job import FleetResult, SyncedAttempt, fetch_result, folde
 from stoker.cli.job_wait import points_of, wait_for
 from stoker.core.clock import Closable
 from stoker.core.errors import NotFound
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.host.http.addresses import asked_directly
 from stoker.jobs.log_tail import GrowingLines
 from stoker.jobs.manifest_jobs import read_orders
@@ -32,7 +32,7 @@ from stoker.jobs.pack.code_tree import PreparedSubmission, SubmittedCodeOptions
 from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
-from stoker.protocol.job_messages import JobSpec, OnChangedCode, Submission, SubmissionResponse
+from stoker.protocol.job_messages import OnChangedCode, Submission, SubmissionResponse
 from stoker.protocol.transport import FleetEvent, RequestTimeouts
 from stoker.protocol.view_messages import (
     DoneView,

@@ -12,9 +12,9 @@ from stoker.coordinator.queue.queue import Queue, no_fault
 from stoker.coordinator.queue.read_jobs import QueueReader
 from stoker.core.capability import Capability
 from stoker.core.clock import FakeClock
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
 from stoker.core.leases import Budgets, FleetTimes
-from stoker.protocol.job_messages import JobSpec, Submission, SubmissionResponse
+from stoker.protocol.job_messages import JOB_BODY, Submission, SubmissionResponse
 from stoker.protocol.lease_messages import (
     Claim,
     ClaimResponse,
@@ -44,7 +44,7 @@ def order(name: str, number: int = 0, *, recipe: str = "tabular/gbt", **more: An
         "identity": identity,
         "requirements": {"ram_bytes": GIB},
     }
-    return JobSpec.model_validate(fields | more)
+    return JOB_BODY.validate_python(fields | more)
 
 
 class Driven:

@@ -16,9 +16,10 @@ import pytest
 from stoker.coordinator.storage.attempt_files import AttemptFiles
 from stoker.core.capability import Capability
 from stoker.core.errors import BadInput, Conflict, Forbidden, InvalidInput, NotFound, Refused, StaleLease, TooLarge
+from stoker.core.frozen import changed
 from stoker.core.leases import Role
 from stoker.protocol.enrolment_messages import TokenRequest
-from stoker.protocol.job_messages import Submission
+from stoker.protocol.job_messages import JOB_BODY, Submission
 from stoker.protocol.lease_messages import (
     Claim,
     ClaimResponse,
@@ -178,7 +179,7 @@ def test_a_waiting_claim_is_answered_when_a_job_comes(fleet: Fleet):
     asking.start()
     fleet.client().submit(Submission(jobs=(order("late"),)))
     asking.join(30)
-    assert [grant.name for grant in answers[0].grants] == ["late"]
+    assert [grant.spec.name for grant in answers[0].grants] == ["late"]
 
 
 def test_a_waiting_claim_is_answered_when_a_lease_is_given_back(fleet: Fleet):
@@ -394,7 +395,7 @@ def test_all_faults_of_a_request_come_together(shared: Fleet):
     assert {fault["where"] for fault in body["data"]["faults"]} == {"request_id", "worker", "incarnation", "most"}
     client = shared.client()
     with pytest.raises(InvalidInput):
-        client.submit(Submission(jobs=(order("a"), order("a").model_copy(update={"id": "0" * 64}))))
+        client.submit(Submission(jobs=(order("a"), changed(order("a"), id="0" * 64))))
     assert client.jobs().total == 0
 
 
@@ -561,7 +562,7 @@ def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tu
     ids=str,
 )
 def test_an_order_that_nobody_could_mean_is_refused_by_its_field(shared: Fleet, field: str, text: bytes, said: str):
-    body = {**order("a").model_dump(mode="json"), field: "HERE"}
+    body = {**JOB_BODY.dump_python(order("a"), mode="json"), field: "HERE"}
     sent = json.dumps({"jobs": [body]}).encode().replace(b'"HERE"', text)
     status, told = asked(shared, "POST", "/v1/jobs", sent, Content_Type="application/json", X_Operator_Token=TOKEN)
     assert status == 422

@@ -13,6 +13,7 @@ from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, CorruptBytes, Forbidden, HashMismatch, InvalidArchive, NotFound
+from stoker.core.frozen import changed
 from stoker.host.file_stamps import stamp_of
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Hello, MachineInventory
@@ -207,7 +208,7 @@ def test_trees_that_jobs_need_survive_a_prune_and_others_go_with_their_files(fle
     (project / "train.py").write_text("unneeded")
     unneeded, _ = sent(fleet, project)
     client = fleet.client()
-    client.submit(Submission(jobs=(order("train").model_copy(update={"code_tree": needed.digest()}),)))
+    client.submit(Submission(jobs=(changed(order("train"), code_tree=needed.digest()),)))
     asked = PruneRequest(trees_unused_s=0)
     outlook = client.prune(asked)
     assert (outlook.trees > 0, outlook.is_done) == (True, False)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from stoker.core.errors import Forbidden, InvalidInput
+from stoker.core.frozen import changed
+from stoker.core.job import JobSpec
 from stoker.core.leases import Role
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import TokenRequest
-from stoker.protocol.job_messages import JobSpec, JobSubmissionResult, Submission, SubmissionOutcome
+from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
 from tests.servers.unix_http import UnixConnection
@@ -46,7 +48,7 @@ def test_a_submitter_can_not_rewrite_anothers_pending_job(fleet: Fleet) -> None:
     with pytest.raises(InvalidInput, match="can't be taken"):
         submit(ben, order("train", args={"name": "evil", "number": 0}))
     with pytest.raises(InvalidInput, match="can't be taken"):
-        submit(ben, order("train").model_copy(update={"id": "0" * 64}))
+        submit(ben, changed(order("train"), id="0" * 64))
     # What is no part of the identity is the submitter's to change. Calling oneself ann helps nobody.
     forged = order("train", priority=9, secrets=("API_KEY",), code_tree="e" * 64)
     followed = submit(ben, forged, "ann (ann@laptop)")

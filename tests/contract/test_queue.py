@@ -27,7 +27,7 @@ def test_a_job_goes_from_submission_to_completion_and_every_move_is_one_event(fl
 def test_higher_priority_goes_first_and_then_the_oldest(fleet: Driven) -> None:
     fleet.submit(order("old"), order("urgent", priority=5), order("young"))
     fleet.join("m1")
-    assert [grant.name for grant in fleet.claim(most=3)] == ["urgent", "old", "young"]
+    assert [grant.spec.name for grant in fleet.claim(most=3)] == ["urgent", "old", "young"]
 
 
 def test_priority_is_strict_however_long_a_job_waits(fleet: Driven) -> None:
@@ -35,14 +35,14 @@ def test_priority_is_strict_however_long_a_job_waits(fleet: Driven) -> None:
     fleet.clock.advance(25 * 3600.0)
     fleet.submit(order("urgent", priority=5))
     fleet.join("m1")
-    assert [grant.name for grant in fleet.claim(most=2)] == ["urgent", "patient"]
+    assert [grant.spec.name for grant in fleet.claim(most=2)] == ["urgent", "patient"]
 
 
 def test_another_priority_moves_a_job_in_the_line(fleet: Driven) -> None:
     first, second = fleet.submit(order("first"), order("second")).jobs
     fleet.ask(SetPriority(jobs=(second.id,), priority=3))
     fleet.join("m1")
-    assert [grant.name for grant in fleet.claim(most=2)] == ["second", "first"]
+    assert [grant.spec.name for grant in fleet.claim(most=2)] == ["second", "first"]
     assert first.state == "pending"
 
 

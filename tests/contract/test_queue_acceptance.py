@@ -6,8 +6,7 @@ from typing import Any
 
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
 from stoker.core.capability import Capability
-from stoker.core.job import job_id
-from stoker.protocol.job_messages import JobSpec
+from stoker.core.job import JobSpec, job_id
 from stoker.protocol.lease_messages import Hello
 from stoker.scheduler.explain import explain
 from tests.contract.queue_driving import GIB, Driven, order
@@ -36,7 +35,7 @@ def program(name: str, tree: str = TREE, commit: str = "", *argv: str, **more: A
 
 
 def granted(fleet: Driven, machine: str = "m1") -> list[str]:
-    return sorted(grant.name for grant in fleet.claim(machine, most=9))
+    return sorted(grant.spec.name for grant in fleet.claim(machine, most=9))
 
 
 def why_not(fleet: Driven, name: str) -> str:
@@ -101,7 +100,7 @@ def test_changed_code_reaches_what_waits_and_what_failed_and_no_result_is_doubte
     assert (known.outcome, known.changes) == ("known", ("code_tree",))
     fleet.join("m1")
     (grant,) = fleet.claim()
-    assert grant.code_tree == OTHER
+    assert grant.spec.code_tree == OTHER
     fleet.start(grant)
     fleet.finish(grant)
     (done,) = fleet.submit(program("one", TREE, code={"a.py": "1"})).jobs
@@ -109,4 +108,4 @@ def test_changed_code_reaches_what_waits_and_what_failed_and_no_result_is_doubte
     (again,) = fleet.submit(program("one", TREE, code={"a.py": "1"}), on_changed_code="rerun").jobs
     assert again.outcome == "requeued"
     (grant,) = fleet.claim()
-    assert grant.code_tree == TREE
+    assert grant.spec.code_tree == TREE

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 from stoker.coordinator.database.database_check import check_database
 from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
 from stoker.core.errors import Forbidden, InvalidInput
+from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps, loads
 from stoker.protocol.job_messages import HostPolicy, SubmissionOutcome
 from stoker.protocol.lease_messages import Fail
@@ -53,13 +54,13 @@ def test_a_second_person_follows_the_first_ones_job_and_changes_nothing(fleet: D
     assert (spec(fleet, "train"), len(fleet.reader.events())) == (before, events)
     fleet.join("m1")
     (granted,) = fleet.claim()
-    assert (granted.secrets, granted.ram_bytes) == ((), 1 << 30)
+    assert (granted.spec.secrets, granted.ram_bytes) == ((), 1 << 30)
 
 
 def test_a_second_person_gets_the_job_under_the_name_that_it_has(fleet: Driven) -> None:
     first = order("train")
     fleet.submit(first, source="m.toml", **ANN)
-    renamed = first.model_copy(update={"name": "mine"})
+    renamed = changed(first, name="mine")
     (job,) = fleet.submit(renamed, source="m.toml", **BEN).jobs
     assert (job.outcome, job.known_as, job.shown) == (SubmissionOutcome.KNOWN, "train", "train")
     assert [one.name for one in fleet.reader.page().jobs] == ["train"]
@@ -86,7 +87,7 @@ def test_what_a_job_comes_after_is_its_submitters_to_say(fleet: Driven) -> None:
     (job,) = fleet.submit(order("second", after=("first",)), **BEN).jobs
     assert job.withheld == ("after",)
     fleet.join("m1")
-    assert sorted(one.name for one in fleet.claim(most=2)) == ["first", "second"]
+    assert sorted(one.spec.name for one in fleet.claim(most=2)) == ["first", "second"]
 
 
 @pytest.mark.parametrize("who", [ANN, OPERATOR], ids=["its submitter", "an operator"])

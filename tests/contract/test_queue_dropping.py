@@ -113,7 +113,7 @@ def test_classes_that_no_job_is_of_go_and_may_come_again(fleet: Driven) -> None:
     assert rows(fleet, f"SELECT value FROM counters WHERE key = 'class:{was}'") == []
     fleet.submit(order("two", requirements=small))
     fleet.join("m1")
-    assert {grant.name for grant in fleet.claim(most=2)} == {"one", "two"}
+    assert {grant.spec.name for grant in fleet.claim(most=2)} == {"one", "two"}
     assert list(check_database(fleet.database)) == []
 
 

@@ -45,12 +45,12 @@ def test_a_decline_costs_nothing_and_that_machine_is_not_asked_again_for_a_while
     fleet.join("m1", "m2")
     (grant,) = fleet.claim("m1")
     assert say(fleet, grant, Decline, reason="disk", message="2 GB free").state == "pending"
-    assert [one.name for one in fleet.claim("m1", most=2)] == ["two"]
+    assert [one.spec.name for one in fleet.claim("m1", most=2)] == ["two"]
     (elsewhere,) = fleet.claim("m2")
-    assert elsewhere.name == "one"
+    assert elsewhere.spec.name == "one"
     say(fleet, elsewhere, Release)
     fleet.clock.advance(61.0)
-    assert [one.name for one in fleet.claim("m1")] == ["one"]
+    assert [one.spec.name for one in fleet.claim("m1")] == ["one"]
     story = fleet.reader.story("one")
     assert story.counts.get("user", 0) == 0
     assert story.attempts[0].ending == "declined"
@@ -64,7 +64,7 @@ def test_a_job_that_is_another_one_now_is_offered_to_who_declined_it(fleet: Driv
     assert fleet.submit(order("one", priority=5)).jobs[0].outcome == "changed"
     assert fleet.claim("m1") == (), "another priority cures nothing"
     assert fleet.submit(order("one", priority=5, timeout_s=60.0)).jobs[0].outcome == "changed"
-    assert [one.name for one in fleet.claim("m1")] == ["one"]
+    assert [one.spec.name for one in fleet.claim("m1")] == ["one"]
 
 
 def test_a_running_job_can_not_be_declined(fleet: Driven) -> None:

@@ -11,9 +11,10 @@ from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
 from stoker.coordinator.queue.queue import no_fault
 from stoker.core.digests import digest_value
 from stoker.core.errors import DatabaseTrouble, InvalidInput
+from stoker.core.frozen import changed, fields_of
+from stoker.core.job import EnvironmentChoice, JobSpec
 from stoker.core.jsontext import dumps, loads
 from stoker.protocol.environment_messages import environment_digest, outlook, own_digest
-from stoker.protocol.job_messages import EnvironmentChoice, JobSpec
 from stoker.protocol.lease_messages import Hello, MachineInventory, Renewal, RenewalResponse
 from tests.contract.queue_driving import GIB, Driven, order
 
@@ -23,7 +24,7 @@ NO_WHEEL = "no wheel of torch for aarch64 cp310"
 
 def with_env(name: str = "resnet", **more: Any) -> JobSpec:
     choice = EnvironmentChoice(kind="uv.lock", path="uv.lock", digest=DIGEST, **more)
-    return order(name, environment=[choice.model_dump()])
+    return order(name, environment=[fields_of(choice)])
 
 
 def join(fleet: Driven, machine: str, **held: Any) -> None:
@@ -62,11 +63,11 @@ def test_a_machine_that_can_not_have_the_environment_is_not_given_the_job(fleet:
     join(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
     join(fleet, "desk")
     fleet.submit(with_env(), order("plain"))
-    assert [grant.name for grant in fleet.claim("jetson", most=4)] == ["plain"]
+    assert [grant.spec.name for grant in fleet.claim("jetson", most=4)] == ["plain"]
     assert reasons(fleet) == {"jetson": NO_WHEEL, "desk": ""}
     (grant,) = fleet.claim("desk", most=4)
-    assert grant.name == "resnet"
-    assert [one.digest for one in grant.environment] == [DIGEST]
+    assert grant.spec.name == "resnet"
+    assert [one.digest for one in grant.spec.environment] == [DIGEST]
 
 
 def test_what_a_machine_learns_later_counts_and_what_it_forgets_does_not(fleet: Driven) -> None:
@@ -98,7 +99,7 @@ def test_what_one_submitter_says_can_not_be_keeps_no_machine_from_another_s_job(
         fleet.open()
         tell(fleet, "desk")
     fleet.submit(with_env("honest"))
-    assert [grant.name for grant in fleet.claim("desk", most=4)] == ["honest"]
+    assert [grant.spec.name for grant in fleet.claim("desk", most=4)] == ["honest"]
 
 
 def test_a_class_of_an_older_coordinator_keeps_what_it_refuses_to_itself(fleet: Driven) -> None:
@@ -116,7 +117,7 @@ def test_a_class_of_an_older_coordinator_keeps_what_it_refuses_to_itself(fleet: 
     fleet.open()
     tell(fleet, "desk")
     fleet.submit(with_env("honest"))
-    assert [grant.name for grant in fleet.claim("desk", most=4)] == ["honest"]
+    assert [grant.spec.name for grant in fleet.claim("desk", most=4)] == ["honest"]
 
 
 def test_jobs_of_two_classes_that_have_become_alike_all_run_after_a_restart(fleet: Driven) -> None:
@@ -138,14 +139,14 @@ def test_jobs_of_two_classes_that_have_become_alike_all_run_after_a_restart(flee
     looked = fleet.ask(InspectMachines())
     assert isinstance(looked, MachineInspection)
     assert len(looked.wanted) == 2, "the new job joins a class that is there"
-    assert sorted(grant.name for grant in fleet.claim("desk", most=4)) == ["newer", "newest", "older"]
+    assert sorted(grant.spec.name for grant in fleet.claim("desk", most=4)) == ["newer", "newest", "older"]
 
 
 def test_two_environments_of_one_submission_are_told_apart_by_more_than_a_digest(fleet: Driven) -> None:
     join(fleet, "desk")
-    wishes = [EnvironmentChoice(kind="python", python=version).model_dump() for version in ("3.14", "3.12")]
+    wishes = [fields_of(EnvironmentChoice(kind="python", python=version)) for version in ("3.14", "3.12")]
     fleet.submit(order("never", environment=wishes[:1]), order("now", environment=wishes[1:]))
-    assert [grant.name for grant in fleet.claim("desk", most=4)] == ["now"]
+    assert [grant.spec.name for grant in fleet.claim("desk", most=4)] == ["now"]
 
 
 @pytest.mark.parametrize("digest", [DIGEST, own_digest("/usr/bin/python3", "")])
@@ -154,12 +155,12 @@ def test_an_interpreter_of_the_machine_can_not_go_by_the_digest_of_another_envir
 ) -> None:
     forged = EnvironmentChoice(kind="python", path="/nonexistent/python", digest=digest)
     with pytest.raises(InvalidInput) as caught:
-        fleet.submit(order("forged", environment=[forged.model_dump()]))
+        fleet.submit(order("forged", environment=[fields_of(forged)]))
     (fault,) = caught.value.faults
     assert "'/nonexistent/python' has the digest of something else" in fault.message
     for honest in ("", own_digest("/nonexistent/python", "")):
-        choice = forged.model_copy(update={"digest": honest})
-        fleet.submit(order(f"honest{len(honest)}", environment=[choice.model_dump()]))
+        choice = changed(forged, digest=honest)
+        fleet.submit(order(f"honest{len(honest)}", environment=[fields_of(choice)]))
 
 
 @pytest.mark.parametrize("sent", ["", own_digest("/nonexistent/python", "")])
@@ -168,7 +169,7 @@ def test_a_machine_without_the_interpreter_of_a_job_is_not_given_it_again(fleet:
     choice = EnvironmentChoice(kind="python", path="/nonexistent/python", digest=sent)
     impossible = {own_digest("/nonexistent/python", ""): why}
     join(fleet, "desk", impossible=impossible)
-    fleet.submit(order("resnet", environment=[choice.model_dump()]))
+    fleet.submit(order("resnet", environment=[fields_of(choice)]))
     assert fleet.claim("desk") == ()
     assert reasons(fleet) == {"desk": why}
     told = MachineInventory(platform="linux-x86_64", libc="glibc 2.36", pythons=("3.12.3",), impossible=impossible)
@@ -178,7 +179,7 @@ def test_a_machine_without_the_interpreter_of_a_job_is_not_given_it_again(fleet:
 def test_a_worker_that_knows_nothing_of_environments_gets_no_such_job(fleet: Driven) -> None:
     join(fleet, "old")
     fleet.submit(with_env(), order("plain"))
-    assert [grant.name for grant in fleet.claim("old", most=4)] == ["plain"]
+    assert [grant.spec.name for grant in fleet.claim("old", most=4)] == ["plain"]
     assert reasons(fleet)["old"].startswith("its worker says nothing of environments")
 
 
@@ -195,7 +196,7 @@ def test_jobs_of_one_environment_are_one_class_and_survive_a_restart(fleet: Driv
     assert isinstance(again, MachineInspection)
     assert again.wanted == looked.wanted
     tell(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
-    assert [grant.name for grant in fleet.claim("jetson", most=4)] == ["c"]
+    assert [grant.spec.name for grant in fleet.claim("jetson", most=4)] == ["c"]
 
 
 def test_a_coordinator_that_was_started_anew_asks_what_machines_have_until_it_is_told(fleet: Driven) -> None:
@@ -216,10 +217,10 @@ def test_a_machine_without_the_python_that_is_asked_for_is_not_given_the_job(fle
     join(fleet, "lab1")
     join(fleet, "desk", pythons=("3.12.3", "3.14.0"))
     choice = EnvironmentChoice(kind="python", path="", digest=own_digest("", "3.14"), python="3.14")
-    fleet.submit(order("resnet", environment=[choice.model_dump()]))
+    fleet.submit(order("resnet", environment=[fields_of(choice)]))
     assert fleet.claim("lab1") == ()
     assert reasons(fleet) == {"lab1": "no Python that is 3.14: it has 3.12.3", "desk": ""}
-    assert [grant.name for grant in fleet.claim("desk")] == ["resnet"]
+    assert [grant.spec.name for grant in fleet.claim("desk")] == ["resnet"]
 
 
 def test_what_machines_have_is_not_forgotten_when_the_rows_are_read_again(fleet: Driven) -> None:

@@ -184,7 +184,7 @@ def test_a_job_that_somebody_else_granted_is_not_granted_again(fleet: Driven) ->
     fleet.join("m1")
     # Read into memory by a claim that then finds nothing wrong.
     (first,) = fleet.claim()
-    assert first.name == "one"
+    assert first.spec.name == "one"
     behind_its_back(fleet, "UPDATE jobs SET epoch = 7 WHERE name = 'two'")
     (second,) = fleet.claim()
     assert second.epoch == 8

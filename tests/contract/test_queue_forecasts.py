@@ -60,7 +60,7 @@ class Workers:
             takes_s = DEVICE_S / MACHINES[name][1] if grant.devices else CPU_S
             self.queue.ask(Write(job=grant.job, said=Start(**token(grant))))
             self._running.append((self.clock.wall_s() + takes_s, name, grant))
-            self.granted[f"{grant.name}/{grant.number}"] = name, self.clock.wall_s()
+            self.granted[f"{grant.spec.name}/{grant.spec.number}"] = name, self.clock.wall_s()
 
     def step(self) -> bool:
         """Let the job end that ends next; False if none runs."""

@@ -49,7 +49,7 @@ def test_a_machine_that_declines_all_that_it_is_granted_keeps_no_job_from_others
         for grant in ask(fleet, "fast").grants:
             say(fleet, grant, Decline, reason="disk", message="full")
         for grant in ask(fleet, "slow").grants:
-            done.add(grant.number)
+            done.add(grant.spec.number)
             fleet.finish(grant)
     assert done == {1, 2, 3}
 
@@ -73,7 +73,7 @@ def test_a_machine_that_calls_its_device_a_faster_one_gets_its_jobs_and_keeps_no
         if called.take():
             break
     assert lease_on(fleet, "liar").started_s, "it still runs"
-    assert [grant.name for grant in ask(fleet, "slow").grants] == ["second"]
+    assert [grant.spec.name for grant in ask(fleet, "slow").grants] == ["second"]
 
 
 # -- stated durations
@@ -89,7 +89,7 @@ def test_a_job_whose_stated_time_is_long_waits_for_the_faster_machine_and_one_th
     fleet.submit(order("long", requirements=ON_DEVICE, expected_s=HOUR_S))
     assert ask(fleet, "slow").waiting == {"faster_machine": 1}
     fleet.submit(order("unknown", requirements=ON_DEVICE))
-    assert [grant.name for grant in ask(fleet, "slow").grants] == ["unknown"]
+    assert [grant.spec.name for grant in ask(fleet, "slow").grants] == ["unknown"]
 
 
 def test_jobs_that_state_another_time_are_another_class_also_after_a_restart(fleet: Driven) -> None:
@@ -179,7 +179,7 @@ def test_progress_of_a_running_job_decides_whether_others_wait_for_its_machine(f
     assert lease.until_s - lease.started_s == pytest.approx(30 * 62, rel=0.1)
     fleet.clock.advance(100 * HOUR_S)
     report(fleet, "fast", first, step=3, of=100)
-    assert [grant.name for grant in ask(fleet, "slow").grants] == ["second"]
+    assert [grant.spec.name for grant in ask(fleet, "slow").grants] == ["second"]
 
 
 def test_progress_without_a_start_or_without_an_end_says_nothing(fleet: Driven) -> None:
@@ -211,7 +211,7 @@ def test_wild_progress_is_harmless(fleet: Driven, step: int, of: int) -> None:
     lease, now_s = lease_on(fleet, "m1"), fleet.queue._writer._known().time.now_s()
     assert now_s - 10.0 <= lease.until_s <= now_s + 50 * 120.0
     fleet.finish(grant)
-    assert [grant.name for grant in ask(fleet, "m1").grants] == ["two"]
+    assert [grant.spec.name for grant in ask(fleet, "m1").grants] == ["two"]
 
 
 # -- machines that go away
@@ -222,7 +222,7 @@ def test_a_job_that_would_end_too_late_is_not_granted_to_a_machine_that_goes_awa
     fleet.submit(order("long", expected_s=HOUR_S))
     assert ask(fleet, "m1").waiting == {"machine_ends": 1}
     fleet.submit(order("short", expected_s=60.0), order("unknown"))
-    assert {ask(fleet, "m1").grants[0].name for _ in range(2)} == {"short", "unknown"}
+    assert {ask(fleet, "m1").grants[0].spec.name for _ in range(2)} == {"short", "unknown"}
     fleet.clock.advance(600.0)
     fleet.submit(order("late"))
     assert ask(fleet, "m1").waiting == {"machine_ends": 2}
@@ -283,7 +283,7 @@ def test_a_jump_of_the_clock_ends_no_machine_for_longer_than_until_it_says_how_l
     greet(fleet, ends_in_s=2 * HOUR_S)
     fleet.submit(order("one", expected_s=HOUR_S), order("two", expected_s=HOUR_S), order("long", expected_s=9 * HOUR_S))
     fleet.clock.jump(jump_s)
-    assert [grant.name for grant in claim_with(fleet, 2 * HOUR_S, "request-1").grants] == ["one"]
+    assert [grant.spec.name for grant in claim_with(fleet, 2 * HOUR_S, "request-1").grants] == ["one"]
     fleet.clock.jump(jump_s)
     fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", ends_in_s=2 * HOUR_S))
     (row,) = fleet.reader.machines()
@@ -292,7 +292,7 @@ def test_a_jump_of_the_clock_ends_no_machine_for_longer_than_until_it_says_how_l
     claim = Claim(request_id="request-2", worker="m1", incarnation="incarnation-m1")
     answer = fleet.ask(claim)
     assert isinstance(answer, ClaimResponse)
-    assert [grant.name for grant in answer.grants] == ["two"], "its heartbeat said how long it stays"
+    assert [grant.spec.name for grant in answer.grants] == ["two"], "its heartbeat said how long it stays"
     assert claim_with(fleet, 2 * HOUR_S, "request-3").waiting == {"machine_ends": 1}
 
 
@@ -336,7 +336,7 @@ def test_a_user_gets_no_more_jobs_than_the_cluster_file_allows_until_it_allows_m
     assert ask(fleet, "m1").grants
     assert ask(fleet, "m1").waiting == {"user_limit": 2}
     fleet.submit(order("his"), submitter="bob")
-    assert [grant.name for grant in ask(fleet, "m1").grants] == ["his"]
+    assert [grant.spec.name for grant in ask(fleet, "m1").grants] == ["his"]
     called = Called(fleet)
     limit(fleet, ada=UserPolicy(most_jobs=2))
     assert called.take() == {"m1"}
@@ -354,7 +354,7 @@ def test_users_without_an_entry_have_the_limits_of_the_star(fleet: Driven) -> No
     )
     for name, submitter in (("his", "bob"), ("hers", "ada")):
         fleet.submit(*(order(name, number, requirements=ON_DEVICE) for number in (1, 2)), submitter=submitter)
-    names = sorted(ask(fleet, "m1").grants[0].name for _ in range(3))
+    names = sorted(ask(fleet, "m1").grants[0].spec.name for _ in range(3))
     assert names == ["hers", "hers", "his"]
 
 
@@ -366,7 +366,7 @@ def test_a_user_of_twice_the_weight_gets_twice_as_much(fleet: Driven) -> None:
     names = []
     for _ in range(12):
         (grant,) = ask(fleet, "m1").grants
-        names.append(grant.name)
+        names.append(grant.spec.name)
         fleet.finish(grant)
     assert (names.count("hers"), names.count("his")) == (8, 4)
 
@@ -400,7 +400,7 @@ def test_lists_of_jobs_say_which_limit_of_their_user_jobs_wait_for(fleet: Driven
     fleet.submit(order("device", requirements=ON_DEVICE), order("cpu"), submitter="eve")
     fleet.submit(order("late"), submitter="bob")
     (grant,) = ask(fleet, "m1").grants
-    assert grant.name == "one"
+    assert grant.spec.name == "one"
     told = {job.name: job.why for job in fleet.reader.page(state="pending").jobs}
     free = "waits for a machine"
     ada, eve = "waits: limit of user ada (1 job at once)", "waits: limit of user eve (0 devices at once)"

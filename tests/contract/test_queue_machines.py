@@ -137,22 +137,22 @@ def test_the_coordinators_file_says_what_a_machine_may_run(fleet: Driven) -> Non
     fleet.submit(order("secret"), order("open"))
     fleet.join("m1", "m2")
     fleet.ask(Declare(cluster=Cluster(nodes=(Node(name="m1", host="m1", deny_jobs=("secret",)),))))
-    assert [grant.name for grant in fleet.claim("m1", most=4)] == ["open"]
+    assert [grant.spec.name for grant in fleet.claim("m1", most=4)] == ["open"]
     assert asked(fleet).waiting == {"denied": 1}
     fleet.ask(Declare(cluster=None))
-    assert [grant.name for grant in fleet.claim("m1", most=4)] == ["secret"]
+    assert [grant.spec.name for grant in fleet.claim("m1", most=4)] == ["secret"]
 
 
 def test_a_manifests_policy_lies_over_the_file_and_survives_a_restart(fleet: Driven) -> None:
     hosts: Any = [{"name": "m1", "allow_jobs": ["tabular/knn"]}]
     fleet.submit(order("gbt"), order("knn", recipe="tabular/knn"), hosts=hosts)
     fleet.join("m1")
-    assert [grant.name for grant in fleet.claim("m1", most=4)] == ["knn"]
+    assert [grant.spec.name for grant in fleet.claim("m1", most=4)] == ["knn"]
     fleet.close()
     fleet.open()
     fleet.join("m1", "m2")
     assert fleet.claim("m1") == ()
-    assert [grant.name for grant in fleet.claim("m2")] == ["gbt"]
+    assert [grant.spec.name for grant in fleet.claim("m2")] == ["gbt"]
 
 
 def test_requeued_jobs_go_by_the_lists_that_hold_now(fleet: Driven) -> None:

@@ -87,7 +87,7 @@ def test_of_two_idle_machines_the_fast_one_gets_the_job_whoever_asks_first(fleet
         held = ask(fleet, "slow")
         assert held.waiting == {"better_machine_free": 1}
         assert held.next_s is not None, "a worker that ends when nothing is left has to wait for this"
-    assert [grant.name for grant in ask(fleet, "fast").grants] == ["one"]
+    assert [grant.spec.name for grant in ask(fleet, "fast").grants] == ["one"]
 
 
 def test_a_host_that_a_job_prefers_gets_it_whenever_it_is_free(fleet: Driven) -> None:
@@ -122,7 +122,7 @@ def test_what_a_machine_keeps_of_its_ram_is_granted_to_no_job(fleet: Driven) -> 
     fleet.submit(order("large", requirements={"ram_bytes": 60 * GIB}))
     assert ask(fleet, "m1").waiting == {"ram": 1}, "it has 64 GiB, and its worker would admit 58"
     fleet.submit(order("smaller", requirements={"ram_bytes": 58 * GIB}))
-    assert [grant.name for grant in ask(fleet, "m1").grants] == ["smaller"]
+    assert [grant.spec.name for grant in ask(fleet, "m1").grants] == ["smaller"]
 
 
 def test_a_parked_worker_is_called_when_a_lease_on_its_machine_ends(fleet: Driven) -> None:
@@ -161,7 +161,7 @@ def test_a_parked_worker_that_does_not_answer_is_not_waited_for(fleet: Driven) -
     fleet.clock.advance(ANSWER_S)
     fleet.ask(Sweep())
     assert called.take() == {"slow"}
-    assert [grant.name for grant in ask(fleet, "slow").grants] == ["one"]
+    assert [grant.spec.name for grant in ask(fleet, "slow").grants] == ["one"]
 
 
 def test_a_worker_whose_machine_is_opened_is_called(fleet: Driven) -> None:
@@ -199,7 +199,7 @@ def test_two_submitters_of_one_priority_take_turns(fleet: Driven) -> None:
     names = []
     for _ in range(6):
         (grant,) = ask(fleet, "m1").grants
-        names.append(grant.name)
+        names.append(grant.spec.name)
         fleet.finish(grant)
     assert names.count("first") == names.count("second") == 3
 
@@ -213,7 +213,7 @@ def test_the_usage_of_a_submitter_outlives_the_coordinator(fleet: Driven) -> Non
     fleet.close()
     fleet.open()
     join(fleet, "m1")
-    assert [grant.name for grant in ask(fleet, "m1").grants] == ["second"]
+    assert [grant.spec.name for grant in ask(fleet, "m1").grants] == ["second"]
 
 
 def test_how_long_jobs_take_outlives_the_coordinator(fleet: Driven) -> None:

@@ -9,8 +9,9 @@ from stoker.cli.jobs_show_fleet import origin_lines
 from stoker.coordinator.http.reload import manifest_changes
 from stoker.coordinator.queue.commands import Sweep
 from stoker.core.errors import Conflict, InvalidInput
-from stoker.core.job import job_id
-from stoker.protocol.job_messages import JobSpec, SubmissionOutcome, SubmissionResponse
+from stoker.core.frozen import changed
+from stoker.core.job import JobSpec, job_id
+from stoker.protocol.job_messages import SubmissionOutcome, SubmissionResponse
 from stoker.protocol.lease_messages import Fail, Release
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, kinds, say, started, state
@@ -72,7 +73,7 @@ def test_changed_code_requeues_what_failed_and_keeps_what_completed(fleet: Drive
     assert outcomes(fleet.submit(*jobs)) == ["known", "kept"]
     assert (state(fleet, "failed"), state(fleet, "completed")) == ("pending", "completed")
     assert outcomes(fleet.submit(*jobs, on_changed_code="rerun")) == ["known", "requeued"]
-    epochs = {grant.name: grant.epoch for grant in fleet.claim(most=2)}
+    epochs = {grant.spec.name: grant.epoch for grant in fleet.claim(most=2)}
     assert epochs == {"failed": 3, "completed": 3}
 
 
@@ -135,7 +136,7 @@ def test_pending_jobs_that_their_source_no_longer_names_are_told_and_stay(fleet:
 
 
 def test_two_orders_for_one_job_are_one_job(fleet: Driven) -> None:
-    twin = order("one").model_copy(update={"name": "two"})
+    twin = changed(order("one"), name="two")
     answer = fleet.submit(order("one"), twin)
     assert outcomes(answer) == ["new", "known"]
     assert answer.jobs[1].changes == ("the same job as one",)
@@ -146,13 +147,13 @@ def test_a_job_waits_for_those_it_comes_after(fleet: Driven) -> None:
     fleet.submit(order("final", after=("sweep", "one")), order("sweep", 1), order("sweep", 2), order("one"))
     fleet.join("m1")
     grants = fleet.claim(most=4)
-    assert sorted(grant.name for grant in grants) == ["one", "sweep", "sweep"]
+    assert sorted(grant.spec.name for grant in grants) == ["one", "sweep", "sweep"]
     for grant in grants[:2]:
         fleet.ask(finish(grant))
     assert fleet.claim() == ()
     fleet.ask(finish(grants[2]))
     assert kinds(fleet, "final")[-1] == "job_ready"
-    assert [grant.name for grant in fleet.claim()] == ["final"]
+    assert [grant.spec.name for grant in fleet.claim()] == ["final"]
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
@@ -171,7 +172,7 @@ def test_who_comes_after_a_job_that_did_not_complete_waits_until_it_is_requeued(
     fleet.requeue(grant.job)
     (again,) = fleet.claim()
     fleet.ask(finish(again))
-    assert [one.name for one in fleet.claim()] == ["final"]
+    assert [one.spec.name for one in fleet.claim()] == ["final"]
 
 
 def test_who_comes_after_a_job_that_is_run_again_waits_again(fleet: Driven) -> None:
@@ -179,25 +180,25 @@ def test_who_comes_after_a_job_that_is_run_again_waits_again(fleet: Driven) -> N
     fleet.ask(finish(grant))
     fleet.submit(order("final", after=("first",)))
     fleet.requeue(grant.job)
-    assert [one.name for one in fleet.claim(most=2)] == ["first"]
+    assert [one.spec.name for one in fleet.claim(most=2)] == ["first"]
 
 
 def test_a_job_may_come_after_one_that_completed_long_ago(fleet: Driven) -> None:
     fleet.ask(finish(started(fleet, "first")))
     fleet.submit(order("final", after=("first",)))
-    assert [one.name for one in fleet.claim()] == ["final"]
+    assert [one.spec.name for one in fleet.claim()] == ["final"]
 
 
 def test_another_order_of_jobs_is_a_change(fleet: Driven) -> None:
     fleet.submit(order("one"), order("two", after=("one",)), order("three"))
     assert fleet.submit(order("two", after=("three",))).jobs[0].changes == ("after",)
     fleet.join("m1")
-    grants = {grant.name: grant for grant in fleet.claim(most=3)}
+    grants = {grant.spec.name: grant for grant in fleet.claim(most=3)}
     assert sorted(grants) == ["one", "three"]
     fleet.ask(finish(grants["one"]))
     assert fleet.claim() == ()
     fleet.ask(finish(grants["three"]))
-    assert [one.name for one in fleet.claim()] == ["two"]
+    assert [one.spec.name for one in fleet.claim()] == ["two"]
 
 
 def test_a_name_that_nothing_goes_by_is_refused(fleet: Driven) -> None:
@@ -210,7 +211,7 @@ def test_many_jobs_are_taken_and_granted_in_their_order(fleet: Driven) -> None:
     fleet.submit(*(order("sweep", number, requirements={"ram_bytes": 0}) for number in range(1, 701)))
     assert fleet.reader.counts()["pending"] == 700
     fleet.join("m1", slots=1000)
-    numbers = [grant.number for _ in range(4) for grant in fleet.claim(most=200)]
+    numbers = [grant.spec.number for _ in range(4) for grant in fleet.claim(most=200)]
     assert numbers == list(range(1, 701))
 
 
@@ -229,11 +230,11 @@ def test_jobs_that_would_wait_for_themselves_through_known_ones_are_refused(flee
 
 def test_a_known_job_under_another_name_keeps_the_name_it_has(fleet: Driven) -> None:
     fleet.submit(order("one"), source="/here/m.toml")
-    again = order("one").model_copy(update={"name": "two", "number": 3, "label": "lr=1", "point": {"lr": 1}})
+    again = changed(order("one"), name="two", number=3, label="lr=1", point={"lr": 1})
     for source, dry_run in (("", True), ("", False), ("/there/m.toml", False), ("/there/m.toml", False)):
         (job,) = fleet.submit(again, source=source, dry_run=dry_run).jobs
         assert (job.outcome, job.known_as, job.shown, job.changes) == (SubmissionOutcome.KNOWN, "one", "one", ())
-    (job,) = fleet.submit(again.model_copy(update={"priority": 4}), source="/there/m.toml").jobs
+    (job,) = fleet.submit(changed(again, priority=4), source="/there/m.toml").jobs
     assert (job.outcome, job.shown, job.changes) == (SubmissionOutcome.CHANGED, "one", ("priority",))
     (view,) = fleet.reader.page().jobs
     assert (view.name, view.label, view.priority) == ("one", "", 4)
@@ -243,7 +244,7 @@ def test_a_known_job_under_another_name_keeps_the_name_it_has(fleet: Driven) -> 
 
 def test_the_manifest_that_brought_a_job_gives_it_another_name(fleet: Driven) -> None:
     fleet.submit(order("one"), source="/here/m.toml")
-    again = order("one").model_copy(update={"name": "two"})
+    again = changed(order("one"), name="two")
     for dry_run in (True, False):
         (job,) = fleet.submit(again, source="/here/m.toml", dry_run=dry_run).jobs
         assert (job.outcome, job.known_as, job.shown, job.changes) == (
@@ -264,16 +265,16 @@ def test_a_job_that_runs_again_with_other_code_is_otherwise_as_it_is_asked_for_n
     fleet.fail(one)
     fleet.finish(two)
     fleet.submit(order("waits", priority=5))
-    again = order("one", code={"train.py": "b" * 64}, priority=9).model_copy(update={"name": "anew"})
+    again = changed(order("one", code={"train.py": "b" * 64}, priority=9), name="anew")
     (job,) = fleet.submit(again, source=source).jobs
     assert (job.outcome, job.shown) == (SubmissionOutcome.REQUEUED, "anew")
-    assert [grant.name for grant in fleet.claim(most=2)] == ["anew", "waits"]
+    assert [grant.spec.name for grant in fleet.claim(most=2)] == ["anew", "waits"]
     assert fleet.reader.story("anew").job.priority == 9
 
 
 def test_who_comes_after_a_job_under_another_name_comes_after_it(fleet: Driven) -> None:
     fleet.submit(order("one"))
-    fleet.submit(order("one").model_copy(update={"name": "two"}), order("last-of-all", after=("two",)))
+    fleet.submit(changed(order("one"), name="two"), order("last-of-all", after=("two",)))
     assert fleet.reader.story("last-of-all").after == ("one",)
 
 

@@ -27,7 +27,7 @@ from tests.servers.postgres import PostgresServer
 
 
 def test_the_others_of_a_group_are_not_harmed_by_one_whose_row_was_changed(fleet: Driven) -> None:
-    grants = {grant.name: grant for grant in granted(fleet, "a", "b", "c")}
+    grants = {grant.spec.name: grant for grant in granted(fleet, "a", "b", "c")}
     behind_its_back(fleet, "UPDATE leases SET epoch = 99 WHERE seq = 2")
     answers = together(fleet, *(finish(grant) for grant in grants.values()))
     assert [type(answer) for answer in answers] == [WriteResponse, StaleLease, WriteResponse]

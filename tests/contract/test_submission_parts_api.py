@@ -13,9 +13,10 @@ import pytest
 from stoker.coordinator.storage.tree_storage import CoordinatorTrees
 from stoker.core.clock import SystemClock
 from stoker.core.errors import InvalidInput
-from stoker.core.job import job_id
+from stoker.core.frozen import changed
+from stoker.core.job import JobSpec, job_id
 from stoker.protocol import job_messages
-from stoker.protocol.job_messages import JobSpec, Submission, SubmissionOutcome
+from stoker.protocol.job_messages import Submission, SubmissionOutcome
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 
 CLOCK = SystemClock()
@@ -61,7 +62,7 @@ def test_a_manifest_in_parts_ends_as_in_one(fleet: Fleet):
 
 def test_a_part_that_is_refused_says_what_was_submitted_before(fleet: Fleet):
     client = fleet.client()
-    wrong = order("c").model_copy(update={"args": {"name": "other", "lr": 1.0}})
+    wrong = changed(order("c"), args={"name": "other", "lr": 1.0})
     with pytest.raises(InvalidInput) as refused:
         client.submit(manifest(order("a"), order("b"), wrong))
     assert "2 of 3 jobs were submitted; the same again submits the rest" in refused.value.hint

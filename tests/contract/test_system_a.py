@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.http.submission_body import EACH_BYTES, SPOOL_BYTES
-from stoker.core.job import job_id
-from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.core.job import JobSpec, job_id
+from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Claim, ClaimResponse, Hello
 from stoker.protocol.view_messages import MachineRequest
 from tests.contract.queue_driving import order

@@ -43,6 +43,7 @@ from stoker.protocol.lease_messages import (
     WriteResponse,
 )
 from stoker.protocol.view_messages import FileList, FileView, FleetStatus, UploadResponse
+from tests.fakes.grants import grant_of
 
 PATIENCE_S = 30.0
 
@@ -287,7 +288,7 @@ class FakeCoordinator:
             found.attempt, found.epoch = found.attempt + 1, found.epoch + 1
             found.state, found.holder = "claimed", claim.incarnation
             grants.append(
-                Grant(
+                grant_of(
                     job=job,
                     attempt=found.attempt,
                     epoch=found.epoch,

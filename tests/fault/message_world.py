@@ -18,8 +18,8 @@ from typing import Any
 
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Sweep, Write
 from stoker.core.errors import InternalError, StokerError, Unavailable
+from stoker.core.job import JobSpec
 from stoker.protocol.codec import from_json, to_json
-from stoker.protocol.job_messages import JobSpec
 from stoker.protocol.lease_messages import (
     Claim,
     ClaimResponse,
@@ -167,8 +167,8 @@ class MessageWorld:
     def begins(self, courier: Courier) -> None:
         """Somebody executes a job from now on. Nobody else may, but those who do not know that they stood still."""
         others = {one for one in self._executing[courier.token.job] if not one.stood_still}
-        assert not others or courier.grant.on_partition == "keep", (
-            f"{courier.grant.name} is executed twice at {self.now_s:.1f} s: {courier.token}, "
+        assert not others or courier.grant.spec.on_partition == "keep", (
+            f"{courier.grant.spec.name} is executed twice at {self.now_s:.1f} s: {courier.token}, "
             f"and {[one.token for one in others]}"
         )
         self._executing[courier.token.job].add(courier)

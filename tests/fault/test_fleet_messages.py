@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.database.database_check import check_database
-from stoker.protocol.job_messages import RequirementsBody
+from stoker.core.machine import Requirements
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.fault.message_world import MessageWorld, Weather
 
 STORM_S = 900.0
 LONGEST_S = 40_000.0
 TERMINAL = {"completed", "failed", "cancelled"}
-IMPOSSIBLE = order("impossible", requirements=RequirementsBody(ram_bytes=4096 * GIB))
+IMPOSSIBLE = order("impossible", requirements=Requirements(ram_bytes=4096 * GIB))
 """Nobody has that much: it waits, and everybody can see why."""
 
 

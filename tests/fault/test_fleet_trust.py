@@ -20,6 +20,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.host.tls.certificates import Signer, make_ca, make_csr, make_key
 from stoker.host.tls.contexts import client_context, server_context
+from stoker.protocol.job_messages import JOB_BODY
 from stoker.protocol.join_proofs import unseal
 from stoker.protocol.tree_messages import frame
 from stoker.store.archives.archive_members import listing_bytes
@@ -89,7 +90,7 @@ def claim(name: str, request: str = "r1") -> dict[str, Any]:
 
 def submit(operator: Line, name: str, **more: Any) -> str:
     job = order(name, **more)
-    body = {"jobs": [job.model_dump(mode="json")], "submitter": "me@desk"}
+    body = {"jobs": [JOB_BODY.dump_python(job, mode="json")], "submitter": "me@desk"}
     status, answer = operator.ask("POST", "/v1/jobs", body)
     assert status == 200, answer
     return job.id
@@ -179,7 +180,7 @@ def test_a_person_joins_gets_a_token_of_their_role_and_nothing_more(lines: Lines
     assert fleet.queue.reader.story("adas").job.submitter == "ada (me@desk)"
     assert ada.ask("POST", "/v1/jobs/adas/pin", {})[0] == 403
     assert ada.ask("POST", "/v1/invites", {})[0] == 403
-    hosts = {"jobs": [order("adas-hosts").model_dump(mode="json")], "hosts": [{"name": "lab1"}]}
+    hosts = {"jobs": [JOB_BODY.dump_python(order("adas-hosts"), mode="json")], "hosts": [{"name": "lab1"}]}
     assert ada.ask("POST", "/v1/jobs", hosts)[0] == 403
     assert operator.ask("POST", "/v1/jobs/adas/cancel", {"by": "root@desk"})[0] == 200
     by = [event["by"] for event in fleet.queue.reader.events(ref="adas") if event["kind"] == "job_cancelled"]

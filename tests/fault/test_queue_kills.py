@@ -53,7 +53,9 @@ class Life:
 
     def _claim(self, request_id: str, most: int) -> list[Grant]:
         answer = self._ask(Claim(request_id=request_id, worker="m1", incarnation="incarnation-new", most=most))
-        grants = sorted((Grant.model_validate(one) for one in answer["grants"]), key=lambda one: NAMES.index(one.name))
+        grants = sorted(
+            (Grant.model_validate(one) for one in answer["grants"]), key=lambda one: NAMES.index(one.spec.name)
+        )
         assert len(grants) == most
         return grants
 

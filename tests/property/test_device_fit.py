@@ -28,6 +28,7 @@ from stoker.protocol.lease_messages import Grant as Granted
 from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, choose, shape_of
 from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, Sharing
 from stoker.worker.machine_checks import room_for
+from tests.fakes.grants import grant_of
 from tests.lengths import examples
 from tests.unit.devices.ledger.lab import someone
 from tests.unit.engine.lab import card
@@ -193,7 +194,7 @@ def test_the_scheduler_and_the_ledger_agree_about_every_job_on_a_device(
 
 
 def granted_of(asked: Requirements, *, is_shared: bool) -> Granted:
-    return Granted(
+    return grant_of(
         job="a" * 64,
         attempt=1,
         epoch=1,

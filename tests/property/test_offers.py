@@ -19,6 +19,7 @@ from stoker.scheduler.machine_index import MatchableMachine as ScheduledMachine
 from stoker.scheduler.offers import agree, node_of
 from stoker.scheduler.reasons import obstacles
 from stoker.worker.machine_checks import Precheck, why_not
+from tests.fakes.grants import grant_of
 from tests.unit.devices.machines import NO, UNKNOWN, YES, capability, device
 
 mib = st.integers(0, 48 * 1024)
@@ -31,7 +32,7 @@ RAM_STEP_BYTES = 64 * MIB
 def granted(ram_bytes: int) -> Grant:
     args = {"argv": ["true"]}
     job = job_id(recipe="command", schema_version=1, args=args)
-    return Grant(
+    return grant_of(
         job=job,
         attempt=1,
         epoch=1,

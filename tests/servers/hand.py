@@ -53,7 +53,7 @@ class Hand:
 
     def put_story(self, grant: Grant, *lines: str) -> None:
         """Mirror a folder in which one stage ran and printed."""
-        named = {"v": 1, "attempt": "20260101-000000-abcd", "job_id": grant.job, "name": grant.name}
+        named = {"v": 1, "attempt": "20260101-000000-abcd", "job_id": grant.job, "name": grant.spec.name}
         about = {"args": {}, "folder": "/", "started_s": 1.0, "stoker": "0", "options": {}}
         spec = {**named, **about, "recipe": "command"}
         began = {"v": 1, "ts": 1.0, "seq": 1, "source": "run", "kind": "stage_started", "node": "run", "stage": "run"}

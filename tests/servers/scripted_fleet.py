@@ -30,9 +30,9 @@ from stoker.core.clock import FakeClock
 from stoker.core.device import MIB, Backend, Device, TriState, TriStateAnswer
 from stoker.core.digests import Digest, digest_bytes
 from stoker.core.frozen import changed, fields_of
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
 from stoker.core.machine import Cluster, DevicePreference, Node
-from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.protocol.job_messages import JOB_BODY, Submission
 from stoker.protocol.lease_messages import Claim, Finish, Grant, Hello, Start
 from stoker.scheduler.job_types import rounded_s
 from stoker.scheduler.offers import NodeOffer, offer_of
@@ -251,7 +251,7 @@ class _Driver:
         at_s, batch = self._clock.wall_s(), self._script.batch
         self._played.requests += 1
         for grant in self._client.claim(asked).grants:
-            job = grant.number - 1
+            job = grant.spec.number - 1
             self._free[machine] -= 1
             self._played.decisions.append(Decision(job, machine, grant.devices, at_s))
             self._client.start(grant.job, Start(**_token(grant)))
@@ -310,7 +310,7 @@ def _order(job: int, shape: JobShape, priority: int) -> JobSpec:
             name: value for name, value in fields_of(shape.wanted.requirements).items() if name != "backend"
         },
     }
-    return JobSpec.model_validate(fields)
+    return JOB_BODY.validate_python(fields)
 
 
 def _token(grant: Grant) -> dict[str, Any]:

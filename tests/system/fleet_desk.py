@@ -9,12 +9,13 @@ from typing import Any, Self
 
 from stoker.core.clock import SystemClock
 from stoker.core.frozen import changed
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
+from stoker.core.machine import Requirements
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.http_settings import read_http_settings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator
-from stoker.protocol.job_messages import JobSpec, RequirementsBody, Submission
+from stoker.protocol.job_messages import Submission
 
 
 class FleetDesk:
@@ -41,7 +42,7 @@ class FleetDesk:
     def submit(self, name: str, *argv: str, folder: Path, **more: Any) -> None:
         """Want a program to run."""
         args = {"argv": list(argv), "params": {"nonce": os.urandom(4).hex()}}
-        needs = RequirementsBody(ram_bytes=1 << 28, **more.pop("needs", {}))
+        needs = Requirements(ram_bytes=1 << 28, **more.pop("needs", {}))
         wanted = job_id(recipe="command", schema_version=1, args=args)
         order = JobSpec(
             id=wanted,

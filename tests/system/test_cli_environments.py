@@ -58,7 +58,7 @@ def join(desk: FleetDesk, name: str, **held: object) -> None:
 
 def granted(desk: FleetDesk, name: str) -> list[str]:
     claim = Claim(request_id=f"request-{name}", worker=name, incarnation=f"incarnation-{name}", most=4)
-    return [grant.name for grant in desk.client.claim(claim).grants]
+    return [grant.spec.name for grant in desk.client.claim(claim).grants]
 
 
 def test_submitting_tells_who_has_the_environment_who_builds_it_and_who_can_not(

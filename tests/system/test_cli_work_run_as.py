@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from stoker.core.job import job_id
+from stoker.core.job import EnvironmentChoice, JobSpec, job_id
+from stoker.core.machine import Requirements
 from stoker.host.user_switch import processes_of
 from stoker.host.users import why_not_allowed
 from stoker.jobs.pack.environment_files import gather
-from stoker.protocol.job_messages import EnvironmentChoice, JobSpec, RequirementsBody, Submission
+from stoker.protocol.job_messages import Submission
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
 from tests.unit.worker.tiny_wheels import wheel
@@ -188,7 +189,7 @@ def smuggling(project: Path, tree: str) -> Submission:
         identity=identity,
         code_tree=tree,
         environment=(EnvironmentChoice(kind="requirements", path="requirements.txt", digest=digest),),
-        requirements=RequirementsBody(ram_bytes=1 << 28),
+        requirements=Requirements(ram_bytes=1 << 28),
     )
     return Submission(jobs=(order,))
 

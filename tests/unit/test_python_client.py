@@ -132,17 +132,17 @@ def test_cancel_is_confirmed_where_that_is_waited_for(client: Client, fleet: Fle
     client.submit([order("gbt"), order("knn")])
     hand = Hand(fleet.client())
     grant = hand.start()
-    (asked,) = client.cancel(grant.name)
+    (asked,) = client.cancel(grant.spec.name)
     assert (asked.state, asked.is_cancelling) == ("running", True)
     confirm = threading.Timer(1.0, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
     confirm.start()
-    (ended,) = client.cancel(grant.name, wait=True)
+    (ended,) = client.cancel(grant.spec.name, wait=True)
     confirm.join()
     assert ended.state == "cancelled"
-    assert client.requeue(grant.name).changed
-    client.priority(grant.name, 5)
-    assert client.job(grant.name).job.priority == 5
-    assert client.explain(grant.name).job.state == "pending"
+    assert client.requeue(grant.spec.name).changed
+    client.priority(grant.spec.name, 5)
+    assert client.job(grant.spec.name).job.priority == 5
+    assert client.explain(grant.spec.name).job.state == "pending"
 
 
 def test_events_begin_where_they_are_asked_to(client: Client, fleet: Fleet):

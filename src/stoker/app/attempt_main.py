@@ -33,7 +33,7 @@ def main() -> int:
         assignment = Assignment.from_line(line)
         given = {**assignment.environment, **assignment.secrets}
         environment = {**assembly.settings.environment, **given}
-        folder = assignment.job.folder or assembly.settings.folder
+        folder = assignment.folder or assembly.settings.folder
         # What works for other jobs, too, gets nothing of this one's.
         assembly.shared_environment = assembly.settings.environment
         # Before anything that looks at devices or starts a program is built.

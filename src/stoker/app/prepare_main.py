@@ -93,7 +93,7 @@ def _bring(
                 clock=clock,
                 say=say,
             )
-            return InputFetcher(bench, Grant(**ticket["grant"])).run()
+            return InputFetcher(bench, Grant.model_validate(ticket["grant"])).run()
     finally:
         transport.close()
 

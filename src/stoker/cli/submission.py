@@ -32,7 +32,7 @@ from stoker.core.text import format_size
 from stoker.host.durable import translated
 from stoker.host.processes import start
 from stoker.jobs.submitter import who_asks
-from stoker.protocol.job_messages import OnChangedCode, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.job_messages import JOB_BODY, OnChangedCode, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.view_messages import JobView
 from stoker.views.text_tables import ASCII, UNICODE
 
@@ -143,7 +143,7 @@ def show_alone(call: CommandContext, orders: PreparedSubmission) -> int:
     add_code(call, summary, orders, None)
     summary.show()
     for order in orders.jobs:
-        out.object({**order.model_dump(mode="json"), "outcome": None, "dry_run": True})
+        out.object({**JOB_BODY.dump_python(order, mode="json"), "outcome": None, "dry_run": True})
     for line in order_lines(orders.jobs, columns=out.columns):
         out.line(line)
     out.line(f"\n{_jobs(len(orders.jobs))}; no coordinator was asked, nothing was submitted")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.submit_environments import machines_there
+from stoker.core.job import JobSpec
 from stoker.core.machine import DevicePreference
 from stoker.core.text import format_duration, format_size, outside
-from stoker.protocol.job_messages import JobSpec, JobSubmissionResult, SubmissionOutcome, SubmissionResponse
+from stoker.protocol.job_messages import JobSubmissionResult, SubmissionOutcome, SubmissionResponse
 from stoker.views.text_tables import moment, table
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from stoker.core.text import outside
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stoker.core.job import EnvironmentChoice
     from stoker.jobs.pack.code_tree import PreparedSubmission
     from stoker.protocol.client import FleetClient
-    from stoker.protocol.job_messages import EnvironmentChoice
     from stoker.protocol.lease_messages import MachineInventory
 
 _MOST_NAMED = 8
@@ -60,8 +60,7 @@ def look_at_environments(
     if all(made[place] is choices or made[place] == choices for place, (choices, _) in ways.items()):
         return orders
     jobs = tuple(
-        order.model_copy(update={"environment": made[id(order.environment)]}) if order.environment else order
-        for order in orders.jobs
+        changed(order, environment=made[id(order.environment)]) if order.environment else order for order in orders.jobs
     )
     return changed(orders, jobs=jobs)
 

@@ -12,11 +12,11 @@ from stoker.cli.coordinator_access import AT, reach
 from stoker.cli.grammar import Grammar, Option, duration, whole
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, StokerError, Unavailable, Usage
-from stoker.core.job import JobState, job_id
-from stoker.core.machine import MOST_PRIORITY
+from stoker.core.job import JobSpec, JobState, job_id
+from stoker.core.machine import MOST_PRIORITY, Requirements
 from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
-from stoker.protocol.job_messages import JobSpec, RequirementsBody, Submission
+from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Fail, Release, Start
 from stoker.protocol.view_messages import JobView
 
@@ -263,7 +263,7 @@ class StressTest:
             identity=args,
             folder="/",
             priority=self._priority(),
-            requirements=RequirementsBody(ram_bytes=_RAM_BYTES),
+            requirements=Requirements(ram_bytes=_RAM_BYTES),
             attempts=self._chance.randint(1, 3),
         )
 

@@ -62,6 +62,7 @@ def _build(cls: type[T], *, by_name: bool, is_frozen: bool = True) -> type[T]:
             raise TypeError(message)
     body = {name: value for name, value in cls.__dict__.items() if name not in (*defaults, "__dict__", "__weakref__")}
     body["__slots__"] = names
+    body["__field_defaults__"] = defaults
     body["__match_args__"] = () if by_name else names
     metaclass: Any = type(cls)
     made = metaclass(cls.__name__, cls.__bases__, body)
@@ -87,8 +88,19 @@ def compile_constructors() -> None:
 
 def fields_of(of: object) -> dict[str, Any]:
     """Return the fields of such an object by name, in declared order."""
-    slots: tuple[str, ...] = type(of).__slots__  # type: ignore[attr-defined]  # every frozen class has them
-    return {name: getattr(of, name) for name in slots}
+    return {name: getattr(of, name) for name in field_names(type(of))}
+
+
+def field_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields of such a class, in declared order."""
+    names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # every frozen class has them
+    return names
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """Return the default of each field of such a class that has one."""
+    defaults: dict[str, Any] = kind.__field_defaults__  # type: ignore[attr-defined]  # every frozen class has them
+    return {name: value.make() if isinstance(value, _Factory) else value for name, value in defaults.items()}
 
 
 def changed(of: T, **fields: Any) -> T:

@@ -1,4 +1,4 @@
-"""Ids: of jobs (what is wanted) and of attempts (one try at it).
+"""Jobs: the spec of one, its id, the ids of its attempts, and its states.
 
 A job's id is a digest of everything that changes its result and nothing else. An attempt's id sorts by time and is
 short enough to type a prefix of.
@@ -12,11 +12,170 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
+from stoker.core.device import Backend
 from stoker.core.digests import Digest, digest_encoded, encode
 from stoker.core.errors import InvalidTransition
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed, fields_of, fresh, frozen
+from stoker.core.leases import Partition
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
+from stoker.core.text import point_name
 
 JOB_ID_SCHEMA = 1
+
+
+class InputKind(StrEnum):
+    """What an input is."""
+
+    TREE = "tree"
+    """A folder, by its tree's digest."""
+    FILE = "file"
+    """One file: a tree of one entry, by that tree's digest."""
+    REPO = "repo"
+    """A repository of the hub at a commit; each machine fetches it itself."""
+
+
+@frozen
+class JobInput:
+    """Something that a job reads and that has to be on its machine before it starts."""
+
+    where: str
+    """What gets its path: `env:DATA`, a variable; `arg:data` or `arg:inputs.0`, an argument of the recipe."""
+    kind: InputKind
+    tree: str = ""
+    name: str = ""
+    """What the file or folder is called; a part of a path, and no way to another place."""
+    size_bytes: int = 0
+    files: int = 0
+    path: str = ""
+    """Its path on the submitting machine: a worker of the same machine uses it there, if its digest is still that."""
+    host: str = ""
+    """Whose path that is: the submitting machine's name."""
+    repo: str = ""
+    """`org/name@commit`."""
+
+
+@frozen
+class EnvironmentChoice:
+    """One way to the interpreter that runs a program, for machines of one sort."""
+
+    platform: str = ""
+    """`linux-aarch64`, or `linux-aarch64-cp310`; empty: any that no other choice names."""
+    kind: str
+    """`uv.lock`, `requirements`, `pyproject` or `python`."""
+    path: str = ""
+    """The file, in the code's tree; of `python`, an interpreter on the machine itself."""
+    digest: str = ""
+    """Of all files that the environment is made from; of `python` empty, or `environment_messages.own_digest`."""
+    python: str = ""
+    """Which version it requires: `3.11`, `>=3.10`."""
+    extras: tuple[str, ...] = ()
+    """Of a project's optional dependencies, those that it installs."""
+    refused: dict[str, str] = fresh(factory=dict)
+    """Platform → why it can't be made there, as far as its files show. No part of its digest."""
+
+
+@frozen
+class JobSpec:
+    """One job: whole, checked and default-filled, from submit to the process that runs it.
+
+    Its id is made from what changes its result. `protocol.job_messages` checks one that comes from another program.
+    """
+
+    id: str
+    name: str
+    number: int = 0
+    """Of a sweep's points, from 1; 0: no sweep."""
+    label: str = ""
+    """`lr=0.001,seed=1`: a sweep point's folder."""
+    point: dict[str, Any] = fresh(factory=dict)
+    recipe: str
+    schema_version: int = 1
+    mode: str = ""
+    args: dict[str, Any] = fresh(factory=dict)
+    """As the recipe takes them; paths made whole."""
+    identity: dict[str, Any] = fresh(factory=dict)
+    """Those of `args` that belong to the id, files as their digests."""
+    seed: int | None = None
+    split_recipe: Any = None
+    train_hosts: tuple[str, ...] = ()
+    folder: str = ""
+    """Where it was submitted: a program runs there."""
+    project: str = ""
+    """Which project a program belongs to, wherever it lies: part of its id. `COMMIT/sub/folder`, or a path."""
+    code_tree: str = ""
+    """The tree that a program runs in, laid out for each attempt; empty: it runs in `folder` itself."""
+    code_folder: str = ""
+    """Where in that tree it runs; empty: at its top."""
+    commit: str = ""
+    """What that tree stands on: `HASH`, `HASH+3` with so many uncommitted changes."""
+    inputs: tuple[JobInput, ...] = ()
+    environment: tuple[EnvironmentChoice, ...] = ()
+    """The first choice that names a machine's platform counts; none: the machine's own interpreter."""
+    code: dict[str, str] = fresh(factory=dict)
+    """File or module → digest, as they were at submission; recorded with the result, no part of the id."""
+    priority: int = 0
+    requirements: Requirements = Requirements()
+    allowed_hosts: tuple[str, ...] = ()
+    prefer_hosts: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    """Names of jobs (of a sweep: all its points), in this submission or known already."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables taken from the worker's own environment; never their values."""
+    attempts: int = 1
+    """How many failures of its own it may have, the first included."""
+    timeout_s: float | None = None
+    expected_s: float | None = None
+    """How long it is expected to take: on a device of speed 1, or on the only machine that it allows. None: not stated.
+    No part of the id."""
+    on_partition: Partition = Partition.STOP
+
+    @property
+    def shown(self) -> str:
+        """What people call the job."""
+        return point_name(self.name, self.number)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a process of the same program; `protocol.job_messages` writes it for others."""
+        return {
+            **fields_of(self),
+            "inputs": [fields_of(one) for one in self.inputs],
+            "environment": [fields_of(one) for one in self.environment],
+            "requirements": fields_of(self.requirements),
+        }
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> JobSpec:
+        """Read what `to_json` gave. Raises `ValueError`, `KeyError` or `TypeError` on anything else."""
+        lists = {name: tuple(value) for name, value in raw.items() if type(value) is list}
+        needs = raw["requirements"]
+        nested = {
+            "inputs": tuple(JobInput(**{**one, "kind": InputKind(one["kind"])}) for one in raw["inputs"]),
+            "environment": tuple(
+                EnvironmentChoice(**{**one, "extras": tuple(one["extras"])}) for one in raw["environment"]
+            ),
+            "requirements": Requirements(
+                **{**needs, "wish": DevicePreference(needs["wish"]), "backend": Backend(needs["backend"])}
+            ),
+            "on_partition": Partition(raw["on_partition"]),
+        }
+        return cls(**{**raw, **lists, **nested})
+
+    def schedulable(self) -> SchedulableJob:
+        """Return it as placement sees it."""
+        return SchedulableJob(
+            name=self.name,
+            model=self.recipe,
+            requirements=self.requirements,
+            priority=self.priority,
+            allowed_hosts=self.allowed_hosts,
+            preferred_hosts=self.prefer_hosts,
+        )
+
+
+OF_THE_QUEUE = frozenset(
+    {"project", "priority", "requirements", "allowed_hosts", "prefer_hosts", "after", "attempts", "expected_s"}
+)
+"""Fields of a `JobSpec` that decide where and when it runs: a worker does not get them."""
 
 
 def job_id(  # noqa: PLR0913 - everything that a job is made of

@@ -7,8 +7,9 @@ from typing import Any
 
 from stoker.config.fields import ANY, is_version
 from stoker.core.errors import ArgsFaults, Fault
-from stoker.core.frozen import fresh, frozen
-from stoker.core.job import job_id
+from stoker.core.frozen import fields_of, fresh, frozen
+from stoker.core.job import JobSpec, job_id
+from stoker.core.machine import Requirements
 from stoker.core.text import parse_duration
 from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.recipe import Recipe
@@ -22,7 +23,7 @@ from stoker.jobs.program import FOUND
 from stoker.jobs.program_specs import FOUND_ANYWHERE, program_identity
 from stoker.jobs.recipe_specs import RecipeJobTemplate, RecipeSpecBuilder
 from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_needs, required_of_program
-from stoker.protocol.job_messages import JobSpec, RequirementsBody, job_order
+from stoker.protocol.job_messages import checked_spec
 
 
 @frozen
@@ -40,16 +41,8 @@ class JobQueueOptions:
     """Platform → file that a program's environment is made from; "" is any other platform."""
 
     def fields(self) -> dict[str, Any]:
-        """Return them as an order's fields."""
-        return {
-            "priority": self.priority,
-            "after": self.after,
-            "secrets": self.secrets,
-            "attempts": self.attempts,
-            "timeout_s": self.timeout_s,
-            "expected_s": self.expected_s,
-            "allowed_hosts": self.allowed_hosts,
-        }
+        """Return them as fields of a `JobSpec`."""
+        return {name: value for name, value in fields_of(self).items() if name != "env"}
 
 
 def orders_of_draft(
@@ -114,7 +107,7 @@ def _recipe_jobs(
     return jobs
 
 
-def _required_of(shape: PlanShape, shared: SharedBase | None, gpus: int | None) -> RequirementsBody:
+def _required_of(shape: PlanShape, shared: SharedBase | None, gpus: int | None) -> Requirements:
     return required_of_needs(shape.needs, shared, gpus)
 
 
@@ -145,7 +138,7 @@ def _program_jobs(  # noqa: PLR0913 - what they are made of, and by whom
         identity = program_identity(recipe, values, data, desk.digest)
         timeout_s = shared["timeout_s"] or (parse_duration(values["timeout"]) if values["timeout"] else None)
         jobs.append(
-            job_order(
+            checked_spec(
                 id=job_id(recipe=recipe.name, schema_version=recipe.version, args=identity),
                 recipe=recipe.name,
                 schema_version=recipe.version,

@@ -13,6 +13,7 @@ from stoker.config.manifest_file import HostEntry, JobEntry, ParsedJobEntry, rea
 from stoker.config.manifest_rules import KnownNames
 from stoker.core.errors import Fault
 from stoker.core.frozen import changed
+from stoker.core.job import JobSpec
 from stoker.core.text import parse_duration
 from stoker.engine.catalogue import Catalogue
 from stoker.engine.code_identity import CodeIdentity
@@ -23,7 +24,7 @@ from stoker.jobs.pack.data_inputs import DataInputs
 from stoker.jobs.program_specs import ProgramSpecBuilder
 from stoker.jobs.recipe_specs import RecipeSpecBuilder, Shared
 from stoker.jobs.requirements import PlanShapes
-from stoker.protocol.job_messages import MOST_JOBS, HostPolicy, JobSpec
+from stoker.protocol.job_messages import MOST_JOBS, HostPolicy
 
 _BESIDE_VALUES = ("data", "env", "include", "outputs", "python")
 _OF_ITS_OWN = frozenset({"name", "hyper", "sweep", "seed"})

@@ -18,8 +18,8 @@ from stoker.config.values import fill_text
 from stoker.core.device import Needs
 from stoker.core.errors import ArgsFaults, Fault, InvalidInput, StokerError
 from stoker.core.frozen import frozen
-from stoker.core.job import JobIds, job_id
-from stoker.core.machine import DevicePreference
+from stoker.core.job import EnvironmentChoice, JobIds, JobSpec, job_id
+from stoker.core.machine import DevicePreference, Requirements
 from stoker.engine.program import fill_some
 from stoker.engine.recipe import Recipe
 from stoker.host.interpreter import is_bare_python
@@ -32,7 +32,7 @@ from stoker.jobs.program import PLACES, ProgramFiles, ProgramWords, flat
 from stoker.jobs.recipe_specs import Note, Shared, with_all
 from stoker.jobs.requirements import required_of_entry
 from stoker.protocol.client_identity import DATA, PROJECT, RANKS
-from stoker.protocol.job_messages import EnvironmentChoice, JobSpec, RequirementsBody, job_order, order_alike
+from stoker.protocol.job_messages import checked_spec, spec_alike
 
 # The points of a program's sweep after its first: only what a point changes is filled, checked and digested again.
 #
@@ -109,7 +109,7 @@ class ProgramSpecVariants:
         place["id"] = self._ids.of(own)
         place["args"] = {**first.args, "argv": argv, "params": params}
         place["identity"] = {**first.identity, **own}
-        return order_alike(first, place)
+        return spec_alike(first, place)
 
     def _names_nothing(self, word: str) -> bool:
         """Return whether a word, wherever it stands behind the first, is no file that would belong to the program."""
@@ -231,7 +231,7 @@ class ProgramSpecBuilder:
         if making.environment:
             shared = {**shared, "environment": making.environment}
         identity = program_identity(recipe, values, making.data, self._digest)
-        return job_order(
+        return checked_spec(
             id=job_id(
                 recipe=recipe.name,
                 schema_version=recipe.version,
@@ -320,7 +320,7 @@ def own_python(entry: JobEntry) -> str:
     return "" if is_version(said) else said
 
 
-def _settings(entry: JobEntry, data: Mapping[str, str], requirements: RequirementsBody) -> dict[str, Any]:
+def _settings(entry: JobEntry, data: Mapping[str, str], requirements: Requirements) -> dict[str, Any]:
     """Return a manifest's words as the recipe `command` takes them."""
     settings: dict[str, Any] = {"outputs": entry.outputs, "python": own_python(entry)}
     if entry.ranks is not None:

@@ -11,7 +11,8 @@ from stoker.config.sweep import label_of, points
 from stoker.core.digests import digest_value
 from stoker.core.errors import ArgsFaults, Fault, InvalidInput, StokerError
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.core.job import JobIds
+from stoker.core.job import JobIds, JobInput, JobSpec
+from stoker.core.machine import Requirements
 from stoker.engine.recipe import Recipe
 from stoker.engine.stage import SharedBase
 from stoker.jobs.build_context import JobCompiler
@@ -20,7 +21,7 @@ from stoker.jobs.pack.attempt_inputs import places_of, without_runtime
 from stoker.jobs.pack.data_inputs import DataInput, DataInputs
 from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_entry
 from stoker.protocol.client_identity import is_found_at
-from stoker.protocol.job_messages import InputBody, JobSpec, RequirementsBody, job_order, order_alike
+from stoker.protocol.job_messages import checked_spec, spec_alike
 
 # Arguments that name a repository of the hub (`base=org/name`), submitted where the repository may not be.
 #
@@ -41,7 +42,7 @@ class HubInputs:
     """What the recipe is asked with how large it is."""
 
     @property
-    def inputs(self) -> tuple[InputBody, ...]:
+    def inputs(self) -> tuple[JobInput, ...]:
         return tuple(one.body for one in self.found.values())
 
     @property
@@ -86,7 +87,7 @@ class HubArguments:
                 planned[name] = measured[name] if is_whole else form.base.get(name, text)
         return HubInputs(found=found, planned=planned, measured=measured) if found else _NOTHING
 
-    def _folder(self, body: InputBody, file: str) -> tuple[str, bool]:
+    def _folder(self, body: JobInput, file: str) -> tuple[str, bool]:
         """Return where this machine has that file of a repository, and whether all others are there, too."""
         key = (body.repo, file)
         known = self._folders.get(key)
@@ -118,7 +119,7 @@ class RecipeJobTemplate(NamedTuple):
     form: RecipeForm
     said: tuple[str, ...]
     """The arguments that are not all defaults."""
-    required: Callable[[PlanShape, SharedBase | None, int | None], RequirementsBody]
+    required: Callable[[PlanShape, SharedBase | None, int | None], Requirements]
     """Says what such a job requires, from its shape, what it shares, and its `gpus`."""
     mode: str = ""
     """One that is not among the arguments already."""
@@ -218,8 +219,8 @@ class RecipeSpecBuilder:
         like = (id(shape), shared_base)
         first = wanted.firsts.get(like) if wanted.firsts is not None else None
         if first is not None:
-            return order_alike(first, made)
-        order = job_order(
+            return spec_alike(first, made)
+        order = checked_spec(
             **made,
             recipe=form.name,
             schema_version=form.recipe.version,
@@ -283,7 +284,7 @@ class RecipeSpecBuilder:
 
     def _inputs_of(
         self, recipe: Recipe, args: Mapping[str, Any], said: tuple[str, ...], shape: PlanShape
-    ) -> tuple[InputBody, ...]:
+    ) -> tuple[JobInput, ...]:
         """Return the files and folders among a job's own arguments: they go where it goes."""
         own = {name: args[name] for name in said}
         found = dict(places_of(recipe, own))
@@ -343,9 +344,7 @@ def _restore_texts(
             args[name] = values[name]
 
 
-def _required_of(
-    checked: CheckedJob, shape: PlanShape, shared: SharedBase | None, gpus: int | None
-) -> RequirementsBody:
+def _required_of(checked: CheckedJob, shape: PlanShape, shared: SharedBase | None, gpus: int | None) -> Requirements:
     return required_of_entry(checked.entry, checked.job.given.values, shape.needs, shared, gpus)
 
 

@@ -6,7 +6,6 @@ Pure. A number that a person wrote always wins over one that a recipe declares.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Any
 
 from stoker.config.manifest_file import JobEntry
@@ -21,7 +20,6 @@ from stoker.engine.plan import Plan
 from stoker.engine.recipe import Recipe
 from stoker.engine.stage import SharedBase
 from stoker.jobs.build_context import JobCompiler
-from stoker.protocol.job_messages import RequirementsBody
 
 _MOST_CORES = 65_536
 ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base"})
@@ -35,7 +33,7 @@ _MEMBER_RAM_BYTES = GIB // 4
 
 def required_of_entry(
     entry: JobEntry, said: Collection[str], needs: Needs, shared: SharedBase | None = None, gpus: int | None = None
-) -> RequirementsBody:
+) -> Requirements:
     """Return what a manifest's job requires; `said` are the keys that it has, `needs` those of its stages.
 
     Of one that `shared` a base, `gpus` is what its arguments say of devices.
@@ -49,18 +47,18 @@ def required_of_entry(
         wanted = changed(wanted, ram_bytes=needs.memory_bytes)
     if "min_cores" not in said and needs.cpu > 1:
         wanted = changed(wanted, cores=needs.cpu)
-    return body_of(wanted)
+    return wanted
 
 
-def required_of_needs(needs: Needs, shared: SharedBase | None = None, gpus: int | None = None) -> RequirementsBody:
+def required_of_needs(needs: Needs, shared: SharedBase | None = None, gpus: int | None = None) -> Requirements:
     """Return what a recipe's job requires about which nobody said more: nothing declared is nothing required."""
     wanted = Requirements(ram_bytes=needs.memory_bytes, cores=needs.cpu if needs.cpu > 1 else 0)
     if shared is not None:
-        return body_of(_sharing(wanted, (), shared, gpus))
-    return body_of(_on_device(wanted, needs) if needs.gpu else wanted)
+        return _sharing(wanted, (), shared, gpus)
+    return _on_device(wanted, needs) if needs.gpu else wanted
 
 
-def required_of_program(args: Mapping[str, Any]) -> RequirementsBody:
+def required_of_program(args: Mapping[str, Any]) -> Requirements:
     """Return what a program requires by its settings: gpus=, ranks=, vram=, shares=, memory=, cpus=.
 
     Without a word about devices it gets one if one fits, as `stoker run` gives it one if there are any.
@@ -70,30 +68,14 @@ def required_of_program(args: Mapping[str, Any]) -> RequirementsBody:
         DevicePreference.NEVER if gpus == 0 else DevicePreference.REQUIRE if gpus or vram else DevicePreference.PREFER
     )
     memory = args.get("memory") or ""
-    return body_of(
-        Requirements(
-            wish=wish,
-            device_count=gpus or args.get("ranks") or 1,
-            vram_bytes=parse_size(vram) if vram else 0,
-            ram_bytes=parse_size(memory) if memory else 0,
-            cores=min(args.get("cpus") or 0, _MOST_CORES),
-            may_share=bool(args.get("shares")) and gpus != 0,
-        )
+    return Requirements(
+        wish=wish,
+        device_count=gpus or args.get("ranks") or 1,
+        vram_bytes=parse_size(vram) if vram else 0,
+        ram_bytes=parse_size(memory) if memory else 0,
+        cores=min(args.get("cpus") or 0, _MOST_CORES),
+        may_share=bool(args.get("shares")) and gpus != 0,
     )
-
-
-def body_of(wanted: Requirements) -> RequirementsBody:
-    """Return requirements as they travel."""
-    return _made(tuple(getattr(wanted, name) for name in _FIELDS))
-
-
-_FIELDS = tuple(RequirementsBody.model_fields)
-
-
-@lru_cache(maxsize=256)
-def _made(values: tuple[Any, ...]) -> RequirementsBody:
-    """Return the same for the same: ten thousand jobs have a handful of them."""
-    return RequirementsBody(**dict(zip(_FIELDS, values, strict=True)))
 
 
 def _sharing(wanted: Requirements, said: Collection[str], shared: SharedBase, gpus: int | None) -> Requirements:

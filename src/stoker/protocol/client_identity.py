@@ -1,6 +1,6 @@
 """Check that what a job runs is what its id was made from, without the recipe's cookbook.
 
-An order and a grant carry the identity (recipe, schema version, mode, identity args, seed, split_recipe, train_hosts)
+A job spec carries the identity (recipe, schema version, mode, identity args, seed, split_recipe, train_hosts)
 and the arguments that run. The id is the digest of the first; this module holds the second against it: every identity
 argument has the value that is in the identity, and every file, folder or repository is the input with that digest.
 Arguments that are no part of the identity (threads, device counts, folders) are not judged here.
@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from stoker.core.digests import Digest, Tree, TreeEntry, encode
-from stoker.core.job import contents_of, is_content, job_id
-from stoker.protocol.job_messages import InputBody, InputKind
+from stoker.core.job import InputKind, JobInput, JobSpec, contents_of, is_content, job_id
 
 PROGRAM = "command"
 """The recipe of programs: part of their identity is not among their identity arguments."""
@@ -29,30 +28,7 @@ _LISTS = (list, tuple)
 _MISSING = object()
 
 
-class IdentifiedJob(Protocol):
-    """An order or a grant, as far as its id is concerned."""
-
-    @property
-    def recipe(self) -> str: ...
-    @property
-    def schema_version(self) -> int: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def args(self) -> dict[str, Any]: ...
-    @property
-    def identity(self) -> dict[str, Any]: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def split_recipe(self) -> Any: ...
-    @property
-    def train_hosts(self) -> tuple[str, ...]: ...
-    @property
-    def inputs(self) -> tuple[InputBody, ...]: ...
-
-
-def identity_fault(id: str, job: IdentifiedJob) -> str:
+def identity_fault(job: JobSpec) -> str:
     """Return what contradicts a job's id in the job itself; empty if nothing does."""
     try:
         made_of = job_id(
@@ -66,13 +42,13 @@ def identity_fault(id: str, job: IdentifiedJob) -> str:
         )
     except (TypeError, ValueError) as error:
         return f"its identity can't be encoded: {error}"
-    if made_of != id:
-        return f"its id {id[:12]} is not that of what it asks for ({made_of[:12]})"
+    if made_of != job.id:
+        return f"its id {job.id[:12]} is not that of what it asks for ({made_of[:12]})"
     fault = _args_fault(job) or (_program_fault(job) if job.recipe == PROGRAM else "")
     return fault or (_inputs_fault(job) if job.inputs or DATA in job.identity else "")
 
 
-def unproven_args(job: IdentifiedJob) -> dict[str, Any]:
+def unproven_args(job: JobSpec) -> dict[str, Any]:
     """Return identity args (name → its value in the identity) whose files only the machine that runs the job can check.
 
     Their paths are no inputs of the job, or not all of them: the worker digests them before it starts.
@@ -87,7 +63,7 @@ def unproven_args(job: IdentifiedJob) -> dict[str, Any]:
     return found
 
 
-def found_args(job: IdentifiedJob) -> dict[str, str]:
+def found_args(job: JobSpec) -> dict[str, str]:
     """Return identity args (name → its text in the identity) that run with the whole path of what the text names.
 
     Only the machine that has the recipe can tell whether they are paths: the worker refuses those that are not.
@@ -99,7 +75,7 @@ def found_args(job: IdentifiedJob) -> dict[str, str]:
     }
 
 
-def _args_fault(job: IdentifiedJob) -> str:
+def _args_fault(job: JobSpec) -> str:
     args = job.args
     for name, wanted in job.identity.items():
         value = args.get(name, _MISSING)
@@ -115,7 +91,7 @@ def _args_fault(job: IdentifiedJob) -> str:
     return ""
 
 
-def _program_fault(job: IdentifiedJob) -> str:
+def _program_fault(job: JobSpec) -> str:
     """Check what a program's identity has beside its identity arguments."""
     args, identity = job.args, job.identity
     if PROJECT in identity and args.get("folder") != identity[PROJECT]:
@@ -128,7 +104,7 @@ def _program_fault(job: IdentifiedJob) -> str:
     return ""
 
 
-def _inputs_fault(job: IdentifiedJob) -> str:
+def _inputs_fault(job: JobSpec) -> str:
     identity = job.identity
     found = identity.get(DATA)
     data = found if isinstance(found, dict) else {}
@@ -150,8 +126,8 @@ def _inputs_fault(job: IdentifiedJob) -> str:
     return ""
 
 
-def _inputs_by_arg(job: IdentifiedJob) -> dict[str, list[InputBody]]:
-    found: dict[str, list[InputBody]] = {}
+def _inputs_by_arg(job: JobSpec) -> dict[str, list[JobInput]]:
+    found: dict[str, list[JobInput]] = {}
     for one in job.inputs:
         place, _, where = one.where.partition(":")
         if place == "arg":
@@ -159,7 +135,7 @@ def _inputs_by_arg(job: IdentifiedJob) -> dict[str, list[InputBody]]:
     return found
 
 
-def _are_inputs(given: Sequence[InputBody], wanted: Sequence[tuple[str, str]]) -> bool:
+def _are_inputs(given: Sequence[JobInput], wanted: Sequence[tuple[str, str]]) -> bool:
     by_number = {one.where.partition(".")[2]: one for one in given}
     if by_number.keys() == {""}:
         return _is_input(by_number[""], wanted[0][1])
@@ -169,7 +145,7 @@ def _are_inputs(given: Sequence[InputBody], wanted: Sequence[tuple[str, str]]) -
     )
 
 
-def _is_input(one: InputBody, digest: object) -> bool:
+def _is_input(one: JobInput, digest: object) -> bool:
     """Return True if an input's content is what the identity names."""
     if not isinstance(digest, str):
         return False

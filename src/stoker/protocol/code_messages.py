@@ -60,7 +60,7 @@ def why_not_accepted(accepts: Sequence[str], tree: str, about: str) -> str:
 def code_of(job: Mapping[str, Any] | object) -> tuple[str, str]:
     """Return the tree whose code a program runs, and its commit; without a tree, why it is no program of one.
 
-    `job` is an order, a grant, or an order as the queue keeps it.
+    `job` is a `JobSpec`, or one as the queue keeps it.
     """
     tree, args = str(_of(job, "code_tree")), _of(job, "args") or {}
     start = start_of(args.get("argv") or ())

@@ -6,13 +6,24 @@ pydantic's own writer and reader are several times quicker and do all but the ta
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Self, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import InitErrorDetails
+from pydantic_core import core_schema as schemas
 from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
 
+from stoker.core.frozen import defaults_of, field_names
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import whole_number
 
@@ -104,14 +115,77 @@ class StrictRequest(_Bounded):
     @model_validator(mode="after")
     def _refuse_unknown(self) -> Self:
         if self.__pydantic_extra__:
-            names = list(self.__pydantic_extra__)[:_MOST_UNKNOWN]
-            found = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=None) for name in names]
-            raise ValidationError.from_exception_data(type(self).__name__, found)
+            raise _unknown(type(self).__name__, self.__pydantic_extra__)
         return self
+
+
+def _unknown(title: str, names: Iterable[str]) -> ValidationError:
+    found = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=None) for name in list(names)[:_MOST_UNKNOWN]]
+    return ValidationError.from_exception_data(title, found)
+
+
+class Checked:
+    """Annotates a frozen class of `core`, so that messages may have it: pydantic makes, checks and writes its objects.
+
+    `limits` are types of fields that say more than the class does. `hidden` fields do not travel. Unknown fields are
+    refused. With `is_rechecked` false, an object is taken as it is: it was checked when it was made.
+    """
+
+    def __init__(self, *, hidden: Collection[str] = (), is_rechecked: bool = True, **limits: Any) -> None:
+        self._hidden = hidden
+        self._is_rechecked = is_rechecked
+        self._limits = limits
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        hints = {**get_type_hints(source), **self._limits}
+        defaults = defaults_of(source)
+        # pydantic takes it for a dataclass, which it is but for its decorator.
+        source.__dataclass_fields__ = {}
+        fields = []
+        for name in field_names(source):
+            schema = handler.generate_schema(hints[name])
+            if name in defaults:
+                schema = schemas.with_default_schema(schema, default=defaults[name])
+            is_hidden = name in self._hidden
+            fields.append(schemas.dataclass_field(name, schema, init=not is_hidden, serialization_exclude=is_hidden))
+        names = {name: None for name in field_names(source) if name not in self._hidden}
+        made = schemas.dataclass_schema(
+            source,
+            schemas.dataclass_args_schema(source.__name__, fields),
+            list(names),
+            slots=True,
+            revalidate_instances="always" if self._is_rechecked else "never",
+            config=schemas.CoreConfig(ser_json_inf_nan="constants"),
+        )
+
+        def check(value: Any, validate: schemas.ValidatorFunctionWrapHandler) -> Any:
+            checked = validate(value)
+            if isinstance(value, dict) and not names.keys() >= value.keys():
+                raise _unknown(source.__name__, [name for name in value if name not in names])
+            return checked
+
+        return schemas.no_info_wrap_validator_function(check, _bounded(made))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        made = handler(schema)
+        handler.resolve_ref_schema(made)["additionalProperties"] = False
+        return made
+
+
+_ADAPTERS: list[TypeAdapter[Any]] = []
+
+
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
+    """Return what reads and writes objects that are no message; as a message it is built when it is first used."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(ser_json_inf_nan="constants", defer_build=True))
+    _ADAPTERS.append(adapter)
+    return adapter
 
 
 def build_messages() -> None:
     """Build every message that is imported: for a process that uses most of them, in threads or in forks of itself."""
+    for adapter in _ADAPTERS:
+        adapter.rebuild()
     kinds: list[type[BaseModel]] = [_Bounded]
     for kind in kinds:
         kinds += kind.__subclasses__()

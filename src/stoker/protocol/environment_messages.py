@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from stoker.core.digests import digest_value
 from stoker.core.frozen import frozen
+from stoker.core.job import EnvironmentChoice
 from stoker.core.machine import Platform, fits
 from stoker.core.text import format_duration
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.protocol.lease_messages import MachineInventory
 
 PYTHON = "python"

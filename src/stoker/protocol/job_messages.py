@@ -1,4 +1,4 @@
-"""Jobs on their way in: what is wanted, and what became of the wish."""
+"""Submissions: what is checked of the jobs in them, and the response."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from stoker.core.errors import BadInput
-from stoker.core.frozen import frozen
-from stoker.core.leases import Partition
-from stoker.core.machine import (
-    DEFAULT_RAM_BYTES,
-    MOST_EXPECTED_S,
-    MOST_PRIORITY,
-    DevicePreference,
-    Requirements,
-    SchedulableJob,
-)
+from stoker.core.frozen import fields_of, frozen
+from stoker.core.job import EnvironmentChoice, JobInput, JobSpec
+from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY, Requirements
 from stoker.core.text import point_name
 from stoker.host.folders import name_fault
-from stoker.protocol.codec import StrictRequest, WireMessage, alike, said, to_json, values_in
+from stoker.protocol.codec import Checked, StrictRequest, WireMessage, adapter_of, said, to_json, values_in
 
 MOST_JOBS = 100_000
 """Of one manifest or command line."""
@@ -58,40 +51,7 @@ def _inner(path: str) -> str:
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 JobPrefix = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{PREFIX}}}$")]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
-CodeFolder = Annotated[str, Field(max_length=1024), AfterValidator(_inner)]
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
-
-
-class RequirementsBody(StrictRequest):
-    """What a job asks of its machine: `model.requirements.Requirements`, field by field."""
-
-    wish: DevicePreference = DevicePreference.NEVER
-    device_count: Annotated[int, Field(ge=1, le=1024)] = 1
-    vram_bytes: Bytes = 0
-    ram_bytes: Bytes = DEFAULT_RAM_BYTES
-    cores: Annotated[int, Field(ge=0, le=1 << 16)] = 0
-    may_share: bool = False
-    base: str = ""
-    base_bytes: Bytes = 0
-    base_ram_bytes: Bytes = 0
-    transfer_mb: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
-    mflop: Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)] = 0.0
-    """These two within what a manifest may say: the cost rule multiplies them."""
-
-    def requirements(self) -> Requirements:
-        """Return them as placement reads them."""
-        return Requirements(**{name: getattr(self, name) for name in type(self).model_fields})
-
-
-class InputKind(StrEnum):
-    """What an input is."""
-
-    TREE = "tree"
-    """A folder, by its tree's digest."""
-    FILE = "file"
-    """One file: a tree of one entry, by that tree's digest."""
-    REPO = "repo"
-    """A repository of the hub at a commit; each machine fetches it itself."""
 
 
 def _plain_name(name: str) -> str:
@@ -100,112 +60,85 @@ def _plain_name(name: str) -> str:
     return name
 
 
-class InputBody(StrictRequest):
-    """Something that a job reads and that has to be on its machine before it starts."""
-
-    where: Annotated[str, Field(pattern=r"^(env|arg):[A-Za-z0-9_.-]{1,200}$")]
-    """What gets its path: `env:DATA`, a variable; `arg:data` or `arg:inputs.0`, an argument of the recipe."""
-    kind: InputKind
-    tree: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    name: Annotated[str, Field(max_length=255), AfterValidator(_plain_name)] = ""
-    """What the file or folder is called; a part of a path, and no way to another place."""
-    size_bytes: Bytes = 0
-    files: Annotated[int, Field(ge=0)] = 0
-    path: str = ""
-    """Where it lies at whoever submits: a worker of the same machine uses it there, if its digest is still that."""
-    host: str = ""
-    """Whose path that is: the submitting machine's name."""
-    repo: str = ""
-    """`org/name@commit`."""
-
-
-class EnvironmentChoice(StrictRequest):
-    """One way to the interpreter that runs a program, for machines of one sort."""
-
-    platform: Annotated[str, Field(max_length=100)] = ""
-    """`linux-aarch64`, or `linux-aarch64-cp310`; empty: any that no other choice names."""
-    kind: Annotated[str, Field(pattern=r"^(uv.lock|requirements|pyproject|python)$")]
-    path: str = ""
-    """The file, in the code's tree; of `python`, an interpreter on the machine itself."""
-    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Of all files that the environment is made from; of `python` empty, or `environment_messages.own_digest`."""
-    python: Annotated[str, Field(max_length=200)] = ""
-    """Which version it wants: `3.11`, `>=3.10`."""
-    extras: Annotated[tuple[str, ...], Field(max_length=100)] = ()
-    """Of a project's optional dependencies, those that it installs."""
-    refused: Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=100)] = {}
-    """Platform → why it can't be made there, as far as its files tell whoever submits. No part of its digest."""
-
-
-class JobSpec(StrictRequest):
-    """One job as it is submitted: whole, checked and default-filled. Its id is made from what changes its result."""
-
-    id: JobId
-    name: Annotated[str, Field(min_length=1, max_length=200)]
-    number: Annotated[int, Field(ge=0)] = 0
-    """Of a sweep's points, from 1; 0: no sweep."""
-    label: str = ""
-    """`lr=0.001,seed=1`: a sweep point's folder."""
-    point: dict[str, Any] = {}
-    recipe: Annotated[str, Field(min_length=1, max_length=200)]
-    schema_version: int = 1
-    mode: Annotated[str, Field(max_length=200)] = ""
-    args: dict[str, Any] = {}
-    """As the recipe takes them; paths made whole."""
-    identity: dict[str, Any] = {}
-    """Those of `args` that belong to the id, files as their digests."""
-    seed: int | None = None
-    split_recipe: Any = None
-    train_hosts: tuple[str, ...] = ()
-    folder: str = ""
-    """Where it was submitted: a program runs there."""
-    project: str = ""
-    """Which project a program belongs to, wherever it lies: part of its id. `COMMIT/sub/folder`, or a path."""
-    code_tree: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """The tree that a program runs in, laid out anew for each attempt; empty: it runs in `folder` itself."""
-    code_folder: CodeFolder = ""
-    """Where in that tree it runs; empty: at its top."""
-    commit: Annotated[str, Field(max_length=100, pattern=r"^[0-9A-Za-z._+-]*$")] = ""
-    """What that tree stands on: `HASH`, `HASH+3` with so many uncommitted changes."""
-    inputs: Annotated[tuple[InputBody, ...], Field(max_length=1000)] = ()
-    environment: Annotated[tuple[EnvironmentChoice, ...], Field(max_length=100)] = ()
-    """The first choice that names a machine's platform counts; none: the machine's own interpreter."""
-    code: dict[str, str] = {}
-    """File or module → digest, as they were at submission; recorded with the result, no part of the id."""
-    priority: Priority = 0
-    requirements: RequirementsBody = RequirementsBody()
-    allowed_hosts: tuple[str, ...] = ()
-    prefer_hosts: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    """Names of jobs (of a sweep: all its points), in this submission or known already."""
-    secrets: tuple[str, ...] = ()
-    """Names of variables taken from the worker's own environment; never their values."""
-    attempts: Annotated[int, Field(ge=1, le=100)] = 1
-    """How many failures of its own it may have, the first included."""
-    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    expected_s: Annotated[float, Field(gt=0, le=MOST_EXPECTED_S, allow_inf_nan=False)] | None = None
-    """How long it is expected to take: on a device of speed 1, or on the only machine that it allows. None: not stated.
-    No part of the id."""
-    on_partition: Partition = Partition.STOP
-
-    def wanted(self) -> SchedulableJob:
-        """Return it as placement sees it."""
-        return SchedulableJob(
-            name=self.name,
-            model=self.recipe,
-            requirements=self.requirements.requirements(),
-            priority=self.priority,
-            allowed_hosts=self.allowed_hosts,
-            preferred_hosts=self.prefer_hosts,
-        )
+RequirementsBody = Annotated[
+    Requirements,
+    Checked(
+        hidden=("backend",),
+        device_count=Annotated[int, Field(ge=1, le=1024)],
+        vram_bytes=Bytes,
+        ram_bytes=Bytes,
+        cores=Annotated[int, Field(ge=0, le=1 << 16)],
+        base_bytes=Bytes,
+        base_ram_bytes=Bytes,
+        # These two within what a manifest may say: the cost rule multiplies them.
+        transfer_mb=Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)],
+        mflop=Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)],
+    ),
+]
+InputBody = Annotated[
+    JobInput,
+    Checked(
+        where=Annotated[str, Field(pattern=r"^(env|arg):[A-Za-z0-9_.-]{1,200}$")],
+        tree=Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")],
+        name=Annotated[str, Field(max_length=255), AfterValidator(_plain_name)],
+        size_bytes=Bytes,
+        files=Annotated[int, Field(ge=0)],
+    ),
+]
+EnvironmentBody = Annotated[
+    EnvironmentChoice,
+    Checked(
+        platform=Annotated[str, Field(max_length=100)],
+        kind=Annotated[str, Field(pattern=r"^(uv.lock|requirements|pyproject|python)$")],
+        digest=Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")],
+        python=Annotated[str, Field(max_length=200)],
+        extras=Annotated[tuple[str, ...], Field(max_length=100)],
+        refused=Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=100)],
+    ),
+]
+JobBody = Annotated[
+    JobSpec,
+    Checked(
+        # A submission has ten thousand of them, each made by `checked_spec` or like one that was.
+        is_rechecked=False,
+        id=JobId,
+        name=Annotated[str, Field(min_length=1, max_length=200)],
+        number=Annotated[int, Field(ge=0)],
+        recipe=Annotated[str, Field(min_length=1, max_length=200)],
+        mode=Annotated[str, Field(max_length=200)],
+        code_tree=Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")],
+        code_folder=Annotated[str, Field(max_length=1024), AfterValidator(_inner)],
+        commit=Annotated[str, Field(max_length=100, pattern=r"^[0-9A-Za-z._+-]*$")],
+        inputs=Annotated[tuple[InputBody, ...], Field(max_length=1000)],
+        environment=Annotated[tuple[EnvironmentBody, ...], Field(max_length=100)],
+        priority=Priority,
+        requirements=RequirementsBody,
+        attempts=Annotated[int, Field(ge=1, le=100)],
+        timeout_s=Annotated[float, Field(gt=0, allow_inf_nan=False)] | None,
+        expected_s=Annotated[float, Field(gt=0, le=MOST_EXPECTED_S, allow_inf_nan=False)] | None,
+    ),
+]
+"""A `JobSpec` in a message: what is checked of one from another program."""
+JOB_BODY: TypeAdapter[JobSpec] = adapter_of(JobBody)
+INPUT_BODY: TypeAdapter[JobInput] = adapter_of(InputBody)
+ENVIRONMENT_BODY: TypeAdapter[EnvironmentChoice] = adapter_of(EnvironmentBody)
 
 
-def job_order(**fields: Any) -> JobSpec:
-    """Make an order. `BadInput`, in one line, for what can't travel: a number beyond all use, text that is none."""
+def checked_spec(**fields: Any) -> JobSpec:
+    """Make a spec. `BadInput`, in one line, for what can't travel: a number beyond all use, text that is none."""
     try:
-        return JobSpec(**fields)
+        return JOB_BODY.validate_python(fields)
     except ValidationError as error:
         raise BadInput(f"job {fields.get('name', '')!r} can't be submitted: {said(error)}") from None
+
+
+def spec_alike(first: JobSpec, own: dict[str, Any]) -> JobSpec:
+    """Make another spec of the same sort: all as in `first`, which was checked, but for its `own` fields.
+
+    Those are not checked here, and are only what cannot be wrong once the job's name, values and identity were checked
+    as such: `id`, `name`, `number`, `label`, `point`, `args`, `identity`.
+    """
+    return JobSpec(**{**fields_of(first), **own})
 
 
 def values_fault(order: JobSpec) -> str:
@@ -241,15 +174,6 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def order_alike(first: JobSpec, own: dict[str, Any]) -> JobSpec:
-    """Make another order of the same sort: all as in `first`, which was checked, but for its `own` fields.
-
-    Those are not checked here, and are only what cannot be wrong once the job's name, values and identity were checked
-    as such: `id`, `name`, `number`, `label`, `point`, `args`, `identity`.
-    """
-    return alike(first, own)
-
-
 class OnChangedCode(StrEnum):
     """What to do with completed jobs whose code is another now."""
 
@@ -272,7 +196,7 @@ class Submission(StrictRequest):
 
     key: Annotated[str, Field(max_length=200)] = ""
     """The same key with the same jobs gives the same answer again; with others it is a conflict."""
-    jobs: Annotated[tuple[JobSpec, ...], Field(max_length=MOST_JOBS)]
+    jobs: Annotated[tuple[JobBody, ...], Field(max_length=MOST_JOBS)]
     hosts: tuple[HostPolicy, ...] = ()
     submitter: Annotated[str, Field(max_length=200)] = ""
     """`user@host`, as the submitting program says."""

@@ -9,12 +9,22 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema
 
-from stoker.core.leases import MOST_LEFT_S, AttemptToken, Partition
-from stoker.core.text import LONGEST_NAME, point_name
+from stoker.core.frozen import field_names
+from stoker.core.job import OF_THE_QUEUE, JobSpec
+from stoker.core.leases import MOST_LEFT_S, AttemptToken
+from stoker.core.text import LONGEST_NAME
 from stoker.protocol.codec import WireMessage
-from stoker.protocol.job_messages import CodeFolder, EnvironmentChoice, InputBody, JobId
+from stoker.protocol.job_messages import JobBody, JobId
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """As `core.text.is_node_name` has it."""
@@ -143,35 +153,15 @@ class CheckpointBody(WireMessage):
 
 
 class Grant(WireMessage):
-    """A lease on one job: all that a worker needs to try it."""
+    """A lease on one job: all that a worker needs to try it.
 
-    job: JobId
+    In JSON the job's fields are beside those of the lease, but for `OF_THE_QUEUE`; its id is `job`.
+    """
+
+    spec: JobBody
     attempt: Count
     epoch: Count
     generation: Count
-    name: str
-    number: int = 0
-    label: str = ""
-    point: dict[str, Any] = Field(default_factory=dict)
-    recipe: str
-    schema_version: int = 1
-    mode: str = ""
-    args: dict[str, Any] = Field(default_factory=dict)
-    identity: dict[str, Any] = Field(default_factory=dict)
-    """What its id is made from, beside recipe, mode, seed, `split_recipe` and `train_hosts` (`client_identity`)."""
-    seed: int | None = None
-    split_recipe: Any = None
-    train_hosts: tuple[str, ...] = ()
-    folder: str = ""
-    code_tree: str = ""
-    code_folder: CodeFolder = ""
-    commit: str = ""
-    inputs: tuple[InputBody, ...] = ()
-    environment: tuple[EnvironmentChoice, ...] = ()
-    code: dict[str, str] = Field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    timeout_s: float | None = None
-    on_partition: Partition = Partition.STOP
     devices: tuple[str, ...] = ()
     """UUIDs that placement gave it; none: it computes on the CPU."""
     is_shared: bool = False
@@ -186,12 +176,39 @@ class Grant(WireMessage):
     start_s: float
 
     @property
-    def shown(self) -> str:
-        """What people call the job."""
-        return point_name(self.name, self.number)
+    def job(self) -> str:
+        return self.spec.id
 
     def token(self) -> AttemptToken:
         return AttemptToken(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_flat(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or "spec" in raw:
+            return raw
+        spec = {name: raw[name] for name in _GRANTED if name in raw}
+        if "job" in raw:
+            spec["id"] = raw["job"]
+        return {**raw, "spec": spec}
+
+    @model_serializer(mode="wrap")
+    def _to_flat(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        flat: dict[str, Any] = write(self)
+        spec = flat.pop("spec")
+        return {"job": spec["id"], **flat, **{name: spec[name] for name in _GRANTED}}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        made = handler(schema)
+        flat = handler.resolve_ref_schema(made)
+        spec = handler.resolve_ref_schema(flat["properties"].pop("spec"))["properties"]
+        flat["properties"] |= {"job": spec["id"], **{name: spec[name] for name in _GRANTED}}
+        flat["required"] = ["job", "name", "recipe", *(name for name in flat["required"] if name != "spec")]
+        return made
+
+
+_GRANTED = tuple(name for name in field_names(JobSpec) if name != "id" and name not in OF_THE_QUEUE)
 
 
 class LeaseReport(WireMessage):

@@ -114,7 +114,7 @@ class JobDetails(WireMessage):
     """What a program runs in a copy of; empty: it runs in the folder itself."""
     commit: str = ""
     inputs: tuple[dict[str, Any], ...] = ()
-    """Data that was ordered: `wire.orders.InputBody`, one by one."""
+    """Data that was ordered: `wire.orders.JobInput`, one by one."""
     environment: tuple[dict[str, Any], ...] = ()
     """Ways to its interpreter that were ordered: `wire.orders.EnvironmentChoice`, one by one."""
     after: tuple[Line, ...] = ()

@@ -89,7 +89,7 @@ class InstructionRunner:
             for token, lease in keeping.leases.items():
                 known = before.leases.get(token)
                 if lease.run and (known is None or known.ends_s != lease.ends_s or not known.run):
-                    self._runtime.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.on_partition)
+                    self._runtime.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.spec.on_partition)
             self.write_down()
 
     def write_down(self) -> None:
@@ -246,9 +246,11 @@ class InstructionRunner:
                 lambda: bring_checkpoint(passage, granted, self._worker.scratch, run_id=EARLIER_ATTEMPT, heed=heed)
             )
         except StokerError as error:
-            self._worker.tell("checkpoint_missing", {"job": lease.grant.shown, "why": str(error)})
+            self._worker.tell("checkpoint_missing", {"job": lease.grant.spec.shown, "why": str(error)})
         else:
-            self._worker.tell("checkpoint", {"job": lease.grant.shown, "why": arrived.why, "placed": arrived.is_placed})
+            self._worker.tell(
+                "checkpoint", {"job": lease.grant.spec.shown, "why": arrived.why, "placed": arrived.is_placed}
+            )
 
     def _watch(self, token: AttemptToken, underway: RunningAttempt) -> None:
         self._in_thread(lambda: self._report_end(token, underway))
@@ -264,9 +266,11 @@ class InstructionRunner:
             return
         if lease.phase is AttemptPhase.RUNNING:
             sessions.open(call, self._attempt(lease.token)[0].place)
-            self._worker.tell("exec", {"job": lease.grant.shown, "program": call.argv[0] if call.argv else "a shell"})
+            self._worker.tell(
+                "exec", {"job": lease.grant.spec.shown, "program": call.argv[0] if call.argv else "a shell"}
+            )
         else:
-            sessions.refuse(call, f"{lease.grant.shown} is {lease.phase}: it does not run now")
+            sessions.refuse(call, f"{lease.grant.spec.shown} is {lease.phase}: it does not run now")
 
     def _end_execs(self, token: AttemptToken) -> None:
         if self._sessions is not None:
@@ -374,7 +378,7 @@ def inherit(
         return WorkerRecovery(incarnation="", adopted=(), ended=())
     adopted, ended = [], []
     for written in predecessor.leases:
-        keeps_on = written.grant.on_partition is Partition.KEEP
+        keeps_on = written.grant.spec.on_partition is Partition.KEEP
         is_ours = predecessor.coordinator == coordinator and (keeps_on or now_s < written.ends_s)
         if is_ours and liveness[written.run] is not Liveness.UNKNOWN:
             lease = HeldLease(

@@ -16,9 +16,9 @@ from typing import Any
 from stoker.core import errors
 from stoker.core.clock import Clock
 from stoker.core.frozen import fields_of, fresh, frozen
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps, loads
-from stoker.core.leases import Partition
+from stoker.core.leases import AttemptToken, Partition
 from stoker.core.retry import FailureCause
 from stoker.host.durable import read_regular, translated
 from stoker.jobs.job_folder import JobEnd
@@ -27,40 +27,18 @@ _LARGEST_BYTES = 200
 
 
 @frozen
-class JobBrief:
-    """What an attempt's child has to know of its job, without the wire's libraries: it has to be ready in no time."""
-
-    job: str
-    attempt: int
-    epoch: int
-    generation: int
-    name: str
-    number: int
-    label: str
-    point: dict[str, Any]
-    recipe: str
-    schema_version: int
-    args: dict[str, Any]
-    seed: int | None
-    folder: str
-    timeout_s: float | None
-    devices: list[str]
-    is_shared: bool
-    vram_bytes: int
-    unproven: dict[str, Any] = fresh(factory=dict)
-    """Arguments whose files have to be digested here before it starts, as the job's identity has them."""
-    found: dict[str, str] = fresh(factory=dict)
-    """Arguments that are the whole path of what the job's identity names, as the identity has them."""
-
-
-BRIEF_FIELDS: tuple[str, ...] = tuple(JobBrief.__annotations__)
-
-
-@frozen
 class Assignment:
     """One attempt, for its child."""
 
-    job: JobBrief
+    spec: JobSpec
+    token: AttemptToken
+    folder: str
+    """Where its program runs on this machine."""
+    devices: list[str] = fresh(factory=list)
+    is_shared: bool = False
+    vram_bytes: int = 0
+    interpreter: str = ""
+    """One that came beside its code and takes the place of the job's; empty: none."""
     run: str
     """What its folder in `runs/` is called."""
     lease_path: str
@@ -72,7 +50,7 @@ class Assignment:
     secrets: dict[str, str] = fresh(factory=dict)
     """Variables that are added, too, and whose values are kept out of everything that is written. Never on a disk."""
     paths: dict[str, str] = fresh(factory=dict)
-    """Where on this machine each input lies (`InputBody.where` → path)."""
+    """Where on this machine each input lies (`JobInput.where` → path)."""
     facts: dict[str, Any] = fresh(factory=dict)
     """What it runs with, by digest: code, commit, data."""
     python: dict[str, Any] = fresh(factory=dict)
@@ -83,13 +61,14 @@ class Assignment:
 
     def to_line(self) -> bytes:
         """Return it as one line."""
-        return dumps({**fields_of(self), "job": fields_of(self.job)}).encode() + b"\n"
+        nested = {"spec": self.spec.to_json(), "token": fields_of(self.token)}
+        return dumps({**fields_of(self), **nested}).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Assignment:
         """Read what `to_line` gave. Raises `ValueError`, `KeyError` or `TypeError` on anything else."""
         raw: dict[str, Any] = loads(line)
-        return cls(**{**raw, "job": JobBrief(**raw["job"])})
+        return cls(**{**raw, "spec": JobSpec.from_json(raw["spec"]), "token": AttemptToken(**raw["token"])})
 
 
 class LeaseFile:

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.core.digests import Digest
 from stoker.core.errors import BadInput, HashMismatch, InternalError, StokerError, Terminated, VersionSkew, exit_code_of
 from stoker.core.frozen import changed
-from stoker.core.job import JobState, contents_of
+from stoker.core.job import JobSpec, JobState, contents_of
 from stoker.engine.plan import TrialNodes
 from stoker.engine.recipe import Recipe
 from stoker.engine.types import MAX_IN_FLIGHT, RunOptions
@@ -23,7 +23,8 @@ from stoker.jobs.pack.attempt_inputs import with_inputs, with_runtime
 from stoker.jobs.program import RECIPE, ProgramWords
 from stoker.jobs.secret_mask import CONFIG, config_paper
 from stoker.jobs.trials import Trial
-from stoker.worker.assignment import Assignment, JobBrief, LeaseFile, LeaseWatch
+from stoker.protocol.client_identity import found_args, unproven_args
+from stoker.worker.assignment import Assignment, LeaseFile, LeaseWatch
 
 CHECKPOINTS = "checkpoints"
 """The argument by which a recipe is told a folder to write to, beside its result."""
@@ -31,37 +32,37 @@ CHECKPOINTS = "checkpoints"
 
 def order_assignment(desk: JobCompiler, assignment: Assignment) -> CompiledJob:
     """Take the order that an assignment is. Raises `StokerError` if this machine can't do it as it was meant."""
-    brief = assignment.job
-    recipe = desk.catalogue.load(brief.recipe)
-    if recipe.version != brief.schema_version:
+    spec = assignment.spec
+    recipe = desk.catalogue.load(spec.recipe)
+    if recipe.version != spec.schema_version:
         raise VersionSkew(
-            f"{brief.recipe} is of version {recipe.version} here, and the job was made for {brief.schema_version}",
+            f"{spec.recipe} is of version {recipe.version} here, and the job was made for {spec.schema_version}",
             hint="install the same version of its cookbook everywhere",
         )
-    _check_found(recipe, brief)
-    args = with_inputs(recipe, _args_here(recipe, brief), assignment.paths)
-    _check_contents(desk, brief, args)
+    _check_found(recipe, spec)
+    args = with_inputs(recipe, _args_here(recipe, assignment), assignment.paths)
+    _check_contents(desk, spec, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
         # A stage runs as we do, and whoever wants the job may not say where we write.
         args[CHECKPOINTS] = None
     program: ProgramWords | None = None
     if recipe.name == RECIPE:
-        program = desk.program_words(tuple(map(str, args.get("argv", ()))), brief.folder, at_once=1)
-        # Whose copy it is, it was told; where it lies is no part of what it makes, nor of where it goes on from.
-        args["folder"] = args.get("folder") or brief.folder
-        args["workspace"] = brief.folder
+        program = desk.program_words(tuple(map(str, args.get("argv", ()))), assignment.folder, at_once=1)
+        # Where its copy of the code is, is no part of what it makes, nor of where it resumes from.
+        args["folder"] = args.get("folder") or assignment.folder
+        args["workspace"] = assignment.folder
         if assignment.python:
             args["python"] = assignment.python["interpreter"]
     # On its own it is no sweep: its result lies at the top of its bundle, wherever its label puts that later.
     trial = Trial(
-        number=brief.number or 1,
+        number=spec.number or 1,
         label="",
-        point=brief.point,
+        point=spec.point,
         args=args,
-        job_id=Digest(brief.job),
+        job_id=Digest(spec.id),
         nodes=TrialNodes(final="", keep=(), nodes=()),
     )
-    order = desk.order_again(recipe, [trial], name=brief.name, program=program)
+    order = desk.order_again(recipe, [trial], name=spec.name, program=program)
     papers = dict(order.papers)
     if program is not None:
         papers[CONFIG] = config_paper(None, program, order.code)
@@ -70,39 +71,39 @@ def order_assignment(desk: JobCompiler, assignment: Assignment) -> CompiledJob:
     return changed(order, spec=spec_of(order.spec, assignment), papers=papers)
 
 
-def spec_of(spec: JobRecord, assignment: Assignment) -> JobRecord:
-    """Return the spec of an assignment's attempt: under the job's own id, with where it belongs."""
-    brief = assignment.job
-    told = {
-        "job": brief.job,
-        "number": brief.number,
-        "label": brief.label,
-        "attempt": brief.attempt,
-        "epoch": brief.epoch,
-        "generation": brief.generation,
+def spec_of(record: JobRecord, assignment: Assignment) -> JobRecord:
+    """Return the record of an assignment's attempt: under the job's own id, with its place in the fleet."""
+    spec, token = assignment.spec, assignment.token
+    fleet = {
+        "job": spec.id,
+        "number": spec.number,
+        "label": spec.label,
+        "attempt": token.attempt,
+        "epoch": token.epoch,
+        "generation": token.generation,
         "coordinator": assignment.coordinator,
         "worker": assignment.worker,
     }
     return changed(
-        spec,
+        record,
         attempt=assignment.run,
-        job_id=Digest(brief.job),
-        folder=brief.folder or spec.folder,
-        options={**spec.options, "fleet": {**told, **assignment.facts}},
+        job_id=Digest(spec.id),
+        folder=assignment.folder or record.folder,
+        options={**record.options, "fleet": {**fleet, **assignment.facts}},
     )
 
 
-def _check_found(recipe: Recipe, brief: JobBrief) -> None:
+def _check_found(recipe: Recipe, spec: JobSpec) -> None:
     """Refuse a job that runs with a path in the place of a text of its id, where the recipe declares no path."""
-    for name, wanted in brief.found.items():
-        if name not in recipe.args.specs or not recipe.args.specs[name].type.paths(brief.args[name]):
+    for name, wanted in found_args(spec).items():
+        if name not in recipe.args.specs or not recipe.args.specs[name].type.paths(spec.args[name]):
             message = f"its argument {name} is not {wanted!r}, which its id is made from, and no path of {recipe.name}"
             raise BadInput(message, hint="submit the job again")
 
 
-def _check_contents(desk: JobCompiler, brief: JobBrief, args: dict[str, Any]) -> None:
+def _check_contents(desk: JobCompiler, spec: JobSpec, args: dict[str, Any]) -> None:
     """Refuse a job whose files here are not those that its id is made from, where they did not come as its inputs."""
-    for name, wanted in brief.unproven.items():
+    for name, wanted in unproven_args(spec).items():
         for path, digest in contents_of(wanted, args.get(name)):
             if desk.digest(path) != digest:
                 raise HashMismatch(
@@ -112,22 +113,25 @@ def _check_contents(desk: JobCompiler, brief: JobBrief, args: dict[str, Any]) ->
                 )
 
 
-def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
-    """Return a job's arguments with what placement decided: of what is made, at most a width that nobody named."""
-    args = with_runtime(recipe, brief.args)
-    if brief.seed is not None and "seed" in recipe.args.specs:
-        args.setdefault("seed", brief.seed)
+def _args_here(recipe: Recipe, assignment: Assignment) -> dict[str, Any]:
+    """Return a job's arguments with what placement decided: of what is made, at most a width that is not given."""
+    spec, devices = assignment.spec, assignment.devices
+    args = with_runtime(recipe, spec.args)
+    if assignment.interpreter:
+        args["python"] = assignment.interpreter
+    if spec.seed is not None and "seed" in recipe.args.specs:
+        args.setdefault("seed", spec.seed)
     if recipe.name == RECIPE:
-        args["gpus"] = len(brief.devices)
-        if not brief.devices:
+        args["gpus"] = len(devices)
+        if not devices:
             args |= {"vram": "", "shares": False}
-        elif brief.is_shared and brief.vram_bytes:
-            args |= {"vram": f"{brief.vram_bytes}B", "shares": True}
+        elif assignment.is_shared and assignment.vram_bytes:
+            args |= {"vram": f"{assignment.vram_bytes}B", "shares": True}
         else:
             # Granted alone, whatever it allows: its machine's owner shares no devices, or it has several of them.
             args["shares"] = False
     elif recipe.shares is not None and "gpus" in recipe.args.specs:
-        args["gpus"] = len(brief.devices)
+        args["gpus"] = len(devices)
     return args
 
 
@@ -167,26 +171,26 @@ def run_attempt(assignment: Assignment, *, desk: JobCompiler, tools: Callable[[]
 def _options(order: CompiledJob, assignment: Assignment) -> RunOptions:
     return RunOptions(
         max_in_flight=1 if order.program is not None else MAX_IN_FLIGHT,
-        deadline_s=assignment.job.timeout_s,
+        deadline_s=assignment.spec.timeout_s,
         grace_s=assignment.grace_s,
     )
 
 
 def _end_unbegun(desk: JobCompiler, assignment: Assignment, runs: str, error: StokerError) -> int:
     """Write down that it could not even begin."""
-    brief = assignment.job
+    spec = assignment.spec
     now_s = desk.clock.wall_s()
-    spec = JobRecord(
+    record = JobRecord(
         attempt=assignment.run,
-        job_id=Digest(brief.job),
-        name=brief.name,
-        recipe=brief.recipe,
-        args=brief.args,
-        folder=brief.folder,
+        job_id=Digest(spec.id),
+        name=spec.name,
+        recipe=spec.recipe,
+        args=spec.args,
+        folder=assignment.folder,
         started_s=now_s,
         stoker=desk.version,
     )
-    folder = JobFolder.begin(runs, spec_of(spec, assignment), mine())
+    folder = JobFolder.begin(runs, spec_of(record, assignment), mine())
     folder.end(
         JobEnd(
             state=JobState.CANCELLED if isinstance(error, Terminated) else JobState.FAILED,

@@ -31,11 +31,10 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.jobs.program import RECIPE
 from stoker.jobs.stop import stop_job
-from stoker.protocol.client_identity import found_args, unproven_args
 from stoker.protocol.lease_messages import Grant, MachineInventory
 from stoker.store.local_store import LocalStore
 from stoker.transfer.trees.tree_sources import FleetConnection
-from stoker.worker.assignment import BRIEF_FIELDS, Assignment, AttemptEnd, JobBrief, end_of
+from stoker.worker.assignment import Assignment, AttemptEnd, end_of
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.exec_command import AttemptEnv, ExecTarget, place_beside
 from stoker.worker.job_users import UserPool
@@ -315,7 +314,7 @@ class RunningAttempt:
             lease = self._runtime.journal.lease_file(self.run)
             try:
                 self._put_in_place(held, child.identity)
-                lease.write(ends_s(), self.grant.on_partition)
+                lease.write(ends_s(), self.grant.spec.on_partition)
                 write_down(self.run, child.identity)
                 spawner.hand(child, self._assignment(lease.path))
             except StokerError as error:
@@ -366,14 +365,14 @@ class RunningAttempt:
         """Return where an operator's command runs beside it. Raises `InvalidTransition` if it runs no more."""
         worker, users, ward = self._worker, self._runtime.users, self._ward
         if ward is None or not self.is_alive():
-            raise InvalidTransition(f"{self.grant.shown} runs no more", state="ended", move="exec")
+            raise InvalidTransition(f"{self.grant.spec.shown} runs no more", state="ended", move="exec")
         given = AttemptEnv(
             folder=self.folder.spec().folder,
             environment={**worker.machine.child_environment(), **self._variables()},
             secrets=worker.machine.secrets(self.grant).values,
             user=None if users is None else users.of(self.run),
         )
-        patience_s = _PROGRAM_S if self.grant.recipe == RECIPE else 0.0
+        patience_s = _PROGRAM_S if self.grant.spec.recipe == RECIPE else 0.0
         return place_beside(ward.identity, given, clock=worker.clock, patience_s=patience_s)
 
     def forget(self) -> None:
@@ -387,7 +386,7 @@ class RunningAttempt:
     def _bring(self) -> PresentInputs | StartRefusal | None:
         """Have what it needs brought here, by whatever it takes; nothing if it was stopped meanwhile."""
         grant, preparing = self.grant, self._worker.preparing
-        if not (grant.code_tree or grant.inputs or grant.environment):
+        if not (grant.spec.code_tree or grant.spec.inputs or grant.spec.environment):
             return PresentInputs()
         if preparing is None:
             return StartRefusal(reason="preparing", message="this worker brings neither code nor data")
@@ -403,7 +402,7 @@ class RunningAttempt:
         user = None if self._runtime.users is None else self._runtime.users.take(self.run)
         answer = preparing.prepare(grant, self._stopped, heed, user)
         accepts = self._worker.machine.accepts
-        if isinstance(answer, PresentInputs) and accepts and grant.code_tree:
+        if isinstance(answer, PresentInputs) and accepts and grant.spec.code_tree:
             here = preparing.here
             why = refusal_by_tree(grant, accepts, here.code_tree(grant), lambda: here.code_view(grant))
             return StartRefusal(reason="code", message=why, lasts=True) if why else answer
@@ -447,13 +446,19 @@ class RunningAttempt:
             self._runtime.users.give_back(self.run)
 
     def _assignment(self, lease_path: str) -> Assignment:
-        worker, users, prepared = self._worker, self._runtime.users, self._prepared
+        grant, worker, users, prepared = self.grant, self._worker, self._runtime.users, self._prepared
         ready = prepared.ready
         return Assignment(
-            job=_brief(self.grant, prepared.folder(self.grant), worker.machine.python_beside(self.grant)),
-            secrets=dict(worker.machine.secrets(self.grant).values),
+            spec=grant.spec,
+            token=grant.token(),
+            folder=prepared.folder(grant),
+            devices=list(grant.devices),
+            is_shared=grant.is_shared,
+            vram_bytes=grant.vram_bytes,
+            interpreter=worker.machine.python_beside(grant),
+            secrets=dict(worker.machine.secrets(grant).values),
             paths=dict(prepared.paths),
-            facts=prepared.facts(self.grant),
+            facts=prepared.facts(grant),
             python={} if ready is None else ready.facts(),
             run=self.run,
             lease_path=lease_path,
@@ -471,20 +476,9 @@ class RunningAttempt:
             **self._prepared.variables(grant),
             "STOKER_TOKEN": grant.token().to_text(),
             "STOKER_JOB": grant.job,
-            "STOKER_JOB_NAME": grant.name,
-            **({} if grant.seed is None else {"STOKER_SEED": str(grant.seed)}),
+            "STOKER_JOB_NAME": grant.spec.name,
+            **({} if grant.spec.seed is None else {"STOKER_SEED": str(grant.spec.seed)}),
         }
-
-
-def _brief(grant: Grant, folder: str, python: str) -> JobBrief:
-    own: dict[str, Any] = {
-        "args": {**grant.args, "python": python} if python else grant.args,
-        "folder": folder,
-        "devices": list(grant.devices),
-        "unproven": unproven_args(grant),
-        "found": found_args(grant),
-    }
-    return JobBrief(**{name: getattr(grant, name) for name in BRIEF_FIELDS if name not in own}, **own)
 
 
 # What an attempt says while it runs, from its journal: how far it is, what it measured, one line for people.

@@ -124,7 +124,7 @@ class Daemon:
             self._end_left_behind(written)
         for lease in self._inherited.adopted:
             self._acting.adopt(lease)
-            self._worker.tell("adopted", {"job": lease.grant.shown, "run": lease.run, "pid": _pid(lease.child)})
+            self._worker.tell("adopted", {"job": lease.grant.spec.shown, "run": lease.run, "pid": _pid(lease.child)})
         self._acting.write_down()
         if self._worker.preparing is not None:
             self._worker.preparing.sweep()
@@ -239,7 +239,7 @@ class Daemon:
     def _end_left_behind(self, written: JournaledLease) -> None:
         """End what an earlier keeper left and nobody may go on with."""
         worker = self._worker
-        worker.tell("left_behind", {"job": written.grant.shown, "run": written.run, "pid": written.child.pid})
+        worker.tell("left_behind", {"job": written.grant.spec.shown, "run": written.run, "pid": written.child.pid})
         # It ends by itself as soon as it looks; asked or not, nothing of it is left when we go on.
         self._journal.lease_file(written.run).remove()
         with suppress(StokerError):

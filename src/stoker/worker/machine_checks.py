@@ -70,7 +70,7 @@ def why_not(grant: Grant, look: Precheck) -> StartRefusal | None:
 
 def _identity(grant: Grant, _look: Precheck) -> StartRefusal | None:
     """Refuse a job that is not the one its id names: the coordinator, or its database, was tampered with."""
-    fault = identity_fault(grant.job, grant)
+    fault = identity_fault(grant.spec)
     if not fault:
         return None
     return StartRefusal(reason="identity", message=f"not the job that its id names: {fault}", lasts=True)
@@ -78,14 +78,16 @@ def _identity(grant: Grant, _look: Precheck) -> StartRefusal | None:
 
 def _recipe(grant: Grant, look: Precheck) -> StartRefusal | None:
     if look.recipe_version is None:
-        return StartRefusal(reason="recipe", message=look.recipe_trouble or f"there is no recipe {grant.recipe} here")
-    if grant.recipe != RECIPE and (grant.code_tree or grant.environment):
+        return StartRefusal(
+            reason="recipe", message=look.recipe_trouble or f"there is no recipe {grant.spec.recipe} here"
+        )
+    if grant.spec.recipe != RECIPE and (grant.spec.code_tree or grant.spec.environment):
         # It would be imported by a process that runs as the worker.
-        message = f"{grant.recipe} runs the code of this machine, and the job brings its own"
+        message = f"{grant.spec.recipe} runs the code of this machine, and the job brings its own"
         return StartRefusal(reason="recipe", message=message)
-    if look.recipe_version != grant.schema_version:
-        versions = f"version {look.recipe_version} here, made for {grant.schema_version}"
-        return StartRefusal(reason="recipe_version", message=f"{grant.recipe} is of {versions}")
+    if look.recipe_version != grant.spec.schema_version:
+        versions = f"version {look.recipe_version} here, made for {grant.spec.schema_version}"
+        return StartRefusal(reason="recipe_version", message=f"{grant.spec.recipe} is of {versions}")
     return None
 
 
@@ -220,15 +222,15 @@ class LocalMachine:
 
     def look(self, grant: Grant) -> Precheck:
         """See whether what a job needs is here now."""
-        version, trouble = self._recipe(grant.recipe)
-        is_program = grant.recipe == RECIPE
-        lacks_folder = is_program and not grant.code_tree and not os.path.isdir(grant.folder)
+        version, trouble = self._recipe(grant.spec.recipe)
+        is_program = grant.spec.recipe == RECIPE
+        lacks_folder = is_program and not grant.spec.code_tree and not os.path.isdir(grant.spec.folder)
         return Precheck(
             memory=self.memory(),
             disk_free_bytes=self.disk_free_bytes(),
             recipe_version=version,
             recipe_trouble=trouble,
-            missing_folder=(grant.folder or "without a name") if lacks_folder else "",
+            missing_folder=(grant.spec.folder or "without a name") if lacks_folder else "",
             missing_program=self._program_trouble(grant) if is_program and not lacks_folder else "",
             unaccepted_code=refusal_of(grant, self.accepts),
             secret_trouble=self.secrets(grant).trouble,
@@ -237,10 +239,10 @@ class LocalMachine:
 
     def secrets(self, grant: Grant) -> FoundSecrets:
         """Return the values of a job's secrets, or why they are not known here."""
-        if not grant.secrets:
+        if not grant.spec.secrets:
             return FoundSecrets()
         path = os.path.join(self.home, "state", FILE)
-        return find_secrets(grant.secrets, environment=self.child_environment(), path=path)
+        return find_secrets(grant.spec.secrets, environment=self.child_environment(), path=path)
 
     def closed_python(self) -> str:
         """Return why programs that are started with `python` can't run as this machine's users; empty: they can."""
@@ -251,9 +253,11 @@ class LocalMachine:
 
         Where only some code is accepted there is none: the submitter names that folder.
         """
-        if not grant.code_tree or grant.environment or self.accepts:
+        if not grant.spec.code_tree or grant.spec.environment or self.accepts:
             return ""
-        return python_beside(grant.args, grant.folder, environment=self.environment, own_prefix=self.own_prefix)
+        return python_beside(
+            grant.spec.args, grant.spec.folder, environment=self.environment, own_prefix=self.own_prefix
+        )
 
     def measured(self, closed: Mapping[str, str]) -> WorkerMeasurements:
         """Return what is free now; `closed` is why nothing may be put here."""
@@ -304,17 +308,17 @@ class LocalMachine:
             return None, str(error)
 
     def _program_trouble(self, grant: Grant) -> str:
-        argv, python = grant.args.get("argv") or ("",), str(grant.args.get("python") or "")
+        argv, python = grant.spec.args.get("argv") or ("",), str(grant.spec.args.get("python") or "")
         word = str(argv[0])
-        if grant.environment and is_bare_python(word):
+        if grant.spec.environment and is_bare_python(word):
             # The environment is checked where it is made.
             return ""
         if self.users:
             beside = self.python_beside(grant)
-            is_inside = bool(grant.code_tree) and not beside and _is_relative(python)
-            folder = _NO_PROJECT if grant.code_tree else grant.folder
+            is_inside = bool(grant.spec.code_tree) and not beside and _is_relative(python)
+            folder = _NO_PROJECT if grant.spec.code_tree else grant.spec.folder
             return "" if is_inside else self._closed_to_users(word, beside or python, folder)
-        return "" if grant.environment else self._missing_program(grant, word, python)
+        return "" if grant.spec.environment else self._missing_program(grant, word, python)
 
     def _closed_to_users(self, word: str, python: str, folder: str) -> str:
         """Return why a user that programs run as can't execute what a word means; empty: every user can.
@@ -348,8 +352,8 @@ class LocalMachine:
         if not python and not is_bare_python(word):
             return ""
         # Packed code runs in a folder that does not exist yet; its files are checked when the program starts.
-        is_elsewhere = bool(grant.code_tree) and not os.path.isdir(grant.folder)
-        folder = _NO_PROJECT if is_elsewhere else grant.folder
+        is_elsewhere = bool(grant.spec.code_tree) and not os.path.isdir(grant.spec.folder)
+        folder = _NO_PROJECT if is_elsewhere else grant.spec.folder
         if is_elsewhere and _is_relative(python):
             return ""
         try:
@@ -410,7 +414,7 @@ class LocalMachine:
 def room_for(grant: Grant, candidates: tuple[CandidateDevice, ...]) -> DeviceRequest:
     """Return what is asked of the ledger for a job before it starts: what was granted, on all of these devices."""
     return DeviceRequest(
-        job=grant.name,
+        job=grant.spec.name,
         devices=candidates,
         count=len(candidates),
         vram_bytes=grant.vram_bytes,

@@ -230,7 +230,7 @@ class DecisionBuilder:
 
 
 def _about(grant: Grant) -> dict[str, Any]:
-    return {"job": grant.shown, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}
+    return {"job": grant.spec.shown, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}
 
 
 _FIRST_PAUSE_S = 0.25

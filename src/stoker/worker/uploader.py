@@ -63,7 +63,7 @@ def finish_of(
         size_bytes=archive.size_bytes,
         metrics={name: float(value) for name, value in told.metrics.items()},
         seconds=max(0.0, end.seconds),
-        code={str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else grant.code,
+        code={str(name): str(digest) for name, digest in code.items()} if isinstance(code, dict) else grant.spec.code,
         facts=_facts(grant, folder, told, worker),
     )
 
@@ -75,8 +75,8 @@ def _facts(grant: Grant, folder: JobFolder, told: TrialEnd, worker: str) -> dict
         "devices": list(grant.devices),
         "environment": folder.environment(),
         "python": read_python(folder),
-        "code_tree": grant.code_tree,
-        "commit": grant.commit,
+        "code_tree": grant.spec.code_tree,
+        "commit": grant.spec.commit,
         "data": data_facts(grant),
         "was_known": told.is_kept,
         "peak_bytes": told.peak_bytes,
@@ -166,7 +166,7 @@ class AttemptReporter:
     def _tell_not_shipped(self, why: str) -> None:
         """What stays on this machine alone is told."""
         grant = self._grant
-        about = {"job": grant.shown, "id": grant.job, "attempt": grant.attempt}
+        about = {"job": grant.spec.shown, "id": grant.job, "attempt": grant.attempt}
         self._worker.tell("not_shipped", {**about, "why": why})
 
     def _order(self, act: Callable[[], None]) -> threading.Event:

@@ -94,7 +94,7 @@ class HeldLease:
     @property
     def keeps_on(self) -> bool:
         """Whether its attempt goes on when nobody can be asked; what has not started yet has nothing to lose."""
-        return self.grant.on_partition is Partition.KEEP and self.phase is not AttemptPhase.STARTING
+        return self.grant.spec.on_partition is Partition.KEEP and self.phase is not AttemptPhase.STARTING
 
     @property
     def is_harmless(self) -> bool:

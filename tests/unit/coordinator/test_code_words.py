@@ -9,8 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from stoker.coordinator.queue.queue_state import unaccepted
+from stoker.core.frozen import fields_of
 from stoker.core.machine import code_word
-from stoker.protocol.job_messages import JobSpec
+from stoker.protocol.job_messages import JOB_BODY
 from tests.contract.queue_driving import order
 
 TREE, OTHER = "a" * 64, "b" * 64
@@ -28,9 +29,9 @@ def test_a_commit_with_colons_that_was_stored_before_breaks_no_offer():
 @pytest.mark.parametrize("commit", ["x:y", "a b", "a\n", "é", "a" * 101])
 def test_a_commit_that_is_no_name_of_one_is_refused(commit: str):
     with pytest.raises(ValidationError):
-        JobSpec(**{**order("one").model_dump(), "commit": commit})
+        JOB_BODY.validate_python({**fields_of(order("one")), "commit": commit})
 
 
 @pytest.mark.parametrize("commit", ["", "c" * 40, f"{'c' * 64}+12"])
 def test_a_commit_as_submitting_programs_write_it_is_taken(commit: str):
-    assert JobSpec(**{**order("one").model_dump(), "commit": commit}).commit == commit
+    assert JOB_BODY.validate_python({**fields_of(order("one")), "commit": commit}).commit == commit

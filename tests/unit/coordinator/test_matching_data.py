@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stoker.coordinator.explain.case import data_row, first_copies
-from stoker.protocol.job_messages import InputBody, InputKind
+from stoker.core.job import InputKind, JobInput
 from stoker.protocol.lease_messages import MachineInventory
 
-TREE = InputBody(
+TREE = JobInput(
     where="env:DATA", kind=InputKind.TREE, tree="a" * 64, name="corpus", size_bytes=12 << 30, files=3, host="desk"
 )  # fmt: skip
 

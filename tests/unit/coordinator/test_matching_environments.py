@@ -7,7 +7,7 @@ from typing import Any
 from stoker.coordinator.explain.case import Fleet, case_of_order
 from stoker.coordinator.explain.verdict import explain_job
 from stoker.core.frozen import changed
-from stoker.protocol.job_messages import EnvironmentChoice, JobSpec
+from stoker.core.job import EnvironmentChoice, JobSpec
 from stoker.protocol.lease_messages import MachineInventory
 from tests.unit.coordinator.fleets import Driven, box
 from tests.unit.coordinator.test_matching_explaining import expected

@@ -17,8 +17,8 @@ from stoker.coordinator.explain.case import (
 from stoker.coordinator.explain.verdict import explain_job
 from stoker.core.device import GIB
 from stoker.core.frozen import changed
-from stoker.core.machine import DevicePreference, SchedulableJob
-from stoker.protocol.job_messages import JobSpec, RequirementsBody
+from stoker.core.job import JobSpec
+from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
 from stoker.protocol.view_messages import JobExplanation, JobView
 from stoker.scheduler.simulation.forecast import ExpectedStart, JobForecast, MachineHold
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job
@@ -290,7 +290,7 @@ def test_a_job_that_is_not_in_the_queue_yet_is_explained_alike():
         name="resnet",
         number=2,
         recipe="vision/resnet",
-        requirements=RequirementsBody(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB),
+        requirements=Requirements(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB),
     )
     found = explain_job(case_of_order(order, now_s=NOW_S, ahead=4), busy(), now_s=NOW_S)
     assert (found.job.name, found.place_in_line) == ("resnet/2", 5)

@@ -4,7 +4,9 @@ import pytest
 
 from stoker.coordinator.queue.submission_check import draft
 from stoker.core.errors import InvalidInput
-from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.core.frozen import changed
+from stoker.core.job import JobSpec
+from stoker.protocol.job_messages import Submission
 from tests.contract.queue_driving import order
 
 
@@ -15,9 +17,9 @@ def faults_of(*jobs: JobSpec) -> list[str]:
 
 
 def test_all_faults_are_told_together() -> None:
-    bad = order("bad").model_copy(update={"id": "0" * 64})
+    bad = changed(order("bad"), id="0" * 64)
     nul = order("nul", recipe="a\0b")
-    huge = order("huge").model_copy(update={"number": 1 << 40})
+    huge = changed(order("huge"), number=1 << 40)
     told = faults_of(order("good"), bad, nul, huge)
     assert len(told) == 3
     assert "is not that of what it asks for" in told[0]
@@ -27,32 +29,32 @@ def test_all_faults_are_told_together() -> None:
 
 @pytest.mark.parametrize("name", ["last", "..", "a/1", "--help", "two words", "\x1b[31mred", "a\nb"], ids=ascii)
 def test_a_name_that_means_something_else_where_it_is_typed_or_shown_is_refused(name: str) -> None:
-    assert "no name for a job" in faults_of(order("one").model_copy(update={"name": name}))[0]
+    assert "no name for a job" in faults_of(changed(order("one"), name=name))[0]
 
 
 @pytest.mark.parametrize("field", ["recipe", "mode"])
 @pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "a\u202eb"], ids=ascii)
 def test_a_recipe_or_mode_that_would_be_obeyed_where_it_is_shown_is_refused(field: str, text: str) -> None:
-    (told,) = faults_of(order("one").model_copy(update={field: text}))
+    (told,) = faults_of(changed(order("one"), **{field: text}))
     assert f"its {field} " in told
     assert text not in told
 
 
 @pytest.mark.parametrize("label", ["../../x", "/etc", "a/b", "..", "a\x1b[2J", "c:x"], ids=ascii)
 def test_a_label_that_leads_out_of_the_folder_of_its_sweep_is_refused(label: str) -> None:
-    assert "its label can't be a folder's name" in faults_of(order("one").model_copy(update={"label": label}))[0]
+    assert "its label can't be a folder's name" in faults_of(changed(order("one"), label=label))[0]
 
 
 @pytest.mark.parametrize("field", ["recipe", "schema_version", "mode", "seed", "split_recipe", "train_hosts"])
 def test_everything_that_changes_the_result_belongs_to_the_id(field: str) -> None:
     other = {"recipe": "x/y", "schema_version": 2, "mode": "m", "seed": 1, "split_recipe": "s", "train_hosts": ("h",)}
-    assert faults_of(order("one").model_copy(update={field: other[field]}))
+    assert faults_of(changed(order("one"), **{field: other[field]}))
 
 
 @pytest.mark.parametrize("field", ["priority", "name", "label", "folder", "attempts", "allowed_hosts"])
 def test_what_does_not_change_the_result_does_not_belong_to_the_id(field: str) -> None:
     other = {"priority": 3, "name": "x", "label": "l", "folder": "/f", "attempts": 4, "allowed_hosts": ("h",)}
-    draft(Submission(jobs=(order("one").model_copy(update={field: other[field]}),)))
+    draft(Submission(jobs=(changed(order("one"), **{field: other[field]}),)))
 
 
 def test_jobs_that_wait_for_themselves_are_refused() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import CloseMachine, MachineCloseMode, Write
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
 from stoker.core.leases import FleetTimes
-from stoker.protocol.job_messages import JobSpec, Submission
+from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Decline, Hello, Renewal
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.unit.coordinator.fleets import box, card

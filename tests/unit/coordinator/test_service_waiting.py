@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.http.long_poll import AT_ONCE, MOST_PER_WORKER, WaitingClaims
-from stoker.protocol.lease_messages import Claim, ClaimResponse, Grant, LeaseInstruction, LeaseInstructionKind
+from stoker.protocol.lease_messages import Claim, ClaimResponse, LeaseInstruction, LeaseInstructionKind
+from tests.fakes.grants import grant_of
 
 NOTHING = ClaimResponse(generation=0)
 ORDERS = ClaimResponse(generation=0, orders=(LeaseInstruction(job="j", epoch=1, do=LeaseInstructionKind.CANCEL),))
@@ -15,7 +16,7 @@ OTHERS_ONLY = ClaimResponse(generation=0, waiting={"no_device": 3})
 
 
 def grant(job: str = "a" * 64) -> ClaimResponse:
-    one = Grant(job=job, attempt=1, epoch=1, generation=0, name="n", recipe="r", lease_s=90, start_s=120)
+    one = grant_of(job=job, attempt=1, epoch=1, generation=0, name="n", recipe="r", lease_s=90, start_s=120)
     return ClaimResponse(grants=(one,), generation=0)
 
 

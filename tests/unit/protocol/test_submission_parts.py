@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from stoker.core.errors import BadInput
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
 from stoker.protocol import job_messages
 from stoker.protocol.codec import from_json, to_json, values_in
 from stoker.protocol.job_messages import (
     PREFIX,
     HostPolicy,
-    JobSpec,
     JobSubmissionResult,
     Submission,
     SubmissionOutcome,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from stoker.core.job import EnvironmentChoice, InputKind, JobInput
 from stoker.protocol.code_messages import code_of, is_tree, start_of, why_not_accepted, why_not_in_tree
-from stoker.protocol.job_messages import EnvironmentChoice, InputBody, InputKind
 
 TREE, OTHER, COMMIT = "a" * 64, "b" * 64, "c" * 40
 FILES = {
@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-def job(*argv: str, inputs: tuple[InputBody, ...] = (), environment: Any = (), **args: Any) -> dict[str, Any]:
+def job(*argv: str, inputs: tuple[JobInput, ...] = (), environment: Any = (), **args: Any) -> dict[str, Any]:
     return {
         "code_tree": TREE,
         "commit": COMMIT,
@@ -32,8 +32,8 @@ def job(*argv: str, inputs: tuple[InputBody, ...] = (), environment: Any = (), *
     }
 
 
-def given(where: str) -> InputBody:
-    return InputBody(where=where, kind=InputKind.FILE, tree=OTHER, name="x")
+def given(where: str) -> JobInput:
+    return JobInput(where=where, kind=InputKind.FILE, tree=OTHER, name="x")
 
 
 @pytest.mark.parametrize("accepts", [(), (TREE,), (OTHER, TREE)], ids=["any", "tree", "one of two"])

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from stoker.core.digests import Digest, Tree, TreeEntry
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
 from stoker.protocol.client_identity import found_args, identity_fault, unproven_args
-from stoker.protocol.codec import from_json, to_json
-from stoker.protocol.job_messages import JobSpec
+from stoker.protocol.job_messages import JOB_BODY
 
 A, B, C = (digit * 64 for digit in "abc")
 FILE = Tree((TreeEntry("rows.csv", 7, Digest(A)),)).digest()
@@ -18,15 +17,15 @@ FILE = Tree((TreeEntry("rows.csv", 7, Digest(A)),)).digest()
 
 def made(identity: dict[str, Any], args: dict[str, Any], *inputs: dict[str, Any], recipe: str = "r/x") -> JobSpec:
     id = job_id(recipe=recipe, schema_version=1, args=identity)
-    order = JobSpec.model_validate(
+    order = JOB_BODY.validate_python(
         {"id": id, "name": "n", "recipe": recipe, "identity": identity, "args": args, "inputs": inputs}
     )
-    return from_json(JobSpec, to_json(order))
+    return JOB_BODY.validate_json(JOB_BODY.dump_json(order))
 
 
 def fault(*said: Any, **more: Any) -> str:
     order = made(*said, **more)
-    return identity_fault(order.id, order)
+    return identity_fault(order)
 
 
 def tree(where: str, digest: str) -> dict[str, Any]:
@@ -112,20 +111,20 @@ def test_a_file_a_folder_and_a_repository_are_the_inputs_with_their_digests() ->
     ):
         inputs = [{**one, **forged} if number == at else one for number, one in enumerate(good)]
         order = made(identity, args, *inputs)
-        assert identity_fault(order.id, order) or "many" in unproven_args(order), forged
+        assert identity_fault(order) or "many" in unproven_args(order), forged
 
 
 def test_files_that_are_no_inputs_are_left_to_the_machine_that_runs_the_job() -> None:
     identity = {"rows": [{"content": f"sha256:{A}"}, {"content": f"sha256:{B}"}], "lr": 0.1}
     order = made(identity, {"rows": ["/a", "/b"], "lr": 0.1})
-    assert identity_fault(order.id, order) == ""
+    assert identity_fault(order) == ""
     assert unproven_args(order) == {"rows": identity["rows"]}
 
 
 def test_texts_that_became_whole_paths_are_left_to_the_machine_that_has_the_recipe() -> None:
     identity = {"name": "org/name", "same": "a/b", "rows": {"content": f"sha256:{A}"}, "n": 1}
     order = made(identity, {"name": "/tmp/org/name", "same": "a/b", "rows": "/a", "n": 1})
-    assert identity_fault(order.id, order) == ""
+    assert identity_fault(order) == ""
     assert found_args(order) == {"name": "org/name"}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from stoker.protocol.job_messages import InputBody, InputKind
+from stoker.core.job import InputKind, JobInput
+from stoker.protocol.job_messages import INPUT_BODY
 from stoker.protocol.lease_messages import LeaseReport, Renewal
 
 
@@ -19,5 +20,6 @@ def test_a_heartbeat_has_no_more_leases_than_a_machine_has_slots():
 @pytest.mark.parametrize("name", ["/etc/shadow", "../x", "a/b", ".", "..", "a\0b"], ids=range(6))
 def test_the_name_of_an_input_leads_nowhere_else(name: str) -> None:
     with pytest.raises(ValueError, match="no name of a file"):
-        InputBody(where="arg:data", kind=InputKind.FILE, tree="0" * 64, name=name)
-    assert InputBody(where="arg:data", kind=InputKind.FILE, tree="0" * 64, name="..rows.csv").name == "..rows.csv"
+        INPUT_BODY.validate_python(JobInput(where="arg:data", kind=InputKind.FILE, tree="0" * 64, name=name))
+    good = JobInput(where="arg:data", kind=InputKind.FILE, tree="0" * 64, name="..rows.csv")
+    assert INPUT_BODY.validate_python(good) == good

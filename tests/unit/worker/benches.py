@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stoker.core.clock import Clock, SystemClock
+from stoker.core.job import InputKind, JobInput
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.http_settings import HttpSettings
 from stoker.jobs.pack.data_trees import read_tree
 from stoker.protocol.client import FleetClient
-from stoker.protocol.job_messages import InputBody, InputKind
 from stoker.protocol.lease_messages import Grant
 from stoker.protocol.transport import RequestTimeouts
 from stoker.store.local_store import LocalStore
@@ -91,11 +91,11 @@ def _no_hub(*_: Any) -> Hub:
     raise AssertionError
 
 
-def input_at(path: Path, store: LocalStore, *, where: str = "env:DATA", host: str = HOST) -> InputBody:
+def input_at(path: Path, store: LocalStore, *, where: str = "env:DATA", host: str = HOST) -> JobInput:
     """Return what whoever submits says of what lies at a path."""
     tree = read_tree(str(path), path.name, memo=store.memo, clock=CLOCK)
     kind = InputKind.TREE if path.is_dir() else InputKind.FILE
-    return InputBody(
+    return JobInput(
         where=where, kind=kind, tree=tree.digest(), name=path.name, size_bytes=tree.size_bytes, files=1,
         path=str(path), host=host,
     )  # fmt: skip

@@ -32,6 +32,7 @@ from stoker.worker.worker_state import (
     WorkerPolicy,
     WorkerState,
 )
+from tests.fakes.grants import grant_of
 
 COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
 FAILED = AttemptEnd(state=JobState.FAILED, error={"message": "exit 1"}, exit_code=1)
@@ -41,7 +42,7 @@ STOPPED = AttemptEnd(state=JobState.CANCELLED, error={"error": "terminated"}, ex
 
 def grant(name: str = "a", **more: Any) -> Grant:
     fields: dict[str, Any] = {"attempt": 1, "epoch": 1, "generation": 1, "recipe": "command", **more}
-    return Grant(job=hashlib.sha256(name.encode()).hexdigest(), name=name, lease_s=90.0, start_s=60.0, **fields)
+    return grant_of(job=hashlib.sha256(name.encode()).hexdigest(), name=name, lease_s=90.0, start_s=60.0, **fields)
 
 
 class Told:

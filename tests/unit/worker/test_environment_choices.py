@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from stoker.core.job import EnvironmentChoice
 from stoker.core.machine import Platform
 from stoker.jobs.pack.environment_choices import EnvironmentChoices, refused_by
 from stoker.protocol.environment_messages import EnvironmentStatus, choose, environment_digest, outlook, outlooks
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.protocol.lease_messages import MachineInventory
 from tests.unit.worker.tiny_wheels import locked_project, wheel
 

@@ -20,6 +20,7 @@ import pytest
 
 from stoker.core.clock import FakeClock
 from stoker.core.frozen import changed
+from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import dumps, loads
 from stoker.core.machine import Platform
 from stoker.host.durable import read_regular
@@ -29,7 +30,6 @@ from stoker.host.user_switch import start_as
 from stoker.host.users import OtherUser, why_not_allowed
 from stoker.jobs.pack.environment_files import gather
 from stoker.protocol.environment_messages import own_digest
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.worker.environments import environment_builder
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.environment_cache import (
@@ -55,7 +55,7 @@ def choice_of(project: Path, path: str = "uv.lock", **more: Any) -> EnvironmentC
 
 
 def changed_path(choice: EnvironmentChoice, path: Path) -> EnvironmentChoice:
-    return choice.model_copy(update={"path": str(path)})
+    return changed(choice, path=str(path))
 
 
 def project_in(folder: Path) -> Path:

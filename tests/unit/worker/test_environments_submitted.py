@@ -10,6 +10,7 @@ import pytest
 from stoker.cli.jobs_show_fleet import python_lines
 from stoker.cli.submit_environments import read_env
 from stoker.core.errors import ArgsFaults
+from stoker.core.leases import AttemptToken
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.build_context import RunRequest
 from stoker.jobs.builder import JobQueueOptions, orders_of_draft
@@ -17,7 +18,7 @@ from stoker.jobs.job_folder import PYTHON, JobFolder, read_python
 from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
-from stoker.worker.assignment import Assignment, JobBrief
+from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import order_assignment
 from stoker.worker.environments.environment_cache import EnvironmentReady
 from tests.unit.worker.conftest import Office
@@ -87,26 +88,8 @@ def test_an_attempt_runs_in_its_environment_and_tells_with_which_packages(office
         uv="0.13.7",
     )
     (order,) = typed(office).jobs
-    brief = JobBrief(
-        job=order.id,
-        attempt=1,
-        epoch=1,
-        generation=1,
-        name="a",
-        number=0,
-        label="",
-        point={},
-        recipe="command",
-        schema_version=order.schema_version,
-        args=order.args,
-        seed=None,
-        folder=str(office.folder),
-        timeout_s=None,
-        devices=[],
-        is_shared=False,
-        vram_bytes=0,
-    )
-    sent = Assignment(job=brief, run="r", lease_path="", python=ready.facts())
+    token = AttemptToken(job=order.id, attempt=1, epoch=1, generation=1)
+    sent = Assignment(spec=order, token=token, folder=str(office.folder), run="r", lease_path="", python=ready.facts())
     made = order_assignment(office.desk, Assignment.from_line(sent.to_line()))
     assert made.trials[0].args["python"] == "/envs/b/venv/bin/python"
     (tmp_path / "run").mkdir()

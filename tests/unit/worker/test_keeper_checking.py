@@ -17,6 +17,7 @@ from stoker.host.users import OtherUser, why_not_allowed
 from stoker.protocol.lease_messages import Grant
 from stoker.worker.machine_checks import LEAST_FREE_BYTES, Precheck, why_closed, why_not
 from tests.fakes.coordinator import FakeCoordinator
+from tests.fakes.grants import grant_of
 from tests.fakes.keeping import Keep
 
 GIB = 1 << 30
@@ -29,10 +30,8 @@ def grant(**more: Any) -> Grant:
     fields: dict[str, Any] = {"recipe": "command", "args": {"argv": ["true"]}, **more}
     fields.setdefault("identity", fields["args"])
     version = fields.get("schema_version", 1)
-    job = job_id(recipe=fields["recipe"], schema_version=version, args=fields["identity"])
-    return Grant(
-        job=job, attempt=1, epoch=1, generation=1, name="a", lease_s=9.0, start_s=9.0, ram_bytes=4 * GIB, **fields
-    )
+    fields.setdefault("job", job_id(recipe=fields["recipe"], schema_version=version, args=fields["identity"]))
+    return grant_of(attempt=1, epoch=1, generation=1, name="a", lease_s=9.0, start_s=9.0, ram_bytes=4 * GIB, **fields)
 
 
 def test_what_is_as_it_was_granted_starts():
@@ -99,8 +98,7 @@ def test_a_full_disk_closes_a_machine_with_numbers():
 )
 def test_a_job_that_is_not_the_one_its_id_names_is_not_started(forged: dict[str, Any]):
     real = {"recipe": "command", "schema_version": 1, "args": forged.get("identity", {"argv": ["true"]})}
-    wanted = grant(**{"identity": real["args"], **forged}).model_copy(update={"job": job_id(**real)})
-    refusal = why_not(wanted, GOOD)
+    refusal = why_not(grant(**{"identity": real["args"], **forged}, job=job_id(**real)), GOOD)
     assert refusal is not None
     assert (refusal.reason, refusal.lasts) == ("identity", True)
 

@@ -14,13 +14,13 @@ from stoker.core.device import MIB, Backend, Device, TriState, TriStateAnswer
 from stoker.devices.meter import FakeMeter
 from stoker.engine.device_gate import held_base
 from stoker.host.identity import ProcessIdentity, mine, of_pid
-from stoker.protocol.lease_messages import Grant
 from stoker.worker.machine_checks import LocalMachine, MachineOffer
 from tests.fakes.coordinator import FakeCoordinator
+from tests.fakes.grants import grant_of
 from tests.fakes.keeping import Keep
 from tests.unit.devices.ledger.lab import CARD, gib, held, real_ledger, sharing, whole
 
-GRANT = Grant(
+GRANT = grant_of(
     job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=9.0, start_s=9.0,
     devices=(CARD.uuid,),
 )  # fmt: skip

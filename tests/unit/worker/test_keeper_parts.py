@@ -10,20 +10,21 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Cancelled, NoSpace, OutOfMemory, StageFailed, StokerError, UnknownRecipe, Usage
 from stoker.core.frozen import changed
-from stoker.core.job import JobState
+from stoker.core.job import EnvironmentChoice, InputKind, JobInput, JobSpec, JobState
 from stoker.core.jsontext import dumps
-from stoker.core.leases import Partition
+from stoker.core.leases import AttemptToken, Partition
+from stoker.core.machine import DevicePreference, Requirements
 from stoker.host.identity import Liveness, mine
 from stoker.jobs.job_folder import JobEnd
-from stoker.protocol.lease_messages import Grant
 from stoker.worker.actions import inherit
-from stoker.worker.assignment import Assignment, AttemptEnd, JobBrief, LeaseFile, end_of
+from stoker.worker.assignment import Assignment, AttemptEnd, LeaseFile, end_of
 from stoker.worker.attempt_process import AttemptJournalTail, AttemptProgress
 from stoker.worker.worker_options import Pause, clear_pause, read_declared, read_pause, write_pause
 from stoker.worker.worker_state import AttemptPhase, HeldLease, Journal, JournaledLease, Predecessor
+from tests.fakes.grants import grant_of
 
 URL = "http://127.0.0.1:7717"
-GRANT = Grant(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
+GRANT = grant_of(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
 
 
 def failed(error: StokerError) -> AttemptEnd:
@@ -65,7 +66,7 @@ def predecessor(*written: JournaledLease, coordinator: str = URL) -> Predecessor
 
 
 def left(*, ends_s: float = 100.0, partition: Partition = Partition.STOP) -> JournaledLease:
-    grant = GRANT.model_copy(update={"on_partition": partition})
+    grant = GRANT.model_copy(update={"spec": changed(GRANT.spec, on_partition=partition)})
     return JournaledLease(grant=grant, run="run-1", child=mine(), ends_s=ends_s)
 
 
@@ -186,12 +187,24 @@ def test_a_lease_file_says_until_when_and_its_absence_ends_whoever_runs(tmp_path
 
 
 def test_an_assignment_comes_back_from_its_line_as_it_was():
-    brief = JobBrief(
-        job="a" * 64, attempt=2, epoch=5, generation=1, name="net", number=3, label="lr=0.1", point={"lr": 0.1},
-        recipe="command", schema_version=1, args={"argv": ["true", "ü\n"]}, seed=None, folder="/x", timeout_s=None,
-        devices=["GPU-1"], is_shared=False, vram_bytes=0,
-    )  # fmt: skip
-    assignment = Assignment(job=brief, run="run-1", lease_path="/l", environment={"A": "b"})
+    spec = JobSpec(
+        id="a" * 64,
+        name="net",
+        number=3,
+        label="lr=0.1",
+        point={"lr": 0.1},
+        recipe="command",
+        args={"argv": ["true", "ü\n"]},
+        inputs=(JobInput(where="env:DATA", kind=InputKind.FILE, tree="b" * 64),),
+        environment=(EnvironmentChoice(kind="uv.lock", path="uv.lock", extras=("gpu",)),),
+        requirements=Requirements(wish=DevicePreference.REQUIRE, cores=2),
+        on_partition=Partition.KEEP,
+        train_hosts=("desk",),
+    )
+    token = AttemptToken(job=spec.id, attempt=2, epoch=5, generation=1)
+    assignment = Assignment(
+        spec=spec, token=token, folder="/x", devices=["GPU-1"], run="run-1", lease_path="/l", environment={"A": "b"}
+    )
     line = assignment.to_line()
     assert line.count(b"\n") == 1
     assert Assignment.from_line(line) == assignment

@@ -11,7 +11,6 @@ from stoker.core.device import Backend, Device, TriState, TriStateAnswer
 from stoker.core.errors import NetworkFailed
 from stoker.core.frozen import changed
 from stoker.devices.probes.inventory import find_devices
-from stoker.protocol.lease_messages import Grant
 from stoker.worker.machine_checks import (
     CONFIRM_S,
     EVERY_S,
@@ -23,6 +22,7 @@ from stoker.worker.machine_checks import (
 )
 from tests.fakes.asker import ScriptedAsker, recorded
 from tests.fakes.coordinator import FakeCoordinator
+from tests.fakes.grants import grant_of
 from tests.fakes.keeping import Keep
 from tests.fakes.machine import FileMachine
 
@@ -152,7 +152,7 @@ def test_the_worker_says_hello_again_with_what_it_offers_now(keep: Keep):
 
 
 def test_a_grant_on_a_device_that_is_gone_is_declined_with_the_reason(keep: Keep):
-    grant = Grant(
+    grant = grant_of(
         job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=9.0, start_s=9.0,
         devices=("a",), folder=str(keep.folder),
     )  # fmt: skip

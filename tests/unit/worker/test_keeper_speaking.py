@@ -10,13 +10,13 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.frozen import changed
 from stoker.host.identity import mine
-from stoker.protocol.lease_messages import Grant
 from stoker.worker.actions import InstructionRunner
 from stoker.worker.attempt_process import WorkerRuntime
 from stoker.worker.coordinator_calls import ClaimLoop
 from stoker.worker.worker_state import AttemptPhase, HeldLease, WorkerPolicy, WorkerState
+from tests.fakes.grants import grant_of
 
-GRANT = Grant(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
+GRANT = grant_of(job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=90.0, start_s=60.0)
 ENDS_S = 90.0
 
 

@@ -15,15 +15,17 @@ from stoker.core.device import GIB
 from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.core.errors import HashMismatch, NoPermission, Usage
 from stoker.core.frozen import changed
+from stoker.core.job import JobSpec
+from stoker.core.leases import AttemptToken
 from stoker.engine.action import Action, StageFacts
 from stoker.engine.plan import PlanNode
 from stoker.engine.scratch import resume_key
 from stoker.jobs.build_context import CompiledJob, RunRequest
-from stoker.protocol.lease_messages import Grant
-from stoker.worker.assignment import Assignment, JobBrief
+from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import order_assignment
 from stoker.worker.preparation.input_check import python_beside, refusal_by_tree, refusal_of
 from stoker.worker.worker_options import read_accepted
+from tests.fakes.grants import grant_of
 from tests.unit.worker.conftest import Office
 
 PROJECT = "f" * 40
@@ -33,35 +35,25 @@ def assigned(
     office: Office,
     workspace: Path,
     *,
-    unproven: dict[str, Any] | None = None,
+    identity: dict[str, Any] | None = None,
     readable: tuple[str, ...] | None = None,
     granted: dict[str, Any] | None = None,
     **args: Any,
 ) -> CompiledJob:
     workspace.mkdir(parents=True, exist_ok=True)
-    brief = JobBrief(
-        job="a" * 64,
-        attempt=1,
-        epoch=1,
-        generation=1,
+    spec = JobSpec(
+        id="a" * 64,
         name="train",
-        number=0,
-        label="",
-        point={},
         recipe="command",
-        schema_version=1,
         args={"argv": ["sh", "-c", "true"], "folder": PROJECT, **args},
-        seed=None,
-        folder=str(workspace),
-        timeout_s=None,
-        devices=[],
-        is_shared=False,
-        vram_bytes=0,
-        unproven=unproven or {},
+        identity=identity or {},
     )
-    brief = changed(brief, **(granted or {}))
+    token = AttemptToken(job=spec.id, attempt=1, epoch=1, generation=1)
     desk = changed(office.desk, readable=readable)
-    return order_assignment(desk, Assignment(job=brief, run="run", lease_path=""))
+    granted = granted or {}
+    return order_assignment(
+        desk, Assignment(spec=spec, token=token, folder=str(workspace), run="run", lease_path="", **granted)
+    )
 
 
 def key_of(order: CompiledJob) -> str:
@@ -105,11 +97,11 @@ def test_a_program_shares_its_device_as_it_was_granted_whatever_it_allows(
 def test_a_file_that_is_not_what_the_id_names_starts_nothing(office: Office, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("1,2")
-    unproven = {"inputs": [{"content": f"sha256:{hashlib.sha256(b'1,2').hexdigest()}"}]}
-    assigned(office, tmp_path / "one", unproven=unproven, inputs=[str(rows)])
+    identity = {"inputs": [{"content": f"sha256:{hashlib.sha256(b'1,2').hexdigest()}"}]}
+    assigned(office, tmp_path / "one", identity=identity, inputs=[str(rows)])
     rows.write_text("3,4")
     with pytest.raises(HashMismatch, match="not what the job was submitted with"):
-        assigned(office, tmp_path / "two", unproven=unproven, inputs=[str(rows)])
+        assigned(office, tmp_path / "two", identity=identity, inputs=[str(rows)])
 
 
 @pytest.fixture
@@ -140,9 +132,9 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize("lies_there", ["a file", "a folder", "nothing"])
-@pytest.mark.parametrize("is_unproven", [True, False], ids=["by its digest", "by its name"])
+@pytest.mark.parametrize("is_digested", [True, False], ids=["by its digest", "by its name"])
 def test_a_job_of_another_user_learns_nothing_of_files_that_did_not_come_with_it(
-    office: Office, tmp_path: Path, untouched: Callable[[Path], None], lies_there: str, is_unproven: bool
+    office: Office, tmp_path: Path, untouched: Callable[[Path], None], lies_there: str, is_digested: bool
 ) -> None:
     secret, workspace = tmp_path / "secret", tmp_path / "one"
     if lies_there == "a file":
@@ -152,9 +144,9 @@ def test_a_job_of_another_user_learns_nothing_of_files_that_did_not_come_with_it
         (secret / "keys").write_text("of root alone")
     untouched(secret)
     content = {"content": f"sha256:{hashlib.sha256(b'of root alone').hexdigest()}"}
-    unproven = {"inputs": [content]} if is_unproven else {}
+    identity = {"inputs": [content]} if is_digested else {}
     with pytest.raises(NoPermission) as caught:
-        assigned(office, workspace, unproven=unproven, readable=(str(workspace),), inputs=[str(secret)])
+        assigned(office, workspace, identity=identity, readable=(str(workspace),), inputs=[str(secret)])
     assert caught.value.message == f"{secret} did not come with the job, and jobs run as other users here"
 
 
@@ -239,13 +231,13 @@ def test_a_machine_looks_again_at_the_code_that_it_was_given() -> None:
     }
     tree = Tree((TreeEntry("sub/train.py", 1, Digest("a" * 64)), TreeEntry("train.py", 1, Digest("a" * 64))))
     digest = str(tree.digest())
-    grant = Grant(recipe="command", code_tree=digest, code_folder="sub", **fields)
+    grant = grant_of(recipe="command", code_tree=digest, code_folder="sub", **fields)
     assert "accepts only ccccccc" in refusal_of(grant, ("c" * 64,))
     assert refusal_of(grant, (digest,)) == ""
-    assert refusal_of(Grant(recipe="tabular/gbt", code_tree=digest, **fields), ("c" * 64,)) == ""
+    assert refusal_of(grant_of(recipe="tabular/gbt", code_tree=digest, **fields), ("c" * 64,)) == ""
     assert refusal_by_tree(grant, (digest,), tree, unseen) == ""
     linked = Tree((TreeEntry("sub/train.py", 1, Digest("a" * 64), link_to="../data.py"),))
-    other = Grant(recipe="command", code_tree=str(linked.digest()), code_folder="sub", **fields)
+    other = grant_of(recipe="command", code_tree=str(linked.digest()), code_folder="sub", **fields)
     assert "no file of its tree" in refusal_by_tree(other, (str(linked.digest()),), linked, unseen)
     assert "is not tree" in refusal_by_tree(grant, (digest,), linked, unseen)
 

@@ -18,9 +18,9 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.errors import NetworkFailed, NotOnServer, Terminated
 from stoker.core.frozen import changed
+from stoker.core.job import EnvironmentChoice, InputKind, JobInput
 from stoker.host.identity import mine, of_pid
 from stoker.jobs.pack.environment_files import gather
-from stoker.protocol.job_messages import EnvironmentChoice, InputBody, InputKind
 from stoker.store.memo import digest_path
 from stoker.transfer.trees import tree_sources
 from stoker.transfer.trees.tree_sources import TransferBackoff
@@ -303,10 +303,10 @@ def test_a_pinned_machine_uses_no_environment_that_was_built_for_other_code(tmp_
 
     assert refusal(choices[0]) == ""
     assert "requirements.txt is not the one" in refusal(choices[1])
-    assert "there is no file other.txt" in refusal(choices[1].model_copy(update={"path": "other.txt"}))
+    assert "there is no file other.txt" in refusal(changed(choices[1], path="other.txt"))
     for outside in ("../../evil/sub/requirements.txt", "/requirements.txt", "\0.txt"):
-        assert "outside of the project" in refusal(choices[1].model_copy(update={"path": outside}))
-    assert "no file that an environment can be made from" in refusal(choices[1].model_copy(update={"path": ""}))
+        assert "outside of the project" in refusal(changed(choices[1], path=outside))
+    assert "no file that an environment can be made from" in refusal(changed(choices[1], path=""))
 
 
 def test_who_waits_for_an_environment_feels_that_it_is_still_made(tmp_path: Path, desk: MachineAlone):
@@ -382,8 +382,8 @@ class HubAway:
         raise NetworkFailed("the hub refused the connection")
 
 
-def repository_input() -> InputBody:
-    return InputBody(where="env:DATA", kind=InputKind.REPO, name="data", repo=f"org/data@{'c' * 40}")
+def repository_input() -> JobInput:
+    return JobInput(where="env:DATA", kind=InputKind.REPO, name="data", repo=f"org/data@{'c' * 40}")
 
 
 def test_a_hub_that_is_away_for_a_while_is_waited_for_and_each_time_it_is_told(desk):

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from stoker.core.frozen import fields_of
+from stoker.core.job import JobSpec
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs import recipe_specs
 from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.program_specs import ProgramSpecVariants
-from stoker.protocol.job_messages import JobSpec
+from stoker.protocol.job_messages import JOB_BODY
 from tests.unit.worker.conftest import Office
 
 PROGRAMS = {
@@ -63,7 +65,7 @@ def test_points_of_a_program_are_what_each_is_by_itself(
     monkeypatch.setattr(ProgramSpecVariants, "order", lambda *_: None)
     slow = read(office, text)
     assert len(quick) > 1
-    assert [order.model_dump_json() for order in quick] == [order.model_dump_json() for order in slow]
+    assert [JOB_BODY.dump_json(order) for order in quick] == [JOB_BODY.dump_json(order) for order in slow]
 
 
 @pytest.mark.parametrize("text", RECIPES.values(), ids=RECIPES)
@@ -73,11 +75,11 @@ def test_jobs_of_one_sort_are_what_each_is_by_itself(
     quick = read(office, text)
 
     def alone(first: JobSpec, own: dict[str, object]) -> JobSpec:
-        return JobSpec.model_validate(first.model_dump() | own)
+        return JOB_BODY.validate_python(fields_of(first) | own)
 
-    monkeypatch.setattr(recipe_specs, "order_alike", alone)
+    monkeypatch.setattr(recipe_specs, "spec_alike", alone)
     slow = read(office, text)
-    assert [order.model_dump_json() for order in quick] == [order.model_dump_json() for order in slow]
+    assert [JOB_BODY.dump_json(order) for order in quick] == [JOB_BODY.dump_json(order) for order in slow]
     by_name = {order.name: order for order in quick}
     assert [by_name[name].requirements.ram_bytes >> 30 for name in "bcde"] == [3, 3, 3, 3]
     assert [by_name[name].number for name in "ce"] == [0, 0]

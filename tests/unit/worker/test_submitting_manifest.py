@@ -11,7 +11,7 @@ from stoker.config.manifest_rules import KnownNames
 from stoker.core.device import GIB
 from stoker.core.errors import InvalidManifest
 from stoker.core.frozen import changed
-from stoker.core.job import job_id
+from stoker.core.job import JobSpec, job_id
 from stoker.core.leases import Partition
 from stoker.core.machine import DevicePreference
 from stoker.engine.catalogue import Catalogue, CookbookSource
@@ -19,7 +19,6 @@ from stoker.engine.code_identity import OWN, CodeIdentity
 from stoker.jobs.build_context import JobCompiler
 from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.pack.code_tree import PreparedSubmission
-from stoker.protocol.job_messages import JobSpec
 from tests.unit.worker.conftest import Office
 
 

@@ -11,6 +11,8 @@ from stoker.cookbooks.language.recipes import lora
 from stoker.core.device import GIB, Needs
 from stoker.core.errors import ArgsFaults, BadInput
 from stoker.core.frozen import changed
+from stoker.core.job import InputKind, JobSpec
+from stoker.core.leases import AttemptToken
 from stoker.core.machine import DevicePreference
 from stoker.devices.memory_admission import MachineMemory
 from stoker.engine.code_identity import CodeIdentity
@@ -20,9 +22,8 @@ from stoker.jobs.builder import orders_of_draft
 from stoker.jobs.data_places import DataPlaces, FoundRepository
 from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_needs
-from stoker.protocol.client_identity import found_args, identity_fault, unproven_args
-from stoker.protocol.job_messages import InputKind, JobSpec
-from stoker.worker.assignment import Assignment, JobBrief
+from stoker.protocol.client_identity import identity_fault
+from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import order_assignment
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.test_submitting_typed import orders
@@ -107,18 +108,25 @@ def test_jobs_of_a_manifest_share_as_those_that_were_typed(office: Office) -> No
     assert (first.requirements.base, first.requirements.vram_bytes) == (typed.requirements.base, 5 * GIB)
 
 
-def _brief(order: JobSpec, devices: list[str]) -> JobBrief:
-    said: dict[str, Any] = {"attempt": 1, "epoch": 1, "generation": 1, "seed": None, "timeout_s": None, "folder": ""}
-    same = ("name", "number", "label", "point", "recipe", "schema_version", "args")
-    taken = {name: getattr(order, name) for name in same}
-    return JobBrief(job=order.id, devices=devices, is_shared=True, vram_bytes=GIB, **taken, **said)
+def _assignment(order: JobSpec, devices: list[str], run_as: dict[str, Any] | None = None) -> Assignment:
+    return Assignment(
+        spec=order,
+        token=AttemptToken(job=order.id, attempt=1, epoch=1, generation=1),
+        folder="",
+        devices=devices,
+        is_shared=True,
+        vram_bytes=GIB,
+        run="run",
+        lease_path="",
+        run_as=run_as or {},
+    )
 
 
 @pytest.mark.parametrize("devices", [[], ["GPU-1"]], ids=["on the CPU", "on a device"])
 def test_the_devices_of_a_grant_reach_the_recipe(office: Office, devices: list[str]) -> None:
     (office.folder / "base.bin").write_text("weights")
     (order,) = orders(office, "base=base.bin", target="test/tuned").jobs
-    made = order_assignment(office.desk, Assignment(job=_brief(order, devices), run="run", lease_path=""))
+    made = order_assignment(office.desk, _assignment(order, devices))
     assert made.trials[0].args["gpus"] == len(devices)
 
 
@@ -128,8 +136,7 @@ def test_whoever_wants_a_job_that_runs_apart_does_not_say_where_we_write(
 ) -> None:
     (office.folder / "base.bin").write_text("weights")
     (order,) = orders(office, "base=base.bin", "checkpoints=/etc", target="test/tuned").jobs
-    assignment = Assignment(job=_brief(order, []), run="run", lease_path="", run_as=run_as)
-    made = order_assignment(office.desk, assignment)
+    made = order_assignment(office.desk, _assignment(order, [], run_as))
     assert made.trials[0].args["checkpoints"] == (None if run_as else "/etc")
 
 
@@ -142,13 +149,12 @@ def _reading(office: Office, **hyper: str) -> JobSpec:
     said = ", ".join(f'{name} = "{text}"' for name, text in {"data": "rows.txt", **hyper}.items())
     manifest.write_text(f'[[jobs]]\nname = "a"\nrecipe = "test/read"\nhyper = {{ {said} }}\n')
     (order,) = read_orders(str(manifest), desk=office.desk, code=CodeIdentity(str(office.folder / "code.json"))).jobs
-    assert identity_fault(order.id, order) == ""
+    assert identity_fault(order) == ""
     return order
 
 
 def _here(office: Office, order: JobSpec) -> CompiledJob:
-    brief = changed(_brief(order, []), unproven=unproven_args(order), found=found_args(order))
-    return order_assignment(office.desk, Assignment(job=brief, run="run", lease_path=""))
+    return order_assignment(office.desk, _assignment(order, []))
 
 
 @pytest.mark.parametrize("title", ["org/name", "./org", ".", ".."])
@@ -177,9 +183,9 @@ def test_a_path_of_dots_alone_is_known_by_its_content(office: Office) -> None:
 
 def test_a_job_does_not_run_with_a_path_in_the_place_of_a_text_of_its_id(office: Office) -> None:
     order = _reading(office, title="org/name")
-    forged = order.model_copy(update={"args": {**order.args, "title": "/tmp/evil/org/name"}})
+    forged = changed(order, args={**order.args, "title": "/tmp/evil/org/name"})
     # Without the recipe, it may be a path that was made whole.
-    assert identity_fault(forged.id, forged) == ""
+    assert identity_fault(forged) == ""
     with pytest.raises(BadInput, match="argument title is not 'org/name', which its id is made from"):
         _here(office, forged)
 

@@ -9,7 +9,7 @@ import pytest
 from stoker.config.manifest_file import JobEntry
 from stoker.core.device import GIB, Needs
 from stoker.core.errors import ArgsFaults, BadInput
-from stoker.core.machine import DevicePreference
+from stoker.core.machine import DevicePreference, Requirements
 from stoker.engine.args import ArgsSchema
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.build_context import RunRequest
@@ -112,7 +112,7 @@ def test_a_recipes_needs_hold_where_nobody_says_more() -> None:
     wants = required_of_needs(needs)
     assert (wants.wish, wants.device_count, wants.cores) == (DevicePreference.REQUIRE, 2, 4)
     assert (wants.vram_bytes, wants.ram_bytes, wants.may_share) == (10 * GIB, 6 * GIB, True)
-    assert required_of_needs(Needs()).model_dump(exclude_defaults=True) == {"ram_bytes": 0}
+    assert required_of_needs(Needs()) == Requirements(ram_bytes=0)
 
 
 def test_what_a_manifest_says_wins_over_what_a_recipe_needs() -> None:

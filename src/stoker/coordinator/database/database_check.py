@@ -36,7 +36,7 @@ from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.leases import Budgets
 from stoker.protocol.client_identity import identity_fault
-from stoker.protocol.job_messages import JobSpec
+from stoker.protocol.job_messages import JOB_BODY
 
 # Is every value what its column holds? A database keeps bytes damaged inside a value as readily as any others.
 #
@@ -162,10 +162,10 @@ def _json_fault(place: str, text: str) -> str:
 def _job_fault(row: Row) -> str:
     """Hold a job's id against what it was made from."""
     try:
-        order = JobSpec.model_validate({**loads(row["spec"]), "id": _plain(row["id"])})
+        order = JOB_BODY.validate_python({**loads(row["spec"]), "id": _plain(row["id"])})
     except (TypeError, ValueError):
         return "spec is no order of a job"
-    if fault := identity_fault(order.id, order):
+    if fault := identity_fault(order):
         return f"spec: {fault}"
     stored = tuple(_plain(row[name]) for name in ("recipe", "mode"))
     return "" if (order.recipe, order.mode) == stored else "its spec is another job's"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.core.job import JobState
+from stoker.core.job import EnvironmentChoice, JobInput, JobSpec, JobState
 from stoker.core.machine import Requirements, SchedulableJob, code_word, environment_word
 from stoker.core.text import format_duration, format_size, point_name
 from stoker.protocol.code_messages import code_of, why_not_accepted
@@ -16,7 +16,6 @@ from stoker.protocol.environment_messages import (
     environment_digest,
     outlooks,
 )
-from stoker.protocol.job_messages import EnvironmentChoice, InputBody, JobSpec
 from stoker.protocol.lease_messages import MachineInventory
 from stoker.protocol.view_messages import JobView
 from stoker.scheduler.explain import Explanation
@@ -80,7 +79,7 @@ class JobExplainContext:
     """Why its machine was granted it, if it has one."""
     environment: tuple[EnvironmentChoice, ...] = ()
     """What its interpreter is made from."""
-    inputs: tuple[InputBody, ...] = ()
+    inputs: tuple[JobInput, ...] = ()
     """What it reads."""
 
 
@@ -139,7 +138,7 @@ def case_of_order(order: JobSpec, *, now_s: float, ahead: int | None = None) -> 
         submitted_s=now_s,
         changed_s=now_s,
     )
-    wanted = changed(order.wanted(), environment=environment_digest(order.environment))
+    wanted = changed(order.schedulable(), environment=environment_digest(order.environment))
     return JobExplainContext(job=job, wanted=wanted, ahead=ahead, environment=order.environment, inputs=order.inputs)
 
 
@@ -148,7 +147,7 @@ def case_of_order(order: JobSpec, *, now_s: float, ahead: int | None = None) -> 
 # Pure, from what workers said that they have.
 
 
-def data_row(inputs: Sequence[InputBody], machine: str, held: MachineInventory | None) -> dict[str, Any]:
+def data_row(inputs: Sequence[JobInput], machine: str, held: MachineInventory | None) -> dict[str, Any]:
     """Return how a job's data stands on a machine; nothing if it reads none, or nobody knows."""
     if not inputs or held is None:
         return {}
@@ -169,7 +168,7 @@ def first_copies(row: dict[str, Any]) -> str:
     return f", and {row['text']} first" if row.get("missing_bytes") else ""
 
 
-def _is_there(one: InputBody, machine: str, held: MachineInventory) -> bool:
+def _is_there(one: JobInput, machine: str, held: MachineInventory) -> bool:
     # On the machine that it was submitted from it is read where it lies.
     return one.tree in held.trees or (bool(one.host) and one.host == machine)
 

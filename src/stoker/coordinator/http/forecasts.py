@@ -13,8 +13,8 @@ from stoker.coordinator.explain.verdict import Explainer
 from stoker.coordinator.queue.classes import like_of, user_of
 from stoker.coordinator.queue.queue_state import JobKind
 from stoker.core.frozen import changed
+from stoker.core.job import JobSpec
 from stoker.core.machine import environment_word
-from stoker.protocol.job_messages import JobSpec
 from stoker.scheduler.fit import PlacementShape, shape_of
 from stoker.scheduler.job_types import STATED, rounded_s
 from stoker.scheduler.leases import StartReason

@@ -18,11 +18,11 @@ from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, 
 from stoker.coordinator.queue.read_jobs import JobCandidate
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, CodeNotAccepted, CommitMissing, Forbidden, StokerError
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.leases import Principal, Role
 from stoker.core.text import one_line
 from stoker.host.git import ask_git
-from stoker.protocol.job_messages import MOST_SUBMISSION_BYTES, JobSpec, Submission, SubmissionResponse
+from stoker.protocol.job_messages import MOST_SUBMISSION_BYTES, Submission, SubmissionResponse
 from stoker.protocol.view_messages import (
     DoneView,
     EventPage,

@@ -30,17 +30,19 @@ from stoker.coordinator.http.http_messages import (
     too_large,
 )
 from stoker.core.errors import BadInput, TooLarge, Unavailable
+from stoker.core.job import JobSpec
 from stoker.core.jsontext import loads
 from stoker.core.text import format_size
-from stoker.protocol.codec import alike, values_in
+from stoker.protocol.codec import adapter_of, alike, values_in
 from stoker.protocol.job_messages import (
+    JOB_BODY,
     MOST_JOBS,
     MOST_JOBS_AT_ONCE,
     MOST_ORDER_BYTES,
     MOST_ORDER_VALUES,
     MOST_SUBMISSION_BYTES,
     MOST_SUBMISSION_VALUES,
-    JobSpec,
+    JobBody,
     Submission,
 )
 
@@ -51,7 +53,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _JOBS = "jobs"
 _PARTS = "send it in parts, as `stoker submit` does"
 _NEXT_ORDER = '},{"id":"'
-_ORDERS = TypeAdapter(tuple[JobSpec, ...])
+_ORDERS: TypeAdapter[tuple[JobSpec, ...]] = adapter_of(tuple[JobBody, ...])
 _scan = json.JSONDecoder().raw_decode
 
 
@@ -122,7 +124,7 @@ def _read_run(text: str) -> tuple[JobSpec, ...]:
 def _read_order(text: str, place: str) -> JobSpec:
     try:
         # A tagged number: the longer way, as `protocol.codec` goes it.
-        return JobSpec.model_validate(loads(text)) if '"$' in text else JobSpec.model_validate_json(text)
+        return JOB_BODY.validate_python(loads(text)) if '"$' in text else JOB_BODY.validate_json(text)
     except ValidationError as error:
         raise faults_of(error, place) from None
     except ValueError as error:

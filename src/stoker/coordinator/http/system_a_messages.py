@@ -111,20 +111,20 @@ def incarnation_of(host: str) -> str:
 
 def job_of(grant: Grant, id: str) -> dict[str, Any]:
     """Return a grant as system A's workers read a job, with the lease beside it."""
-    hyper = dict(grant.args)
-    mode = grant.mode or hyper.pop("mode", None) or ""
-    seed = hyper.pop("seed", None) if grant.seed is None else grant.seed
+    hyper = dict(grant.spec.args)
+    mode = grant.spec.mode or hyper.pop("mode", None) or ""
+    seed = hyper.pop("seed", None) if grant.spec.seed is None else grant.spec.seed
     return {
         "id": id,
-        "name": grant.shown,
-        "model": grant.recipe.rpartition("/")[2],
+        "name": grant.spec.shown,
+        "model": grant.spec.recipe.rpartition("/")[2],
         "mode": mode,
         "hyper": hyper,
-        "split_recipe": grant.split_recipe,
-        "train_hosts": list(grant.train_hosts),
+        "split_recipe": grant.spec.split_recipe,
+        "train_hosts": list(grant.spec.train_hosts),
         "seed": seed,
         "job": grant.job,
-        "recipe": grant.recipe,
+        "recipe": grant.spec.recipe,
         "attempt": grant.attempt,
         "epoch": grant.epoch,
         "generation": grant.generation,

@@ -15,9 +15,7 @@ from stoker.core.errors import Conflict
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps, loads
-from stoker.core.leases import Partition
 from stoker.protocol.lease_messages import (
-    CheckpointBody,
     Claim,
     ClaimResponse,
     Grant,
@@ -206,41 +204,21 @@ def _write_grant(
 
 def _grant_of(turn: WriterTransaction, live: LiveLease, spec: dict[str, Any], checkpoint: str) -> Grant:
     needs = spec.get("requirements", {})
-    return Grant(
-        job=live.id,
-        attempt=live.attempt,
-        epoch=live.epoch,
-        generation=live.generation,
-        name=spec["name"],
-        number=spec.get("number", 0),
-        label=spec.get("label", ""),
-        point=spec.get("point", {}),
-        recipe=spec["recipe"],
-        schema_version=spec.get("schema_version", 1),
-        mode=spec.get("mode", ""),
-        args=spec.get("args", {}),
-        identity=spec.get("identity", {}),
-        seed=spec.get("seed"),
-        split_recipe=spec.get("split_recipe"),
-        train_hosts=tuple(spec.get("train_hosts", ())),
-        folder=spec.get("folder", ""),
-        code_tree=spec.get("code_tree", ""),
-        code_folder=spec.get("code_folder", ""),
-        commit=spec.get("commit", ""),
-        inputs=tuple(spec.get("inputs", ())),
-        environment=tuple(spec.get("environment", ())),
-        code=spec.get("code", {}),
-        secrets=tuple(spec.get("secrets", ())),
-        timeout_s=spec.get("timeout_s"),
-        on_partition=Partition(spec.get("on_partition", Partition.STOP.value)),
-        devices=live.allocation.devices,
-        is_shared=live.allocation.is_shared,
-        vram_bytes=needs.get("vram_bytes", 0) if live.allocation.devices else 0,
-        base=needs.get("base", "") if live.allocation.is_shared else "",
-        base_bytes=needs.get("base_bytes", 0) if live.allocation.is_shared else 0,
-        ram_bytes=needs.get("ram_bytes", 0),
-        cores=needs.get("cores", 0),
-        checkpoint=CheckpointBody(**loads(checkpoint)) if checkpoint else None,
-        lease_s=turn.pace.lease_s,
-        start_s=turn.setting.times.start_s,
-    )
+    allocation = live.allocation
+    lease = {
+        "job": live.id,
+        "attempt": live.attempt,
+        "epoch": live.epoch,
+        "generation": live.generation,
+        "devices": allocation.devices,
+        "is_shared": allocation.is_shared,
+        "vram_bytes": needs.get("vram_bytes", 0) if allocation.devices else 0,
+        "base": needs.get("base", "") if allocation.is_shared else "",
+        "base_bytes": needs.get("base_bytes", 0) if allocation.is_shared else 0,
+        "ram_bytes": needs.get("ram_bytes", 0),
+        "cores": needs.get("cores", 0),
+        "checkpoint": loads(checkpoint) if checkpoint else None,
+        "lease_s": turn.pace.lease_s,
+        "start_s": turn.setting.times.start_s,
+    }
+    return Grant.model_validate({**spec, **lease})

@@ -116,7 +116,7 @@ def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
     told = (("like", kind.like), ("user", kind.user), ("stated_s", kind.stated_s))
     body |= {name: value for name, value in told if value}
     if wanted.environment:
-        body["choices"] = [one.model_dump(mode="json") for one in book.environments[wanted.environment]]
+        body["choices"] = [fields_of(one) for one in book.environments[wanted.environment]]
     turn.write(
         turn.statements.add_class, id=book.class_id, key=digest_value("requirement class", body), wanted=dumps(body)
     )

@@ -14,6 +14,7 @@ from stoker.coordinator.auth.membership import Revocations, TrustState
 from stoker.coordinator.queue.ready import ReadyJobEntry, ReadyJobs
 from stoker.core.clock import Clock
 from stoker.core.frozen import fresh, frozen
+from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
 from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, code_word, environment_word
@@ -25,7 +26,7 @@ from stoker.protocol.environment_messages import (
     outlook,
     reported_digest,
 )
-from stoker.protocol.job_messages import EnvironmentChoice, HostPolicy
+from stoker.protocol.job_messages import ENVIRONMENT_BODY, HostPolicy
 from stoker.protocol.lease_messages import MachineInventory
 from stoker.scheduler.machine_index import LeaseAllocation
 from stoker.scheduler.offers import NodeOffer
@@ -438,9 +439,7 @@ Choices = tuple[EnvironmentChoice, ...]
 
 def choices_in(spec: Mapping[str, Any]) -> Choices:
     """Return the choices of an order, as it came or as it is stored."""
-    return tuple(
-        one if isinstance(one, EnvironmentChoice) else EnvironmentChoice(**one) for one in spec.get("environment", ())
-    )
+    return tuple(ENVIRONMENT_BODY.validate_python(one) for one in spec.get("environment", ()))
 
 
 def digest_in(spec: Mapping[str, Any]) -> str:

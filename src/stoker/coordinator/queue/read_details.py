@@ -11,11 +11,11 @@ from stoker.coordinator.database.tables import AFTER, ATTEMPTS, BUNDLES, EVENTS,
 from stoker.coordinator.queue.queue_state import choices_in
 from stoker.core.events import VERSION
 from stoker.core.frozen import frozen
-from stoker.core.job import JobState
+from stoker.core.job import EnvironmentChoice, JobInput, JobState
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
 from stoker.core.text import point_name
-from stoker.protocol.job_messages import EnvironmentChoice, InputBody
+from stoker.protocol.job_messages import INPUT_BODY
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
 
 _LISTED = (
@@ -254,7 +254,7 @@ class JobExplainRow:
     """How many failures of its own it may have."""
     after: tuple[PrerequisiteRow, ...] = ()
     environment: tuple[EnvironmentChoice, ...] = ()
-    inputs: tuple[InputBody, ...] = ()
+    inputs: tuple[JobInput, ...] = ()
 
 
 def read_case(connection: Connection, seq: int) -> JobExplainRow:
@@ -275,7 +275,7 @@ def read_case(connection: Connection, seq: int) -> JobExplainRow:
         message=row.message,
         attempts=int(spec.get("attempts", 1)),
         environment=choices_in(spec),
-        inputs=tuple(InputBody(**one) for one in spec.get("inputs", ())),
+        inputs=tuple(INPUT_BODY.validate_python(one) for one in spec.get("inputs", ())),
         after=tuple(
             PrerequisiteRow(seq=one.seq, job=one.id, name=point_name(one.name, one.number), state=one.state)
             for one in connection.execute(before)

@@ -12,18 +12,17 @@ from typing import Any
 from stoker.coordinator.queue.sql import JobRow
 from stoker.core.digests import digest_value
 from stoker.core.errors import Fault, InvalidInput
-from stoker.core.frozen import changed, frozen
-from stoker.core.job import JobState
+from stoker.core.frozen import changed, fields_of, frozen
+from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import may_change
 from stoker.core.text import JOB_NAME_RULE, is_job_name, point_name
 from stoker.host.folders import name_fault, shown_name
 from stoker.protocol.client_identity import identity_fault
-from stoker.protocol.codec import alike
 from stoker.protocol.environment_messages import choices_fault
 from stoker.protocol.job_messages import (
+    JOB_BODY,
     MOST_ORDER_BYTES,
-    JobSpec,
     OnChangedCode,
     Submission,
     SubmissionOutcome,
@@ -57,7 +56,7 @@ class CheckedSpec:
             "name": order.name,
             "number": order.number,
             "recipe": order.recipe,
-            "requirements": order.requirements.__dict__,
+            "requirements": fields_of(order.requirements),
             "allowed_hosts": order.allowed_hosts,
             "prefer_hosts": order.prefer_hosts,
             "expected_s": order.expected_s,
@@ -116,7 +115,7 @@ def draft(submission: Submission) -> CheckedSubmission:
 
 def called_as(draft: CheckedSpec, name: str, number: int, label: str, point: dict[str, Any]) -> CheckedSpec:
     """Return the same order under another name, perhaps as a point of another sweep."""
-    order = alike(draft.order, {"name": name, "number": number, "label": label, "point": point})
+    order = changed(draft.order, name=name, number=number, label=label, point=point)
     return CheckedSpec(order=order, text=_text(order), code=draft.code)
 
 
@@ -147,27 +146,20 @@ class _Drafting:
         return known
 
 
-_write = JobSpec.__pydantic_serializer__.to_json
 _NOT_STORED = {"id"}
 
 
 def _text(order: JobSpec) -> str:
     """Return an order as it is stored."""
-    # pydantic's writer itself: its method of the model looks at a dozen options first.
-    text = str(_write(order, exclude=_NOT_STORED), "utf-8")
+    text = str(JOB_BODY.dump_json(order, exclude=_NOT_STORED), "utf-8")
     if "NaN" in text or "Infinity" in text or '"$' in text:
         # Those are written otherwise in our own JSON.
-        text = dumps(order.model_dump(mode="json", exclude=_NOT_STORED))
+        text = dumps(JOB_BODY.dump_python(order, mode="json", exclude=_NOT_STORED))
     return text
 
 
 def _wrong(order: JobSpec) -> str:
-    return (
-        _wrongly_called(order)
-        or values_fault(order)
-        or choices_fault(order.environment)
-        or identity_fault(order.id, order)
-    )
+    return _wrongly_called(order) or values_fault(order) or choices_fault(order.environment) or identity_fault(order)
 
 
 def _wrongly_called(order: JobSpec) -> str:

@@ -26,19 +26,12 @@ from stoker.coordinator.queue.submission_check import (
 from stoker.coordinator.queue.transaction import WriterTransaction
 from stoker.core.errors import Conflict, Fault, InvalidInput
 from stoker.core.events import FleetKinds
-from stoker.core.frozen import frozen
-from stoker.core.job import JobState
+from stoker.core.frozen import fields_of, frozen
+from stoker.core.job import EnvironmentChoice, JobState
 from stoker.core.jsontext import loads
 from stoker.core.text import did_you_mean
 from stoker.protocol.codec import alike
-from stoker.protocol.job_messages import (
-    PREFIX,
-    EnvironmentChoice,
-    JobSubmissionResult,
-    Submission,
-    SubmissionOutcome,
-    SubmissionResponse,
-)
+from stoker.protocol.job_messages import PREFIX, JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 
 # Who comes after whom in a submission: names become jobs, of this submission first, else of those known already.
 
@@ -347,7 +340,7 @@ class _Classes:
         environment = tuple([_sort_of(one) for one in order.environment])
         like = like_of(order.recipe, order.name)
         hosts = order.allowed_hosts, order.prefer_hosts
-        sort = (*order.requirements.__dict__.values(), *hosts, environment, like, order.expected_s)
+        sort = (*fields_of(order.requirements).values(), *hosts, environment, like, order.expected_s)
         class_id = self._known.get(sort)
         if class_id is None:
             class_id = self._known[sort] = class_of(self._turn, draft.placed_by, self._submitter)

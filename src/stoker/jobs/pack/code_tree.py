@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import Fault, InvalidInput, Refused, StokerError
 from stoker.core.frozen import frozen
+from stoker.core.job import JobSpec
 from stoker.core.text import format_size
 from stoker.host.durable import open_regular, translated
 from stoker.host.file_stamps import stamp_of
 from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.jobs.build_context import JobCompiler
 from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files
-from stoker.protocol.job_messages import MOST_SOURCE, HostPolicy, JobSpec, OnChangedCode, Submission
+from stoker.protocol.job_messages import MOST_SOURCE, HostPolicy, OnChangedCode, Submission
 from stoker.store.archives.archive_members import check_tree
 from stoker.store.memo import Memo, recall_below, recall_file, remember_file
 from stoker.store.records import Record

@@ -14,12 +14,12 @@ from typing import Any
 
 from stoker.core.digests import Tree, is_digest
 from stoker.core.errors import BadInput, LocalFile, NotFound, StokerError
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
+from stoker.core.job import InputKind, JobInput
 from stoker.core.text import one_line
 from stoker.jobs.build_context import JobCompiler
 from stoker.jobs.pack.code_tree import Shipment
 from stoker.jobs.pack.data_trees import read_tree, unread_bytes
-from stoker.protocol.job_messages import InputBody, InputKind
 from stoker.store.records import Record
 
 STORE = "stoker:"
@@ -32,7 +32,7 @@ _SHOWN_FROM_BYTES = 64 << 20
 class DataInput:
     """One thing that jobs read."""
 
-    body: InputBody
+    body: JobInput
     digest: str
     """What it holds, as it enters a job's id; never where it lies."""
     shipment: Shipment | None = None
@@ -85,7 +85,7 @@ class DataInputs:
             self._shipments.setdefault(known.shipment.digest, known.shipment)
         if known.body.where == where:
             return known
-        body = known.body.model_copy(update={"where": where})
+        body = changed(known.body, where=where)
         return DataInput(body=body, digest=known.digest, shipment=known.shipment)
 
     def _read(self, where: str, path: str) -> DataInput:
@@ -103,7 +103,7 @@ class DataInputs:
         else:
             tree = read_tree(real, name, memo=memo, clock=desk.clock)
         digest = str(tree.digest())
-        body = InputBody(
+        body = JobInput(
             where=where,
             kind=InputKind.TREE if is_folder else InputKind.FILE,
             tree=digest,
@@ -130,7 +130,7 @@ class DataInputs:
                 raise
         tree = record.tree if record is not None else Tree(())
         digest = wanted if record is None else str(record.digest)
-        body = InputBody(
+        body = JobInput(
             where=where,
             kind=InputKind.TREE,
             tree=digest,
@@ -150,7 +150,7 @@ class DataInputs:
             message = f"there is nothing at {text} here, and as a repository of the hub: {error.message}"
             raise BadInput(message, hint=error.hint) from None
         named = f"{found.repo}@{found.commit}"
-        body = InputBody(
+        body = JobInput(
             where=where,
             kind=InputKind.REPO,
             name=found.repo.rpartition("/")[2],
@@ -177,7 +177,7 @@ def _is_elsewhere(text: str, folder: str) -> bool:
     return bool(_REPOSITORY.fullmatch(text)) and not os.path.isdir(os.path.join(folder, first))
 
 
-def typed_inputs(inputs: DataInputs, values: dict[str, Any], folder: str) -> tuple[dict[str, str], list[InputBody]]:
+def typed_inputs(inputs: DataInputs, values: dict[str, Any], folder: str) -> tuple[dict[str, str], list[JobInput]]:
     """Return what a program reads that was typed (`data.NAME=…`, `inputs=…`): digests by variable, and what travels.
 
     Its `data` then has those paths alone that lie here. Raises `StokerError`.

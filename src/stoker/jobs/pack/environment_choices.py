@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 
 from stoker.config.fields import ANY, is_version
 from stoker.core.errors import BadInput, Fault
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
+from stoker.core.job import EnvironmentChoice
 from stoker.core.machine import Platform, python_of
 from stoker.host.durable import read_regular
 from stoker.jobs.pack.environment_files import LOCK, EnvironmentSources, gather, named
 from stoker.protocol.environment_messages import PYTHON, choose, own_digest, platform_held
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.protocol.lease_messages import MachineInventory
 
 _LARGEST_BYTES = 64 << 20
@@ -127,7 +127,7 @@ def refused_by(
         why = _why_not(choice, project, platform)
         if why:
             told.setdefault(at, {})[platform.text] = why[:_LONGEST_WHY]
-    return tuple(one.model_copy(update={"refused": told[at]}) if at in told else one for at, one in enumerate(choices))
+    return tuple(changed(one, refused=told[at]) if at in told else one for at, one in enumerate(choices))
 
 
 def _why_not(choice: EnvironmentChoice, project: str, platform: Platform) -> str:

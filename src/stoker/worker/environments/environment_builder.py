@@ -17,6 +17,7 @@ from typing import Any
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, LockHeld, StokerError
 from stoker.core.frozen import changed, frozen
+from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import dumps, loads
 from stoker.core.machine import Platform, fits, platform_of, tag_of
 from stoker.core.text import one_line
@@ -30,7 +31,6 @@ from stoker.host.processes import stop_group
 from stoker.host.users import OtherUser, may_execute, no_such_program
 from stoker.jobs.pack.environment_files import LOCK, EnvironmentSources, gather
 from stoker.protocol.environment_messages import PYTHON, choose, no_python, own_digest, why_none
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.worker.environments.environment_cache import (
     FORGET_S,
     Answer,

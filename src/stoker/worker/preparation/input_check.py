@@ -10,6 +10,7 @@ from typing import Any
 from stoker.core.digests import Tree, digest_value
 from stoker.core.errors import BadInput, CorruptBytes, StokerError
 from stoker.core.frozen import fresh, frozen
+from stoker.core.job import InputKind, JobInput
 from stoker.core.text import format_size
 from stoker.host.durable import remove_tree, translated
 from stoker.host.identity import ProcessIdentity
@@ -19,7 +20,6 @@ from stoker.jobs.pack.data_trees import known_tree
 from stoker.jobs.program import RECIPE
 from stoker.protocol.code_messages import code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.protocol.environment_messages import PYTHON
-from stoker.protocol.job_messages import InputBody, InputKind
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
@@ -56,7 +56,7 @@ class PresentInputs:
     code: bool = False
     """The code's tree is in the store; of a job without one it does not matter."""
     inputs: Mapping[str, InputStatus] = fresh(factory=dict)
-    """By `InputBody.where`."""
+    """By `JobInput.where`."""
     environment: EnvironmentReady | EnvironmentImpossible | None = None
     """Nothing: it has to be made, or the job has none."""
 
@@ -66,7 +66,7 @@ class MissingInputs:
     """What has to be brought before a job can start."""
 
     code: bool = False
-    inputs: tuple[InputBody, ...] = ()
+    inputs: tuple[JobInput, ...] = ()
     environment: bool = False
     impossible: str = ""
     """Why no bringing will do: this machine can't have its environment."""
@@ -92,18 +92,18 @@ def what_is_missing(grant: Grant, held: PresentInputs) -> MissingInputs:
         return MissingInputs(impossible=held.environment.why)
     here = (InputStatus.IN_PLACE, InputStatus.HELD)
     return MissingInputs(
-        code=bool(grant.code_tree) and not held.code,
-        inputs=tuple(one for one in grant.inputs if held.inputs.get(one.where, InputStatus.ABSENT) not in here),
-        environment=bool(grant.environment) and held.environment is None,
+        code=bool(grant.spec.code_tree) and not held.code,
+        inputs=tuple(one for one in grant.spec.inputs if held.inputs.get(one.where, InputStatus.ABSENT) not in here),
+        environment=bool(grant.spec.environment) and held.environment is None,
     )
 
 
-def name_of(needed: InputBody) -> str:
+def name_of(needed: JobInput) -> str:
     """Return what people call an input: its variable or argument."""
     return needed.where.partition(":")[2]
 
 
-def is_repository(needed: InputBody) -> bool:
+def is_repository(needed: JobInput) -> bool:
     """Return whether each machine fetches it from the hub itself."""
     return needed.kind is InputKind.REPO
 
@@ -165,13 +165,17 @@ class PreparedInputs:
     workspace: str = ""
     """Where its program runs; empty: in the folder that it was submitted from."""
     paths: Mapping[str, str] = fresh(factory=dict)
-    """Where each input lies, by `InputBody.where`."""
+    """Where each input lies, by `JobInput.where`."""
     ready: EnvironmentReady | None = None
     """Its environment."""
 
     def folder(self, grant: Grant) -> str:
         """Return where its program runs."""
-        return os.path.normpath(os.path.join(self.workspace, grant.code_folder)) if self.workspace else grant.folder
+        return (
+            os.path.normpath(os.path.join(self.workspace, grant.spec.code_folder))
+            if self.workspace
+            else grant.spec.folder
+        )
 
     def variables(self, grant: Grant) -> dict[str, str]:
         """Return what its process finds its own packages by."""
@@ -181,13 +185,13 @@ class PreparedInputs:
 
     def facts(self, grant: Grant) -> dict[str, Any]:
         """Return what its papers and its result tell of what it ran with: digests, never places of this machine."""
-        told = {"code_tree": grant.code_tree, "commit": grant.commit, "data": data_facts(grant)}
+        told = {"code_tree": grant.spec.code_tree, "commit": grant.spec.commit, "data": data_facts(grant)}
         return {name: value for name, value in told.items() if value}
 
 
 def data_facts(grant: Grant) -> dict[str, str]:
     """Return what a job reads, by variable or argument: digests, and repositories at their commits."""
-    return {name_of(one): one.repo if is_repository(one) else f"tree:{one.tree}" for one in grant.inputs}
+    return {name_of(one): one.repo if is_repository(one) else f"tree:{one.tree}" for one in grant.spec.inputs}
 
 
 class LocalInputs:
@@ -220,27 +224,29 @@ class LocalInputs:
         `user` is the one that the job will run as, if not as the worker.
         """
         return PresentInputs(
-            code=bool(grant.code_tree) and held_tree(self._store(), grant.code_tree) is not None,
-            inputs={one.where: self._standing(one, verified) for one in grant.inputs},
+            code=bool(grant.spec.code_tree) and held_tree(self._store(), grant.spec.code_tree) is not None,
+            inputs={one.where: self._standing(one, verified) for one in grant.spec.inputs},
             environment=self._environment(grant, user),
         )
 
     def code_tree(self, grant: Grant) -> Tree:
         """Return the tree of a job's code, which is here."""
-        return self._record(grant.code_tree).tree
+        return self._record(grant.spec.code_tree).tree
 
     def code_view(self, grant: Grant) -> str:
         """Return the job's folder in a view of its code, which is here."""
-        return os.path.join(open_view(self._store(), self._record(grant.code_tree)), grant.code_folder)
+        return os.path.join(open_view(self._store(), self._record(grant.spec.code_tree)), grant.spec.code_folder)
 
     def put_in_place(self, grant: Grant, run: str, held: PresentInputs) -> PreparedInputs:
         """Make an attempt's workspace and give the paths of all that it reads. Nothing is missing."""
         workspace = ""
-        paths = {one.where: self._path(one, held.inputs[one.where]) for one in grant.inputs}
-        if grant.code_tree:
-            workspace = self.workspaces.make(run, grant.code_tree, self._store(), self._record(grant.code_tree))
+        paths = {one.where: self._path(one, held.inputs[one.where]) for one in grant.spec.inputs}
+        if grant.spec.code_tree:
+            workspace = self.workspaces.make(
+                run, grant.spec.code_tree, self._store(), self._record(grant.spec.code_tree)
+            )
             with translated(workspace):
-                os.makedirs(os.path.join(workspace, grant.code_folder), exist_ok=True)
+                os.makedirs(os.path.join(workspace, grant.spec.code_folder), exist_ok=True)
         ready = held.environment if isinstance(held.environment, EnvironmentReady) else None
         return PreparedInputs(workspace=workspace, paths=paths, ready=ready)
 
@@ -250,30 +256,30 @@ class LocalInputs:
             self.maker.shelf.mark(prepared.ready.key, owner, run)
         names = [os.path.basename(os.path.dirname(path)) for path in prepared.paths.values()]
         names += [os.path.basename(path) for path in prepared.paths.values()]
-        if grant.inputs:
+        if grant.spec.inputs:
             self._data().mark(run, owner, names)
 
     def leave(self, grant: Grant, run: str, prepared: PreparedInputs) -> None:
         """Take away what was only for one attempt."""
         if prepared.ready is not None and prepared.ready.key:
             self.maker.shelf.unmark(prepared.ready.key, run)
-        if grant.inputs:
+        if grant.spec.inputs:
             self._data().unmark(run)
-        if grant.code_tree:
+        if grant.spec.code_tree:
             self.workspaces.remove(run)
 
-    def is_unread(self, needed: InputBody) -> bool:
+    def is_unread(self, needed: JobInput) -> bool:
         """Return whether something lies where an input was submitted from, on this very machine."""
         is_same = bool(needed.path) and needed.host == self._host
         return is_same and os.path.exists(needed.path)
 
     def _environment(self, grant: Grant, user: OtherUser | None) -> EnvironmentReady | EnvironmentImpossible | None:
-        if not grant.environment:
+        if not grant.spec.environment:
             return None
         maker = self.maker if user is None else self.maker.for_user(user)
-        return maker.look(grant.environment, folder="/" if grant.code_tree else grant.folder)
+        return maker.look(grant.spec.environment, folder="/" if grant.spec.code_tree else grant.spec.folder)
 
-    def _standing(self, needed: InputBody, verified: Collection[str]) -> InputStatus:
+    def _standing(self, needed: JobInput, verified: Collection[str]) -> InputStatus:
         if is_repository(needed):
             is_here = os.path.isdir(self._data().place(repository_name(needed.repo)))
             return InputStatus.HELD if is_here else InputStatus.ABSENT
@@ -289,7 +295,7 @@ class LocalInputs:
             return InputStatus.HELD
         return InputStatus.UNSURE if is_unsure else InputStatus.ABSENT
 
-    def _path(self, needed: InputBody, standing: InputStatus) -> str:
+    def _path(self, needed: JobInput, standing: InputStatus) -> str:
         if standing is InputStatus.IN_PLACE:
             return needed.path
         shelf = self._data()
@@ -318,7 +324,7 @@ def refusal_of(grant: Grant, accepts: Sequence[str]) -> str:
 
     A recipe's code is the machine's own, and always accepted. Which files the tree has is asked of `refusal_by_tree`.
     """
-    return why_not_accepted(accepts, *code_of(grant)) if grant.recipe == RECIPE else ""
+    return why_not_accepted(accepts, *code_of(grant.spec)) if grant.spec.recipe == RECIPE else ""
 
 
 def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree, show: Callable[[], str]) -> str:
@@ -327,19 +333,19 @@ def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree, show: Call
     `show` returns the job's folder in a view of the tree. An environment is accepted if it is made from files of that
     folder, and not because this machine has built it for another job.
     """
-    if not accepts or grant.recipe != RECIPE:
+    if not accepts or grant.spec.recipe != RECIPE:
         return ""
     refused = refusal_of(grant, accepts)
     if refused:
         return refused
     if tree.digest() not in accepts:
-        return f"the code that came is not tree {grant.code_tree[:12]}"
+        return f"the code that came is not tree {grant.spec.code_tree[:12]}"
     files = {entry.path: entry.executable for entry in tree.entries if entry.link_to is None}
-    why = why_not_in_tree(start_of(grant.args.get("argv") or ()), grant.code_folder, files)
+    why = why_not_in_tree(start_of(grant.spec.args.get("argv") or ()), grant.spec.code_folder, files)
     if why:
         return f"accepts only programs of their trees, and this {why}"
     try:
-        for choice in grant.environment:
+        for choice in grant.spec.environment:
             if choice.kind != PYTHON:
                 gather_choice(show(), choice)
     except BadInput as error:

@@ -25,9 +25,9 @@ from stoker.core.errors import (
     Unavailable,
 )
 from stoker.core.frozen import frozen
+from stoker.core.job import JobInput
 from stoker.core.text import format_size
 from stoker.jobs.pack.data_trees import read_tree, unread_bytes
-from stoker.protocol.job_messages import InputBody
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
 from stoker.store.tree_views import open_view
@@ -119,7 +119,7 @@ class InputFetcher:
     def _bring(self, missing: MissingInputs) -> PrepareLine:
         if missing.code:
             try:
-                self._receive(CODE, self._grant.code_tree)
+                self._receive(CODE, self._grant.spec.code_tree)
             except NotFound as error:
                 return _refused(CODE, f"its code is not to be had: {error.message}", lasts=True)
         for needed in missing.inputs:
@@ -132,7 +132,7 @@ class InputFetcher:
                 return refused
         return PrepareLine(end=READY, count=self._count, verified=tuple(self._verified))
 
-    def _data(self, needed: InputBody) -> PrepareLine | None:
+    def _data(self, needed: JobInput) -> PrepareLine | None:
         bench, name = self._bench, name_of(needed)
         standing = bench.here.look(self._grant, self._verified).inputs[needed.where]
         changed = ""
@@ -149,13 +149,13 @@ class InputFetcher:
             return _refused(DATA, f"{changed}nobody has {name} (tree {needed.tree[:12]})", lasts=True)
         return None
 
-    def _is_still_that(self, needed: InputBody) -> bool:
+    def _is_still_that(self, needed: JobInput) -> bool:
         bench, name = self._bench, name_of(needed)
         amount = _Amount(f"reads {name}", unread_bytes(needed.path, memo=bench.store.memo), self._tell_amount)
         tree = read_tree(needed.path, needed.name, memo=bench.store.memo, clock=bench.clock, heed=self._heeding(amount))
         return tree.digest() == needed.tree
 
-    def _take_in(self, needed: InputBody) -> bool:
+    def _take_in(self, needed: JobInput) -> bool:
         bench = self._bench
         amount = _Amount(f"copies {name_of(needed)}", needed.size_bytes, self._tell_amount)
         heed = self._heeding(amount)
@@ -207,7 +207,7 @@ class InputFetcher:
             else:
                 return
 
-    def _repository(self, needed: InputBody) -> PrepareLine | None:
+    def _repository(self, needed: JobInput) -> PrepareLine | None:
         bench, name = self._bench, name_of(needed)
         amount = _Amount(f"fetches {name}", needed.size_bytes, self._tell_amount)
         self._tell(f"fetches {needed.repo}", is_line=True)
@@ -220,11 +220,11 @@ class InputFetcher:
         return None
 
     def _environment(self) -> PrepareLine | None:
-        bench, choices = self._bench, self._grant.environment
-        record = held_tree(bench.store, self._grant.code_tree) if self._grant.code_tree else None
-        project = self._grant.folder
+        bench, choices = self._bench, self._grant.spec.environment
+        record = held_tree(bench.store, self._grant.spec.code_tree) if self._grant.spec.code_tree else None
+        project = self._grant.spec.folder
         if record is not None:
-            project = os.path.join(open_view(bench.store, record), self._grant.code_folder)
+            project = os.path.join(open_view(bench.store, record), self._grant.spec.code_folder)
         label = next((one.path for one in choices if one.path), ENVIRONMENT)
         with self._feeling(EnvironmentActivity(bench.maker, choices)):
             answer = bench.maker.make(

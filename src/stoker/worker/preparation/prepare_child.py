@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, Refused, StokerError
 from stoker.core.frozen import fields_of, frozen
+from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import one_line
 from stoker.host.durable import read_regular, write_file
@@ -23,7 +24,6 @@ from stoker.host.identity import Liveness, ProcessIdentity, is_alive
 from stoker.host.processes import Child, group_cpu_ticks, start
 from stoker.host.users import OtherUser
 from stoker.protocol.environment_messages import choose
-from stoker.protocol.job_messages import EnvironmentChoice
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
 from stoker.transfer.download.types import DownloadStop
@@ -289,7 +289,7 @@ class InputPreparer:
         return StartRefusal(reason="preparing", message="what was brought was gone again before it could be used")
 
     def _is_brought_at_once(self, grant: Grant, stop: threading.Event) -> bool:
-        return self.small is not None and self.small.bring(grant.code_tree, stop)
+        return self.small is not None and self.small.bring(grant.spec.code_tree, stop)
 
     def sweep(self) -> None:
         """Take away what attempts left that ended with their keeper."""

@@ -165,7 +165,7 @@ def test_points_that_have_not_run_are_compared_by_their_state(fleet: Fleet, stok
     hand.put_story(first)
     hand.finish(first)
     # Of the second nothing has arrived, and the third waits.
-    assert second.label == "lr=2"
+    assert second.spec.label == "lr=2"
     done = stoker("compare", "zap", "--no-plots", at=fleet)
     assert done.out.splitlines()[0] == "zap: 3 trials (1 completed, 1 running, 1 pending)"
     rows = stoker("compare", "zap", "--no-plots", "--json", at=fleet).objects()
@@ -333,7 +333,7 @@ def test_explain_tells_where_it_stands_and_what_happened(fleet: Fleet, stoker: S
 def test_waiting_ends_with_the_job_and_its_end_is_the_answer(fleet: Fleet, stoker: Stoker, submit):
     submit("good", "bad")
     hand = Hand(fleet.client())
-    good, bad = sorted((hand.start(), hand.start()), key=lambda grant: grant.name, reverse=True)
+    good, bad = sorted((hand.start(), hand.start()), key=lambda grant: grant.spec.name, reverse=True)
     assert stoker("jobs", "wait", "good", "--timeout", "0.05s", at=fleet).code == 1
     thread = threading.Thread(target=lambda: hand.finish(good, loss=0.25))
     thread.start()

@@ -26,16 +26,10 @@ from stoker.core.clock import FakeClock
 from stoker.core.device import GIB
 from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.core.errors import Usage
-from stoker.core.job import JobState
-from stoker.core.machine import DevicePreference
+from stoker.core.job import JobSpec, JobState
+from stoker.core.machine import DevicePreference, Requirements
 from stoker.jobs.pack.code_tree import PreparedSubmission, Shipment
-from stoker.protocol.job_messages import (
-    JobSpec,
-    JobSubmissionResult,
-    RequirementsBody,
-    SubmissionOutcome,
-    SubmissionResponse,
-)
+from stoker.protocol.job_messages import JobSubmissionResult, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.transport import FleetEvent
 from stoker.protocol.tree_messages import TreeView
 from stoker.protocol.view_messages import JobDetails, JobPage, JobView
@@ -154,16 +148,16 @@ def test_of_very_many_jobs_the_first_are_listed_and_the_rest_counted() -> None:
 @pytest.mark.parametrize(
     ("wants", "text"),
     [
-        (RequirementsBody(ram_bytes=0), "nothing in particular"),
+        (Requirements(ram_bytes=0), "nothing in particular"),
         (
-            RequirementsBody(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB, cores=2),
+            Requirements(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB, cores=2),
             "a GPU with 6.0 GiB, 4.0 GiB RAM, 2 cores",
         ),
-        (RequirementsBody(wish=DevicePreference.PREFER, device_count=2, ram_bytes=0), "2 GPUs if there is one"),
+        (Requirements(wish=DevicePreference.PREFER, device_count=2, ram_bytes=0), "2 GPUs if there is one"),
     ],
     ids=["nothing", "a card", "two if any"],
 )
-def test_what_a_job_asks_for_is_said(wants: RequirementsBody, text: str) -> None:
+def test_what_a_job_asks_for_is_said(wants: Requirements, text: str) -> None:
     assert needs_text(order(requirements=wants)) == text
 
 
