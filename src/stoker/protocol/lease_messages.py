@@ -159,6 +159,7 @@ class Grant(WireMessage):
     """
 
     spec: JobBody
+    job: JobId
     attempt: Count
     epoch: Count
     generation: Count
@@ -175,10 +176,6 @@ class Grant(WireMessage):
     lease_s: float
     start_s: float
 
-    @property
-    def job(self) -> str:
-        return self.spec.id
-
     def token(self) -> AttemptToken:
         return AttemptToken(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
 
@@ -188,23 +185,21 @@ class Grant(WireMessage):
         if not isinstance(raw, dict) or "spec" in raw:
             return raw
         spec = {name: raw[name] for name in _GRANTED if name in raw}
-        if "job" in raw:
-            spec["id"] = raw["job"]
-        return {**raw, "spec": spec}
+        return {**raw, "spec": {**spec, "id": raw.get("job")}}
 
     @model_serializer(mode="wrap")
     def _to_flat(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         flat: dict[str, Any] = write(self)
         spec = flat.pop("spec")
-        return {"job": spec["id"], **flat, **{name: spec[name] for name in _GRANTED}}
+        return {**flat, **{name: spec[name] for name in _GRANTED}}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         made = handler(schema)
         flat = handler.resolve_ref_schema(made)
         spec = handler.resolve_ref_schema(flat["properties"].pop("spec"))["properties"]
-        flat["properties"] |= {"job": spec["id"], **{name: spec[name] for name in _GRANTED}}
-        flat["required"] = ["job", "name", "recipe", *(name for name in flat["required"] if name != "spec")]
+        flat["properties"] |= {name: spec[name] for name in _GRANTED}
+        flat["required"] = ["name", "recipe", *(name for name in flat["required"] if name != "spec")]
         return made
 
 
