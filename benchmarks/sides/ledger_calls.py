@@ -40,8 +40,7 @@ def main() -> None:
 def by_stoker(home: Path) -> Callable[[], None]:
     from stoker.core.clock import SystemClock
     from stoker.devices.ledger.ledger import Ledger
-    from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
-    from stoker.devices.meter import FakeMeter
+    from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter, Reservation
 
     ledger = Ledger(str(home / "ledger"), clock=SystemClock(), meter=FakeMeter({"GPU-a": TOTAL}))
     ask = DeviceRequest(
@@ -50,7 +49,7 @@ def by_stoker(home: Path) -> Callable[[], None]:
 
     def once() -> None:
         held = ledger.reserve(ask)
-        assert isinstance(held, HeldReservation)
+        assert isinstance(held, Reservation)
         ledger.release(held)
 
     return once

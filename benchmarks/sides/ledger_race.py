@@ -21,8 +21,7 @@ from collections.abc import Callable
 
 from stoker.core.clock import SystemClock
 from stoker.devices.ledger.ledger import Ledger
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
-from stoker.devices.meter import FakeMeter
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter, Reservation
 from stoker.host.process_table import read_row
 
 GIB = 1024**3
@@ -114,7 +113,7 @@ def wake(home: str, times: int) -> dict[str, list[float]]:
             say_r, say_w = os.pipe()
             if how == "release":
                 held = ledger.reserve(ask)
-                assert isinstance(held, HeldReservation)
+                assert isinstance(held, Reservation)
                 waiter = fork(lambda: (ledger_in(home).wait(ask), os.write(say_w, b"x"), signal.pause())[0] and None)  # noqa: B023
                 while not ledger.state().waiting:
                     time.sleep(0.001)

@@ -16,7 +16,7 @@ from stoker.app.settings import read_settings
 from stoker.core.capability import Capability
 from stoker.core.errors import StokerError, Terminated
 from stoker.core.frozen import changed
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.daemon import Daemon

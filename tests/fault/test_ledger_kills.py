@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker.devices.ledger.ledger import Ledger
+from stoker.devices.ledger.reservations import DeviceWaitProgress
 from stoker.devices.ledger.transactions import STEPS
-from stoker.devices.ledger.types import DeviceWaitProgress
 from stoker.host.identity import of_pid
 from tests.unit.devices.ledger.lab import held, not_now, real_ledger, whole
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, wait_until

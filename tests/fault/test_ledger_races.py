@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.device import GIB
-from stoker.devices.ledger.types import DeviceRequest, HeldReservation
+from stoker.devices.ledger.reservations import DeviceRequest, Reservation
 from tests.unit.devices.ledger.lab import CARD, USABLE_BYTES, real_ledger
 from tests.unit.host.real_processes import fork, is_running
 
@@ -61,7 +61,7 @@ def race(folder: Path, table: Table, slot: int, seed: int) -> None:
         size_bytes = dice.randrange(1, 13) * GIB
         ask = DeviceRequest(job=f"racer {slot}", devices=(CARD,), vram_bytes=size_bytes, may_share=share)
         held = ledger.reserve(ask) if dice.random() < 0.5 else None
-        if not isinstance(held, HeldReservation):
+        if not isinstance(held, Reservation):
             held = ledger.wait(ask, 60.0)
         table.say(slot, size_bytes if share else CARD.total_bytes)
         most = table.most_at_once()
@@ -105,7 +105,7 @@ def test_32_processes_never_hold_more_than_there_is_though_they_are_killed(memor
     assert killed > 5
     # Whatever the dead held is free, and nothing of them is left.
     ledger = real_ledger(memory)
-    assert isinstance(ledger.reserve(DeviceRequest(job="after", devices=(CARD,))), HeldReservation)
+    assert isinstance(ledger.reserve(DeviceRequest(job="after", devices=(CARD,))), Reservation)
     assert len(list((memory / "ledger" / "leases").iterdir())) == 1
     assert list((memory / "ledger" / "line").iterdir()) == []
     assert ledger.warnings == []

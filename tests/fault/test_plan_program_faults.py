@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import Cancelled, ContainmentUnavailable, NoSpace, OutOfMemory, ProcessLost, StageFailed
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.engine.runners.program import program_watch
 from stoker.engine.runners.program.launch import ProgramContext
 from stoker.engine.runners.program.program_runner import ProgramRunner

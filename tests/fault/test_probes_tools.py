@@ -52,7 +52,7 @@ def test_all_tools_broken_in_the_same_way_cost_one_limit_and_hide_nothing(machin
     for tool in TOOLS:
         machine.program(tool, BROKEN[how])
     begun = time.monotonic()
-    found = find(machine, witnesses=frozenset(TOOLS))
+    found = find(machine, probes=frozenset(TOOLS))
     assert time.monotonic() - begun < 6 * LIMIT_S
     assert [one.name for one in found.devices] == ["NVIDIA GeForce RTX 4090", "AMD gfx1100"]
     assert found.findings
@@ -71,21 +71,21 @@ def test_all_tools_broken_in_the_same_way_cost_one_limit_and_hide_nothing(machin
 )
 def test_what_is_wrong_with_a_tool_has_a_name(machine: FileMachine, how: str, code: str) -> None:
     machine.program("nvidia-smi", BROKEN[how])
-    found = find(machine, LIMIT_S if how == "hangs" else ANSWER_S, witnesses=frozenset({"nvidia-smi"}))
+    found = find(machine, LIMIT_S if how == "hangs" else ANSWER_S, probes=frozenset({"nvidia-smi"}))
     assert [(one.code, one.probe) for one in found.findings] == [(code, "nvidia-smi")]
 
 
 def test_one_tool_that_hangs_does_not_spoil_the_answer_of_another(machine: FileMachine) -> None:
     machine.program("nvidia-smi", BROKEN["hangs"])
     machine.recording("rocm-smi", "rocm-smi/6.2-rx7900xt-and-processor.json")
-    found = find(machine, witnesses=frozenset(TOOLS))
+    found = find(machine, probes=frozenset(TOOLS))
     assert "Radeon RX 7900 XT" in [one.name for one in found.devices]
     assert [one.code for one in found.findings] == ["probe_timeout"]
 
 
 def test_an_interpreter_that_hangs_in_torch_is_one_more_finding(machine: FileMachine) -> None:
     python = machine.program("python3", BROKEN["hangs"])
-    found = find(machine, witnesses=frozenset({"torch"}), python=python)
+    found = find(machine, probes=frozenset({"torch"}), python=python)
     assert [(one.code, one.probe) for one in found.findings] == [("probe_timeout", "torch")]
 
 
@@ -93,5 +93,5 @@ def test_the_real_library_without_a_driver_is_a_finding(machine: FileMachine) ->
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("there is a driver here")
     ask = SubprocessRunner(os.environ)
-    found = find_devices(machine.environment, ask=ask, files=str(machine.root), witnesses=frozenset({"nvml"}))
+    found = find_devices(machine.environment, ask=ask, files=str(machine.root), probes=frozenset({"nvml"}))
     assert [one.code for one in found.findings] == ["nvml_library_missing"]

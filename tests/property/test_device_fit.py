@@ -11,7 +11,6 @@ from stoker.core.clock import FakeClock
 from stoker.core.device import GIB, MIB, MemoryType, Needs
 from stoker.core.frozen import changed
 from stoker.core.machine import DevicePreference, Requirements, SchedulableJob
-from stoker.devices.ledger.entries import Reservation, ReservationShare
 from stoker.devices.ledger.ledger_rules import (
     DeviceAssignment,
     LedgerDecisionInputs,
@@ -20,8 +19,8 @@ from stoker.devices.ledger.ledger_rules import (
     left_for,
     total_of,
 )
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, Reservation, ReservationShare
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest
 from stoker.engine.device_gate import held_base
 from stoker.engine.ledger_gate import LedgerGate
 from stoker.protocol.lease_messages import Grant as Granted

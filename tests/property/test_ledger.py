@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from stoker.core.device import GIB
 from stoker.devices.ledger.ledger import QueuedRequest
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, DevicesBusy, HeldReservation, NeverFits
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, DevicesBusy, NeverFits, Reservation
 from stoker.host.identity import Liveness, ProcessIdentity
 from tests.lengths import examples
 from tests.unit.devices.ledger.lab import Lab, someone
@@ -98,7 +98,7 @@ class Model:
         if len(could) < ask.count:
             return NeverFits
         fitting = [uuid for uuid in could if self.fits(ask, uuid, before, now_s)]
-        return HeldReservation if len(fitting) >= ask.count else DevicesBusy
+        return Reservation if len(fitting) >= ask.count else DevicesBusy
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -126,7 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.lab.says[identity] = Liveness.ALIVE if is_seen else Liveness.UNKNOWN
         return identity
 
-    def remember(self, held: HeldReservation, ask: DeviceRequest, owner: ProcessIdentity) -> None:
+    def remember(self, held: Reservation, ask: DeviceRequest, owner: ProcessIdentity) -> None:
         assert len(held.uuids) == ask.count
         self.model.holds[held.id] = {
             "uuids": held.uuids,
@@ -156,19 +156,19 @@ class LedgerMachine(RuleBasedStateMachine):
             self.lab.another().reserve(_for(ask, owner)) if self.pid % 2 else self.lab.ledger.reserve(_for(ask, owner))
         )
         assert type(answer) is expected, answer
-        if not isinstance(answer, HeldReservation):
+        if not isinstance(answer, Reservation):
             return multiple()
         self.remember(answer, ask, owner)
         return answer
 
     @rule(room=consumes(rooms))
-    def release(self, room: HeldReservation) -> None:
+    def release(self, room: Reservation) -> None:
         self.lab.ledger.release(room)
         self.model.holds.pop(room.id, None)
         self.model.late.pop(room.id, None)
 
     @rule(room=rooms)
-    def renew(self, room: HeldReservation) -> None:
+    def renew(self, room: Reservation) -> None:
         self.forget_the_gone()
         # Only who holds it can renew it: what another ledger took is not this one's.
         was_ours = self.is_ours(room)
@@ -185,7 +185,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.model.holds[room.id] = {**late, "renewed_s": self.now_s}
 
     @rule(room=rooms, is_seen=st.booleans())
-    def hand_over(self, room: HeldReservation, is_seen: bool) -> None:
+    def hand_over(self, room: Reservation, is_seen: bool) -> None:
         self.forget_the_gone()
         if self.is_ours(room) and room.id in self.model.holds:
             child = self.owner(is_seen=is_seen)
@@ -193,7 +193,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.model.holds[room.id] |= {"owner": child, "renewed_s": self.now_s}
 
     @rule(room=rooms, size=st.integers(0, 12))
-    def measure(self, room: HeldReservation, size: int) -> None:
+    def measure(self, room: Reservation, size: int) -> None:
         self.forget_the_gone()
         if self.is_ours(room) and room.id in self.model.holds:
             uuid = room.uuids[0]
@@ -203,7 +203,7 @@ class LedgerMachine(RuleBasedStateMachine):
             known["renewed_s"] = self.now_s
 
     @rule(room=consumes(rooms))
-    def kill(self, room: HeldReservation) -> None:
+    def kill(self, room: Reservation) -> None:
         self.forget_the_gone()
         if room.id in self.model.holds:
             self.lab.says[self.model.holds[room.id]["owner"]] = Liveness.GONE
@@ -264,7 +264,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert device.reserved_bytes == self.model.charged(device.device.uuid)
         assert [one.ticket.number for one in state.waiting] == sorted(self.model.line)
 
-    def is_ours(self, room: HeldReservation) -> bool:
+    def is_ours(self, room: Reservation) -> bool:
         return room.id in self.lab.ledger._ours
 
 

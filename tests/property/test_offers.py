@@ -12,7 +12,7 @@ from stoker.core.capability import Capability
 from stoker.core.device import MIB, Backend, Device, MemoryType
 from stoker.core.job import job_id
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.devices.memory_admission import Admission, MachineMemory, admit
+from stoker.devices.admission import Admission, MachineMemory, admit
 from stoker.protocol.lease_messages import Grant, WorkerMeasurements
 from stoker.scheduler.fit import UnfitReason, choose, shape_of
 from stoker.scheduler.machine_index import MatchableMachine as ScheduledMachine

@@ -1,4 +1,4 @@
-"""Whatever a tool prints, it is read without raising; whatever witnesses say, the merged answer holds together."""
+"""Whatever a tool prints, it is read without raising; whatever probes say, the merged answer holds together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
 from stoker.devices.probes import amd, nvidia, others
 from stoker.devices.probes.amd import read_properties
 from stoker.devices.probes.inventory import merge
-from stoker.devices.probes.observations import WITNESSES, DeviceReport, ProbeResult
+from stoker.devices.probes.observations import PROBES, DeviceReport, ProbeResult
 from stoker.devices.probes.others import SPEAKERS
 from stoker.devices.probes.others import read as read_speaker
 from stoker.devices.probes.visibility import DetectedMachineFacts, VisibilityDevice, read_list, visible_answers
@@ -27,7 +27,7 @@ READERS: dict[str, Callable[[Reply], ProbeResult]] = {
     "amd-smi": amd.read_amd,
     "rocm-smi": amd.read_rocm,
     "system_profiler": others.read_system_profiler,
-    **{one.witness: partial(read_speaker, one) for one in SPEAKERS},
+    **{one.probe: partial(read_speaker, one) for one in SPEAKERS},
 }
 RECORDED = sorted(path for path in RECORDINGS.rglob("*") if path.is_file() and path.parent.name in READERS)
 
@@ -37,7 +37,7 @@ def check(statement: ProbeResult) -> None:
         assert finding.code
         assert finding.message.isprintable()
         assert len(finding.message) < 800
-    for one in statement.sightings:
+    for one in statement.reports:
         assert one.total_bytes is None or one.total_bytes > 0
         assert one.free_bytes is None or one.free_bytes >= 0
         assert one.name.isprintable() or one.name == ""
@@ -132,13 +132,13 @@ SIGHTINGS = st.builds(
 STATEMENTS = st.lists(
     st.builds(
         ProbeResult,
-        witness=st.sampled_from(WITNESSES),
-        sightings=st.lists(SIGHTINGS, max_size=4).map(tuple),
+        probe=st.sampled_from(PROBES),
+        reports=st.lists(SIGHTINGS, max_size=4).map(tuple),
         was_heard=st.booleans(),
         looked_for=st.frozensets(st.sampled_from([Backend.CUDA, Backend.ROCM])),
     ),
     max_size=5,
-    unique_by=lambda one: one.witness,
+    unique_by=lambda one: one.probe,
 )
 ENVIRONMENTS = st.dictionaries(
     st.sampled_from(["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"]),
@@ -151,14 +151,14 @@ FACTS = DetectedMachineFacts(
 
 @settings(max_examples=150)
 @given(statements=STATEMENTS, environment=ENVIRONMENTS)
-def test_whatever_witnesses_say_the_answer_holds_together(
+def test_whatever_probes_say_the_answer_holds_together(
     statements: list[ProbeResult], environment: dict[str, str]
 ) -> None:
     found = merge(statements, environment, FACTS)
     uuids = [one.uuid for one in found.devices]
     assert len(set(uuids)) == len(uuids)
     assert all(uuids)
-    said = [sighting for one in statements for sighting in one.sightings]
+    said = [report for one in statements for report in one.reports]
     assert len(found.devices) <= len(said)
     for device in found.devices:
         assert device.name
@@ -166,8 +166,8 @@ def test_whatever_witnesses_say_the_answer_holds_together(
         assert all(answer.why for answer in (device.installed, device.visible, device.usable))
         if device.memory_type is MemoryType.UNIFIED:
             assert device.total_bytes
-        for field, witness in device.sources.items():
-            assert witness in (*WITNESSES, "meminfo", "made up"), field
+        for field, probe in device.sources.items():
+            assert probe in (*PROBES, "meminfo", "made up"), field
     assert found == merge(statements, environment, FACTS)
     assert found.devices == merge(statements[::-1], environment, FACTS).devices
 

@@ -1,10 +1,10 @@
 """On a machine with an NVIDIA GPU: NVML, nvidia-smi and torch say the same of it. Skips itself elsewhere.
 
-Needs pytest and nothing else of ours; with `-s` it prints what each witness says:
+Needs pytest and nothing else of ours; with `-s` it prints what each probe says:
 
     PYTHONPATH=src python -m pytest --noconftest -s tests/system/test_probes_on_gpu.py
 
-Where nvidia-ml-py, nvidia-smi or torch is missing, that witness is left out, and the finding that says so is what is
+Where nvidia-ml-py, nvidia-smi or torch is missing, that probe is left out, and the finding that says so is what is
 checked.
 """
 
@@ -40,14 +40,14 @@ pytestmark = [
 ]
 
 
-def found_by(*witnesses: str, limit_s: float = TORCH_LIMIT_S) -> DetectedDevices:
+def found_by(*probes: str, limit_s: float = TORCH_LIMIT_S) -> DetectedDevices:
     ask = SubprocessRunner(os.environ)
-    return find_devices(os.environ, ask=ask, python=sys.executable, witnesses=frozenset(witnesses), limit_s=limit_s)
+    return find_devices(os.environ, ask=ask, python=sys.executable, probes=frozenset(probes), limit_s=limit_s)
 
 
-def usable(found: DetectedDevices, witness: str) -> list[Device]:
-    """Return the devices that a witness names and programs may see."""
-    seen = [one for one in found.devices if witness in one.installed.why and one.backend is Backend.CUDA]
+def usable(found: DetectedDevices, probe: str) -> list[Device]:
+    """Return the devices that a probe names and programs may see."""
+    seen = [one for one in found.devices if probe in one.installed.why and one.backend is Backend.CUDA]
     return [one for one in seen if not one.visible.is_no]
 
 
@@ -56,10 +56,10 @@ def ask(argv: list[str], limit_s: float = 30.0) -> Reply:
 
 
 def wholes(statement: ProbeResult) -> dict[str, DeviceReport]:
-    """Return what a witness says of devices that are not parts, by UUID."""
-    print(f"\n{statement.witness}: {statement.sightings} {statement.findings}")
+    """Return what a probe says of devices that are not parts, by UUID."""
+    print(f"\n{statement.probe}: {statement.reports} {statement.findings}")
     assert statement.was_heard, statement.findings
-    return {one.uuid.lower(): one for one in statement.sightings if not one.parent}
+    return {one.uuid.lower(): one for one in statement.reports if not one.parent}
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,11 @@ def test_nvml_and_nvidia_smi_agree(by_nvml: dict[str, DeviceReport], by_smi: dic
         assert abs((one.total_bytes or 0) - (other.total_bytes or 0)) <= SAME_BYTES
 
 
-@pytest.mark.parametrize("witness", ["by_nvml", "by_smi"])
+@pytest.mark.parametrize("probe", ["by_nvml", "by_smi"])
 def test_torch_sees_the_same_devices_less_what_the_driver_keeps(
-    by_torch: dict[str, DeviceReport], witness: str, request: pytest.FixtureRequest
+    by_torch: dict[str, DeviceReport], probe: str, request: pytest.FixtureRequest
 ) -> None:
-    listed: dict[str, DeviceReport] = request.getfixturevalue(witness)
+    listed: dict[str, DeviceReport] = request.getfixturevalue(probe)
     if any(one.is_split for one in listed.values()) or "CUDA_VISIBLE_DEVICES" in os.environ:
         pytest.skip("torch does not see all devices here")
     if not all(by_torch):
@@ -145,7 +145,7 @@ def test_nvml_and_nvidia_smi_alone_answer_within_their_limit() -> None:
 def test_hiding_every_device_leaves_them_installed_and_not_visible() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     ask = SubprocessRunner(environment)
-    found = find_devices(environment, ask=ask, witnesses=frozenset({"nvml", "nvidia-smi"}), limit_s=30.0)
+    found = find_devices(environment, ask=ask, probes=frozenset({"nvml", "nvidia-smi"}), limit_s=30.0)
     assert found.devices
     assert all(one.installed.is_yes and one.visible.is_no for one in found.devices if one.backend is Backend.CUDA)
     assert Backend.CUDA not in found.backends

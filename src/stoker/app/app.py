@@ -145,7 +145,7 @@ class App(ThisMachine):
     @cached_property
     def tools(self) -> ExecutionTools:
         """What running a job needs."""
-        from stoker.devices.memory_admission import memory_here
+        from stoker.devices.admission import memory_here
         from stoker.engine.key_leases import KeyLeases
         from stoker.engine.permits import MemoryGate
         from stoker.engine.types import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from stoker.devices.host_name import host_name
+from stoker.devices.this_machine import host_name
 from stoker.jobs.data_places import DataPlaces, FoundRepository
 
 if TYPE_CHECKING:

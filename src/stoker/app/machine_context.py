@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from stoker.devices.memory_admission import memory_here
+from stoker.devices.admission import memory_here
 from stoker.engine.recipe import MachineContext, MeasuredPeakCorrection
 
 if TYPE_CHECKING:

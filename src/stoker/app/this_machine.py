@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from stoker.core.capability import Capability
     from stoker.core.clock import Clock
     from stoker.core.device import Capacity, Device
+    from stoker.devices.checkup import SmokeTestResult
     from stoker.devices.ledger.ledger import Guard, Ledger
-    from stoker.devices.meter import Meter
-    from stoker.devices.smoke import SmokeTestResult
+    from stoker.devices.ledger.reservations import Meter
     from stoker.gang.gang_check import GangSelfTest
     from stoker.host.command_runner import CommandRunner
     from stoker.host.containment.mechanisms import ContainmentChoice
@@ -32,14 +32,14 @@ class ThisMachine:
     @cached_property
     def capacity(self) -> Capacity:
         """What this machine may hand out."""
-        from stoker.devices.memory_admission import capacity_here
+        from stoker.devices.admission import capacity_here
 
         return capacity_here()
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """The devices that programs started from here may use."""
-        from stoker.devices.devices_here import devices_here
+        from stoker.devices.this_machine import devices_here
 
         return devices_here(self.settings.environment, ask=lambda: self._asker)
 
@@ -61,7 +61,7 @@ class ThisMachine:
         size.
         """
         from stoker.core.text import parse_size
-        from stoker.devices.ledger.types import WAIT_S, CandidateDevice, DeviceRequest
+        from stoker.devices.ledger.reservations import WAIT_S, CandidateDevice, DeviceRequest
 
         candidates = tuple(one for one in map(CandidateDevice.of, self.devices) if one is not None)
         room_bytes = parse_size(size) if size else 0
@@ -77,7 +77,7 @@ class ThisMachine:
 
     def smoke(self, capability: Capability) -> tuple[SmokeTestResult, ...]:
         """Compute something small on the CPU and on each device of a snapshot."""
-        from stoker.devices.smoke import smoke
+        from stoker.devices.checkup import smoke
 
         return smoke(capability, self._asker)
 

@@ -23,7 +23,7 @@ from stoker.devices.checkup import (
     check_surroundings,
     survey,
 )
-from stoker.devices.host_name import host_name
+from stoker.devices.this_machine import host_name
 from stoker.host.http.addresses import asked_directly
 from stoker.host.http.exchange import Transport
 from stoker.host.sockets import NotifySocket, for_children

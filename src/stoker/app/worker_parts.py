@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from stoker.core.device import GIB
 from stoker.core.errors import Usage
 from stoker.core.text import parse_size
-from stoker.devices.host_name import host_name
+from stoker.devices.this_machine import host_name
 from stoker.host.resources import existing_above
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.environment_cache import EnvironmentCache

@@ -23,9 +23,8 @@ from stoker.transfer.hub.listing import HubSettings
 
 if TYPE_CHECKING:
     from stoker.coordinator.http.server_options import ReadManifest, RunnableCoordinator, ServeOptions
-    from stoker.devices.checkup import MachineSurvey
+    from stoker.devices.checkup import MachineSurvey, SmokeTestResult
     from stoker.devices.ledger.ledger import Ledger
-    from stoker.devices.smoke import SmokeTestResult
     from stoker.gang.gang_check import GangSelfTest
     from stoker.host.http.client import UnverifiedResponse
     from stoker.host.http.http_settings import FleetIdentity

@@ -20,8 +20,8 @@ from stoker.config.sweep_file import read_sweep
 from stoker.core.errors import LocalFile, Usage
 from stoker.core.machine import DEFAULT_RAM_BYTES, Cluster, Node
 from stoker.core.text import nearest
-from stoker.devices.host_name import host_name
-from stoker.devices.ledger.types import CandidateDevice
+from stoker.devices.ledger.reservations import CandidateDevice
+from stoker.devices.this_machine import host_name
 from stoker.scheduler.explain import PlacementRequest, PlannedPlacements, plan_jobs
 from stoker.scheduler.offers import NodeOffer, agree, node_name, node_of, offer_of, with_holders
 from stoker.scheduler.score import COST_RULE

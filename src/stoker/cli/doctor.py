@@ -17,6 +17,7 @@ from stoker.devices.checkup import (
     check_machine,
     check_recipes,
     check_required,
+    check_smoke,
     check_surroundings,
     check_torch,
     faked_by,
@@ -26,7 +27,6 @@ from stoker.devices.checkup import (
 )
 from stoker.devices.probes.inventory import TOOLS
 from stoker.devices.probes.readers import program_on_path
-from stoker.devices.smoke import check_smoke
 from stoker.views.device_lines import check_lines, summary
 from stoker.views.text_tables import ASCII, UNICODE, table
 

@@ -12,7 +12,7 @@ from stoker.cli.grammar import Grammar, Option, Positional, size_with_unit
 from stoker.core.device import Backend, Device
 from stoker.core.errors import BadInput, LocalFile, NotFound
 from stoker.core.text import format_size
-from stoker.devices.estimate.curve_fit import DeviceFit, Fit, books_of, fits
+from stoker.devices.admission import memory_here
 from stoker.devices.estimate.model_shapes import families, read_shape
 from stoker.devices.estimate.shared_base import (
     COMPANY_KEYS,
@@ -29,8 +29,8 @@ from stoker.devices.estimate.shared_base import (
 from stoker.devices.estimate.terms import CalibrationFile, Correction, Estimate, EstimatedWork, estimate
 from stoker.devices.estimate.training_setup import KEYS, TrainingSpec, read_training
 from stoker.devices.ledger.ledger_rules import LedgerDecisionInputs
-from stoker.devices.ledger.types import CandidateDevice
-from stoker.devices.memory_admission import memory_here
+from stoker.devices.ledger.reservations import CandidateDevice
+from stoker.devices.ledger.snapshot import DeviceFit, Fit, books_of, fits
 from stoker.host.durable import read_regular, translate
 from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import read_repo_at

@@ -16,7 +16,7 @@ from stoker.core.errors import InvalidTransition, Usage
 from stoker.core.job import JobState
 from stoker.core.machine import MOST_PRIORITY
 from stoker.core.text import did_you_mean, format_duration
-from stoker.devices.host_name import host_name
+from stoker.devices.this_machine import host_name
 from stoker.host.durable import remove_tree
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.jobs.program import is_found

@@ -15,7 +15,7 @@ from stoker.cli.grammar import Grammar, Option, duration, size_with_unit, whole
 from stoker.core.device import Device
 from stoker.core.errors import StokerError, Usage
 from stoker.core.text import did_you_mean, format_duration, format_size
-from stoker.devices.ledger.types import WAIT_S, CandidateDevice, DeviceRequest, DeviceWaitProgress, HeldReservation
+from stoker.devices.ledger.reservations import WAIT_S, CandidateDevice, DeviceRequest, DeviceWaitProgress, Reservation
 from stoker.engine.device_gate import device_variables
 from stoker.host.box_entry import ChildSetup, find_program, let_in
 from stoker.host.exit import ProcessExit
@@ -127,7 +127,7 @@ def _hold(call: CommandContext, ask: DeviceRequest, given: dict[str, Any]) -> in
         if not program:
             ledger.release(held)
             return 0
-        return run_holding(call, held, path, program, shares=not all(share.is_exclusive for share in held.entry.shares))
+        return run_holding(call, held, path, program, shares=not all(share.is_exclusive for share in held.shares))
     except BaseException:
         ledger.release(held)
         raise
@@ -163,8 +163,8 @@ class _Told:
             }
         )
 
-    def granted(self, held: HeldReservation) -> None:
-        fake = " (invented by STOKER_GPU_FAKE)" if any(share.is_fake for share in held.entry.shares) else ""
+    def granted(self, held: Reservation) -> None:
+        fake = " (invented by STOKER_GPU_FAKE)" if any(share.is_fake for share in held.shares) else ""
         waited_s = self._call.parts.clock.monotonic_s() - self._begun_s
         after = f" after {format_duration(waited_s)}" if self._last else ""
         self._call.out.note(f"{self._what()} on {', '.join(held.uuids)}{fake}{after}")
@@ -175,7 +175,7 @@ class _Told:
                 "id": held.id,
                 "devices": list(held.uuids),
                 "vram_bytes": self._ask.vram_bytes or None,
-                "is_exclusive": held.entry.shares[0].is_exclusive,
+                "is_exclusive": held.shares[0].is_exclusive,
                 "is_fake": bool(fake),
                 "waited_s": round(waited_s, 3),
             }
@@ -218,7 +218,7 @@ def find(call: CommandContext, program: list[str]) -> str:
     return find_program(program[0], cwd=settings.folder, env=settings.environment)
 
 
-def run_holding(call: CommandContext, held: HeldReservation, path: str, program: list[str], *, shares: bool) -> int:
+def run_holding(call: CommandContext, held: Reservation, path: str, program: list[str], *, shares: bool) -> int:
     """Run the program, own what is held by it, and give it back at its end; the exit code is the program's."""
     out, ledger = call.out, call.parts.ledger
     child, held = _start(call, held, path, program, shares=shares)
@@ -242,11 +242,11 @@ def run_holding(call: CommandContext, held: HeldReservation, path: str, program:
 
 
 def _start(
-    call: CommandContext, held: HeldReservation, path: str, program: list[str], *, shares: bool
-) -> tuple[Child, HeldReservation]:
+    call: CommandContext, held: Reservation, path: str, program: list[str], *, shares: bool
+) -> tuple[Child, Reservation]:
     settings = call.parts.settings
     by_uuid = {device.uuid: device for device in call.parts.devices}
-    share = held.entry.shares[0].promised_bytes if shares else None
+    share = held.shares[0].promised_bytes if shares else None
     chosen = [by_uuid[uuid] for uuid in held.uuids]
     env = {**settings.environment, **device_variables(chosen, settings.environment, vram_bytes=share)}
     ours, theirs = socket.socketpair()
@@ -263,22 +263,22 @@ def _start(
     return child, held
 
 
-def _watch(call: CommandContext, child: Child, held: HeldReservation) -> ProcessExit:
+def _watch(call: CommandContext, child: Child, held: Reservation) -> ProcessExit:
     """Wait for the end, renewing the lease three times in its length and saying once if the promise is exceeded."""
     ledger = call.parts.ledger
     has_warned = has_lost = False
     while True:
         with suppress(TimeoutError):
-            return child.wait(held.entry.lease_s / 3)
+            return child.wait(held.lease_s / 3)
         with suppress(StokerError):
             measured = ledger.measure(held)
             if ledger.renew(held) and not has_lost:
                 has_lost = True
-                call.out.note(f"warning: the lease was past, and others were promised the room of {held.entry.job}")
+                call.out.note(f"warning: the lease was past, and others were promised the room of {held.job}")
             if measured is not None and measured.is_over and not has_warned:
                 has_warned = True
                 call.out.note(
-                    f"warning: {held.entry.job} takes {format_size(measured.measured_bytes)} of {measured.uuid}, "
+                    f"warning: {held.job} takes {format_size(measured.measured_bytes)} of {measured.uuid}, "
                     f"{measured.percent} % of the {format_size(measured.promised_bytes)} that it asked for"
                 )
 

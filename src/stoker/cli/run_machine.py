@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from stoker.core.device import Capacity, Device, Needs
 from stoker.core.text import format_size
-from stoker.devices.device_fit import shares
-from stoker.devices.memory_admission import Admission, MachineMemory, admit, memory_here
+from stoker.devices.admission import Admission, MachineMemory, admit, memory_here, shares
 from stoker.engine.types import RunOptions
 from stoker.host.interpreter import find_python
 from stoker.jobs.build_context import CompiledJob

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stoker.cli.context import CommandContext
-from stoker.devices.device_fit import shared_bytes
-from stoker.devices.memory_admission import memory_here
+from stoker.devices.admission import memory_here, shared_bytes
 from stoker.engine.preview import ForecastVerdict, PlanPreview
 from stoker.jobs.build_context import CompiledJob
 from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, foretell_companies

@@ -5,6 +5,8 @@ Pure: a capability and a survey in, checks out. `doctor` shows them.
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -13,10 +15,11 @@ from typing import Any, BinaryIO
 from stoker.core.capability import Capability, MachineInterpreter
 from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
 from stoker.core.errors import StokerError
-from stoker.core.frozen import frozen
-from stoker.core.text import did_you_mean, format_size
-from stoker.devices.memory_admission import floor_bytes
-from stoker.devices.probes.readers import FAKE_VARIABLE
+from stoker.core.frozen import frozen, frozen_by_position
+from stoker.core.text import did_you_mean, format_size, one_line
+from stoker.devices.admission import floor_bytes
+from stoker.devices.probes.readers import FAKE_VARIABLE, marked_objects
+from stoker.host.command_runner import CommandRunner, ProbeFailure, Reply
 from stoker.host.containment.mechanisms import ContainmentChoice
 from stoker.host.network import is_clock_synchronised, is_port_free
 from stoker.host.resources import SPARE_BYTES, FileSystem, existing_above, file_system_of
@@ -146,7 +149,7 @@ class CheckStatus(StrEnum):
     """It stops work, or something that was required is missing."""
 
 
-@frozen
+@frozen_by_position
 class Check:
     """One thing that was looked at."""
 
@@ -178,9 +181,9 @@ def check_recipes(count: int, troubles: Sequence[str]) -> Check:
     """Judge what can be run: how many recipes there are, and the cookbooks that can't be loaded."""
     told = "1 recipe" if count == 1 else f"{count} recipes" if count else "none: no cookbook is installed"
     if count and not troubles:
-        return Check(name="recipes", verdict=CheckStatus.OK, message=told)
+        return Check("recipes", CheckStatus.OK, told)
     hint = "reinstall Stoker, or what can't be loaded"
-    return Check(name="recipes", verdict=CheckStatus.WARN, message="; ".join([told, *troubles]), hint=hint)
+    return Check("recipes", CheckStatus.WARN, "; ".join([told, *troubles]), hint)
 
 
 def _cpu(capability: Capability) -> Check:
@@ -188,51 +191,40 @@ def _cpu(capability: Capability) -> Check:
     count = "1 core" if cores == 1 else f"{cores} cores"
     more = f", {threads} threads" if threads > cores else ""
     bound = " may be used" if capability.sources.get("cpu_cores", "").startswith("limits") else ""
-    return Check(
-        name="cpu", verdict=CheckStatus.OK, message=f"{capability.cpu_name or capability.arch}, {count}{more}{bound}"
-    )
+    return Check("cpu", CheckStatus.OK, f"{capability.cpu_name or capability.arch}, {count}{more}{bound}")
 
 
 def _memory(capability: Capability) -> Check:
     total, available = capability.ram_total_bytes, capability.ram_available_bytes
     if total is None:
-        return Check(
-            name="memory",
-            verdict=CheckStatus.WARN,
-            message="unknown: the system does not say",
-            hint="jobs that declare a need are not refused, and none has a cap",
-        )
+        hint = "jobs that declare a need are not refused, and none has a cap"
+        return Check("memory", CheckStatus.WARN, "unknown: the system does not say", hint)
     if available is None:
-        return Check(
-            name="memory",
-            verdict=CheckStatus.WARN,
-            message=f"{format_size(total)} RAM; the system does not say how much is available",
-            hint="jobs that declare a need are refused only if it is more than there is in all",
-        )
+        message = f"{format_size(total)} RAM; the system does not say how much is available"
+        hint = "jobs that declare a need are refused only if it is more than there is in all"
+        return Check("memory", CheckStatus.WARN, message, hint)
     message = f"{format_size(total)} RAM, {format_size(available)} available"
     if available < floor_bytes(total):
         floor = format_size(floor_bytes(total))
         hint = f"jobs that declare memory wait or are refused: {floor} stay with the machine; close what you can"
-        return Check(name="memory", verdict=CheckStatus.WARN, message=message, hint=hint)
-    return Check(name="memory", verdict=CheckStatus.OK, message=message)
+        return Check("memory", CheckStatus.WARN, message, hint)
+    return Check("memory", CheckStatus.OK, message)
 
 
 def _disk(disk: DiskSurvey) -> Check:
     names = ", ".join(disk.names)
     found = disk.file_system
     if found is None:
-        return Check(name="disk", verdict=CheckStatus.BAD, message=f"{names}: {disk.why}", hint=_ELSEWHERE)
+        return Check("disk", CheckStatus.BAD, f"{names}: {disk.why}", _ELSEWHERE)
     kind = f" ({found.type})" if found.type else ""
     copies = ", copies share blocks" if disk.shares_blocks.is_yes else ""
     where = f" on {found.mount_point}{kind}" if found.mount_point else kind
     room = f"{format_size(found.free_bytes)} of {format_size(found.total_bytes)} free{where}{copies}"
     fault, hint = _unwritable(found, disk.paths[0])
     if fault:
-        return Check(name="disk", verdict=CheckStatus.BAD, message=f"{names}: {fault}; {room}", hint=hint)
+        return Check("disk", CheckStatus.BAD, f"{names}: {fault}; {room}", hint)
     hint = _worth_knowing(found)
-    return Check(
-        name="disk", verdict=CheckStatus.WARN if hint else CheckStatus.OK, message=f"{names}: {room}", hint=hint
-    )
+    return Check("disk", CheckStatus.WARN if hint else CheckStatus.OK, f"{names}: {room}", hint)
 
 
 def _unwritable(found: FileSystem, path: str) -> tuple[str, str]:
@@ -258,43 +250,32 @@ def _worth_knowing(found: FileSystem) -> str:
 
 def _containment(containing: ContainmentSurvey) -> Check:
     if not containing.mechanism:
-        return Check(
-            name="containment",
-            verdict=CheckStatus.BAD,
-            message=f"the one that STOKER_CONTAIN names does not work: {containing.warning}",
-            hint=containing.hint or "unset STOKER_CONTAIN: the strongest that works is used",
-        )
-    message = f"{containing.mechanism}: a program that goes beyond its memory is ended alone"
+        message = f"the one that STOKER_CONTAIN names does not work: {containing.warning}"
+        hint = containing.hint or "unset STOKER_CONTAIN: the strongest that works is used"
+        return Check("containment", CheckStatus.BAD, message, hint)
     if not containing.warning:
-        return Check(name="containment", verdict=CheckStatus.OK, message=message)
+        message = f"{containing.mechanism}: a program that goes beyond its memory is ended alone"
+        return Check("containment", CheckStatus.OK, message)
     # The first that was tried is the one to mend.
     why = next((f"{name} is not to be had: {why}" for name, why in containing.stronger), "")
-    return Check(
-        name="containment", verdict=CheckStatus.WARN, message=f"{containing.mechanism}: {containing.warning}", hint=why
-    )
+    return Check("containment", CheckStatus.WARN, f"{containing.mechanism}: {containing.warning}", why)
 
 
 def _clock(clock: TriStateAnswer) -> Check:
     if clock.is_yes:
-        return Check(name="clock", verdict=CheckStatus.OK, message="synchronised")
+        return Check("clock", CheckStatus.OK, "synchronised")
     if clock.is_no:
-        return Check(
-            name="clock",
-            verdict=CheckStatus.WARN,
-            message=f"not known to be synchronised: {clock.why}",
-            hint="harmless for one machine; in a fleet, run chrony or systemd-timesyncd (`timedatectl set-ntp true`)",
-        )
-    return Check(
-        name="clock", verdict=CheckStatus.WARN, message=f"unknown: {clock.why}", hint="compare it with another's"
-    )
+        hint = "harmless for one machine; in a fleet, run chrony or systemd-timesyncd (`timedatectl set-ntp true`)"
+        return Check("clock", CheckStatus.WARN, f"not known to be synchronised: {clock.why}", hint)
+    return Check("clock", CheckStatus.WARN, f"unknown: {clock.why}", "compare it with another's")
 
 
 def _port(port: int, is_free: TriStateAnswer) -> Check:
     name = f"port {port}"
     if is_free.is_yes:
-        return Check(name=name, verdict=CheckStatus.OK, message="free for a coordinator")
+        return Check(name, CheckStatus.OK, "free for a coordinator")
     hint = f"only a coordinator on this machine needs it; `ss -ltnp 'sport = :{port}'` tells who has it"
-    return Check(name=name, verdict=CheckStatus.WARN, message=is_free.why, hint=hint)
+    return Check(name, CheckStatus.WARN, is_free.why, hint)
 
 
 # Whether a machine has what somebody requires of it by a word: `gpu`, `cuda`, `webgpu`.
@@ -411,11 +392,8 @@ def check_devices(capability: Capability) -> tuple[Check, ...]:
         spoken = f"; programs can use {', '.join(capability.backends)}" if capability.backends else ""
         label = f" ({FAKED})" if capability.is_fake else ""
         message = f"none found; jobs run on the CPU{spoken}{label}"
-        devices.append(Check(name="gpu", verdict=CheckStatus.OK, message=message))
-    noticed = [
-        Check(name=one.probe or "probes", verdict=CheckStatus.WARN, message=one.message, hint=one.hint)
-        for one in capability.findings
-    ]
+        devices.append(Check("gpu", CheckStatus.OK, message))
+    noticed = [Check(one.probe or "probes", CheckStatus.WARN, one.message, one.hint) for one in capability.findings]
     return (*devices, *noticed)
 
 
@@ -428,16 +406,13 @@ def check_torch(capability: Capability) -> tuple[Check, ...]:
     message = f"none in {where}" if where else "no Python was found to look in"
     if capability.usable_devices and not capability.is_fake:
         hint = "a training that needs it can't use the devices: install torch there, or name a Python that has it"
-        return (Check(name="torch", verdict=CheckStatus.WARN, message=message, hint=hint),)
-    return (Check(name="torch", verdict=CheckStatus.OK, message=f"{message}; Stoker itself needs none"),)
+        return (Check("torch", CheckStatus.WARN, message, hint),)
+    return (Check("torch", CheckStatus.OK, f"{message}; Stoker itself needs none"),)
 
 
 def check_required(missing: tuple[MissingRequirement, ...]) -> tuple[Check, ...]:
     """Judge what was required and is not there."""
-    return tuple(
-        Check(name=f"require {one.word}", verdict=CheckStatus.BAD, message=one.message, hint=one.hint)
-        for one in missing
-    )
+    return tuple(Check(f"require {one.word}", CheckStatus.BAD, one.message, one.hint) for one in missing)
 
 
 def _device(device: Device, version: str) -> Check:
@@ -453,7 +428,7 @@ def _device(device: Device, version: str) -> Check:
     )
     message = f"{', '.join(facts)}; {told}{f' ({FAKED})' if device.is_fake else ''}"
     verdict, hint = _verdict(device)
-    return Check(name=label, verdict=verdict, message=message, hint=hint)
+    return Check(label, verdict, message, hint)
 
 
 def _memory_device_checkup(device: Device) -> str:
@@ -485,12 +460,12 @@ def _torch(python: MachineInterpreter, capability: Capability) -> Check:
     cuda = [one for one in capability.usable_devices if one.backend is Backend.CUDA and not one.is_fake]
     if cuda and not python.torch_cuda:
         hint = f"it can't use {cuda[0].name}: install a torch that was built for CUDA"
-        return Check(name="torch", verdict=CheckStatus.WARN, message=message, hint=hint)
+        return Check("torch", CheckStatus.WARN, message, hint)
     spoken = capability.backends.get(Backend.CUDA, "")
     if cuda and _toolkit(python) == "CUDA" and _major(python.torch_cuda) > _major(spoken) > 0:
         hint = f"the driver speaks CUDA {spoken}: update it, or install a torch for CUDA {_major(spoken)}"
-        return Check(name="torch", verdict=CheckStatus.WARN, message=message, hint=hint)
-    return Check(name="torch", verdict=CheckStatus.OK, message=message)
+        return Check("torch", CheckStatus.WARN, message, hint)
+    return Check("torch", CheckStatus.OK, message)
 
 
 def _toolkit(python: MachineInterpreter) -> str:
@@ -500,3 +475,88 @@ def _toolkit(python: MachineInterpreter) -> str:
 def _major(version: str) -> int:
     first = version.partition(".")[0]
     return int(first) if first.isascii() and first.isdigit() else 0
+
+
+LEAST_COSINE = 0.99
+LIMIT_S = 120.0
+"""The first touch of a device may compile kernels."""
+_SCRIPT = os.path.join(os.path.dirname(__file__), "probes", "smoke_child.py")
+
+
+@frozen
+class SmokeTestResult:
+    """How one device did; without a device, why nothing was tried."""
+
+    device: str = ""
+    name: str = ""
+    cosine: float | None = None
+    """How alike its results and the CPU's are; `None`: it gave none."""
+    why: str = ""
+
+    @property
+    def was_tried(self) -> bool:
+        return bool(self.device)
+
+    @property
+    def is_right(self) -> bool:
+        return self.cosine is not None and self.cosine >= LEAST_COSINE
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.was_tried and not self.is_right
+
+    def to_dict(self) -> dict[str, object]:
+        return {"device": self.device, "name": self.name, "cosine": self.cosine, "why": self.why}
+
+
+def smoke(capability: Capability, ask: CommandRunner, *, limit_s: float = LIMIT_S) -> tuple[SmokeTestResult, ...]:
+    """Try every device that the torch of the first interpreter which has one can see."""
+    if capability.is_fake:
+        return (SmokeTestResult(why=f"the devices are {FAKED}"),)
+    python = next((one.path for one in capability.interpreters if one.torch), "")
+    if not python:
+        return (SmokeTestResult(why="there is no torch in any Python that was looked at"),)
+    return read_smoke(ask.ask([python, _SCRIPT], limit_s=limit_s), python)
+
+
+def read_smoke(reply: Reply, python: str) -> tuple[SmokeTestResult, ...]:
+    """Read what the child said; an answer that is none becomes a line that says so."""
+    if isinstance(reply, ProbeFailure):
+        return (SmokeTestResult(why=f"{python}: {reply.why}"),)
+    try:
+        said = marked_objects(reply.out)[-1]
+        if error := said.get("error"):
+            return (SmokeTestResult(why=f"{python}: {one_line(str(error), 300)}"),)
+        tried = tuple(
+            SmokeTestResult(
+                device=str(row["device"]),
+                name=str(row.get("name", "")),
+                cosine=_number(row.get("cosine")),
+                why=one_line(str(row.get("error", "")), 300),
+            )
+            for row in said["devices"]
+        )
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+        return (SmokeTestResult(why=f"{python} gave no answer that can be read (exit {reply.exit_code})"),)
+    return tried or (SmokeTestResult(why=f"the torch of {python} sees no device"),)
+
+
+def check_smoke(tried: tuple[SmokeTestResult, ...]) -> tuple[Check, ...]:
+    """Judge each device."""
+    return tuple(map(_check, tried))
+
+
+def _check(one: SmokeTestResult) -> Check:
+    if not one.was_tried:
+        return Check("smoke", CheckStatus.WARN, f"skipped: {one.why}")
+    name = f"smoke {one.device}"
+    if one.is_right:
+        return Check(name, CheckStatus.OK, f"{one.name} computes what the CPU does (cosine {one.cosine:.6f})")
+    if one.cosine is not None:
+        told = f"{one.name} computes something else than the CPU (cosine {one.cosine:.3f}, not {LEAST_COSINE} or more)"
+        return Check(name, CheckStatus.BAD, told, "do not train on it: driver, cooling or memory")
+    return Check(name, CheckStatus.BAD, f"{one.name}: {one.why}", "mend its driver, or torch")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -16,11 +16,11 @@ from stoker.core.capability import Capability, MachineInterpreter
 from stoker.core.errors import StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import one_line
-from stoker.devices.host_name import host_name
-from stoker.devices.memory_admission import memory_here
+from stoker.devices.admission import memory_here
 from stoker.devices.probes.observations import DetectedDevices
 from stoker.devices.probes.others import torch_question
 from stoker.devices.probes.readers import marked_objects
+from stoker.devices.this_machine import host_name
 from stoker.host.command_runner import CommandRunner, ProbeOutput
 from stoker.host.durable import read_regular
 from stoker.host.resources import usable_cores

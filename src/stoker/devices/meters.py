@@ -21,7 +21,7 @@ from typing import IO, Any
 from stoker.core import jsontext
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.device import Backend, Device, MemoryType
-from stoker.devices.meter import FakeMeter, Meter, NoMeter
+from stoker.devices.ledger.reservations import FakeMeter, Meter, NoMeter
 from stoker.devices.probes import amd as probes_amd
 from stoker.devices.probes.nvidia import child_command, library_folder
 from stoker.devices.probes.readers import KernelFiles, bytes_value, marked_objects

@@ -23,17 +23,17 @@ from stoker.core.text import format_duration, format_size, one_line
 from stoker.devices.ledger.ledger import Ledger, QueuedRequest, never_fits
 from stoker.devices.ledger.ledger_rules import LedgerDecisionInputs, decide
 from stoker.devices.ledger.liveness import POLL_S, chain_of
-from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
-from stoker.devices.ledger.types import (
+from stoker.devices.ledger.reservations import (
     LEASE_S,
     CandidateDevice,
     DeviceLimit,
     DeviceRequest,
     DevicesBusy,
-    HeldReservation,
+    Meter,
     NeverFits,
+    Reservation,
 )
-from stoker.devices.meter import Meter
+from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
 from stoker.engine.device_gate import AttemptDevices, DeviceNotice, DeviceWait, device_variables, few, held_base
 from stoker.host.identity import ProcessIdentity
 
@@ -54,7 +54,7 @@ _LONG_UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{20,}.*", re.IGNORE
 class DeviceGrant:
     """It has its devices."""
 
-    held: HeldReservation
+    held: Reservation
     free_bytes: Mapping[str, int]
     """What was free on each of them just now, as far as it is known."""
 
@@ -120,7 +120,7 @@ class DeviceQueueEntry:
             with self._ledger.line_up(self._ask) as place:
                 while not self._is_left:
                     answer = place.look()
-                    if isinstance(answer, HeldReservation):
+                    if isinstance(answer, Reservation):
                         self._settle(answer)
                         return
                     if isinstance(answer, NeverFits):
@@ -140,7 +140,7 @@ class DeviceQueueEntry:
             if self._is_left or place.listen(_SLICE_S):
                 return
 
-    def _settle(self, held: HeldReservation) -> None:
+    def _settle(self, held: Reservation) -> None:
         is_wanted = False
         try:
             free = {uuid: self._free_bytes(uuid) for uuid in held.uuids}
@@ -368,7 +368,7 @@ class LedgerGate:
         self._clock = clock
         self._limit_percent = limit_percent
         self._lock = threading.Lock()
-        self._held: dict[AttemptDevices, HeldReservation] = {}
+        self._held: dict[AttemptDevices, Reservation] = {}
         self._told: set[tuple[object, bool]] = set()
         self._noticed: list[DeviceNotice] = []
         self._lines: dict[Needs, DeviceQueueEntry] = {}
@@ -476,7 +476,7 @@ class LedgerGate:
 
     def _taken(self, needs: Needs, granted: DeviceGrant) -> AttemptDevices:
         held = granted.held
-        alone = {share.uuid for share in held.entry.shares if share.is_exclusive}
+        alone = {share.uuid for share in held.shares if share.is_exclusive}
         vram_bytes = needs.vram_bytes if len(alone) < len(held.uuids) else None
         devices = [self._devices[uuid] for uuid in held.uuids]
 
@@ -488,7 +488,7 @@ class LedgerGate:
             devices=held.uuids,
             variables=device_variables(devices, self._environment, vram_bytes=vram_bytes),
             started=started,
-            claim={"folder": self._ledger.folder, "entry": held.entry.to_dict()},
+            claim={"folder": self._ledger.folder, "entry": held.to_dict()},
         )
         with self._lock:
             self._held[taken] = held

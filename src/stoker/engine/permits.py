@@ -16,7 +16,7 @@ from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
-from stoker.devices.memory_admission import Admission, AdmissionDelay, AdmissionRefusal, MachineMemory, admit
+from stoker.devices.admission import Admission, AdmissionDelay, AdmissionRefusal, MachineMemory, admit
 from stoker.engine.action import Action
 from stoker.engine.plan import PlanNode
 from stoker.engine.run_history import Footprints
@@ -120,7 +120,7 @@ class Permits:
 
 # Memory before a start: may this stage begin now, and where is its cap; after its end: how much it took.
 #
-# The decision is `devices.memory_admission`'s. Here it is asked about stages: with what a node declares, what the
+# The decision is `devices.admission`'s. Here it is asked about stages: with what a node declares, what the
 # machine has, and what the same configuration took when it ran before.
 
 

@@ -19,8 +19,8 @@ from stoker.engine.plan import Plan
 from stoker.engine.stage import Kind, Shares, Stage
 
 if TYPE_CHECKING:
+    from stoker.devices.admission import MachineMemory
     from stoker.devices.estimate.terms import Correction, EstimatedWork
-    from stoker.devices.memory_admission import MachineMemory
 
 
 class Category(StrEnum):

@@ -27,7 +27,7 @@ from stoker.core.clock import Closable
 from stoker.core.device import Backend, Device
 from stoker.core.errors import Fault, GangClosed, GangNotUp, MissingExtra, RankFailed, StokerError
 from stoker.core.frozen import changed
-from stoker.devices.devices_here import devices_here
+from stoker.devices.this_machine import devices_here
 from stoker.gang import rank_context
 from stoker.gang.gang_failures import GangDeadlines, GangFailure, RankSnapshot, error_of, judge
 from stoker.gang.gang_plan import CALLS, ERR, OUT, STORE, GangPlan, Staging, memory_of_all, rank_plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Mapping
 
-from stoker.devices.host_name import host_name
+from stoker.devices.this_machine import host_name
 
 
 def who_asks(environment: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ A `PlacementShape` is everything about a job that decides its placement; a milli
 
 Every decision about free capacity is made here: the node index only finds the node to check, explanations name what
 this rule found, and "starts now if" applies this rule to a changed job or node. What fits on one device is the rule of
-`devices.device_fit`, which the ledger of a machine applies, too. Memory is counted per device, never summed.
+`devices.admission`, which the ledger of a machine applies, too. Memory is counted per device, never summed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from stoker.core.device import MIB, Backend
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference, Requirements, SchedulableJob, environment_word
-from stoker.devices import device_fit
-from stoker.devices.device_fit import DeviceBlock, added_bytes
+from stoker.devices import admission
+from stoker.devices.admission import DeviceBlock, added_bytes
 from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, ResidentBase, ResidentProcess, Sharing
 from stoker.scheduler.score import (
     COST_RULE,
@@ -266,7 +266,7 @@ def _block(shape: PlacementShape, device: AnyDevice, *, is_shared: bool) -> Unfi
         return UnfitReason.CLOSED
     if device.backend is not shape.backend:
         return UnfitReason.BACKEND
-    block = device_fit.block_on(
+    block = admission.block_on(
         shape.vram_bytes,
         needed_bytes(shape, device) if is_shared else shape.vram_bytes,
         is_shared=is_shared,
@@ -298,7 +298,7 @@ def shares(shape: PlacementShape, device: SharingLike) -> bool:
     if device.sharing is Sharing.NEVER or shape.device_count > 1:
         return False
     is_allowed = shape.may_share or device.sharing is Sharing.ALWAYS
-    return device_fit.shares(shape.vram_bytes, device.usable_bytes, is_allowed=is_allowed)
+    return admission.shares(shape.vram_bytes, device.usable_bytes, is_allowed=is_allowed)
 
 
 def room_bytes(device: AnyDevice) -> int:

@@ -19,8 +19,8 @@ from stoker.core.device import MIB, Backend, Device, MemoryType, usable_bytes
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import Gpu, Node
 from stoker.core.text import LONGEST_NAME, format_size, is_node_name
-from stoker.devices import device_fit
-from stoker.devices.memory_admission import MachineMemory, above_floor_bytes
+from stoker.devices import admission
+from stoker.devices.admission import MachineMemory, above_floor_bytes
 from stoker.scheduler.score import speed_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DeviceOffer:
     @property
     def whole_bytes(self) -> int:
         """The memory for a job that has it alone."""
-        return device_fit.alone_bytes(self.total_bytes, self.memory_type, self.free_bytes)
+        return admission.alone_bytes(self.total_bytes, self.memory_type, self.free_bytes)
 
     @property
     def usable_bytes(self) -> int:
@@ -106,7 +106,7 @@ class DeviceOffer:
     @property
     def shared_bytes(self) -> int:
         """The most that jobs which share it may reserve together now: the smaller of usable and measured free."""
-        return device_fit.shared_bytes(self.total_bytes, self.memory_type, self.free_bytes)
+        return admission.shared_bytes(self.total_bytes, self.memory_type, self.free_bytes)
 
     def has_base(self, base: str, size_bytes: int) -> bool:
         """Return True if the base model is on the device already."""
@@ -332,7 +332,7 @@ def _smaller_cores(node: Node, capability: Capability) -> tuple[int, list[Drift]
 
 
 def _smaller_ram(node: Node, capability: Capability) -> tuple[int | None, list[Drift]]:
-    """Return what jobs may hold: what the machine admits now (`devices.memory_admission`), at most what is declared.
+    """Return what jobs may hold: what the machine admits now (`devices.admission`), at most what is declared.
 
     Unknown values refuse no job. Where the total is unknown, the declaration stands for it.
     """

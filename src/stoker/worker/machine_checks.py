@@ -14,10 +14,9 @@ from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, StokerError
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import format_size
-from stoker.devices.ledger.entries import Reservation
+from stoker.devices.admission import Admission, MachineMemory, admit, memory_here
 from stoker.devices.ledger.ledger import Ledger
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
-from stoker.devices.memory_admission import Admission, MachineMemory, admit, memory_here
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, Reservation
 from stoker.engine.catalogue import Catalogue
 from stoker.engine.device_gate import HIDDEN, device_variables, held_base
 from stoker.engine.runners.program.sandbox import reachable_path
@@ -376,7 +375,7 @@ class LocalMachine:
             return f"this machine has no {', '.join(missing)} now"
         try:
             answer = self.ledger().reserve(room_for(grant, candidates))
-            if isinstance(answer, HeldReservation):
+            if isinstance(answer, Reservation):
                 self.ledger().release(answer)
                 return ""
         except StokerError as error:

@@ -9,7 +9,7 @@ from stoker.coordinator.explain.joined_machines import joined, with_closed
 from stoker.core.capability import Capability
 from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
 from stoker.core.machine import DevicePreference, Node, Requirements, SchedulableJob
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.leases import HoldDecision, StartDecision
 from stoker.scheduler.machine_index import MatchableMachine

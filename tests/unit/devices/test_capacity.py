@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from stoker.core.device import GIB
-from stoker.devices.memory_admission import capacity_here
+from stoker.devices.admission import capacity_here
 from stoker.host.resources import memory_total_bytes, usable_cores
 
 

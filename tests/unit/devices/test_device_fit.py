@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.core.device import GIB, MIB, MemoryType
-from stoker.devices.device_fit import DeviceBlock, added_bytes, alone_bytes, block_on, shared_bytes, shares
+from stoker.devices.admission import DeviceBlock, added_bytes, alone_bytes, block_on, shared_bytes, shares
 
 EMPTY: dict[str, Any] = {"most_bytes": 20 * GIB, "promised_bytes": 0, "jobs": 0, "is_held": False, "slots": None}
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.core.device import GIB
-from stoker.devices.memory_admission import (
+from stoker.devices.admission import (
     Admission,
     AdmissionDelay,
     AdmissionRefusal,

@@ -14,9 +14,9 @@ from stoker.core.capability import Capability
 from stoker.core.device import GIB
 from stoker.core.frozen import changed
 from stoker.devices.detection import detect, git_head
-from stoker.devices.host_name import host_name
 from stoker.devices.probes.inventory import find_devices
 from stoker.devices.probes.observations import DetectedDevices
+from stoker.devices.this_machine import host_name
 from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply, SubprocessRunner
 from tests.unit.devices.machines import device
 

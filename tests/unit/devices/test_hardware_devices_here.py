@@ -6,7 +6,7 @@ import pytest
 
 from stoker.core.device import MIB, Device
 from stoker.core.errors import FakeForbidden
-from stoker.devices.devices_here import devices_here
+from stoker.devices.this_machine import devices_here
 from stoker.host.command_runner import CommandRunner
 from tests.fakes.asker import ScriptedAsker, recorded
 from tests.fakes.machine import FileMachine

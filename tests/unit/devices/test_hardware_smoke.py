@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker.core.capability import MachineInterpreter
-from stoker.devices.checkup import CheckStatus
+from stoker.devices.checkup import CheckStatus, SmokeTestResult, check_smoke, read_smoke, smoke
 from stoker.devices.probes.readers import MARK
-from stoker.devices.smoke import SmokeTestResult, check_smoke, read_smoke, smoke
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, SubprocessRunner
 from tests.fakes.small_torch import TORCH
 from tests.unit.devices.machines import capability, device

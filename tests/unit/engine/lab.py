@@ -20,9 +20,9 @@ from stoker.core.device import GIB, Backend, Capacity, Device, TriState, TriStat
 from stoker.core.digests import Digest
 from stoker.core.errors import StokerError
 from stoker.core.jsontext import loads
+from stoker.devices.admission import MachineMemory
 from stoker.devices.ledger.ledger import Ledger
-from stoker.devices.memory_admission import MachineMemory
-from stoker.devices.meter import FakeMeter, Meter
+from stoker.devices.ledger.reservations import FakeMeter, Meter
 from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.execution.executor import Executor
 from stoker.engine.journal import StatusWriter, read_status

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.core.device import GIB, Needs
 from stoker.core.digests import Digest
-from stoker.devices.memory_admission import Admission, AdmissionDelay, AdmissionRefusal, MachineMemory
+from stoker.devices.admission import Admission, AdmissionDelay, AdmissionRefusal, MachineMemory
 from stoker.engine.action import Action, StageFacts
 from stoker.engine.permits import MemoryGate
 from stoker.engine.plan import PlanNode

@@ -13,7 +13,7 @@ from stoker.authoring import PlanBuilder, Stage, StageContext, stage
 from stoker.core.device import Capacity, Needs
 from stoker.core.errors import Cancelled, OutOfMemory, ProcessLost, StageDiverged, StageTimeout
 from stoker.core.retry import FailureCause
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.engine.plan import Plan
 from tests.unit.engine.lab import Lab, containment, lines_of, plan_of
 from tests.unit.engine.misbehaving import ALWAYS, TRANSIENT, HowArgs, misbehave, small_vandal, vandal

@@ -10,9 +10,8 @@ from stoker.config.cluster_file import read_cluster, write_cluster
 from stoker.core.device import GIB, MIB, Backend, MemoryType
 from stoker.core.frozen import changed
 from stoker.core.machine import Cluster, DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.devices.ledger.entries import Reservation, ReservationShare
+from stoker.devices.ledger.reservations import CandidateDevice, Reservation, ReservationShare
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
-from stoker.devices.ledger.types import CandidateDevice
 from stoker.host.identity import mine
 from stoker.scheduler.fit import choose, shape_of
 from stoker.scheduler.offers import (

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from stoker.core.device import GIB
-from stoker.devices.ledger.entries import Reservation, ReservationShare
+from stoker.devices.ledger.reservations import CandidateDevice, Reservation, ReservationShare
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState, LedgerState
-from stoker.devices.ledger.types import CandidateDevice
 from stoker.host.identity import ProcessIdentity
 from stoker.views.device_lines import memory_lines
 

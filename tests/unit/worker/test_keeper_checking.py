@@ -12,7 +12,7 @@ import pytest
 
 from stoker.core.frozen import changed
 from stoker.core.job import job_id
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.host.users import OtherUser, why_not_allowed
 from stoker.protocol.lease_messages import Grant
 from stoker.worker.machine_checks import LEAST_FREE_BYTES, Precheck, why_closed, why_not

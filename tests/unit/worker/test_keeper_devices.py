@@ -11,7 +11,7 @@ import pytest
 
 from stoker.core.capability import Capability
 from stoker.core.device import MIB, Backend, Device, TriState, TriStateAnswer
-from stoker.devices.meter import FakeMeter
+from stoker.devices.ledger.reservations import FakeMeter
 from stoker.engine.device_gate import held_base
 from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.worker.machine_checks import LocalMachine, MachineOffer

@@ -107,9 +107,7 @@ def test_what_the_probes_say_of_a_lost_card_withdraws_it(tmp_path: Path):
 
     def found(recording: str) -> Capability:
         asker = ScriptedAsker({"nvidia-smi": recorded(f"nvidia-smi/{recording}")})
-        seen = find_devices(
-            machine.environment, ask=asker, files=str(machine.root), witnesses=frozenset({"nvidia-smi"})
-        )
+        seen = find_devices(machine.environment, ask=asker, files=str(machine.root), probes=frozenset({"nvidia-smi"}))
         return changed(NOTHING, devices=seen.devices)
 
     both, lost = found("r535-two-rtx4090.csv"), found("one-lost.csv")

@@ -14,7 +14,7 @@ from stoker.core.frozen import changed
 from stoker.core.job import InputKind, JobSpec
 from stoker.core.leases import AttemptToken
 from stoker.core.machine import DevicePreference
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.stage import SharedBase
 from stoker.jobs.build_context import CompiledJob, JobCompiler, RunRequest

@@ -24,7 +24,7 @@ from stoker.core.capability import Capability, capability_from_dict
 from stoker.core.errors import BadInput, NotFound, Refused, StaleLease
 from stoker.core.events import FleetKinds
 from stoker.core.jsontext import dumps, loads
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.protocol.lease_messages import Hello, MachineInventory, Welcome, WorkerMeasurements
 from stoker.scheduler.machine_index import MatchableMachine as ScheduledMachine
 from stoker.scheduler.offers import AgreedOffer, NodeOffer

@@ -385,7 +385,7 @@ def company_of_many(  # noqa: PLR0913 - what a recipe knows of one member
 def _weights(company: MultiAdapterTraining) -> EstimateTerm:
     count = company.shape.parameters
     why = f"{count:,} parameters in {company.dtype}, frozen, once for all"
-    return EstimateTerm(name="weights", size_bytes=count * company.dtype.bytes, why=why)
+    return EstimateTerm("weights", count * company.dtype.bytes, why)
 
 
 def _is_less_for_each(company: MultiAdapterTraining, once: EstimateTerm, each: EstimateTerm) -> bool:
@@ -405,14 +405,14 @@ def _loss(company: MultiAdapterTraining, passing: MemberActivations, adapters: i
     size_bytes = loss_bytes(shape, company.dtype, tokens, is_compiled=company.compiles)
     chunk = min(tokens, chunk_tokens(shape))
     why = f"{chunk:,} tokens at a time × {shape.vocabulary:,} words, never all logits"
-    return EstimateTerm(name="loss", size_bytes=max(0, size_bytes - passing.working_bytes()), why=why)
+    return EstimateTerm("loss", max(0, size_bytes - passing.working_bytes()), why)
 
 
 def _adapter(company: MultiAdapterTraining) -> EstimateTerm:
     count = adapter_parameters(company.shape, company.targets, company.bank_rank)
     copy = "a copy" if company.dtype is Width.FP32 else f"a copy in {company.dtype}"
     why = f"{count:,} parameters in fp32, {copy}, two moments, gathered gradients"
-    return EstimateTerm(name="adapter", size_bytes=state_bytes(count, company.dtype), why=why)
+    return EstimateTerm("adapter", state_bytes(count, company.dtype), why)
 
 
 def _step(company: MultiAdapterTraining, passing: MemberActivations) -> list[EstimateTerm]:
@@ -422,13 +422,11 @@ def _step(company: MultiAdapterTraining, passing: MemberActivations) -> list[Est
     updating = updating_bytes(count, company.dtype, is_compiled=company.compiles)
     said = f"{company.rows} × {company.sequence} tokens"
     if updating > gradients + kept + working:
-        terms = [EstimateTerm(name="update", size_bytes=updating, why=f"more than {said} take before it")]
+        terms = [EstimateTerm("update", updating, f"more than {said} take before it")]
     else:
         terms = [
-            EstimateTerm(name="activations", size_bytes=kept, why=f"what {company.shape.layers} layers keep of {said}"),
-            EstimateTerm(
-                name="backward", size_bytes=gradients + working, why="gradients: one layer's inside, the adapter's"
-            ),
+            EstimateTerm("activations", kept, f"what {company.shape.layers} layers keep of {said}"),
+            EstimateTerm("backward", gradients + working, "gradients: one layer's inside, the adapter's"),
         ]
     if company.where is MemoryLocation.CPU:
         return terms
@@ -437,14 +435,14 @@ def _step(company: MultiAdapterTraining, passing: MemberActivations) -> list[Est
     if company.compiles:
         why += ", and what a first compiled step leaves (fitted)"
         spare += first_step_bytes(count, company.dtype)
-    return [*terms, EstimateTerm(name="fragmentation", size_bytes=spare, why=why)]
+    return [*terms, EstimateTerm("fragmentation", spare, why)]
 
 
 def _process(company: MultiAdapterTraining, context_bytes: int | None, gpu: str) -> EstimateTerm:
     if company.where is MemoryLocation.CPU:
-        return EstimateTerm(name="process", size_bytes=IMPORTS_BYTES, why="Python with torch imported")
+        return EstimateTerm("process", IMPORTS_BYTES, "Python with torch imported")
     known, why = context_bytes_of(gpu) if context_bytes is None else (context_bytes, "CUDA context (as given)")
-    return EstimateTerm(name="context", size_bytes=known + _WORKSPACES_BYTES, why=f"{why} and workspaces of products")
+    return EstimateTerm("context", known + _WORKSPACES_BYTES, f"{why} and workspaces of products")
 
 
 def _sum(terms: Iterable[EstimateTerm]) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import BadInput
-from stoker.core.frozen import frozen
+from stoker.core.frozen import frozen, frozen_by_position
 from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.devices.estimate.symbolic import MemoryTrace, rehearse
 from stoker.devices.estimate.tape import Purpose
@@ -35,7 +35,7 @@ _WHEN = {
 }
 
 
-@frozen
+@frozen_by_position
 class EstimateTerm:
     """One part of an estimate."""
 
@@ -120,7 +120,7 @@ def calibration_term(terms: Sequence[EstimateTerm], correction: Correction) -> E
     runs = "1 measured run" if correction.runs == 1 else f"{correction.runs} measured runs"
     corrected_bytes = round(sum_bytes * (correction.percent - 100) / 100)
     why = f"{correction.percent - 100:+.1f} %, by {runs} of this kind"
-    return EstimateTerm(name="calibration", size_bytes=corrected_bytes, why=why)
+    return EstimateTerm("calibration", corrected_bytes, why)
 
 
 def _trained(training: TrainingSpec) -> int:
@@ -140,45 +140,31 @@ def refuse_no_adapters(shape: ModelShape, targets: tuple[str, ...]) -> None:
 def _terms(training: TrainingSpec, rehearsal: MemoryTrace) -> list[EstimateTerm]:
     shape, held = training.shape, rehearsal.held_bytes
     width = training.trained_width
-    terms = [
-        EstimateTerm(
-            name="weights",
-            size_bytes=held[Purpose.WEIGHTS],
-            why=f"{shape.parameters:,} parameters in {training.dtype}",
-        )
-    ]
+    terms = [EstimateTerm("weights", held[Purpose.WEIGHTS], f"{shape.parameters:,} parameters in {training.dtype}")]
     if training.is_lora:
         count = _trained(training)
         why = f"{count:,} parameters in {width}, with gradients and {training.optimiser}'s states"
-        terms.append(EstimateTerm(name="adapters", size_bytes=held[Purpose.ADAPTERS], why=why))
+        terms.append(EstimateTerm("adapters", held[Purpose.ADAPTERS], why))
     else:
         none = "" if held[Purpose.GRADIENTS] else "; none yet at the fullest moment"
         terms += [
-            EstimateTerm(
-                name="gradients", size_bytes=held[Purpose.GRADIENTS], why=f"one of each weight, in {width}{none}"
-            ),
-            EstimateTerm(name="optimiser", size_bytes=held[Purpose.OPTIMISER], why=_of_optimiser(training.optimiser)),
+            EstimateTerm("gradients", held[Purpose.GRADIENTS], f"one of each weight, in {width}{none}"),
+            EstimateTerm("optimiser", held[Purpose.OPTIMISER], _of_optimiser(training.optimiser)),
         ]
     spare_bytes = rehearsal.reserved_bytes - rehearsal.allocated_bytes
     segments = "a growing segment" if training.expandable_segments else "segments"
     return [
         *terms,
-        EstimateTerm(name="activations", size_bytes=held[Purpose.ACTIVATIONS], why=_of_activations(training)),
-        EstimateTerm(name="logits", size_bytes=held[Purpose.LOGITS], why=_of_logits(training)),
-        EstimateTerm(
-            name="fragmentation",
-            size_bytes=spare_bytes,
-            why=f"what torch's allocator keeps in {segments} beyond its tensors",
-        ),
+        EstimateTerm("activations", held[Purpose.ACTIVATIONS], _of_activations(training)),
+        EstimateTerm("logits", held[Purpose.LOGITS], _of_logits(training)),
+        EstimateTerm("fragmentation", spare_bytes, f"what torch's allocator keeps in {segments} beyond its tensors"),
     ]
 
 
 def _context(rehearsal: MemoryTrace, context_bytes: int | None, gpu: str) -> EstimateTerm:
     known_bytes, why = context_bytes_of(gpu) if context_bytes is None else (context_bytes, "CUDA context (as given)")
     workspace_bytes = rehearsal.held_bytes[Purpose.WORKSPACE]
-    return EstimateTerm(
-        name="context", size_bytes=known_bytes + workspace_bytes, why=f"{why} and workspaces of products"
-    )
+    return EstimateTerm("context", known_bytes + workspace_bytes, f"{why} and workspaces of products")
 
 
 def _of_optimiser(optimiser: Optimiser) -> str:

@@ -25,8 +25,18 @@ from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, DeviceWaitTimeout, InsufficientDeviceMemory, StokerError
 from stoker.core.frozen import changed
 from stoker.core.text import format_duration
-from stoker.devices.ledger.entries import Reservation
 from stoker.devices.ledger.liveness import POLL_S, ReservationLiveness, WakeupSocket, listen
+from stoker.devices.ledger.reservations import (
+    WAIT_S,
+    CandidateDevice,
+    DeviceRequest,
+    DevicesBusy,
+    DeviceWaitProgress,
+    MeasuredDeviceUse,
+    Meter,
+    NeverFits,
+    Reservation,
+)
 from stoker.devices.ledger.snapshot import (
     LedgerState,
     beside_base,
@@ -38,45 +48,27 @@ from stoker.devices.ledger.snapshot import (
     with_measured,
 )
 from stoker.devices.ledger.transactions import LedgerAccess, LedgerPhase, Phases, QueuePoll
-from stoker.devices.ledger.types import (
-    WAIT_S,
-    CandidateDevice,
-    DeviceRequest,
-    DevicesBusy,
-    DeviceWaitProgress,
-    HeldReservation,
-    MeasuredDeviceUse,
-    NeverFits,
-)
-from stoker.devices.meter import Meter
 from stoker.host.durable import NO_STEP
 from stoker.host.identity import ProcessIdentity
 
-# Room on a device for the length of a block: waited for, renewed and measured meanwhile, and given back.
-
 
 class Guard:
-    """The block. `as` gives what is held; the devices are `held.uuids`."""
+    """A block that waits for room, holds it, renews and measures it meanwhile, and releases it.
 
-    def __init__(
-        self,
-        wait: Callable[[], HeldReservation],
-        *,
-        renew: Callable[[HeldReservation], None],
-        release: Callable[[HeldReservation], None],
-        every_s: float,
-    ) -> None:
-        self._wait = wait
-        self._renew = renew
-        self._release = release
-        self._every_s = every_s
-        self._held: HeldReservation | None = None
+    `as` gives what is held; the devices are `held.uuids`.
+    """
+
+    def __init__(self, ledger: Ledger, ask: DeviceRequest, timeout_s: float) -> None:
+        self._ledger = ledger
+        self._ask = ask
+        self._timeout_s = timeout_s
+        self._held: Reservation | None = None
         self._pid = 0
         self._is_over = threading.Event()
         self._beating: threading.Thread | None = None
 
-    def __enter__(self) -> HeldReservation:
-        self._held = held = self._wait()
+    def __enter__(self) -> Reservation:
+        self._held = held = self._ledger.wait(self._ask, self._timeout_s)
         self._pid = os.getpid()
         self._is_over.clear()
         self._beating = threading.Thread(target=self._beat, args=(held,), name="device-lease", daemon=True)
@@ -86,33 +78,32 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A forked child that leaves the block must not give back what its parent holds.
+        # A forked child that leaves the block must not release what its parent holds.
         if self._held is None or self._pid != os.getpid():
             return
         self._is_over.set()
         if self._beating is not None:
             self._beating.join()
-        self._release(self._held)
+        self._ledger.release(self._held)
         self._held = None
 
-    def _beat(self, held: HeldReservation) -> None:
-        while not self._is_over.wait(self._every_s):
+    def _beat(self, held: Reservation) -> None:
+        while not self._is_over.wait(self._ask.lease_s / 3):
             # The next beat tries again; while its owner is seen alive, the reservation counts without it.
             with suppress(StokerError):
-                self._renew(held)
-
-
-# A place in line: looked from again and again, without waiting there.
-#
-# Who has a loop of its own looks when the descriptor becomes readable, and every few seconds besides; `Ledger.wait` is
-# the loop for everybody else. The first look that finds no room draws a number; nobody who comes later gets a device
-# that this one waits for. A place that is not looked from for half a minute holds nobody up, but keeps its number.
+                self._ledger.measure(held)
+                self._ledger.renew(held)
 
 
 class QueuedRequest:
-    """One wish that waits for its turn. One thread at a time; `leave` it, or use it as a block."""
+    """A request in line, polled with `look` without waiting there. Not thread-safe; `leave` it, or use it as a block.
 
-    def __init__(self, clerk: LedgerAccess, ask: DeviceRequest, remember: Callable[[HeldReservation], None]) -> None:
+    A caller with a loop of its own polls when the descriptor becomes readable, and every few seconds besides;
+    `Ledger.wait` is the loop for all others. The first poll that finds no room draws a number; no later request gets a
+    device that this one waits for. A request that is not polled for half a minute blocks no other and keeps its number.
+    """
+
+    def __init__(self, clerk: LedgerAccess, ask: DeviceRequest, remember: Callable[[Reservation], None]) -> None:
         self.ask = ask
         self._clerk = clerk
         self._remember = remember
@@ -125,14 +116,14 @@ class QueuedRequest:
         """Return what becomes readable when a look may be worth while; -1 where there is no such thing."""
         return self._bell.fileno()
 
-    def look(self) -> HeldReservation | DevicesBusy | NeverFits:
+    def look(self) -> Reservation | DevicesBusy | NeverFits:
         """Try once more. What was granted leaves the line; so does what never fits."""
         # Before the look, so that nothing that happens after it is missed.
         self._bell.quieten()
         ticket = None if self._looked is None else self._looked.ticket
         self._looked = self._clerk.look(self.ask, ticket, place=self._id)
         answer = self._looked.answer
-        if isinstance(answer, HeldReservation):
+        if isinstance(answer, Reservation):
             self._remember(answer)
         if not isinstance(answer, DevicesBusy):
             self._bell.close()
@@ -196,10 +187,10 @@ class Ledger:
         self._lock = threading.Lock()
         self._ours: dict[str, Reservation] = {}
 
-    def reserve(self, ask: DeviceRequest) -> HeldReservation | DevicesBusy | NeverFits:
+    def reserve(self, ask: DeviceRequest) -> Reservation | DevicesBusy | NeverFits:
         """Take room now, or say why not. Who waits in line is not overtaken."""
         answer = self._clerk.look(ask).answer
-        if isinstance(answer, HeldReservation):
+        if isinstance(answer, Reservation):
             self._remember(answer)
         return answer
 
@@ -213,7 +204,7 @@ class Ledger:
         timeout_s: float = WAIT_S,
         on_progress: Callable[[DeviceWaitProgress], None] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> HeldReservation:
+    ) -> Reservation:
         """Wait for room, first come first served. `stop` is asked five times a second whether to go on.
 
         Raises `InsufficientDeviceMemory` if it can never fit, `DeviceWaitTimeout`, and `Cancelled` when stopped.
@@ -222,7 +213,7 @@ class Ledger:
         begun_s = self._living.since_boot_s()
         attempt = 0
         with self.line_up(ask) as place:
-            while not isinstance(answer := place.look(), HeldReservation):
+            while not isinstance(answer := place.look(), Reservation):
                 attempt += 1
                 if isinstance(answer, NeverFits):
                     raise never_fits(ask, answer)
@@ -237,29 +228,18 @@ class Ledger:
                 self._listen(place, begun_s + timeout_s, stop)
             return answer
 
-    def guard(
-        self,
-        ask: DeviceRequest,
-        timeout_s: float = WAIT_S,
-        on_progress: Callable[[DeviceWaitProgress], None] | None = None,
-        on_measured: Callable[[MeasuredDeviceUse], None] | None = None,
-    ) -> Guard:
-        """Return a block that waits for room, holds it, renews and measures it meanwhile, and gives it back."""
-        return Guard(
-            lambda: self.wait(ask, timeout_s, on_progress),
-            renew=lambda held: self._beat(held, on_measured),
-            release=self.release,
-            every_s=ask.lease_s / 3,
-        )
+    def guard(self, ask: DeviceRequest, timeout_s: float = WAIT_S) -> Guard:
+        """Return a block that waits for room, holds it, renews and measures it meanwhile, and releases it."""
+        return Guard(self, ask, timeout_s)
 
-    def renew(self, *held: HeldReservation) -> tuple[HeldReservation, ...]:
+    def renew(self, *held: Reservation) -> tuple[Reservation, ...]:
         """Renew leases, and write anew what was damaged; give those that are no longer ours.
 
         Those were released, or renewed so late that others, who could not see their owner, were promised the room.
         """
         return tuple(one for one in held if self._rewrite(one, lambda entry: entry) is None)
 
-    def hand_over(self, held: HeldReservation, identity: ProcessIdentity) -> HeldReservation:
+    def hand_over(self, held: Reservation, identity: ProcessIdentity) -> Reservation:
         """Make another process the owner: its end gives the room back, and ours no longer does.
 
         Raises `InsufficientDeviceMemory` if it is no longer ours to hand over.
@@ -267,14 +247,14 @@ class Ledger:
         entry = self._rewrite(held, lambda entry: changed(entry, owner=identity))
         if entry is None:
             raise InsufficientDeviceMemory(
-                f"{held.entry.job} no longer has its room on {', '.join(held.uuids)}",
+                f"{held.job} no longer has its room on {', '.join(held.uuids)}",
                 hint="ask for it again",
                 id=held.id,
             )
-        return HeldReservation(entry=entry)
+        return entry
 
     def note_measured(
-        self, held: HeldReservation, measured_bytes: Mapping[str, int], *, limit_percent: int | None = None
+        self, held: Reservation, measured_bytes: Mapping[str, int], *, limit_percent: int | None = None
     ) -> MeasuredDeviceUse:
         """Record what the owner takes on each device; the most that was seen counts, if it is above the promise.
 
@@ -292,17 +272,17 @@ class Ledger:
         beside, promised = beside_base(company, judged.uuid, process_bytes[judged.uuid])
         return changed(judged, beside_bytes=beside, beside_promised_bytes=promised)
 
-    def measure(self, held: HeldReservation, *, limit_percent: int | None = None) -> MeasuredDeviceUse | None:
+    def measure(self, held: Reservation, *, limit_percent: int | None = None) -> MeasuredDeviceUse | None:
         """Ask the driver what the owner and its children take, and record it; `None` if it can't tell."""
         entry = self._current(held)
-        readings = self._clerk.measure(_candidates_of(entry))
+        readings = self._clerk.measure(tuple(share.device for share in entry.shares))
         used = measured_by(entry, readings)
         return None if not used else self.note_measured(held, used, limit_percent=limit_percent)
 
-    def release(self, held: HeldReservation) -> None:
+    def release(self, held: Reservation) -> None:
         """Give room back and wake who is next. Again, or after its owner has ended, it does nothing."""
         with self._lock:
-            entry = self._ours.pop(held.id, held.entry)
+            entry = self._ours.pop(held.id, held)
             self._clerk.release(entry)
 
     def state(self, devices: Iterable[CandidateDevice] = ()) -> LedgerState:
@@ -310,7 +290,7 @@ class Ledger:
         book = self._clerk.book()
         known = {device.uuid: device for device in devices}
         for entry in book.entries:
-            known |= {one.uuid: one for one in _candidates_of(entry) if one.uuid not in known}
+            known |= {share.uuid: share.device for share in entry.shares if share.uuid not in known}
         return state_of(book, tuple(known.values()), self._clerk.measure(tuple(known.values())), self._living)
 
     def _listen(self, place: QueuedRequest, deadline_s: float, stop: Callable[[], bool] | None) -> None:
@@ -321,21 +301,15 @@ class Ledger:
             if place.listen(left_s if stop is None else min(left_s, _STOP_LOOK_S)):
                 return
 
-    def _beat(self, held: HeldReservation, on_measured: Callable[[MeasuredDeviceUse], None] | None) -> None:
-        measured = self.measure(held)
-        if measured is not None and on_measured is not None:
-            on_measured(measured)
-        self.renew(held)
-
-    def _remember(self, held: HeldReservation) -> None:
+    def _remember(self, held: Reservation) -> None:
         with self._lock:
-            self._ours[held.id] = held.entry
+            self._ours[held.id] = held
 
-    def _current(self, held: HeldReservation) -> Reservation:
+    def _current(self, held: Reservation) -> Reservation:
         with self._lock:
-            return self._ours.get(held.id, held.entry)
+            return self._ours.get(held.id, held)
 
-    def _rewrite(self, held: HeldReservation, change: Callable[[Reservation], Reservation]) -> Reservation | None:
+    def _rewrite(self, held: Reservation, change: Callable[[Reservation], Reservation]) -> Reservation | None:
         """Change a reservation of ours and renew it; nothing if it was released or lost."""
         with self._lock:
             before = self._ours.get(held.id)
@@ -368,17 +342,4 @@ def _too_late(ask: DeviceRequest, answer: DevicesBusy, timeout_s: float) -> Devi
         room_bytes=answer.nearest.room_bytes,
         bound=str(answer.bound),
         ahead=answer.ahead,
-    )
-
-
-def _candidates_of(entry: Reservation) -> tuple[CandidateDevice, ...]:
-    return tuple(
-        CandidateDevice(
-            uuid=share.uuid,
-            total_bytes=share.total_bytes,
-            memory_type=share.memory_type,
-            name=share.name,
-            is_fake=share.is_fake,
-        )
-        for share in entry.shares
     )

@@ -24,7 +24,7 @@ from stoker.core import jsontext
 from stoker.core.clock import Clock
 from stoker.core.errors import LocalFile, NoPermission, Unavailable
 from stoker.core.frozen import frozen
-from stoker.devices.ledger.entries import LONGEST_BYTES, Reservation, Ticket
+from stoker.devices.ledger.reservations import LONGEST_BYTES, Reservation, Ticket
 from stoker.host.durable import NO_STEP, remove_tree, temp_name, translate, write_all
 from stoker.host.locks import FileLock
 from stoker.host.resources import file_system_of

@@ -1,6 +1,6 @@
 """Whether a wish for room is granted, and on which devices: decided here, with the reason. Pure.
 
-A device does if nobody who came earlier waits for it and the rule of `devices.device_fit` allows it, both by what was
+A device does if nobody who came earlier waits for it and the rule of `devices.admission` allows it, both by what was
 promised and by what the driver measures. Nobody is overtaken: a device that somebody waits for is not given to who came
 later, even if it has room for the later one. So nobody starves.
 """
@@ -12,9 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from stoker.core.device import usable_bytes
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import format_size
-from stoker.devices.device_fit import DeviceBlock, added_bytes, alone_bytes, block_on, shared_bytes
-from stoker.devices.ledger.entries import Reservation, ReservationShare, Ticket
-from stoker.devices.ledger.types import CandidateDevice, DeviceLimit, DeviceRequest, DevicesBusy, NeverFits, Shortfall
+from stoker.devices.admission import DeviceBlock, added_bytes, alone_bytes, block_on, shared_bytes
+from stoker.devices.ledger.reservations import (
+    CandidateDevice,
+    DeviceLimit,
+    DeviceRequest,
+    DevicesBusy,
+    NeverFits,
+    Reservation,
+    ReservationShare,
+    Shortfall,
+    Ticket,
+)
 from stoker.host.identity import ProcessIdentity, mine
 
 # How much of a device is spoken for, and how much is left: integers, and nothing else.
@@ -42,20 +51,14 @@ class DeviceCharge:
     base_bytes: int = 0
 
 
-def charges_on(uuid: str, entries: Iterable[Reservation]) -> list[DeviceCharge]:
-    """Return what each reservation takes of one device."""
+def charges_on(uuid: str, entries: Iterable[Reservation], *, as_promised: bool = False) -> list[DeviceCharge]:
+    """Return what each reservation takes of one device; with `as_promised`, what it was promised of it."""
     return [
-        DeviceCharge(charged_bytes=share.charged_bytes, base=entry.base, base_bytes=entry.base_bytes)
-        for entry in entries
-        for share in entry.shares
-        if share.uuid == uuid
-    ]
-
-
-def promises_on(uuid: str, entries: Iterable[Reservation]) -> list[DeviceCharge]:
-    """Return what each reservation was promised of one device, whatever it really takes."""
-    return [
-        DeviceCharge(charged_bytes=share.promised_bytes, base=entry.base, base_bytes=entry.base_bytes)
+        DeviceCharge(
+            charged_bytes=share.promised_bytes if as_promised else share.charged_bytes,
+            base=entry.base,
+            base_bytes=entry.base_bytes,
+        )
         for entry in entries
         for share in entry.shares
         if share.uuid == uuid
@@ -89,7 +92,9 @@ def ceiling_of(entries: Sequence[Reservation]) -> int | None:
     for entry in entries:
         for share in entry.shares:
             held.setdefault(share.uuid, []).append(share)
-    ceilings = (_ceiling(shares, total_of(promises_on(uuid, entries))) for uuid, shares in held.items())
+    ceilings = (
+        _ceiling(shares, total_of(charges_on(uuid, entries, as_promised=True))) for uuid, shares in held.items()
+    )
     return min((one for one in ceilings if one is not None), default=None)
 
 
@@ -254,7 +259,7 @@ def _too_small(ask: DeviceRequest, device: CandidateDevice) -> Shortfall | None:
 
 def _lacks(ask: DeviceRequest, device: CandidateDevice, books: LedgerDecisionInputs) -> Shortfall | None:
     """Return what a device lacks now, apart from the line: by what was promised, then by the driver's measure."""
-    on_it = _on(device.uuid, books.entries)
+    on_it = on_device(device.uuid, books.entries)
     if books.unreadable:
         why = f"what {', '.join(books.unreadable[:_LISTED])} holds can't be read"
         return Shortfall(uuid=device.uuid, bound=DeviceLimit.TAKEN, why=why, needed_bytes=ask.vram_bytes)
@@ -328,9 +333,9 @@ def _ask_block(
 
 def _stands(entry: Reservation, share: ReservationShare, others: Sequence[Reservation]) -> bool:
     block = _block(
-        promises_on(share.uuid, (entry,))[0],
-        promises_on(share.uuid, others),
-        CandidateDevice(uuid=share.uuid, total_bytes=share.total_bytes, memory_type=share.memory_type),
+        charges_on(share.uuid, (entry,), as_promised=True)[0],
+        charges_on(share.uuid, others, as_promised=True),
+        share.device,
         is_shared=not share.is_exclusive,
         is_held=any(_is_alone(other, share.uuid) for other in others),
     )
@@ -373,7 +378,7 @@ def _preference(
     """Sort devices that fit: where the base is, then where those who share leave the smallest rest, then as listed."""
     if not ask.shares(device):
         return (True, 0, index)
-    on_it = _on(device.uuid, entries)
+    on_it = on_device(device.uuid, entries)
     has_base = bool(ask.base) and any(entry.base == ask.base for entry in on_it)
     charges = charges_on(device.uuid, on_it)
     return (not has_base, device.usable_bytes - total_of((*charges, charge_of(ask))), index)
@@ -409,7 +414,8 @@ def _never(ask: DeviceRequest, too_small: tuple[Shortfall, ...]) -> NeverFits:
     return NeverFits(why=f"{some}{largest.why}", shortfalls=too_small)
 
 
-def _on(uuid: str, entries: Sequence[Reservation]) -> list[Reservation]:
+def on_device(uuid: str, entries: Sequence[Reservation]) -> list[Reservation]:
+    """Return the reservations that hold some of a device."""
     return [entry for entry in entries if entry.share_of(uuid) is not None]
 
 

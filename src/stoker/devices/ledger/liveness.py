@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 
 from stoker.core.frozen import changed
-from stoker.devices.ledger.entries import Reservation, Ticket
-from stoker.devices.ledger.types import LONGEST_LEASE_S
+from stoker.devices.ledger.reservations import LONGEST_LEASE_S, Reservation, Ticket
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 from stoker.host.process_table import are_numbers_ours, living_rows, read_row, users_of
 

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
+from stoker.core.device import Device
 from stoker.core.frozen import changed, fresh, frozen
-from stoker.devices.ledger.entries import Reservation, ReservationShare, Ticket
-from stoker.devices.ledger.ledger_rules import DeviceReading, charges_on, left_for, taken_of_promised, total_of
+from stoker.core.text import format_size
+from stoker.devices.ledger.ledger_rules import (
+    DeviceReading,
+    LedgerDecisionInputs,
+    charges_on,
+    decide,
+    left_for,
+    taken_of_promised,
+    total_of,
+)
 from stoker.devices.ledger.liveness import ReservationLiveness, chain_of
+from stoker.devices.ledger.reservations import (
+    CandidateDevice,
+    DeviceRequest,
+    DevicesBusy,
+    MeasuredDeviceUse,
+    NeverFits,
+    Reservation,
+    ReservationShare,
+    Ticket,
+)
 from stoker.devices.ledger.transactions import LedgerSnapshot
-from stoker.devices.ledger.types import CandidateDevice, MeasuredDeviceUse
 from stoker.host.identity import mine
 
 
@@ -349,3 +368,58 @@ def _promise(share: ReservationShare) -> int:
 def _percent(share: ReservationShare) -> int:
     # Rounded up, so that one byte above a limit is above it.
     return -(-(share.measured_bytes or 0) * 100 // max(1, _promise(share)))
+
+
+# Whether what a training takes fits on a device: now, alone, or never, by the rule of the ledger.
+
+
+class Fit(StrEnum):
+    """When it fits."""
+
+    NOW = "now"
+    """A run would start at once."""
+    ALONE = "alone"
+    """When the others have gone."""
+    NEVER = "never"
+    UNKNOWN = "unknown"
+    """Nobody could say how much the device has."""
+
+
+@frozen
+class DeviceFit:
+    """The answer for one device, with its reason."""
+
+    device: Device
+    fit: Fit
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"uuid": self.device.uuid, "name": self.device.name, "fits": str(self.fit), "why": self.why}
+
+
+def fits(need_bytes: int, device: Device, books: LedgerDecisionInputs) -> DeviceFit:
+    """Return whether a run that declares so much and does not share would get this device."""
+    candidate = CandidateDevice.of(device)
+    if candidate is None:
+        return DeviceFit(device=device, fit=Fit.UNKNOWN, why="nobody could say how much memory it has")
+    total = format_size(candidate.total_bytes)
+    answer = decide(DeviceRequest(job="the training", devices=(candidate,), vram_bytes=need_bytes), books)
+    if isinstance(answer, NeverFits):
+        why = f"{format_size(need_bytes - candidate.total_bytes)} more than its {total}"
+        return DeviceFit(device=device, fit=Fit.NEVER, why=why)
+    if isinstance(answer, DevicesBusy):
+        return DeviceFit(device=device, fit=Fit.ALONE, why=answer.why)
+    free_bytes = books.free_bytes.get(device.uuid)
+    if free_bytes is None:
+        why = f"of {total}; nobody could say how much of it is free"
+        return DeviceFit(device=device, fit=Fit.ALONE, why=why)
+    return DeviceFit(device=device, fit=Fit.NOW, why=f"{format_size(free_bytes)} of {total} are free")
+
+
+def books_of(state: LedgerState) -> LedgerDecisionInputs:
+    """Return what the ledger tells as what its rule reads."""
+    entries = {one.entry.id: one.entry for device in state.devices for one in device.holders}
+    free = {one.device.uuid: one.free_bytes for one in state.devices if one.free_bytes is not None}
+    taken = {one.device.uuid: one.taken_bytes for one in state.devices}
+    ahead = tuple(one.ticket for one in state.waiting if not one.is_asleep)
+    return LedgerDecisionInputs(entries=tuple(entries.values()), ahead=ahead, free_bytes=free, taken_bytes=taken)

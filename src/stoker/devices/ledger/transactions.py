@@ -15,7 +15,6 @@ from enum import StrEnum
 from stoker.core.clock import Clock
 from stoker.core.errors import LockHeld, NoPermission
 from stoker.core.frozen import changed, frozen
-from stoker.devices.ledger.entries import LONGEST_TEXT, Reservation, ReservationShare, Ticket
 from stoker.devices.ledger.ledger_folder import (
     LAST_NUMBER,
     LEASES,
@@ -37,16 +36,26 @@ from stoker.devices.ledger.ledger_rules import (
     decide,
     first_for,
     in_the_way,
+    on_device,
     still_fits,
     taken_of_promised,
     unclaimed,
 )
 from stoker.devices.ledger.liveness import SEEN_S, ReservationLiveness, chain_of, ring
-from stoker.devices.ledger.types import LEASE_S, CandidateDevice, DeviceRequest, DevicesBusy, HeldReservation, NeverFits
-from stoker.devices.meter import Meter
+from stoker.devices.ledger.reservations import (
+    LEASE_S,
+    LONGEST_TEXT,
+    CandidateDevice,
+    DeviceRequest,
+    DevicesBusy,
+    Meter,
+    NeverFits,
+    Reservation,
+    ReservationShare,
+    Ticket,
+)
 from stoker.host.durable import NO_STEP
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from, mine
-from stoker.host.locks import FileLock
 
 # What stands in the folder now: read, judged and tidied up under the lock.
 #
@@ -114,61 +123,24 @@ class LedgerRecordCache:
         return record
 
 
-def read_book(
-    folder: OpenFolder,
-    living: ReservationLiveness,
-    clock: Clock,
-    parsed: LedgerRecordCache,
-    *,
-    before: int | None = None,
-) -> LedgerSnapshot:
-    """Read and tidy up; the caller holds the lock. With `before`, of the line only who has a lower number."""
-    reading = _Reading(folder, living, clock, parsed)
-    entries, gone = reading.entries()
-    line = folder.names(LINE)
-    tickets = reading.tickets(name for name in line if before is None or (name.number or 0) < before)
-    folder.sweep()
-    held = {share.uuid for entry in gone for share in entry.shares}
-    return LedgerSnapshot(
-        entries=tuple(sorted(entries, key=lambda entry: (entry.since_s, entry.id))),
-        tickets=tuple(tickets),
-        line=tuple(line),
-        unreadable=tuple(reading.unreadable),
-        warnings=tuple(reading.warnings),
-        freed=tuple(sorted(held)),
-    )
+class LedgerReader:
+    """Reads the ledger's folder, and removes what no longer counts."""
 
-
-def awake_in_line(
-    folder: OpenFolder, living: ReservationLiveness, parsed: LedgerRecordCache, *, besides: str = ""
-) -> Iterator[Ticket]:
-    """Read who waits and looks, in order and one after the other, changing nothing; also without the lock."""
-    names = (name for name in folder.names(LINE) if name.id != besides)
-    for found in folder.read(LINE, names):
-        ticket = parsed.ticket(found)
-        if ticket is not None and living.waits(ticket) and not living.is_asleep(ticket):
-            yield ticket
-
-
-class _Reading:
-    def __init__(
-        self, folder: OpenFolder, living: ReservationLiveness, clock: Clock, parsed: LedgerRecordCache
-    ) -> None:
-        self._folder = folder
-        self._parsed = parsed
+    def __init__(self, living: ReservationLiveness, clock: Clock) -> None:
         self._living = living
         self._clock = clock
-        self.unreadable: list[str] = []
-        self.warnings: list[str] = []
+        self._parsed = LedgerRecordCache()
 
-    def entries(self) -> tuple[Iterable[Reservation], list[Reservation]]:
-        """Return reservations that count, and those that no longer do."""
+    def read(self, folder: OpenFolder, *, before: int | None = None) -> LedgerSnapshot:
+        """Read and tidy up; the caller holds the lock. With `before`, of the line only who has a lower number."""
+        unreadable: list[str] = []
+        warnings: list[str] = []
         counting: dict[str, Reservation] = {}
         gone = []
-        for found in self._folder.read(LEASES, self._folder.names(LEASES)):
+        for found in folder.read(LEASES, folder.names(LEASES)):
             entry = self._parsed.entry(found)
             if entry is None:
-                self._judge_damaged(found)
+                self._judge_damaged(folder, found, unreadable, warnings)
             elif self._living.holds(entry):
                 # Killed between writing it for its new owner and removing the old one's, it is there twice.
                 twin = counting.get(entry.id)
@@ -176,21 +148,39 @@ class _Reading:
                     counting[entry.id] = entry
             else:
                 gone.append(entry)
-                self._folder.remove(LEASES, found.name)
-        return counting.values(), [entry for entry in gone if entry.id not in counting]
+                folder.remove(LEASES, found.name)
+        line = folder.names(LINE)
+        tickets = self._tickets(folder, (name for name in line if before is None or (name.number or 0) < before))
+        folder.sweep()
+        return LedgerSnapshot(
+            entries=tuple(sorted(counting.values(), key=lambda entry: (entry.since_s, entry.id))),
+            tickets=tuple(tickets),
+            line=tuple(line),
+            unreadable=tuple(unreadable),
+            warnings=tuple(warnings),
+            freed=tuple(sorted({uuid for entry in gone if entry.id not in counting for uuid in entry.uuids})),
+        )
 
-    def tickets(self, names: Iterable[Name]) -> list[Ticket]:
+    def awake(self, folder: OpenFolder, *, besides: str = "") -> Iterator[Ticket]:
+        """Read who waits and polls, in order and one after the other, changing nothing; also without the lock."""
+        names = (name for name in folder.names(LINE) if name.id != besides)
+        for found in folder.read(LINE, names):
+            ticket = self._parsed.ticket(found)
+            if ticket is not None and self._living.waits(ticket) and not self._living.is_asleep(ticket):
+                yield ticket
+
+    def _tickets(self, folder: OpenFolder, names: Iterable[Name]) -> list[Ticket]:
         waiting = []
-        for found in self._folder.read(LINE, names):
+        for found in folder.read(LINE, names):
             ticket = self._parsed.ticket(found)
             if ticket is not None and self._living.waits(ticket):
                 waiting.append(ticket)
             else:
                 # Who still waits takes its place again.
-                self._folder.remove(LINE, found.name)
+                folder.remove(LINE, found.name)
         return waiting
 
-    def _judge_damaged(self, found: LedgerFile) -> None:
+    def _judge_damaged(self, folder: OpenFolder, found: LedgerFile, unreadable: list[str], warnings: list[str]) -> None:
         name = found.name
         is_here = self._living.is_here(identity_from(name.pid, name.start_ticks)) and self._living.speaks_for(
             found.user, name.pid
@@ -198,15 +188,14 @@ class _Reading:
         # Its owner may be in another container: then it would have been renewed lately.
         is_fresh = found.modified_s and 0 <= self._clock.wall_s() - found.modified_s < LEASE_S
         if is_here or is_fresh:
-            self.unreadable.append(f"process {name.pid}")
-            self.warnings.append(
+            unreadable.append(f"process {name.pid}")
+            warnings.append(
                 f"the ledger's record of process {name.pid} can't be read; no device is given away until that process "
                 "renews it or ends"
             )
             return
-        was_moved = self._folder.set_aside(LEASES, name)
-        done = "set aside" if was_moved else "left alone"
-        self.warnings.append(f"a damaged record of the ledger was {done}: {name}; no process of its user's holds it")
+        done = "set aside" if folder.set_aside(LEASES, name) else "left alone"
+        warnings.append(f"a damaged record of the ledger was {done}: {name}; no process of its user's holds it")
 
 
 # Where the ledger's time goes, in six phases. Switched off it reads no clock.
@@ -271,7 +260,7 @@ STEPS = (
 class QueuePoll:
     """What one look at the ledger gave to who waits."""
 
-    answer: HeldReservation | DevicesBusy | NeverFits
+    answer: Reservation | DevicesBusy | NeverFits
     ticket: Ticket | None = None
     """Its place in line from now on."""
     in_the_way: tuple[ProcessIdentity, ...] = ()
@@ -301,7 +290,7 @@ class LedgerAccess:
         self._meter = meter
         self._warn = warn
         self._warned: set[str] = set()
-        self._parsed = LedgerRecordCache()
+        self._reader = LedgerReader(living, clock)
         self._on_step = on_step
 
     def measure(self, devices: tuple[CandidateDevice, ...]) -> dict[str, DeviceReading]:
@@ -317,13 +306,13 @@ class LedgerAccess:
     def look(self, ask: DeviceRequest, ticket: Ticket | None = None, *, place: str = "") -> QueuePoll:
         """Grant a wish if that is possible now; if not, keep the place in line of that id for it."""
         readings = self.measure(ask.devices)
-        granted: list[HeldReservation] = []
+        granted: list[Reservation] = []
         try:
             return self._look(ask, ticket, place, readings, granted)
         except BaseException:
             # Interrupted when it was written down already: nobody will learn of it.
             for held in granted:
-                self.release(held.entry)
+                self.release(held)
             raise
 
     def _look(
@@ -332,7 +321,7 @@ class LedgerAccess:
         ticket: Ticket | None,
         place: str,
         readings: Mapping[str, DeviceReading],
-        granted: list[HeldReservation],
+        granted: list[Reservation],
     ) -> QueuePoll:
         before = None if ticket is None else ticket.number
         with self._open("decide about device memory", before=before) as (folder, book):
@@ -374,7 +363,7 @@ class LedgerAccess:
         with self._locked("renew a reservation of device memory") as folder:
             was_sure = self.living.since_boot_s() < before.lease_until_s and name_of(before) in folder.names(LEASES)
             if not was_sure:
-                book = read_book(folder, self.living, self.clock, self._parsed)
+                book = self._reader.read(folder)
                 if not still_fits(entry, book.entries):
                     folder.remove(LEASES, name_of(before))
                     return False
@@ -417,7 +406,7 @@ class LedgerAccess:
         with self._locked(purpose) as folder:
             self._on_step("read")
             with self.phases.during(LedgerPhase.READ):
-                book = read_book(folder, self.living, self.clock, self._parsed, before=before)
+                book = self._reader.read(folder, before=before)
             for warning in book.warnings:
                 self._warn_once(warning)
             yield folder, book
@@ -436,15 +425,12 @@ class LedgerAccess:
                 yield folder
                 self._on_step("unlock")
             finally:
-                self._unlock(lock)
-
-    def _unlock(self, lock: FileLock) -> None:
-        with self.phases.during(LedgerPhase.UNLOCK):
-            lock.release()
+                with self.phases.during(LedgerPhase.UNLOCK):
+                    lock.release()
 
     def _grant(
-        self, folder: OpenFolder, ask: DeviceRequest, grant: DeviceAssignment, granted: list[HeldReservation]
-    ) -> HeldReservation:
+        self, folder: OpenFolder, ask: DeviceRequest, grant: DeviceAssignment, granted: list[Reservation]
+    ) -> Reservation:
         now_s = self.living.since_boot_s()
         entry = Reservation(
             id=os.urandom(8).hex(),
@@ -459,7 +445,7 @@ class LedgerAccess:
             lease_until_s=now_s + ask.lease_s,
             user=os.geteuid(),
         )
-        granted.append(HeldReservation(entry=entry))
+        granted.append(entry)
         with self.phases.during(LedgerPhase.WRITE):
             folder.publish(LEASES, name_of(entry), pack(entry.to_dict()))
         return granted[0]
@@ -499,7 +485,7 @@ class LedgerAccess:
         pids = {pid for reading in readings.values() for pid in reading.used_by or ()}
         chains = {pid: chain_of(pid) for pid in pids}
         return {
-            device.uuid: taken_of_promised(device, _on(device.uuid, entries), readings[device.uuid], chains)
+            device.uuid: taken_of_promised(device, on_device(device.uuid, entries), readings[device.uuid], chains)
             for device in devices
         }
 
@@ -509,8 +495,7 @@ class LedgerAccess:
         return owner if alive is Liveness.ALIVE else self.living.left_behind(owner) if alive is Liveness.GONE else None
 
     def _first(self, folder: OpenFolder, uuids: Iterable[str], besides: Ticket | None = None) -> list[Ticket]:
-        line = awake_in_line(folder, self.living, self._parsed, besides="" if besides is None else besides.id)
-        return first_for(uuids, line)
+        return first_for(uuids, self._reader.awake(folder, besides="" if besides is None else besides.id))
 
     def _remove(self, folder: OpenFolder, entry: Reservation) -> None:
         for name in folder.names(LEASES):
@@ -538,7 +523,3 @@ def _share(ask: DeviceRequest, device: CandidateDevice) -> ReservationShare:
         is_exclusive=not ask.shares(device),
         is_fake=device.is_fake,
     )
-
-
-def _on(uuid: str, entries: tuple[Reservation, ...]) -> list[Reservation]:
-    return [entry for entry in entries if entry.share_of(uuid) is not None]

@@ -1,4 +1,4 @@
-"""AMD's witnesses: amd-smi, and rocm-smi, which it replaces. Both print JSON, in shapes that change with versions.
+"""AMD's probes: amd-smi, and rocm-smi, which it replaces. Both print JSON, in shapes that change with versions.
 
 Reading is pure and never raises. Written from documented and published outputs; untested on AMD hardware.
 """
@@ -12,8 +12,7 @@ from typing import Any
 from stoker.core import jsontext
 from stoker.core.capability import ProbeFinding
 from stoker.core.device import Backend
-from stoker.devices.probes.findings import garbage, silence
-from stoker.devices.probes.observations import DeviceReport, ProbeResult, tidy_pci
+from stoker.devices.probes.observations import DeviceReport, ProbeResult, garbage, silence, tidy_pci, unheard
 from stoker.devices.probes.readers import KernelFiles, bytes_value, count_value, size_cell, text_cell
 from stoker.host.command_runner import ProbeFailure, Reply
 
@@ -43,8 +42,8 @@ def read_amd(reply: Reply) -> ProbeResult:
     if failed is not None:
         return failed
     rows = value if isinstance(value, list) else _listed(value)
-    sightings, findings = _each(AMD_SMI, [row for row in rows if isinstance(row, dict)], _of_amd)
-    return _statement(AMD_SMI, sightings, findings)
+    reports, findings = _each(AMD_SMI, [row for row in rows if isinstance(row, dict)], _of_amd)
+    return _statement(AMD_SMI, reports, findings)
 
 
 def read_rocm(reply: Reply) -> ProbeResult:
@@ -54,7 +53,7 @@ def read_rocm(reply: Reply) -> ProbeResult:
         return failed
     if not isinstance(value, dict):
         finding = garbage(ROCM_SMI, "its JSON is no object", reply.out)
-        return ProbeResult(witness=ROCM_SMI, findings=(finding,), was_heard=False)
+        return unheard(ROCM_SMI, finding)
     system = value.get("system")
     driver = _first(system, "Driver version") if isinstance(system, dict) else ""
     cards = [
@@ -62,43 +61,41 @@ def read_rocm(reply: Reply) -> ProbeResult:
         for name, row in value.items()
         if (found := _CARD.fullmatch(name)) and isinstance(row, dict)
     ]
-    sightings, findings = _each(ROCM_SMI, cards, _of_rocm)
-    return _statement(ROCM_SMI, sightings, findings)
+    reports, findings = _each(ROCM_SMI, cards, _of_rocm)
+    return _statement(ROCM_SMI, reports, findings)
 
 
-def _statement(witness: str, sightings: list[DeviceReport], findings: list[ProbeFinding]) -> ProbeResult:
+def _statement(probe: str, reports: list[DeviceReport], findings: list[ProbeFinding]) -> ProbeResult:
     return ProbeResult(
-        witness=witness,
-        sightings=tuple(sightings),
-        backends={Backend.ROCM: ""} if sightings else {},
+        probe=probe,
+        reports=tuple(reports),
+        backends={Backend.ROCM: ""} if reports else {},
         findings=tuple(findings),
     )
 
 
-def _json(reply: Reply, witness: str) -> tuple[Any, ProbeResult | None]:
+def _json(reply: Reply, probe: str) -> tuple[Any, ProbeResult | None]:
     """Return the JSON in an answer, or the statement that there is none. Warnings may stand before and after it."""
     if isinstance(reply, ProbeFailure):
-        return None, ProbeResult(witness=witness, findings=(silence(reply, witness),), was_heard=False)
+        return None, unheard(probe, silence(reply, probe))
     starts = [at for at in (reply.out.find("{"), reply.out.find("[")) if at >= 0]
     end = max(reply.out.rfind("}"), reply.out.rfind("]"))
     try:
         return jsontext.loads(reply.out[min(starts) : end + 1] if starts else ""), None
     except ValueError:
-        return None, ProbeResult(
-            witness=witness, findings=(_unreadable(reply.out, reply.err, witness),), was_heard=False
-        )
+        return None, unheard(probe, _unreadable(reply.out, reply.err, probe))
 
 
-def _unreadable(out: str, err: str, witness: str) -> ProbeFinding:
+def _unreadable(out: str, err: str, probe: str) -> ProbeFinding:
     said = f"{err} {out}".strip()
     if any(word in said.lower() for word in _PERMISSION):
         return ProbeFinding(
             code="probe_permission",
-            message=f"{witness} may not ask the devices as this user",
-            probe=witness,
+            message=f"{probe} may not ask the devices as this user",
+            probe=probe,
             hint="add the user to the groups render and video",
         )
-    return garbage(witness, "it printed no JSON that can be read", said)
+    return garbage(probe, "it printed no JSON that can be read", said)
 
 
 def _listed(value: object) -> list[Any]:
@@ -108,15 +105,15 @@ def _listed(value: object) -> list[Any]:
     return found if found is not None else [value] if "asic" in value else []
 
 
-def _each(witness: str, rows: list[dict[str, Any]], make: Any) -> tuple[list[DeviceReport], list[ProbeFinding]]:
-    sightings: list[DeviceReport] = []
+def _each(probe: str, rows: list[dict[str, Any]], make: Any) -> tuple[list[DeviceReport], list[ProbeFinding]]:
+    reports: list[DeviceReport] = []
     findings: list[ProbeFinding] = []
     for row in rows:
         try:
-            sightings.append(make(row))
+            reports.append(make(row))
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            findings.append(garbage(witness, f"a device that can't be read ({error})", str(row)))
-    return sightings, findings
+            findings.append(garbage(probe, f"a device that can't be read ({error})", str(row)))
+    return reports, findings
 
 
 def _of_amd(row: Mapping[str, Any]) -> DeviceReport:
@@ -177,7 +174,7 @@ def _identity(serial: str) -> str:
     return f"GPU-{digits.rjust(16, '0')}"
 
 
-# The kernel as a witness for AMD's devices: the compute driver's list (KFD), which is what ROCm itself goes by.
+# The kernel as a probe for AMD's devices: the compute driver's list (KFD), which is what ROCm itself goes by.
 #
 # Reads files only, in ROCm's own order. Written from the kernel's documentation and published listings; untested on AMD
 # hardware.
@@ -195,8 +192,8 @@ def read_kfd(files: KernelFiles) -> ProbeResult:
     devices = [properties for _, properties in nodes if properties.get("simd_count", 0) > 0]
     driver = text_cell(files.text("/sys/module/amdgpu/version"))
     return ProbeResult(
-        witness=KFD,
-        sightings=tuple(_sighting(files, index, properties, driver) for index, properties in enumerate(devices)),
+        probe=KFD,
+        reports=tuple(_report(files, index, properties, driver) for index, properties in enumerate(devices)),
         backends={Backend.ROCM: ""} if devices and files.has(DEVICE_FILE) else {},
         was_heard=files.has(NODES),
     )
@@ -240,7 +237,7 @@ def bytes_of(text: str) -> int | None:
     return bytes_value(int(text)) if text.isdecimal() and len(text) <= 16 else None
 
 
-def _sighting(files: KernelFiles, index: int, properties: dict[str, int], driver: str) -> DeviceReport:
+def _report(files: KernelFiles, index: int, properties: dict[str, int], driver: str) -> DeviceReport:
     pci = address(properties)
     total, free = memory(files, folder) if (folder := memory_files(files, pci)) else (None, None)
     generation = _generation(properties.get("gfx_target_version", 0))

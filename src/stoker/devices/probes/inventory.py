@@ -20,18 +20,19 @@ from stoker.core.errors import FakeForbidden, Fault, InvalidConfig
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import did_you_mean, parse_size
 from stoker.devices.probes import amd, nvidia, others
-from stoker.devices.probes.findings import compare, unmatched
 from stoker.devices.probes.observations import (
     TORCH,
     DetectedDevices,
     Group,
     ProbeResult,
     backend_of,
+    compare,
     first_of,
     group,
     is_unified,
     pair,
     spoken,
+    unmatched,
 )
 from stoker.devices.probes.readers import FAKE_VARIABLE, Evidence, KernelFiles, look, program_on_path
 from stoker.devices.probes.visibility import (
@@ -199,7 +200,7 @@ def merge(
     statements: Sequence[ProbeResult], environment: Mapping[str, str], facts: DetectedMachineFacts
 ) -> DetectedDevices:
     """Return the devices that the statements add up to, with who said what, and all that does not fit together."""
-    heard = {one.witness: one for one in statements}
+    heard = {one.probe: one for one in statements}
     groups = group(statements)
     uuids, findings = _identities(groups, facts.tag)
     by_variables = visible_answers(
@@ -266,10 +267,10 @@ def _device_merging(
     values: dict[str, object] = {}
     sources = {"uuid": first_of(of, "uuid")[1] if _text(of, "uuid") == uuid else _MADE_UP}
     for field in _FIELDS:
-        value, witness = first_of(of, field)
+        value, probe = first_of(of, field)
         values[field] = value
-        if witness:
-            sources[field] = witness
+        if probe:
+            sources[field] = probe
     if values["memory_type"] is None and is_unified(of):
         values["memory_type"] = MemoryType.UNIFIED
         sources["memory_type"] = sources["name"]
@@ -303,7 +304,7 @@ def _backends(statements: Sequence[ProbeResult]) -> tuple[dict[Backend, str], di
         for backend, version in one.backends.items():
             if not backends.get(backend):
                 backends[backend] = version
-                sources[str(backend)] = one.witness
+                sources[str(backend)] = one.probe
     return backends, sources
 
 
@@ -311,12 +312,12 @@ def _text(of: Group, field: str) -> str:
     return cast("str", first_of(of, field)[0] or "")
 
 
-# Every accelerator of this machine, by all witnesses that can be heard, merged into one answer.
+# Every accelerator of this machine, by all probes that can be heard, merged into one answer.
 #
 # First the kernel's own files are read, which costs nothing. Only where they, or an installed tool, speak for an
 # accelerator are programs started: all at once, each in a throwaway child and with its limit. Torch is asked when the
 # others have answered: it takes memory of the devices that it touches, and what is free has been measured by then. A
-# machine without any evidence pays for no child at all. Whatever witnesses say or fail to say, this never raises; only
+# machine without any evidence pays for no child at all. Whatever probes say or fail to say, this never raises; only
 # a bad or forbidden `STOKER_GPU_FAKE` does.
 
 TOOLS = (
@@ -335,7 +336,7 @@ _TAG_DIGITS = 8
 class _Question:
     """A program to ask, and who reads its answer."""
 
-    witness: str
+    probe: str
     argv: list[str]
     read: Callable[[Reply], ProbeResult]
 
@@ -347,15 +348,15 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
     files: str = "/",
     python: str = "",
     wants_torch: bool = False,
-    witnesses: frozenset[str] | None = None,
+    probes: frozenset[str] | None = None,
     limit_s: float = LIMIT_S,
     torch_limit_s: float = LIMIT_S,
 ) -> DetectedDevices:
     """Return the devices of this machine, what can be spoken here, and everything odd that was noticed.
 
     `files` is the root below which /proc, /sys and /dev are looked up. `python` is the interpreter whose torch is one
-    of the witnesses; empty means that torch is not heard. It is asked where there is evidence of a device, or if
-    `wants_torch`. `witnesses` are those whose programs may be asked, by the names in `Found.sources`; `None` means all.
+    of the probes; empty means that torch is not heard. It is asked where there is evidence of a device, or if
+    `wants_torch`. `probes` are those whose programs may be asked, by the names in `Found.sources`; `None` means all.
     Each program may take `limit_s`, torch `torch_limit_s`. Raises what `faked` raises.
     """
     kernels = KernelFiles(files)
@@ -365,12 +366,12 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
         return invented
     read = [nvidia.read_driver(kernels), amd.read_kfd(kernels), nvidia.read_jetson(kernels), nvidia.read_bus(kernels)]
     evidence = look(kernels, environment, _seen(read))
-    questions = [one for one in _questions(evidence, environment) if _may(one.witness, witnesses)]
+    questions = [one for one in _questions(evidence, environment) if _may(one.probe, probes)]
     replies = ask.ask_all([one.argv for one in questions], limit_s=limit_s) if questions else ()
     said = [_follow_up(one, reply, ask, limit_s) for one, reply in zip(questions, replies, strict=True)]
-    if evidence.nvidia and not any(one.witness == nvidia.NVML for one in questions) and _may(nvidia.NVML, witnesses):
+    if evidence.nvidia and not any(one.probe == nvidia.NVML for one in questions) and _may(nvidia.NVML, probes):
         said.insert(0, nvidia.missing())
-    if python and (wants_torch or evidence.is_of_devices) and _may(others.TORCH, witnesses):
+    if python and (wants_torch or evidence.is_of_devices) and _may(others.TORCH, probes):
         said.append(others.read_torch(ask.ask(others.torch_question(python), limit_s=torch_limit_s)))
     return merge([*said, *(one for one in read if one.was_heard)], environment, _facts(kernels, tag))
 
@@ -379,10 +380,10 @@ def _seen(read: list[ProbeResult]) -> dict[str, str]:
     """Return the vendors of whom the kernel names devices that a driver has."""
     vendors = {Backend.CUDA: "nvidia", Backend.ROCM: "amd"}
     return {
-        vendors[sighting.backend]: f"{one.witness} lists {sighting.name or sighting.pci}"
+        vendors[report.backend]: f"{one.probe} lists {report.name or report.pci}"
         for one in read
-        for sighting in one.sightings
-        if sighting.works is None
+        for report in one.reports
+        if report.works is None
     }
 
 
@@ -391,21 +392,21 @@ def _questions(evidence: Evidence, environment: Mapping[str, str]) -> list[_Ques
     if evidence.nvidia:
         if folder := nvidia.library_folder():
             found.append(
-                _Question(witness=nvidia.NVML, argv=nvidia.child_command(folder, "snapshot"), read=nvidia.read_nvml)
+                _Question(probe=nvidia.NVML, argv=nvidia.child_command(folder, "snapshot"), read=nvidia.read_nvml)
             )
         if program := program_on_path(nvidia.NVIDIA_SMI, environment):
             argv = nvidia.question(program)
-            found.append(_Question(witness=nvidia.NVIDIA_SMI, argv=argv, read=nvidia.read_nvidia_smi))
+            found.append(_Question(probe=nvidia.NVIDIA_SMI, argv=argv, read=nvidia.read_nvidia_smi))
     if evidence.amd:
         if program := program_on_path(amd.AMD_SMI, environment):
             argv = amd.amd_question(program)
-            found.append(_Question(witness=amd.AMD_SMI, argv=argv, read=amd.read_amd))
+            found.append(_Question(probe=amd.AMD_SMI, argv=argv, read=amd.read_amd))
         if program := program_on_path(amd.ROCM_SMI, environment):
             argv = amd.rocm_question(program)
-            found.append(_Question(witness=amd.ROCM_SMI, argv=argv, read=amd.read_rocm))
+            found.append(_Question(probe=amd.ROCM_SMI, argv=argv, read=amd.read_rocm))
     if evidence.apple and (program := program_on_path(others.SYSTEM_PROFILER, environment)):
         found.append(
-            _Question(witness=others.SYSTEM_PROFILER, argv=others.question(program), read=others.read_system_profiler)
+            _Question(probe=others.SYSTEM_PROFILER, argv=others.question(program), read=others.read_system_profiler)
         )
     if evidence.is_there:
         found.extend(_speakers(environment))
@@ -415,7 +416,7 @@ def _questions(evidence: Evidence, environment: Mapping[str, str]) -> list[_Ques
 def _speakers(environment: Mapping[str, str]) -> list[_Question]:
     return [
         _Question(
-            witness=one.witness,
+            probe=one.probe,
             argv=[program, *one.argv[1:]],
             read=partial(others.read, one),
         )
@@ -427,19 +428,19 @@ def _speakers(environment: Mapping[str, str]) -> list[_Question]:
 
 def _follow_up(question: _Question, reply: Reply, ask: CommandRunner, limit_s: float) -> ProbeResult:
     """Read an answer, and ask nvidia-smi again where its first answer says that it must be asked otherwise."""
-    if question.witness != nvidia.NVIDIA_SMI:
+    if question.probe != nvidia.NVIDIA_SMI:
         return question.read(reply)
     program = question.argv[0]
     if nvidia.wants_old_question(reply):
         reply = ask.ask(nvidia.question(program, is_old=True), limit_s=limit_s)
     statement = question.read(reply)
-    if any(one.is_split for one in statement.sightings):
+    if any(one.is_split for one in statement.reports):
         statement = nvidia.read_parts(statement, ask.ask(nvidia.parts_question(program), limit_s=limit_s))
     return statement
 
 
-def _may(witness: str, witnesses: frozenset[str] | None) -> bool:
-    return witnesses is None or witness in witnesses
+def _may(probe: str, probes: frozenset[str] | None) -> bool:
+    return probes is None or probe in probes
 
 
 def _facts(files: KernelFiles, tag: str) -> DetectedMachineFacts:

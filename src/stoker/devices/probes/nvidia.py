@@ -1,4 +1,4 @@
-"""The witness nvidia-smi: a list of GPUs as CSV, with a header so that every column says what it is.
+"""The probe nvidia-smi: a list of GPUs as CSV, with a header so that every column says what it is.
 
 Old versions do not know all columns and refuse the whole question; they are asked again for fewer. Parts of divided
 GPUs (MIG) are in another list, asked for if there are any. Reading is pure and never raises.
@@ -16,8 +16,16 @@ from stoker.core.capability import ProbeFinding
 from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
 from stoker.core.frozen import changed
 from stoker.core.text import one_line
-from stoker.devices.probes.findings import DEVICE_LOST, garbage, silence, trouble
-from stoker.devices.probes.observations import DeviceReport, ProbeResult, tidy_pci
+from stoker.devices.probes.observations import (
+    DEVICE_LOST,
+    DeviceReport,
+    ProbeResult,
+    garbage,
+    silence,
+    tidy_pci,
+    trouble,
+    unheard,
+)
 from stoker.devices.probes.readers import (
     KernelFiles,
     bytes_value,
@@ -59,25 +67,25 @@ def wants_old_question(reply: Reply) -> bool:
 def read_nvidia_smi(reply: Reply) -> ProbeResult:
     """Return what the list of GPUs says."""
     if isinstance(reply, ProbeFailure):
-        return ProbeResult(witness=NVIDIA_SMI, findings=(silence(reply, NVIDIA_SMI),), was_heard=False)
+        return unheard(NVIDIA_SMI, silence(reply, NVIDIA_SMI))
     lines = [line for line in reply.out.splitlines() if line.strip()]
     start = next((number for number, line in enumerate(lines) if _is_header(line)), None)
     if start is None:
         return _without_list(reply.out, reply.err, reply.exit_code)
     columns = [cell.partition(" [")[0].strip() for cell in lines[start].split(",")]
-    sightings: list[DeviceReport] = []
+    reports: list[DeviceReport] = []
     findings: list[ProbeFinding] = []
     for line in lines[start + 1 :]:
-        sighting, noticed = _row(columns, line)
+        report, noticed = _row(columns, line)
         findings.extend(noticed)
-        if sighting is not None:
-            sightings.append(sighting)
+        if report is not None:
+            reports.append(report)
     if reply.exit_code and not findings:
         findings.append(_failure(f"{reply.err} {reply.out}", reply.exit_code))
     return ProbeResult(
-        witness=NVIDIA_SMI,
-        sightings=tuple(sightings),
-        backends={Backend.CUDA: ""} if sightings else {},
+        probe=NVIDIA_SMI,
+        reports=tuple(reports),
+        backends={Backend.CUDA: ""} if reports else {},
         findings=tuple(findings),
     )
 
@@ -86,7 +94,7 @@ def read_parts(statement: ProbeResult, reply: Reply) -> ProbeResult:
     """Return a statement with the parts of its divided GPUs added."""
     if isinstance(reply, ProbeFailure):
         return changed(statement, findings=(*statement.findings, silence(reply, NVIDIA_SMI)))
-    parents = {one.uuid: one for one in statement.sightings}
+    parents = {one.uuid: one for one in statement.reports}
     parts: list[DeviceReport] = []
     parent: DeviceReport | None = None
     for line in reply.out.splitlines():
@@ -95,7 +103,7 @@ def read_parts(statement: ProbeResult, reply: Reply) -> ProbeResult:
             parent = parents.get(whole[1])
         elif part is not None and parent is not None:
             parts.append(_part(parent, part))
-    return changed(statement, sightings=(*statement.sightings, *parts))
+    return changed(statement, reports=(*statement.reports, *parts))
 
 
 def _is_header(line: str) -> bool:
@@ -148,8 +156,8 @@ def _row(columns: list[str], line: str) -> tuple[DeviceReport | None, list[Probe
 def _without_list(out: str, err: str, exit_code: int) -> ProbeResult:
     said = f"{out.strip()} {err.strip()}".strip()
     if _NONE_FOUND in said.lower():
-        return ProbeResult(witness=NVIDIA_SMI)
-    return ProbeResult(witness=NVIDIA_SMI, findings=(_failure(said, exit_code),), was_heard=False)
+        return ProbeResult(probe=NVIDIA_SMI)
+    return unheard(NVIDIA_SMI, _failure(said, exit_code))
 
 
 def _failure(said: str, exit_code: int) -> ProbeFinding:
@@ -175,7 +183,7 @@ def _part(parent: DeviceReport, found: re.Match[str]) -> DeviceReport:
     )
 
 
-# The witness NVML: NVIDIA's management library, asked by `nvml_child.py` in a throwaway process.
+# The probe NVML: NVIDIA's management library, asked by `nvml_child.py` in a throwaway process.
 #
 # It says the most and the most exactly: identities, addresses, memory with the driver's own part, parts of divided
 # GPUs. Reading is pure and never raises.
@@ -210,28 +218,28 @@ def missing() -> ProbeResult:
         probe=NVML,
         hint="install nvidia-ml-py into Stoker's environment",
     )
-    return ProbeResult(witness=NVML, findings=(finding,), was_heard=False)
+    return unheard(NVML, finding)
 
 
 def read_nvml(reply: Reply) -> ProbeResult:
     """Return what a snapshot says."""
     if isinstance(reply, ProbeFailure):
-        return ProbeResult(witness=NVML, findings=(silence(reply, NVML),), was_heard=False)
+        return unheard(NVML, silence(reply, NVML))
     said = next(iter(marked_objects(reply.out)), None)
     if said is None:
         ended = f"it ended with {reply.exit_code}" if reply.exit_code else "it printed no answer"
         finding = trouble(reply.err, NVML) or garbage(NVML, ended, reply.err or reply.out)
-        return ProbeResult(witness=NVML, findings=(finding,), was_heard=False)
+        return unheard(NVML, finding)
     if "missing" in said:
         return missing()
     if "error" in said:
-        return ProbeResult(witness=NVML, findings=(_failure_nvml(str(said["error"])),), was_heard=False)
+        return unheard(NVML, _failure_nvml(str(said["error"])))
     driver = text_cell(said.get("driver"))
-    sightings = [one for row in _rows(said.get("devices")) for one in _device(row, driver)]
+    reports = [one for row in _rows(said.get("devices")) for one in _device(row, driver)]
     return ProbeResult(
-        witness=NVML,
-        sightings=tuple(sightings),
-        backends={Backend.CUDA: _cuda_version(said.get("cuda"))} if sightings else {},
+        probe=NVML,
+        reports=tuple(reports),
+        backends={Backend.CUDA: _cuda_version(said.get("cuda"))} if reports else {},
         findings=tuple(_failure_nvml(str(error)) for error in said.get("errors") or ()),
     )
 
@@ -247,11 +255,11 @@ def _rows(value: object) -> list[dict[str, Any]]:
 
 
 def _device(row: dict[str, Any], driver: str) -> list[DeviceReport]:
-    whole = _sighting(row, driver, "")
-    return [whole, *(_sighting(part, driver, whole.uuid) for part in _rows(row.get("parts")))]
+    whole = _report(row, driver, "")
+    return [whole, *(_report(part, driver, whole.uuid) for part in _rows(row.get("parts")))]
 
 
-def _sighting(row: dict[str, Any], driver: str, parent: str) -> DeviceReport:
+def _report(row: dict[str, Any], driver: str, parent: str) -> DeviceReport:
     return DeviceReport(
         backend=Backend.CUDA,
         uuid=text_cell(row.get("uuid")),
@@ -280,7 +288,7 @@ def _cuda_version(value: object) -> str:
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""
 
 
-# The kernel as a witness for NVIDIA's devices: the driver's own list, device files, and the PCI bus.
+# The kernel as a probe for NVIDIA's devices: the driver's own list, device files, and the PCI bus.
 #
 # Reads files only. The driver's list names what it drives; the bus also names what no driver has taken, which is how a
 # card without a driver is told from no card.
@@ -303,8 +311,8 @@ def read_driver(files: KernelFiles) -> ProbeResult:
     rows = [(pci, read_information(files.text(f"{_GPUS}/{pci}/information"))) for pci in files.names(_GPUS)]
     excluded = [pci for pci, row in rows if row.get("GPU Excluded", "").lower() == "yes"]
     return ProbeResult(
-        witness=KERNEL,
-        sightings=tuple(_of_driver(index, pci, row, version) for index, (pci, row) in enumerate(rows)),
+        probe=KERNEL,
+        reports=tuple(_of_driver(index, pci, row, version) for index, (pci, row) in enumerate(rows)),
         findings=tuple(
             ProbeFinding(
                 code="device_excluded",
@@ -325,7 +333,7 @@ def read_bus(files: KernelFiles) -> ProbeResult:
         place = f"{_BUS}/{address}"
         if files.text(f"{place}/vendor") in _VENDORS and files.text(f"{place}/class").startswith(_CLASSES):
             found.append(_of_bus(files, address))
-    return ProbeResult(witness=PCI, sightings=tuple(found))
+    return ProbeResult(probe=PCI, reports=tuple(found))
 
 
 def read_information(text: str) -> dict[str, str]:
@@ -381,7 +389,7 @@ def _of_bus(files: KernelFiles, address: str) -> DeviceReport:
     )
 
 
-# The kernel as a witness for NVIDIA's boards (Jetson and other Tegra): device tree, release file, the GPU's sysfs.
+# The kernel as a probe for NVIDIA's boards (Jetson and other Tegra): device tree, release file, the GPU's sysfs.
 #
 # There the GPU works in the machine's memory, and the usual tools are missing or say `[N/A]`. Reads files only. Written
 # from published listings; untested on a board.
@@ -404,12 +412,12 @@ def read_jetson(files: KernelFiles) -> ProbeResult:
     chip = _CHIP.search(_from_tree(files, "compatible"))
     is_board = chip is not None or "jetson" in model.lower()
     if not is_board:
-        return ProbeResult(witness=JETSON, was_heard=False)
+        return ProbeResult(probe=JETSON, was_heard=False)
     has_gpu = any(files.has(place) for place in _GPU_PLACES) or bool(files.names(_PLATFORM, _GPU_NAME))
     if not has_gpu:
-        return ProbeResult(witness=JETSON)
+        return ProbeResult(probe=JETSON)
     release = _RELEASE.search(files.text(_RELEASE_FILE))
-    sighting = DeviceReport(
+    report = DeviceReport(
         backend=Backend.CUDA,
         index=0,
         name=model or f"NVIDIA {chip[1] if chip else 'Tegra'}",
@@ -417,7 +425,7 @@ def read_jetson(files: KernelFiles) -> ProbeResult:
         driver=f"L4T {release[1]}.{release[2]}" if release else "",
         capability=_GENERATIONS.get(chip[1], "") if chip else "",
     )
-    return ProbeResult(witness=JETSON, sightings=(sighting,), backends={Backend.CUDA: ""})
+    return ProbeResult(probe=JETSON, reports=(report,), backends={Backend.CUDA: ""})
 
 
 def _from_tree(files: KernelFiles, name: str) -> str:

@@ -1,33 +1,36 @@
-"""Which sightings mean the same device. Pure.
+"""What probes report: which reports mean the same device, and what does not fit together in them. Pure.
 
-Sightings are the same device by UUID, else by PCI address. Those that carry neither are matched by their place and name
-to devices that are known, if that leaves no choice; else they are devices of their own.
+Reports are of the same device by UUID, else by PCI address. Those that carry neither are matched by their place and
+name to devices that are known, if that leaves no choice; else they are devices of their own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from stoker.core.capability import ProbeFinding
 from stoker.core.device import MIB, Backend, Device, MemoryType, TriStateAnswer
 from stoker.core.frozen import fresh, frozen
+from stoker.core.text import format_size, one_line
+from stoker.host.command_runner import ProbeFailure
 
-# What one witness says, before anybody has compared it with others. Only nouns, and the spelling of addresses.
+# What one probe says, before anybody has compared it with others. Only nouns, and the spelling of addresses.
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
 
 
 @frozen
 class DeviceReport:
-    """What one witness says of one device. `None` and empty texts mean: it did not say."""
+    """What one probe says of one device. `None` and empty texts mean: it did not say."""
 
     backend: Backend
     uuid: str = ""
     pci: str = ""
     """As `tidy_pci` spells it."""
     index: int | None = None
-    """The device's place in the witness's own list."""
+    """The device's place in the probe's own list."""
     minor: int | None = None
     """The number of its device file."""
     name: str = ""
@@ -50,17 +53,22 @@ class DeviceReport:
 
 @frozen
 class ProbeResult:
-    """All that one witness said."""
+    """All that one probe said."""
 
-    witness: str
-    sightings: tuple[DeviceReport, ...] = ()
+    probe: str
+    reports: tuple[DeviceReport, ...] = ()
     backends: Mapping[Backend, str] = fresh(factory=dict)
     """What programs can speak → its version."""
     findings: tuple[ProbeFinding, ...] = ()
     looked_for: frozenset[Backend] = frozenset()
     """Kinds of device that it would have named, had it seen one."""
     was_heard: bool = True
-    """Whether it gave an answer that could be read; only then does the number of its sightings mean anything."""
+    """Whether it gave an answer that could be read; only then does the number of its reports mean anything."""
+
+
+def unheard(probe: str, finding: ProbeFinding) -> ProbeResult:
+    """Return the result of a probe without an answer that could be read."""
+    return ProbeResult(probe=probe, findings=(finding,), was_heard=False)
 
 
 def tidy_pci(text: str) -> str:
@@ -108,11 +116,11 @@ def spoken(backends: Mapping[Backend, str], devices: Iterable[Device]) -> dict[B
     )
 
 
-# Who is believed, written down once: the order of witnesses, and the fields for which another order is right.
+# Who is believed, written down once: the order of probes, and the fields for which another order is right.
 #
-# Only data. `inventory` goes by it, and tests check that every witness has its place.
+# Only data. `inventory` goes by it, and tests check that every probe has its place.
 
-WITNESSES = (
+PROBES = (
     "nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kfd", "torch", "kernel", "pci",
 )  # fmt: skip
 """Whoever names devices, the most trusted first."""
@@ -148,39 +156,39 @@ UNIFIED_FRAGMENTS = ("jetson", "orin", "tegra", "gb10", "digits", "thor")
 
 def order_of(field: str) -> tuple[str, ...]:
     """Return who is believed about a field, the most trusted first."""
-    return BY_FIELD.get(field, WITNESSES)
+    return BY_FIELD.get(field, PROBES)
 
 
 TORCH = "torch"
 _UNKNOWN_PLACE = 1 << 30
 
 Group = dict[str, DeviceReport]
-"""One device: what each witness says of it."""
+"""One device: what each probe says of it."""
 
 
 def group(statements: Iterable[ProbeResult]) -> list[Group]:
     """Return the devices, in their drivers' order, parts right after their wholes.
 
-    Sightings of torch that carry no address are left out: see `pair`.
+    Reports of torch that carry no address are left out: see `pair`.
     """
     groups: list[Group] = []
     loose: list[tuple[str, list[DeviceReport]]] = []
-    for statement in sorted(statements, key=lambda one: _rank(one.witness)):
-        without = [one for one in statement.sightings if not _join(groups, statement.witness, one)]
-        if without and statement.witness != TORCH:
-            loose.append((statement.witness, without))
-    for witness, sightings in loose:
-        for backend in dict.fromkeys(one.backend for one in sightings):
-            _match_loose(groups, witness, [one for one in sightings if one.backend is backend])
+    for statement in sorted(statements, key=lambda one: _rank(one.probe)):
+        without = [one for one in statement.reports if not _join(groups, statement.probe, one)]
+        if without and statement.probe != TORCH:
+            loose.append((statement.probe, without))
+    for probe, reports in loose:
+        for backend in dict.fromkeys(one.backend for one in reports):
+            _match_loose(groups, probe, [one for one in reports if one.backend is backend])
     return _in_order(groups)
 
 
 def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
-    """Return sightings of torch that carry no address to the devices that it can see; say how many found none.
+    """Return reports of torch that carry no address to the devices that it can see; say how many found none.
 
     `groups` are the visible devices in their order. Without addresses, the names must agree one by one.
     """
-    loose = [one for one in statement.sightings if not (one.uuid or one.pci)]
+    loose = [one for one in statement.reports if not (one.uuid or one.pci)]
     for backend in dict.fromkeys(one.backend for one in loose):
         rows = [one for one in loose if one.backend is backend]
         open_groups = [one for one in groups if backend_of(one) is backend and TORCH not in one]
@@ -200,12 +208,12 @@ def backend_of(of: Group) -> Backend:
 
 
 def first_of(of: Group, field: str) -> tuple[object, str]:
-    """Return what the most trusted witness says about a field, and who that is; nothing and nobody if none does."""
-    for witness in order_of(field):
-        sighting = of.get(witness)
-        value = getattr(sighting, field) if sighting is not None else None
+    """Return what the most trusted probe says about a field, and who that is; nothing and nobody if none does."""
+    for probe in order_of(field):
+        report = of.get(probe)
+        value = getattr(report, field) if report is not None else None
         if value is not None and value != "":
-            return value, witness
+            return value, probe
     return None, ""
 
 
@@ -214,19 +222,19 @@ def is_unified(of: Group) -> bool:
     return any(fragment in name.lower() for name in _names(of) for fragment in UNIFIED_FRAGMENTS)
 
 
-def _rank(witness: str) -> int:
-    return WITNESSES.index(witness) if witness in WITNESSES else len(WITNESSES)
+def _rank(probe: str) -> int:
+    return PROBES.index(probe) if probe in PROBES else len(PROBES)
 
 
-def _join(groups: list[Group], witness: str, sighting: DeviceReport) -> bool:
-    """Put a sighting with its device; not if it carries no address."""
-    if not (sighting.uuid or sighting.pci):
+def _join(groups: list[Group], probe: str, report: DeviceReport) -> bool:
+    """Put a report with its device; not if it carries no address."""
+    if not (report.uuid or report.pci):
         return False
     for one in groups:
-        if witness not in one and any(_is_same(sighting, other) for other in one.values()):
-            one[witness] = sighting
+        if probe not in one and any(_is_same(report, other) for other in one.values()):
+            one[probe] = report
             return True
-    groups.append({witness: sighting})
+    groups.append({probe: report})
     return True
 
 
@@ -243,20 +251,20 @@ def _bare(uuid: str) -> str:
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _match_loose(groups: list[Group], witness: str, rows: list[DeviceReport]) -> None:
+def _match_loose(groups: list[Group], probe: str, rows: list[DeviceReport]) -> None:
     wholes = [
         one
         for one in groups
-        if backend_of(one) is rows[0].backend and witness not in one and not first_of(one, "parent")[0]
+        if backend_of(one) is rows[0].backend and probe not in one and not first_of(one, "parent")[0]
     ]
     for row in rows:
         fitting = [
-            one for one in wholes if witness not in one and _may_be(row, one, is_only=len(wholes) == len(rows) == 1)
+            one for one in wholes if probe not in one and _may_be(row, one, is_only=len(wholes) == len(rows) == 1)
         ]
         if len(fitting) == 1:
-            fitting[0][witness] = row
+            fitting[0][probe] = row
         else:
-            groups.append({witness: row})
+            groups.append({probe: row})
 
 
 def _may_be(row: DeviceReport, of: Group, *, is_only: bool) -> bool:
@@ -291,3 +299,253 @@ def _in_order(groups: list[Group]) -> list[Group]:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else _UNKNOWN_PLACE
+
+
+_DRIVER_HINTS = {Backend.CUDA: "install the vendor's driver", Backend.ROCM: "load amdgpu, with ROCm's support"}
+_HINT = "a driver that was updated and not restarted, a card that is failing, or a tool of another installation"
+
+
+def compare(
+    groups: Sequence[Group],
+    devices: Sequence[Device],
+    heard: Mapping[str, ProbeResult],
+    device_files: Collection[int],
+) -> list[ProbeFinding]:
+    """Return every difference that should not be. `devices` are what came of `groups`, one for one."""
+    found: list[ProbeFinding] = []
+    for one in groups:
+        label = str(first_of(one, "uuid")[0] or first_of(one, "pci")[0] or first_of(one, "name")[0] or "a device")
+        found += _name_differences(one, label)
+        found += _size_differences(one, label)
+    return [
+        *found,
+        *_counts(heard),
+        *_seen_by_nobody(groups, heard, device_files),
+        *_without_driver(groups, devices),
+        *_fewer_than_visible(groups, devices, heard),
+        *_order_unknown(devices),
+    ]
+
+
+def unmatched(count: int) -> list[ProbeFinding]:
+    """Return the message that so many devices of torch's could not be told from each other."""
+    if not count:
+        return []
+    return [
+        ProbeFinding(
+            code="torch_unmatched",
+            message=f"torch sees {count} device{'s' * (count > 1)} of which it is not clear which they are",
+            probe=TORCH,
+            hint="a newer torch says its devices' UUIDs",
+        )
+    ]
+
+
+def _name_differences(of: Group, label: str) -> list[ProbeFinding]:
+    said = [(probe, of[probe].name) for probe in COMPARED["name"] if probe in of and of[probe].name]
+    if len({_plain(name) for _, name in said}) < 2:
+        return []
+    listed = ", ".join(f"{probe} says {name!r}" for probe, name in said)
+    return [_difference("disagree_name", f"{label} has two names: {listed}")]
+
+
+def _plain(name: str) -> str:
+    # Older drivers leave the vendor out, in some places and not in others.
+    return " ".join(name.lower().removeprefix("nvidia ").split())
+
+
+def _size_differences(of: Group, label: str) -> list[ProbeFinding]:
+    rows = [(probe, of[probe]) for probe in COMPARED["total_bytes"] if probe in of and of[probe].total_bytes]
+    if len(rows) < 2:
+        return []
+    trusted, best = rows[0]
+    return [
+        _difference(
+            "disagree_total_bytes",
+            f"{label} has two sizes: {trusted} says {format_size(best.total_bytes or 0)},"
+            f" {probe} says {format_size(other.total_bytes or 0)}",
+        )
+        for probe, other in rows[1:]
+        if not _is_same_size(best, other, is_torch=probe == TORCH)
+    ]
+
+
+def _is_same_size(best: DeviceReport, other: DeviceReport, *, is_torch: bool) -> bool:
+    total, said = best.total_bytes or 0, other.total_bytes or 0
+    if not is_torch:
+        return abs(total - said) <= SAME_BYTES
+    # A program is shown what the driver leaves.
+    if best.reserved_bytes:
+        return abs(total - best.reserved_bytes - said) <= SAME_BYTES
+    return -SAME_BYTES <= total - said <= SAME_BYTES + total * UNTOLD_PERCENT // 100
+
+
+def _counts(heard: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
+    said = [
+        (probe, sum(1 for one in heard[probe].reports if not one.parent))
+        for probe in COMPARED["count"]
+        if probe in heard and heard[probe].was_heard
+    ]
+    return [
+        _difference("disagree_count", f"{one} lists {count} devices, {other} lists {others}")
+        for (one, count), (other, others) in pairwise(said)
+        if count != others
+    ]
+
+
+def _seen_by_nobody(
+    groups: Sequence[Group], heard: Mapping[str, ProbeResult], device_files: Collection[int]
+) -> list[ProbeFinding]:
+    listed = sum(1 for one in groups if "kernel" in one) or len(device_files)
+    blind = [name for name in ("nvml", "nvidia-smi") if name in heard and heard[name].was_heard]
+    if not listed or not blind or any(heard[name].reports for name in blind):
+        return []
+    return [
+        ProbeFinding(
+            code="nvml_sees_nothing",
+            message=f"{listed} NVIDIA device{'s' * (listed > 1)} should be here, and {' and '.join(blind)} see none",
+            probe=blind[0],
+            hint="the driver refuses them: see the kernel's log (dmesg); in a container, check what it was given",
+        )
+    ]
+
+
+def _without_driver(groups: Sequence[Group], devices: Sequence[Device]) -> list[ProbeFinding]:
+    return [
+        ProbeFinding(
+            code="driver_missing",
+            message=f"{device.name} at {device.pci} can't be used: {device.usable.why}",
+            probe="pci",
+            hint=_DRIVER_HINTS.get(device.backend, ""),
+        )
+        for one, device in zip(groups, devices, strict=True)
+        if set(one) == {"pci"} and one["pci"].lacks_driver
+    ]
+
+
+def _fewer_than_visible(
+    groups: Sequence[Group], devices: Sequence[Device], heard: Mapping[str, ProbeResult]
+) -> list[ProbeFinding]:
+    said = heard.get(TORCH)
+    if said is None or not said.was_heard or any(first_of(one, "parent")[0] for one in groups):
+        return []
+    missed = [
+        device.uuid
+        for one, device in zip(groups, devices, strict=True)
+        if device.backend in said.looked_for and device.visible.is_yes and TORCH not in one
+    ]
+    if not missed:
+        return []
+    return [
+        ProbeFinding(
+            code="torch_sees_fewer",
+            message=f"torch does not see {len(missed)} of the visible devices: {', '.join(missed)}",
+            probe=TORCH,
+            hint="its build may be too old for the device, or the device is broken",
+        )
+    ]
+
+
+def _order_unknown(devices: Sequence[Device]) -> list[ProbeFinding]:
+    return [
+        ProbeFinding(code="device_order_unknown", message=f"{one.uuid}: {one.visible.why}")
+        for one in devices
+        if not one.visible.is_yes and not one.visible.is_no
+    ]
+
+
+def _difference(code: str, message: str) -> ProbeFinding:
+    return ProbeFinding(code=code, message=message, hint=_HINT)
+
+
+# Findings of which several probes speak: silence, garbage, and what NVIDIA's library says when it does not work.
+
+_SHOWN = 160
+_HINTS = {
+    "probe_timeout": "a driver or a device may hang; see the kernel's log (dmesg)",
+    "probe_stuck": "the driver hangs; see the kernel's log (dmesg). Only a restart of the machine ends such a program",
+    "probe_flood": "this is not the vendor's tool, or it is broken",
+    "probe_not_started": "check the program's permissions",
+}
+
+
+DEVICE_LOST = "device_lost"
+"""The code of a finding: the driver lists a device that does not answer."""
+
+
+@frozen
+class _Trouble:
+    fragments: tuple[str, ...]
+    code: str
+    message: str
+    hint: str
+
+
+# The first that fits counts. The library's words are English whatever the language of the machine is.
+_TROUBLES = (
+    _Trouble(
+        fragments=("version mismatch",),
+        code="driver_mismatch",
+        message="the NVIDIA library and the loaded driver are of different versions",
+        hint="the driver was updated while it was running: restart the machine, or reload its kernel modules",
+    ),
+    _Trouble(
+        fragments=("couldn't communicate with the nvidia driver", "driver not loaded", "driver is not loaded"),
+        code="driver_unreachable",
+        message="the NVIDIA driver can't be reached",
+        hint="the kernel module is not loaded: install the driver for this kernel, or see why it fails (dmesg)",
+    ),
+    _Trouble(
+        fragments=("shared library not found", "libnvidia-ml"),
+        code="nvml_library_missing",
+        message="NVIDIA's management library is not installed",
+        hint="install the driver's user part; in a container, start it with the GPUs (--gpus all)",
+    ),
+    _Trouble(
+        fragments=("insufficient permission", "no permission", "permission denied", "operation not permitted"),
+        code="probe_permission",
+        message="the devices may not be asked by this user",
+        hint="add the user to the group that owns the device files (often video or render)",
+    ),
+    _Trouble(
+        fragments=("gpu is lost", "fallen off the bus", "requires reset", "unable to determine the device handle"),
+        code=DEVICE_LOST,
+        message="a device does not answer any more",
+        hint="it fell off its bus, overheated or lacks power; see the kernel's log (dmesg), restart the machine",
+    ),
+    _Trouble(
+        fragments=("failed to initialize nvml: unknown error",),
+        code="nvml_unknown_error",
+        message="NVIDIA's library fails without a reason",
+        hint="in a container this often means that its devices were taken away while it ran: restart the container",
+    ),
+)
+
+
+def silence(reply: ProbeFailure, probe: str) -> ProbeFinding:
+    """Return the message that a program gave no answer."""
+    return ProbeFinding(
+        code=reply.code, message=one_line(reply.why, 2 * _SHOWN), probe=probe, hint=_HINTS.get(reply.code, "")
+    )
+
+
+def garbage(probe: str, what: str, text: str = "") -> ProbeFinding:
+    """Return the message that something a program printed can't be read."""
+    shown = one_line(text, _SHOWN)
+    return ProbeFinding(
+        code="probe_garbage",
+        message=f"{probe}: {what}" + (f": {shown}" if shown else ""),
+        probe=probe,
+        hint="the tool is broken, or of a version that is not known yet",
+    )
+
+
+def trouble(text: str, probe: str) -> ProbeFinding | None:
+    """Return the trouble that a text of NVIDIA's speaks of, if it is a known one."""
+    plain = text.lower()
+    for one in _TROUBLES:
+        if any(fragment in plain for fragment in one.fragments):
+            return ProbeFinding(
+                code=one.code, message=f"{one.message} ({probe}: {one_line(text, _SHOWN)})", probe=probe, hint=one.hint
+            )
+    return None

@@ -1,6 +1,6 @@
-"""The witness torch: what the torch of one interpreter sees, and whether it could compute there.
+"""The probe torch: what the torch of one interpreter sees, and whether it could compute there.
 
-It is the only witness that has worked on a device, and the only one that sees what programs see: devices that a
+It is the only probe that has worked on a device, and the only one that sees what programs see: devices that a
 variable hides are hidden from it. `torch_child.py` runs in the user's interpreter. Reading is pure and never raises.
 """
 
@@ -16,12 +16,11 @@ from stoker.core.capability import ProbeFinding
 from stoker.core.device import Backend, MemoryType, TriState, TriStateAnswer
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import one_line
-from stoker.devices.probes.findings import garbage, silence
-from stoker.devices.probes.observations import DeviceReport, ProbeResult, tidy_pci
+from stoker.devices.probes.observations import DeviceReport, ProbeResult, garbage, silence, tidy_pci, unheard
 from stoker.devices.probes.readers import bytes_value, count_value, marked_objects, size_cell, text_cell
 from stoker.host.command_runner import ProbeFailure, Reply
 
-# The witness system_profiler: the GPUs of a Mac and whether Metal can be spoken to them.
+# The probe system_profiler: the GPUs of a Mac and whether Metal can be spoken to them.
 #
 # Reading is pure and never raises. Written from published outputs; untested on a Mac.
 
@@ -38,18 +37,18 @@ def question(program: str = SYSTEM_PROFILER) -> list[str]:
 def read_system_profiler(reply: Reply) -> ProbeResult:
     """Return what system_profiler said."""
     if isinstance(reply, ProbeFailure):
-        return ProbeResult(witness=SYSTEM_PROFILER, findings=(silence(reply, SYSTEM_PROFILER),), was_heard=False)
+        return unheard(SYSTEM_PROFILER, silence(reply, SYSTEM_PROFILER))
     try:
         value = jsontext.loads(reply.out)
         rows = [row for row in value[_KEY] if isinstance(row, dict)]
     except (ValueError, TypeError, KeyError):
         finding = garbage(SYSTEM_PROFILER, "it printed no list of displays", reply.err or reply.out)
-        return ProbeResult(witness=SYSTEM_PROFILER, findings=(finding,), was_heard=False)
+        return unheard(SYSTEM_PROFILER, finding)
     able = [(number, row) for number, row in enumerate(rows) if _metal(row) is not None]
     versions = [version for _, row in able if (version := _metal(row))]
     return ProbeResult(
-        witness=SYSTEM_PROFILER,
-        sightings=tuple(_sighting(number, row) for number, row in able),
+        probe=SYSTEM_PROFILER,
+        reports=tuple(_report(number, row) for number, row in able),
         backends={Backend.METAL: max(versions, default="")} if able else {},
     )
 
@@ -67,7 +66,7 @@ def _metal(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _sighting(number: int, row: Mapping[str, Any]) -> DeviceReport:
+def _report(number: int, row: Mapping[str, Any]) -> DeviceReport:
     own = _size(row, ("spdisplays_vram", "_spdisplays_vram"))
     return DeviceReport(
         backend=Backend.METAL,
@@ -88,7 +87,7 @@ def _size(row: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return None
 
 
-# Witnesses of what else can be spoken here: vulkaninfo, clinfo, sycl-ls and glxinfo.
+# Probes of what else can be spoken here: vulkaninfo, clinfo, sycl-ls and glxinfo.
 #
 # They name no devices of ours, only backends: webgpu (through Vulkan), opencl, oneapi, opengl. What is emulated on the
 # processor does not count. Reading is pure and never raises.
@@ -108,7 +107,7 @@ _EMULATED = ("llvmpipe", "softpipe", "swrast", "software rasterizer", "swiftshad
 class BackendProbe:
     """One program that knows whether a backend can be spoken."""
 
-    witness: str
+    probe: str
     backend: Backend
     argv: tuple[str, ...]
     version: Callable[[str], str | None]
@@ -120,12 +119,12 @@ class BackendProbe:
 def read(speaker: BackendProbe, reply: Reply) -> ProbeResult:
     """Return what a program said about its backend."""
     if isinstance(reply, ProbeFailure):
-        return ProbeResult(witness=speaker.witness, findings=(silence(reply, speaker.witness),), was_heard=False)
+        return unheard(speaker.probe, silence(reply, speaker.probe))
     version = speaker.version(reply.out)
     if version is None and reply.exit_code and not reply.out.strip():
-        finding = garbage(speaker.witness, f"it ended with {reply.exit_code}", reply.err)
-        return ProbeResult(witness=speaker.witness, findings=(finding,), was_heard=False)
-    return ProbeResult(witness=speaker.witness, backends={} if version is None else {speaker.backend: version})
+        finding = garbage(speaker.probe, f"it ended with {reply.exit_code}", reply.err)
+        return unheard(speaker.probe, finding)
+    return ProbeResult(probe=speaker.probe, backends={} if version is None else {speaker.backend: version})
 
 
 def _vulkan(out: str) -> str | None:
@@ -158,11 +157,11 @@ def _opengl(out: str) -> str | None:
 
 
 SPEAKERS = (
-    BackendProbe(witness="vulkaninfo", backend=Backend.WEBGPU, argv=("vulkaninfo", "--summary"), version=_vulkan),
-    BackendProbe(witness="clinfo", backend=Backend.OPENCL, argv=("clinfo", "--raw"), version=_opencl),
-    BackendProbe(witness="sycl-ls", backend=Backend.ONEAPI, argv=("sycl-ls",), version=_oneapi),
+    BackendProbe(probe="vulkaninfo", backend=Backend.WEBGPU, argv=("vulkaninfo", "--summary"), version=_vulkan),
+    BackendProbe(probe="clinfo", backend=Backend.OPENCL, argv=("clinfo", "--raw"), version=_opencl),
+    BackendProbe(probe="sycl-ls", backend=Backend.ONEAPI, argv=("sycl-ls",), version=_oneapi),
     BackendProbe(
-        witness="glxinfo",
+        probe="glxinfo",
         backend=Backend.OPENGL,
         argv=("glxinfo", "-B"),
         version=_opengl,
@@ -190,19 +189,17 @@ def read_torch(reply: Reply) -> ProbeResult:
     findings = _findings(reply, said)
     # What fails once torch is there says as much about the devices as a list of them.
     if "devices" not in said and not ("error" in said and said.get("torch")):
-        return ProbeResult(witness=TORCH, findings=findings, was_heard=False)
+        return ProbeResult(probe=TORCH, findings=findings, was_heard=False)
     backend = Backend.ROCM if said.get("hip") else Backend.CUDA
     rows = said["devices"] if isinstance(said.get("devices"), list) else []
-    sightings = [
-        _sighting_torch_witness(row, backend, text_cell(said.get("torch"))) for row in rows if isinstance(row, dict)
-    ]
+    reports = [_torch_report(row, backend, text_cell(said.get("torch"))) for row in rows if isinstance(row, dict)]
     version = text_cell(said.get("hip")) or text_cell(said.get("cuda"))
-    backends = {backend: version} if sightings else {}
+    backends = {backend: version} if reports else {}
     if said.get("metal") is True:
         backends[Backend.METAL] = ""
     return ProbeResult(
-        witness=TORCH,
-        sightings=tuple(sightings),
+        probe=TORCH,
+        reports=tuple(reports),
         backends=backends,
         findings=findings,
         looked_for=frozenset({backend}) if version else frozenset(),
@@ -244,7 +241,7 @@ def _findings(reply: Reply, said: Mapping[str, Any]) -> tuple[ProbeFinding, ...]
     return ()
 
 
-def _sighting_torch_witness(row: Mapping[str, Any], backend: Backend, version: str) -> DeviceReport:
+def _torch_report(row: Mapping[str, Any], backend: Backend, version: str) -> DeviceReport:
     uuid = text_cell(row.get("uuid"))
     return DeviceReport(
         backend=backend,

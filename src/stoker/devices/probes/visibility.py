@@ -164,7 +164,7 @@ def _unknown(value: str) -> TriStateAnswer:
 # Installed, visible, usable: three questions about a device, answered one by one, each with its reason. Pure.
 
 _DRIVERS = ("nvml", "nvidia-smi")
-"""Witnesses that list everything the driver shows here."""
+"""Probes that list everything the driver shows here."""
 _STOPPING = ("driver_mismatch", "driver_unreachable", "device_lost", "nvml_unknown_error")
 """Findings that mean: no program gets through to the device."""
 
@@ -222,8 +222,8 @@ def usable(of: Group, seen: TriStateAnswer, heard: Mapping[str, ProbeResult]) ->
 
 
 def _stopped(of: Group, heard: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
-    """Return what is known to stop programs, unless a witness gets through to the device."""
-    reached = [one for witness, one in of.items() if witness not in ("kernel", "pci")]
+    """Return what is known to stop programs, unless a probe gets through to the device."""
+    reached = [one for probe, one in of.items() if probe not in ("kernel", "pci")]
     if reached:
         # One of them may list a device that it no longer gets an answer from.
         return next((one.works for one in reached if one.works is not None and one.works.is_no), None)
@@ -242,7 +242,7 @@ def _hidden_three_answers(of: Group, heard: Mapping[str, ProbeResult], facts: De
 
 
 def _cuda_hidden(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMachineFacts) -> str:
-    if any(witness in of and of[witness].free_bytes is not None for witness in _DRIVERS):
+    if any(probe in of and of[probe].free_bytes is not None for probe in _DRIVERS):
         # Its memory was read through its device file, whatever that is called here.
         return ""
     minor, _ = first_of(of, "minor")
@@ -251,8 +251,8 @@ def _cuda_hidden(of: Group, heard: Mapping[str, ProbeResult], facts: DetectedMac
             return f"there is no /dev/nvidia{minor} here: a container was not given it"
         if not facts.device_files[minor]:
             return f"no permission to use /dev/nvidia{minor}"
-    listing = [witness for witness in _DRIVERS if witness in heard and heard[witness].was_heard]
-    is_shown = any(witness in of for witness in (*_DRIVERS, "jetson", TORCH))
+    listing = [probe for probe in _DRIVERS if probe in heard and heard[probe].was_heard]
+    is_shown = any(probe in of for probe in (*_DRIVERS, "jetson", TORCH))
     if listing and not is_shown:
         return f"the driver does not show it here ({', '.join(listing)})"
     return ""

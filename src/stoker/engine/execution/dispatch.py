@@ -14,7 +14,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import Fault, OutOfMemory, PlanFaults, Refused, StokerError
 from stoker.core.events import Kinds
 from stoker.core.frozen import changeable, changed, frozen
-from stoker.devices.memory_admission import Admission, AdmissionDelay, AdmissionRefusal
+from stoker.devices.admission import Admission, AdmissionDelay, AdmissionRefusal
 from stoker.engine.action import company_key, company_word
 from stoker.engine.device_gate import AttemptDevices, DeviceGate, DeviceWait, NoDevices
 from stoker.engine.execution.stage_attempts import (

@@ -15,8 +15,8 @@ from stoker.cookbooks.language.recipes import LoraRecipeArgs
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core import jsontext
 from stoker.core.frozen import changed
+from stoker.devices.admission import Admission, AdmissionDelay, MachineMemory, admit
 from stoker.devices.estimate.terms import context_bytes_of
-from stoker.devices.memory_admission import Admission, AdmissionDelay, MachineMemory, admit
 from stoker.engine.args import ArgsSchema
 from stoker.engine.code_identity import CodeIdentity, missing_of
 from stoker.engine.permits import hint_of_less

@@ -8,7 +8,6 @@ from stoker.core.clock import SystemClock
 from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
 from stoker.core.errors import ArgsFaults, BadInput
 from stoker.core.frozen import fields_of
-from stoker.devices.estimate.curve_fit import Fit, books_of, fits
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.terms import DEFAULT_CONTEXT_BYTES, Correction, estimate
 from stoker.devices.estimate.training_setup import (
@@ -22,8 +21,8 @@ from stoker.devices.estimate.training_setup import (
 )
 from stoker.devices.ledger.ledger import Ledger
 from stoker.devices.ledger.ledger_rules import LedgerDecisionInputs
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
-from stoker.devices.meter import FakeMeter
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter, Reservation
+from stoker.devices.ledger.snapshot import Fit, books_of, fits
 
 GPT2 = read_shape({"model_type": "gpt2"})
 YES = TriStateAnswer(verdict=TriState.YES)
@@ -99,7 +98,7 @@ def test_a_card_that_somebody_holds_fits_later_however_much_of_it_is_free(tmp_pa
     assert candidate is not None
     ledger = Ledger(str(tmp_path / "ledger"), clock=SystemClock(), meter=FakeMeter({card.uuid: 24 * GIB}))
     held = ledger.reserve(DeviceRequest(job="night/run", devices=(candidate,)))
-    assert isinstance(held, HeldReservation)
+    assert isinstance(held, Reservation)
     busy = fits(GIB, card, books_of(ledger.state([candidate])))
     assert (busy.fit, busy.why.startswith("GPU-1 is held whole by night/run")) == (Fit.ALONE, True)
     ledger.release(held)

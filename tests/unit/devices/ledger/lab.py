@@ -8,11 +8,18 @@ from typing import Any
 
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.device import GIB, MIB
-from stoker.devices.ledger.entries import Reservation, ReservationShare
 from stoker.devices.ledger.ledger import Ledger, QueuedRequest
 from stoker.devices.ledger.liveness import ReservationLiveness
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, DevicesBusy, HeldReservation, NeverFits
-from stoker.devices.meter import FakeMeter, Meter
+from stoker.devices.ledger.reservations import (
+    CandidateDevice,
+    DeviceRequest,
+    DevicesBusy,
+    FakeMeter,
+    Meter,
+    NeverFits,
+    Reservation,
+    ReservationShare,
+)
 from stoker.host.durable import NO_STEP
 from stoker.host.identity import Liveness, ProcessIdentity
 
@@ -102,17 +109,17 @@ def real_ledger(folder: Path, **more: Any) -> Ledger:
     return Ledger(str(folder / "ledger"), clock=SystemClock(), meter=meter, **more)
 
 
-def held(answer: HeldReservation | DevicesBusy | NeverFits) -> HeldReservation:
-    assert isinstance(answer, HeldReservation), answer
+def held(answer: Reservation | DevicesBusy | NeverFits) -> Reservation:
+    assert isinstance(answer, Reservation), answer
     return answer
 
 
-def not_now(answer: HeldReservation | DevicesBusy | NeverFits) -> DevicesBusy:
+def not_now(answer: Reservation | DevicesBusy | NeverFits) -> DevicesBusy:
     assert isinstance(answer, DevicesBusy), answer
     return answer
 
 
-def never(answer: HeldReservation | DevicesBusy | NeverFits) -> NeverFits:
+def never(answer: Reservation | DevicesBusy | NeverFits) -> NeverFits:
     assert isinstance(answer, NeverFits), answer
     return answer
 

@@ -6,9 +6,15 @@ import pytest
 
 from stoker.core.device import MIB, MemoryType
 from stoker.core.frozen import changed
-from stoker.devices.ledger.entries import Ticket
 from stoker.devices.ledger.ledger_rules import DeviceAssignment, LedgerDecisionInputs, could_hold, decide, first_for
-from stoker.devices.ledger.types import CandidateDevice, DeviceLimit, DeviceRequest, DevicesBusy, NeverFits
+from stoker.devices.ledger.reservations import (
+    CandidateDevice,
+    DeviceLimit,
+    DeviceRequest,
+    DevicesBusy,
+    NeverFits,
+    Ticket,
+)
 from tests.unit.devices.ledger.lab import CARD, OTHER, SMALL, USABLE_BYTES, entry, gib, sharing, someone, whole
 
 EMPTY = LedgerDecisionInputs()

@@ -14,7 +14,7 @@ import pytest
 from stoker.core.clock import SystemClock
 from stoker.core.errors import LocalFile, LockHeld, NoPermission, NoSpace, StokerError
 from stoker.devices.ledger.ledger_folder import LedgerFolder, read_name
-from stoker.devices.ledger.types import DeviceLimit
+from stoker.devices.ledger.reservations import DeviceLimit
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from
 from tests.unit.devices.ledger.lab import Lab, gib, held, not_now, real_ledger, sharing, someone, whole
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, wait_until

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from stoker.core.frozen import changed
-from stoker.devices.ledger.entries import Reservation, Ticket
 from stoker.devices.ledger.ledger_folder import LAST_NUMBER, name_of, pack
 from stoker.devices.ledger.liveness import SEEN_S, liveness_of
-from stoker.devices.ledger.types import LONGEST_LEASE_S, DeviceLimit
+from stoker.devices.ledger.reservations import LONGEST_LEASE_S, DeviceLimit, Reservation, Ticket
 from stoker.host.identity import Liveness, mine, of_pid
 from stoker.host.process_table import users_of
 from tests.unit.devices.ledger.lab import Lab, entry, gib, held, not_now, real_ledger, sharing, someone, whole

@@ -12,9 +12,8 @@ import pytest
 from stoker.core.device import MIB
 from stoker.core.errors import Cancelled, DeviceWaitTimeout, InsufficientDeviceMemory
 from stoker.core.frozen import changed
+from stoker.devices.ledger.reservations import DeviceLimit, DeviceWaitProgress, FakeMeter, Reservation
 from stoker.devices.ledger.transactions import LedgerPhase, Phases
-from stoker.devices.ledger.types import DeviceLimit, DeviceWaitProgress, HeldReservation
-from stoker.devices.meter import FakeMeter
 from stoker.host.identity import Liveness, mine
 from tests.unit.devices.ledger.lab import (
     CARD,
@@ -365,7 +364,7 @@ def test_a_release_wakes_who_waits(tmp_path: Path) -> None:
     # Without a knock it would look again after five seconds.
     waiter.join(4)
     assert len(got) == 1
-    assert isinstance(got[0], HeldReservation)
+    assert isinstance(got[0], Reservation)
 
 
 def test_a_guard_holds_room_for_the_length_of_a_block(tmp_path: Path) -> None:

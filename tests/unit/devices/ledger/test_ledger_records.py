@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.core.frozen import changed
-from stoker.devices.ledger.entries import Reservation, Ticket
 from stoker.devices.ledger.ledger_folder import name_of, pack, read_name, unpack
+from stoker.devices.ledger.reservations import Reservation, Ticket
 from tests.unit.devices.ledger.lab import entry, gib, someone
 
 ENTRY = entry(gib(6), measured_bytes=gib(5), base="llama", base_bytes=gib(2), is_exclusive=True)

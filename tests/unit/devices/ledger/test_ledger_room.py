@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stoker.core.device import usable_bytes
 from stoker.core.frozen import changed
-from stoker.devices.ledger.entries import Reservation
 from stoker.devices.ledger.ledger_rules import (
     DeviceCharge,
     DeviceReading,
@@ -13,6 +12,7 @@ from stoker.devices.ledger.ledger_rules import (
     taken_of_promised,
     total_of,
 )
+from stoker.devices.ledger.reservations import Reservation
 from stoker.host.identity import mine
 from tests.unit.devices.ledger.lab import CARD, entry, gib
 

@@ -77,17 +77,17 @@ def test_torch_is_asked_last_and_may_take_longer(machine: FileMachine) -> None:
     find(machine, asker, python="python3", limit_s=5.0, torch_limit_s=60.0)
     assert asker.asked[-1][-1].endswith("torch_child.py")
     assert asker.limits_s == [5.0] * 4 + [60.0]
-    find(machine, asker, python="python3", witnesses=frozenset({"nvml"}))
+    find(machine, asker, python="python3", probes=frozenset({"nvml"}))
     assert len(asker.asked) == 6
 
 
 def test_a_tool_on_the_path_is_evidence(machine: FileMachine) -> None:
     machine.recording("nvidia-smi", "nvidia-smi/r550-h200.csv")
-    found = find(machine, SubprocessRunner(machine.environment), witnesses=frozenset({"nvidia-smi"}))
+    found = find(machine, SubprocessRunner(machine.environment), probes=frozenset({"nvidia-smi"}))
     assert [(one.name, one.total_bytes) for one in found.devices] == [("NVIDIA H200", 143771 * MIB)]
 
 
-def test_all_witnesses_are_heard_and_merged(machine: FileMachine) -> None:
+def test_all_probes_are_heard_and_merged(machine: FileMachine) -> None:
     machine.nvidia()
     machine.file("/dev/nvidia1")
     machine.card("0000:01:00.0", driver="nvidia")
@@ -116,7 +116,7 @@ def test_an_old_nvidia_smi_is_asked_again(machine: FileMachine) -> None:
         return recorded(f"nvidia-smi/{name}", exit_code=2 if is_new else 0)
 
     machine.program("nvidia-smi", "")
-    found = find(machine, ScriptedAsker({"nvidia-smi": answer}), witnesses=frozenset({"nvidia-smi"}))
+    found = find(machine, ScriptedAsker({"nvidia-smi": answer}), probes=frozenset({"nvidia-smi"}))
     assert [one.name for one in found.devices] == ["Tesla K80", "Tesla K80"]
     assert codes(found) == set()
 
@@ -126,7 +126,7 @@ def test_parts_are_listed_where_only_nvidia_smi_can_be_asked(machine: FileMachin
         return recorded(f"nvidia-smi/r550-a100-mig{'-list.txt' if argv[1] == '-L' else '.csv'}")
 
     machine.program("nvidia-smi", "")
-    found = find(machine, ScriptedAsker({"nvidia-smi": answer}), witnesses=frozenset({"nvidia-smi"}))
+    found = find(machine, ScriptedAsker({"nvidia-smi": answer}), probes=frozenset({"nvidia-smi"}))
     assert [one.uuid[:4] for one in found.devices] == ["GPU-", "MIG-", "MIG-"]
 
 
@@ -180,7 +180,7 @@ def test_graphics_alone_have_the_other_backends_asked(machine: FileMachine) -> N
     assert found.backends == {Backend.WEBGPU: "Vulkan 1.3.277", Backend.ONEAPI: "1.6.31294", Backend.OPENCL: "3.0"}
     machine.environment["DISPLAY"] = ":0"
     assert Backend.OPENGL in find(machine, SubprocessRunner(machine.environment)).backends
-    assert find(machine, SubprocessRunner(machine.environment), witnesses=frozenset()).backends == {}
+    assert find(machine, SubprocessRunner(machine.environment), probes=frozenset()).backends == {}
 
 
 def test_a_missing_library_of_python_is_a_finding_and_not_an_error(

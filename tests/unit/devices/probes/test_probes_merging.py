@@ -7,7 +7,7 @@ from stoker.core.device import GIB, MIB, Backend, MemoryType, TriState, TriState
 from stoker.core.frozen import changed
 from stoker.devices.probes import amd, nvidia, others
 from stoker.devices.probes.inventory import made_up_uuid, merge
-from stoker.devices.probes.observations import BY_FIELD, COMPARED, WITNESSES, DetectedDevices, DeviceReport, ProbeResult
+from stoker.devices.probes.observations import BY_FIELD, COMPARED, PROBES, DetectedDevices, DeviceReport, ProbeResult
 from stoker.devices.probes.visibility import DetectedMachineFacts
 from tests.fakes.asker import recorded
 
@@ -29,13 +29,13 @@ def codes(found: DetectedDevices) -> list[str]:
 
 
 def with_first(statement: ProbeResult, **fields: object) -> ProbeResult:
-    first, *rest = statement.sightings
-    return changed(statement, sightings=(changed(first, **fields), *rest))
+    first, *rest = statement.reports
+    return changed(statement, reports=(changed(first, **fields), *rest))
 
 
-def test_witnesses_that_agree_make_one_device_each() -> None:
+def test_probes_that_agree_make_one_device_each() -> None:
     found = merge([NVML, SMI, TORCH], {}, FACTS)
-    assert [one.uuid for one in found.devices] == [one.uuid for one in NVML.sightings]
+    assert [one.uuid for one in found.devices] == [one.uuid for one in NVML.reports]
     assert found.findings == ()
     assert found.backends == {Backend.CUDA: "12.2", Backend.WEBGPU: ""}
     assert found.sources == {"devices": "nvml, nvidia-smi, torch", "cuda": "nvml"}
@@ -54,10 +54,10 @@ def test_the_order_of_statements_does_not_matter() -> None:
     assert merge([NVML, SMI, TORCH], {}, FACTS).devices == merge([TORCH, SMI, NVML], {}, FACTS).devices
 
 
-def test_every_witness_has_its_place_in_every_order() -> None:
+def test_every_probe_has_its_place_in_every_order() -> None:
     for order in (*BY_FIELD.values(), *COMPARED.values()):
-        assert set(order) <= set(WITNESSES)
-    assert set(BY_FIELD["name"]) == set(WITNESSES)
+        assert set(order) <= set(PROBES)
+    assert set(BY_FIELD["name"]) == set(PROBES)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_64_mib_more_or_less_are_the_same() -> None:
 
 
 def test_a_device_that_one_tool_does_not_list_is_a_finding() -> None:
-    found = merge([NVML, changed(SMI, sightings=SMI.sightings[:1])], {}, FACTS)
+    found = merge([NVML, changed(SMI, reports=SMI.reports[:1])], {}, FACTS)
     assert codes(found) == ["disagree_count"]
     assert found.findings[0].message == "nvml lists 2 devices, nvidia-smi lists 1"
 
@@ -101,8 +101,8 @@ def test_vendors_prefixes_are_no_difference_in_names() -> None:
 
 def test_statements_join_by_address_where_one_has_no_uuid() -> None:
     kernel = ProbeResult(
-        witness="kernel",
-        sightings=(DeviceReport(backend=Backend.CUDA, pci="0000:41:00.0", minor=1, name="NVIDIA GeForce RTX 4090"),),
+        probe="kernel",
+        reports=(DeviceReport(backend=Backend.CUDA, pci="0000:41:00.0", minor=1, name="NVIDIA GeForce RTX 4090"),),
     )
     found = merge([NVML, kernel], {}, FACTS)
     assert len(found.devices) == 2
@@ -112,7 +112,7 @@ def test_statements_join_by_address_where_one_has_no_uuid() -> None:
 def test_a_torch_without_addresses_is_matched_by_place_and_name() -> None:
     found = merge([NVML, OLD_TORCH], {}, FACTS)
     assert [one.usable.verdict for one in found.devices] == [TriState.YES, TriState.NO]
-    one = changed(OLD_TORCH, sightings=OLD_TORCH.sightings[:1])
+    one = changed(OLD_TORCH, reports=OLD_TORCH.reports[:1])
     second = merge([NVML, one], {"CUDA_VISIBLE_DEVICES": "1"}, FACTS)
     assert [device.usable.verdict for device in second.devices] == [TriState.UNKNOWN, TriState.YES]
 
@@ -126,8 +126,8 @@ def test_a_torch_without_addresses_that_fits_nothing_is_a_finding() -> None:
 def test_a_board_takes_its_memory_from_the_machine() -> None:
     smi = nvidia.read_nvidia_smi(recorded("nvidia-smi/r540-jetson-orin.csv"))
     board = ProbeResult(
-        witness="jetson",
-        sightings=(
+        probe="jetson",
+        reports=(
             DeviceReport(backend=Backend.CUDA, index=0, name="NVIDIA Jetson AGX Orin", memory_type=MemoryType.UNIFIED),
         ),
     )
@@ -146,16 +146,16 @@ def test_a_name_alone_tells_that_memory_is_unified(recording: str) -> None:
 
 def test_a_card_in_a_board_is_another_device() -> None:
     board = ProbeResult(
-        witness="jetson",
-        sightings=(DeviceReport(backend=Backend.CUDA, index=0, name="NVIDIA Jetson", memory_type=MemoryType.UNIFIED),),
+        probe="jetson",
+        reports=(DeviceReport(backend=Backend.CUDA, index=0, name="NVIDIA Jetson", memory_type=MemoryType.UNIFIED),),
     )
-    found = merge([changed(SMI, sightings=SMI.sightings[:1]), board], {}, FACTS)
+    found = merge([changed(SMI, reports=SMI.reports[:1]), board], {}, FACTS)
     assert {one.memory_type for one in found.devices} == set(MemoryType)
 
 
 def test_a_device_without_identity_gets_one_that_is_this_machines() -> None:
     statement = ProbeResult(
-        witness="system_profiler", sightings=(DeviceReport(backend=Backend.METAL, index=0, name="Apple M1"),)
+        probe="system_profiler", reports=(DeviceReport(backend=Backend.METAL, index=0, name="Apple M1"),)
     )
     (device,) = merge([statement], {}, FACTS).devices
     assert device.uuid.startswith("LOCAL-")
@@ -166,7 +166,7 @@ def test_a_device_without_identity_gets_one_that_is_this_machines() -> None:
 
 
 def test_two_devices_of_one_name_are_told_apart() -> None:
-    twice = ProbeResult(witness="nvml", sightings=(NVML.sightings[0], changed(NVML.sightings[0], pci="0000:99:00.0")))
+    twice = ProbeResult(probe="nvml", reports=(NVML.reports[0], changed(NVML.reports[0], pci="0000:99:00.0")))
     found = merge([twice], {}, FACTS)
     assert len({one.uuid for one in found.devices}) == 2
     assert codes(found) == ["duplicate_uuid"]
@@ -198,7 +198,7 @@ def test_hidden_devices_can_not_be_spoken_to() -> None:
 
 
 def test_a_device_file_that_is_missing_or_forbidden_hides_its_device() -> None:
-    kernel = ProbeResult(witness="kernel", sightings=tuple(changed(one, free_bytes=None) for one in NVML.sightings))
+    kernel = ProbeResult(probe="kernel", reports=tuple(changed(one, free_bytes=None) for one in NVML.reports))
     found = merge([kernel], {}, changed(FACTS, device_files={0: False}))
     assert [one.visible.is_no for one in found.devices] == [True, True]
     assert found.devices[0].visible.why == "no permission to use /dev/nvidia0"
@@ -217,17 +217,17 @@ def test_a_device_that_only_the_bus_knows_is_installed_and_no_more() -> None:
     bare = DeviceReport(
         backend=Backend.CUDA, pci="0000:01:00.0", name="NVIDIA device 0x2684", lacks_driver=True, works=stopped
     )
-    (device,) = (found := merge([ProbeResult(witness="pci", sightings=(bare,))], {}, FACTS)).devices
+    (device,) = (found := merge([ProbeResult(probe="pci", reports=(bare,))], {}, FACTS)).devices
     assert (device.installed.is_yes, device.usable.is_no) == (True, True)
     assert codes(found) == ["driver_missing"]
     assert found.findings[0].message.endswith(": no driver has it, and computing needs nvidia")
     kept = changed(bare, lacks_driver=False)
-    assert codes(merge([ProbeResult(witness="pci", sightings=(kept,))], {}, FACTS)) == []
+    assert codes(merge([ProbeResult(probe="pci", reports=(kept,))], {}, FACTS)) == []
 
 
 def test_a_device_that_the_driver_does_not_show_in_a_container_is_not_visible() -> None:
     other = ProbeResult(
-        witness="pci", sightings=(DeviceReport(backend=Backend.CUDA, pci="0000:a1:00.0", name="NVIDIA device"),)
+        probe="pci", reports=(DeviceReport(backend=Backend.CUDA, pci="0000:a1:00.0", name="NVIDIA device"),)
     )
     device = next(one for one in merge([NVML, other], {}, FACTS).devices if one.pci == "0000:a1:00.0")
     assert device.visible.is_no
@@ -236,7 +236,7 @@ def test_a_device_that_the_driver_does_not_show_in_a_container_is_not_visible() 
 
 def test_a_mismatch_of_versions_stops_every_program() -> None:
     broken = nvidia.read_nvml(recorded("nvml/version-mismatch.txt"))
-    kernel = ProbeResult(witness="kernel", sightings=(changed(NVML.sightings[0], total_bytes=None, free_bytes=None),))
+    kernel = ProbeResult(probe="kernel", reports=(changed(NVML.reports[0], total_bytes=None, free_bytes=None),))
     (device,) = (found := merge([broken, kernel], {}, FACTS)).devices
     assert device.usable.is_no
     assert "different versions" in device.usable.why
@@ -257,12 +257,10 @@ def test_a_torch_for_processors_says_nothing_about_devices() -> None:
 
 
 def test_a_torch_that_sees_fewer_than_is_visible_is_a_finding() -> None:
-    found = merge([NVML, changed(TORCH, sightings=TORCH.sightings[:1])], {}, FACTS)
+    found = merge([NVML, changed(TORCH, reports=TORCH.reports[:1])], {}, FACTS)
     assert [one.usable.verdict for one in found.devices] == [TriState.YES, TriState.NO]
     assert codes(found) == ["torch_sees_fewer"]
-    assert (
-        codes(merge([NVML, changed(TORCH, sightings=TORCH.sightings[:1])], {"CUDA_VISIBLE_DEVICES": "0"}, FACTS)) == []
-    )
+    assert codes(merge([NVML, changed(TORCH, reports=TORCH.reports[:1])], {"CUDA_VISIBLE_DEVICES": "0"}, FACTS)) == []
 
 
 def test_torch_knows_which_of_unequal_devices_a_number_means() -> None:
@@ -271,16 +269,16 @@ def test_torch_knows_which_of_unequal_devices_a_number_means() -> None:
     alone = merge([unequal], hidden, FACTS)
     assert [one.visible.verdict for one in alone.devices] == [TriState.UNKNOWN, TriState.UNKNOWN]
     assert codes(alone) == ["device_order_unknown", "device_order_unknown"]
-    heard = merge([unequal, changed(TORCH, sightings=TORCH.sightings[1:])], hidden, FACTS)
+    heard = merge([unequal, changed(TORCH, reports=TORCH.reports[1:])], hidden, FACTS)
     assert [one.visible.verdict for one in heard.devices] == [TriState.NO, TriState.YES]
     assert codes(heard) == []
 
 
-def test_amds_witnesses_are_merged_by_address() -> None:
+def test_amds_probes_are_merged_by_address() -> None:
     told = amd.read_amd(recorded("amd-smi/26.1-gpu-data.json"))
     kfd = ProbeResult(
-        witness="kfd",
-        sightings=(
+        probe="kfd",
+        reports=(
             DeviceReport(
                 backend=Backend.ROCM, pci="0000:a3:00.0", uuid="GPU-00000000000000aa", index=0, name="AMD gfx942"
             ),
@@ -306,7 +304,7 @@ def test_findings_are_said_once() -> None:
     assert codes(found) == ["probe_timeout"]
 
 
-def test_what_two_witnesses_said_of_a_real_h200_is_one_device_that_they_agree_on() -> None:
+def test_what_two_probes_said_of_a_real_h200_is_one_device_that_they_agree_on() -> None:
     smi = nvidia.read_nvidia_smi(recorded("nvidia-smi/r580-h200-recorded.csv"))
     torch = others.read_torch(recorded("torch/2.11-h200-recorded.txt"))
     found = merge([smi, torch], {}, FACTS)

@@ -19,7 +19,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.device import GIB, Needs
 from stoker.core.errors import Cancelled
 from stoker.core.retry import FailureCause
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.engine.runners.shared.members import framed
 from stoker.host.sockets import NamedSocket
 from tests.unit.engine.lab import Flight, Lab, Ran, card

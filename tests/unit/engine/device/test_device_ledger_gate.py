@@ -16,8 +16,7 @@ from stoker.core.device import GIB, Device, Needs
 from stoker.core.errors import BadInput, InternalError, StokerError
 from stoker.core.frozen import changed
 from stoker.devices.ledger.ledger import Ledger
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest
-from stoker.devices.meter import FakeMeter
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter
 from stoker.engine.device_gate import AttemptDevices, DeviceWait
 from stoker.engine.ledger_gate import DeviceGrant, DeviceQueueEntry, LedgerGate, read_limit
 from stoker.host.identity import ProcessIdentity, mine, of_pid

@@ -8,10 +8,16 @@ import pytest
 
 from stoker.core.device import GIB
 from stoker.core.frozen import changed
-from stoker.devices.ledger.entries import Reservation, ReservationShare, Ticket
 from stoker.devices.ledger.ledger_rules import LedgerDecisionInputs, decide
+from stoker.devices.ledger.reservations import (
+    CandidateDevice,
+    DeviceRequest,
+    DevicesBusy,
+    Reservation,
+    ReservationShare,
+    Ticket,
+)
 from stoker.devices.ledger.snapshot import DeviceHolder, DeviceState
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, DevicesBusy
 from stoker.engine.device_gate import DeviceWait
 from stoker.engine.ledger_gate import describe, short_uuid
 from stoker.host.identity import mine

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from stoker.core.device import GIB
-from stoker.devices.meter import FakeMeter
+from stoker.devices.ledger.reservations import FakeMeter
 from stoker.engine.device_gate import AttemptDevices
 from stoker.engine.ledger_gate import DeviceWatch
 from stoker.host.identity import of_pid

@@ -10,7 +10,7 @@ import pytest
 from stoker.authoring import Needs, PlanBuilder, Stage, StageContext, stage
 from stoker.core.device import GIB, Capacity
 from stoker.core.errors import OutOfMemory, PlanFaults
-from stoker.devices.memory_admission import MachineMemory
+from stoker.devices.admission import MachineMemory
 from stoker.engine.plan import Plan
 from tests.unit.engine.lab import Lab, lines_of, quick_folder
 from tests.unit.engine.misbehaving import (

@@ -15,8 +15,7 @@ from stoker.core.device import GIB, Needs
 from stoker.core.errors import Cancelled, OutOfMemory, PlanFaults
 from stoker.core.retry import FailureCause
 from stoker.devices.ledger.ledger import Ledger
-from stoker.devices.ledger.types import CandidateDevice, DeviceRequest, HeldReservation
-from stoker.devices.meter import FakeMeter
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter, Reservation
 from stoker.engine.plan import Plan
 from stoker.engine.stage import Stage
 from stoker.host.identity import mine
@@ -41,10 +40,10 @@ class Rig:
         assert isinstance(self.lab.meter, FakeMeter)
         return self.lab.meter
 
-    def somebody_holds(self) -> HeldReservation:
+    def somebody_holds(self) -> Reservation:
         ask = DeviceRequest(job="theirs/run", devices=(CandidateDevice(uuid="a", total_bytes=24 * GIB),))
         held = self.other.reserve(ask)
-        assert isinstance(held, HeldReservation)
+        assert isinstance(held, Reservation)
         return held
 
     def program(self, body: str = WAITS, **needs: object) -> Plan:

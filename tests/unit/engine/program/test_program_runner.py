@@ -22,7 +22,7 @@ from stoker.core.errors import (
     StageTimeout,
 )
 from stoker.core.retry import RetryPolicy
-from stoker.devices import memory_admission
+from stoker.devices import admission
 from stoker.engine.runners.program.launch import ProgramContext
 from stoker.engine.runners.program.program_runner import ProgramRunner
 from tests.unit.engine.lab import TRAINER as TRAINER_FOLDER
@@ -155,7 +155,7 @@ def test_how_much_memory_it_took_is_kept(project: Project) -> None:
 def test_a_cap_that_a_kill_has_raised_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     if containment().mechanism not in ("cgroup1", "cgroup2", "systemd"):
         pytest.skip("nobody is killed by the kernel")
-    monkeypatch.setattr(memory_admission, "_SLACK_BYTES", 0)
+    monkeypatch.setattr(admission, "_SLACK_BYTES", 0)
     plan = project.python("x = b'x' * (64 << 20)", how={"needs": Needs(cpu=1, memory_gib=1 / 16)})
     killed = project.lab.run(plan)
     assert isinstance(killed.result.error, OutOfMemory)

@@ -23,11 +23,9 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import InternalError, StokerError
 from stoker.core.frozen import changeable, fresh
 from stoker.core.jsontext import loads
-from stoker.devices.ledger.entries import Reservation
 from stoker.devices.ledger.ledger import Ledger
 from stoker.devices.ledger.ledger_rules import ceiling_of
-from stoker.devices.ledger.types import HeldReservation
-from stoker.devices.meter import NoMeter
+from stoker.devices.ledger.reservations import NoMeter, Reservation
 from stoker.engine.runners.shared.members import FORMAT, MemberConnection, MemberServer
 from stoker.engine.runners.stage_runner import (
     CODE_EDITED,
@@ -69,7 +67,7 @@ def give_back(claim: Any) -> None:
     """Give back what a member's run took in the ledger; what can't be goes with this process. Twice is fine."""
     with suppress(StokerError, ValueError, KeyError, TypeError):
         if claim:
-            held = HeldReservation(entry=Reservation.from_dict(claim["entry"]))
+            held = Reservation.from_dict(claim["entry"])
             Ledger(claim["folder"], clock=SystemClock(), meter=NoMeter()).release(held)
 
 

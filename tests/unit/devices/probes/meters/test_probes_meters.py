@@ -11,7 +11,7 @@ import pytest
 
 from stoker.core.clock import FakeClock
 from stoker.core.device import GIB, Backend, Device, MemoryType, TriState, TriStateAnswer
-from stoker.devices.meter import FakeMeter, NoMeter
+from stoker.devices.ledger.reservations import FakeMeter, NoMeter
 from stoker.devices.meters import AmdMeter, NvmlMeter, open_meter
 from stoker.devices.probes import nvidia
 from stoker.devices.probes.readers import KernelFiles

@@ -25,14 +25,14 @@ def files(machine: FileMachine) -> KernelFiles:
 
 def test_the_driver_lists_its_devices(machine: FileMachine, files: KernelFiles) -> None:
     machine.nvidia()
-    (device,) = nvidia.read_driver(files).sightings
+    (device,) = nvidia.read_driver(files).reports
     assert (device.uuid, device.minor) == ("GPU-6f1c3c3e-5b9d-2a3e-8a47-1d2c9be0a111", 0)
     assert (device.name, device.pci, device.driver) == ("NVIDIA GeForce RTX 4090", "0000:01:00.0", "535.161.07")
 
 
 def test_a_device_that_nobody_has_used_yet_has_no_uuid(machine: FileMachine, files: KernelFiles) -> None:
     machine.nvidia(information="proc/nvidia-information-not-yet-used.txt", address="0000:5d:00.0")
-    (device,) = nvidia.read_driver(files).sightings
+    (device,) = nvidia.read_driver(files).reports
     assert (device.uuid, device.pci, device.minor) == ("", "0000:5d:00.0", 3)
 
 
@@ -59,7 +59,7 @@ def test_the_bus_tells_a_card_without_driver_from_no_card(machine: FileMachine, 
     machine.card("0000:03:00.0", driver="nouveau")
     machine.card("0000:04:00.0", driver="vfio-pci")
     machine.card("0000:05:00.0", vendor="0x8086")
-    driven, bare, other, kept = nvidia.read_bus(files).sightings
+    driven, bare, other, kept = nvidia.read_bus(files).reports
     assert driven.works is None
     whys = [one.works.why if one.works else "" for one in (bare, other, kept)]
     assert "no driver has it" in whys[0]
@@ -80,7 +80,7 @@ def test_device_files_say_whether_we_may_use_them(machine: FileMachine, files: K
 def test_the_compute_driver_lists_amds_devices_as_rocm_counts_them(machine: FileMachine, files: KernelFiles) -> None:
     machine.amd()
     statement = amd.read_kfd(files)
-    (device,) = statement.sightings
+    (device,) = statement.reports
     assert (device.uuid, device.pci, device.index) == ("GPU-7cf529dea4b33bad", "0000:03:00.0", 0)
     assert (device.capability, device.total_bytes) == ("gfx1100", 21458059264)
     assert device.free_bytes == 21458059264 - 27856896
@@ -91,7 +91,7 @@ def test_without_its_device_file_rocm_is_not_spoken(machine: FileMachine, files:
     machine.amd()
     (machine.root / "dev/kfd").unlink()
     assert amd.read_kfd(files).backends == {}
-    assert len(amd.read_kfd(files).sightings) == 1
+    assert len(amd.read_kfd(files).reports) == 1
 
 
 def test_generations_are_spelt_as_amd_does() -> None:
@@ -101,7 +101,7 @@ def test_generations_are_spelt_as_amd_does() -> None:
 
 def test_a_board_is_known_by_its_tree(machine: FileMachine, files: KernelFiles) -> None:
     machine.jetson()
-    (device,) = nvidia.read_jetson(files).sightings
+    (device,) = nvidia.read_jetson(files).reports
     assert device.name == "NVIDIA Jetson AGX Orin Developer Kit"
     assert (device.memory_type, device.driver, device.capability) == (MemoryType.UNIFIED, "L4T 36.4.3", "8.7")
 
@@ -109,7 +109,7 @@ def test_a_board_is_known_by_its_tree(machine: FileMachine, files: KernelFiles) 
 def test_other_boards_with_a_tree_are_none(machine: FileMachine, files: KernelFiles) -> None:
     machine.file("/proc/device-tree/model", "Raspberry Pi 5 Model B Rev 1.0\0")
     machine.file("/proc/device-tree/compatible", "raspberrypi,5-model-b\0brcm,bcm2712\0")
-    assert nvidia.read_jetson(files).sightings == ()
+    assert nvidia.read_jetson(files).reports == ()
 
 
 def test_files_that_are_missing_strange_or_forbidden_are_empty(machine: FileMachine, files: KernelFiles) -> None:
@@ -128,9 +128,9 @@ def test_nothing_of_this_raises_on_garbage(machine: FileMachine, files: KernelFi
     machine.root.joinpath("proc/driver/nvidia/gpus/x").mkdir(parents=True)
     for place in ("proc/driver/nvidia/gpus/x/information", "sys/class/kfd/kfd/topology/nodes/1/properties"):
         machine.file(place).write_bytes(garbage.encode("utf-8", "surrogateescape"))
-    (device,) = nvidia.read_driver(files).sightings
+    (device,) = nvidia.read_driver(files).reports
     assert (device.uuid, device.minor, device.pci) == ("", None, "")
-    assert amd.read_kfd(files).sightings[0].pci == ""
+    assert amd.read_kfd(files).reports[0].pci == ""
 
 
 @pytest.mark.parametrize(

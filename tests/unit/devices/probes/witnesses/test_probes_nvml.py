@@ -33,7 +33,7 @@ def nvmlDeviceGetMigMode(handle): return [0, 0]
 
 def test_a_snapshot_is_read_to_the_byte() -> None:
     statement = nvidia.read_nvml(recorded("nvml/h200.txt"))
-    (device,) = statement.sightings
+    (device,) = statement.reports
     assert (device.uuid, device.pci) == ("GPU-9d2f7a54-0c1e-4f7b-9b61-3a1f0c55e333", "0000:5d:00.0")
     assert (device.total_bytes, device.reserved_bytes) == (150754820096, 617 * MIB)
     assert (device.driver, device.capability, device.minor) == ("550.127.08", "9.0", 0)
@@ -41,14 +41,14 @@ def test_a_snapshot_is_read_to_the_byte() -> None:
 
 
 def test_parts_have_no_address_of_their_own() -> None:
-    whole, large, small = nvidia.read_nvml(recorded("nvml/a100-mig.txt")).sightings
+    whole, large, small = nvidia.read_nvml(recorded("nvml/a100-mig.txt")).reports
     assert whole.is_split
     assert (large.parent, large.pci, large.minor, large.is_split) == (whole.uuid, "", None, False)
     assert (large.total_bytes, small.total_bytes) == (19968 * MIB, 4864 * MIB)
 
 
 def test_a_device_without_memory_of_its_own_has_no_total() -> None:
-    (board,) = nvidia.read_nvml(recorded("nvml/jetson-orin.txt")).sightings
+    (board,) = nvidia.read_nvml(recorded("nvml/jetson-orin.txt")).reports
     assert (board.name, board.total_bytes, board.pci) == ("Orin (nvgpu)", None, "")
 
 
@@ -64,7 +64,7 @@ def test_a_library_that_does_not_work_says_why(name: str, code: str) -> None:
 def test_one_lost_device_does_not_hide_the_others() -> None:
     statement = nvidia.read_nvml(recorded("nvml/one-lost.txt"))
     assert statement.was_heard
-    assert len(statement.sightings) == 1
+    assert len(statement.reports) == 1
     assert [finding.code for finding in statement.findings] == ["device_lost"]
 
 
@@ -89,7 +89,7 @@ def test_values_of_the_wrong_kind_are_unknown() -> None:
     row = (
         '{"uuid": 5, "name": null, "pci": [], "total": -1, "free": true, "capability": "9.0", "index": "0", "parts": 3}'
     )
-    (device,) = nvidia.read_nvml(ProbeOutput(out=f'stoker-probe:{{"devices": [{row}, 7], "cuda": "12"}}')).sightings
+    (device,) = nvidia.read_nvml(ProbeOutput(out=f'stoker-probe:{{"devices": [{row}, 7], "cuda": "12"}}')).reports
     assert (device.uuid, device.total_bytes, device.free_bytes, device.index) == ("", None, None, None)
 
 
@@ -97,7 +97,7 @@ def test_the_child_reads_a_library_function_by_function(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(LIBRARY)
     reply = SubprocessRunner({}).ask(nvidia.child_command(str(tmp_path), "snapshot"))
     statement = nvidia.read_nvml(reply)
-    (device,) = statement.sightings
+    (device,) = statement.reports
     assert (device.name, device.total_bytes, device.reserved_bytes) == ("NVIDIA H200", 150754820096, 646971392)
     assert (device.minor, device.pci, device.driver) == (None, "0000:5d:00.0", "550.127.08")
     assert [finding.code for finding in statement.findings] == ["device_lost"]

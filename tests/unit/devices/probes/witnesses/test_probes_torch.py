@@ -18,7 +18,7 @@ def read(name: str) -> ProbeResult:
 
 def test_what_torch_has_computed_on_works() -> None:
     statement = read("2.6-two-rtx4090.txt")
-    first, second = statement.sightings
+    first, second = statement.reports
     assert first.uuid == "GPU-6f1c3c3e-5b9d-2a3e-8a47-1d2c9be0a111"
     assert (first.pci, first.capability) == ("0000:01:00.0", "8.9")
     assert first.works is not None
@@ -29,7 +29,7 @@ def test_what_torch_has_computed_on_works() -> None:
 
 
 def test_an_old_torch_names_devices_without_addresses() -> None:
-    first, second = read("1.13-without-addresses.txt").sightings
+    first, second = read("1.13-without-addresses.txt").reports
     assert (first.uuid, first.pci) == ("", "")
     assert second.works is not None
     assert second.works.is_no
@@ -38,7 +38,7 @@ def test_an_old_torch_names_devices_without_addresses() -> None:
 
 def test_rocm_is_told_from_cuda() -> None:
     statement = read("2.5-rocm.txt")
-    (device,) = statement.sightings
+    (device,) = statement.reports
     assert (device.backend, device.capability, device.uuid) == (Backend.ROCM, "gfx1100", "")
     assert statement.backends == {Backend.ROCM: "6.2.41133-dd7f95766"}
 
@@ -60,7 +60,7 @@ def test_a_torch_that_can_not_use_devices_says_why(name: str, code: str, was_hea
     statement = read(name)
     assert [finding.code for finding in statement.findings] == [code]
     assert statement.was_heard is was_heard
-    assert statement.sightings == ()
+    assert statement.reports == ()
 
 
 def test_devices_that_are_hidden_from_torch_are_no_fault_of_its() -> None:
@@ -110,7 +110,7 @@ def ones(rows, columns, device):
 def test_the_child_keeps_a_broken_device_from_hiding_the_others(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
     reply = SubprocessRunner({"PYTHONPATH": str(tmp_path)}).ask(others.torch_question(sys.executable))
-    first, second = others.read_torch(reply).sightings
+    first, second = others.read_torch(reply).reports
     assert (first.pci, first.total_bytes, first.free_bytes) == ("0000:5d:00.0", 150109880320, 5)
     assert [one.works.verdict for one in (first, second) if one.works] == ["yes", "no"]
 
