@@ -19,8 +19,7 @@ import speak
 
 from stoker.core.errors import ContainmentUnavailable
 from stoker.host.containment.box import Containment, ContainmentLimits
-from stoker.host.containment.mechanisms import choose_mechanism
-from stoker.host.containment.systemd import SystemdContainment
+from stoker.host.containment.mechanisms import SystemdContainment, choose_mechanism
 from stoker.host.processes import start
 
 PROGRAM = ["/bin/true"]

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from stoker.core.clock import SystemClock
 from stoker.devices.ledger.ledger import Ledger
 from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter, Reservation
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 
 GIB = 1024**3
 CARD = CandidateDevice(uuid="GPU-a", total_bytes=24 * GIB)

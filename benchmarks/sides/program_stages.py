@@ -22,8 +22,7 @@ import stoker_job
 from stoker.cookbooks.command.cookbook import CommandArgs, command
 from stoker.core.errors import ContainmentUnavailable
 from stoker.host.containment.box import ContainedGroup, Containment, ContainmentLimits, Mechanism
-from stoker.host.containment.mechanisms import choose_mechanism
-from stoker.host.containment.systemd import SystemdContainment
+from stoker.host.containment.mechanisms import SystemdContainment, choose_mechanism
 
 PROGRAM = "/bin/true"
 WAYS = ("bare", "cgroup", "watchdog", "none", "systemd")

@@ -12,7 +12,7 @@ import speak
 
 from stoker.config.compose import compose
 from stoker.config.overrides import parse_overrides
-from stoker.config.schema import Schema
+from stoker.config.values import Schema
 
 
 def main() -> None:

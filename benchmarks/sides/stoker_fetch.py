@@ -16,7 +16,7 @@ import stoker.host.http.connections  # noqa: F401 - otherwise imported with the 
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.host.resources import free_bytes
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.types import DownloadRequest, DownloadStop, DownloadTimeouts, DownloadTools, TargetFile

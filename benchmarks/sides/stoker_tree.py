@@ -20,7 +20,7 @@ import stoker.host.http.connections  # noqa: F401 - otherwise imported with the 
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator
 from stoker.protocol.lease_messages import Hello

@@ -13,8 +13,8 @@ import speak
 from stoker.config.compose import compose
 from stoker.config.overrides import parse_overrides
 from stoker.config.points import DistinctPoints
-from stoker.config.schema import DeclaredLeaf, Schema
 from stoker.config.sweep import points, size
+from stoker.config.values import DeclaredLeaf, Schema
 
 
 def main() -> None:

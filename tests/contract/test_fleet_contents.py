@@ -14,7 +14,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, CorruptBytes, Forbidden, HashMismatch, InvalidArchive, NotFound
 from stoker.core.frozen import changed
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Hello, MachineInventory
 from stoker.protocol.tree_messages import PACKED_BYTES, SourcesRequest, TreeLocation, frame

@@ -14,7 +14,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import Forbidden, NotFound
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Claim, Hello, MachineInventory

@@ -12,9 +12,8 @@ import pytest
 
 from stoker.core.errors import BadAnswer, BadInput, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import HttpClientResponse, Request, Transport
+from stoker.host.http.exchange import HttpClientResponse, HttpSettings, Request, Transport
 from stoker.host.http.http_errors import Ended
-from stoker.host.http.http_settings import HttpSettings
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.servers.faulty import Act, Answer, Asked, FaultyServer, Line, Version
 

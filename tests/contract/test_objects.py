@@ -17,7 +17,6 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.digests import Digest, digest_bytes
 from stoker.core.errors import BadInput, HashMismatch, LockHeld, NoSpace, NotFound, Refused
-from stoker.store.local_objects import LocalObjects
 from stoker.store.local_store import LocalStore
 from stoker.store.objects import Condition, ObjectStore, PutOutcome
 
@@ -55,7 +54,7 @@ class LocalBench:
         store = LocalStore(str(self._folder / "store"), clock=self.clock)
         store.open()
         self._stores.append(store)
-        return LocalObjects(store, clock=self.clock, free_bytes=lambda _: self._free_bytes)
+        return ObjectStore(store, clock=self.clock, free_bytes=lambda _: self._free_bytes)
 
     def rot(self, digest: Digest) -> None:
         path = self._stores[0].places.blob(digest)

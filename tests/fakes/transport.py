@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from stoker.core.errors import StokerError
 from stoker.host.http.addresses import read_address
-from stoker.host.http.body import framing
 from stoker.host.http.exchange import Headers, Request
 from stoker.host.http.http_errors import Aborted, Ended, ExchangeStep, Malformed, Overlong, translated
+from stoker.host.http.streams import framing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import Cancelled, StokerError, Terminated
 from stoker.host.durable import NO_STEP
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.host.resources import free_bytes
 from stoker.transfer.download import content
 from stoker.transfer.download.download import fetch_file

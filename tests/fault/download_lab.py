@@ -21,7 +21,7 @@ from stoker.core.errors import NetworkFailed, StokerError
 from stoker.core.events import Event
 from stoker.host.durable import NO_STEP
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.transfer.download.download import fetch_file
 from stoker.transfer.download.types import (
     DownloadRequest,

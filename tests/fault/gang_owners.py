@@ -23,7 +23,7 @@ from typing import cast
 from stoker.gang import Gang, RankConfig
 from stoker.gang.starters import PRELOAD, RankZygote
 from stoker.host import zygote_main
-from stoker.host.socket_channel import Channel
+from stoker.host.sockets import Channel
 from stoker.host.zygote import Zygote
 from tests.fault import gang_acts as acts
 

@@ -15,9 +15,9 @@ import pytest
 from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree
 from stoker.core.errors import Cancelled, HashMismatch, NoSpace
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.tree_messages import PACKED_BYTES
 from stoker.store.local_store import LocalStore

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.core.errors import BadAnswer, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, ONE, Lab, both_ways, open_lab
 from tests.servers import habits as bad

@@ -15,7 +15,7 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.errors import AuthRefused, BadAnswer, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.transfer.download.types import DownloadTimeouts
 from tests.fault.download_lab import HALF, ONE, SIZE, Case, Lab, both_ways, goes_on, judge, open_lab, parametrised
 from tests.servers import habits as bad

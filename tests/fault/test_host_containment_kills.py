@@ -12,9 +12,8 @@ import pytest
 
 from stoker.core.clock import FakeClock
 from stoker.core.errors import ProcessLost
-from stoker.host.containment.box import ContainmentLimits, box_name, is_abandoned
+from stoker.host.containment.box import AddressSpace, ContainmentLimits, NoContainment, Watchdog, box_name, is_abandoned
 from stoker.host.containment.cgroups import Cgroup2, CgroupFolders, ControlGroup, end_everybody
-from stoker.host.containment.watchdog import AddressSpace, NoContainment, Watchdog
 from stoker.host.resources import own_group
 from tests.unit.host.real_boxes import CAP, LEAVE_STRAYS, MIB, PYTHON, cgroup1, run_in, start_in
 from tests.unit.host.real_processes import fork, is_running, kill_and_reap, wait_until
@@ -25,7 +24,7 @@ def cgroup2() -> Cgroup2:
     place = own_group("", 2)
     if place is None or not os.access(os.path.join(place, "cgroup.procs"), os.W_OK):
         pytest.skip("no control groups of version 2 that are ours to write")
-    return Cgroup2(place)
+    return Cgroup2((place,))
 
 
 class Owner:

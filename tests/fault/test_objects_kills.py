@@ -14,9 +14,8 @@ import pytest
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import NotFound
 from stoker.host.durable import remove_tree
-from stoker.store.local_objects import LocalObjects
 from stoker.store.local_store import LocalStore
-from stoker.store.objects import PutOutcome, Upload
+from stoker.store.objects import ObjectStore, PutOutcome, Upload
 from stoker.store.records import seal, unseal
 from tests.fault.test_store_kills import Countdown, assert_nothing_is_torn, memory, survives
 from tests.unit.host.real_processes import code_of, fork
@@ -29,8 +28,8 @@ DIGEST = digest_bytes(DATA)
 HALF = len(DATA) // 2
 
 
-def objects_of(store: LocalStore) -> LocalObjects:
-    return LocalObjects(store, clock=clock_of_now())
+def objects_of(store: LocalStore) -> ObjectStore:
+    return ObjectStore(store, clock=clock_of_now())
 
 
 class Stepping(io.BytesIO):

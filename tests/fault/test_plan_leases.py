@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker.core.clock import SystemClock
 from stoker.engine.key_leases import LEASE_S
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 from tests.unit.engine.lab import Lab, lines_of, plan_of
 from tests.unit.engine.stages import PaceArgs, note, process_slow, slow
 from tests.unit.host.real_processes import code_of, fork, is_running, kill_and_reap, wait_until

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import NoPermission, NoSpace
-from stoker.host.durable import remove_tree
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import remove_tree, stamp_of
 from stoker.store.local_store import LocalStore, RecordHit, RecordMiss
 from stoker.store.memo import digest_path
 from stoker.store.prune import PruneDecision, candidates, carry_out, decide_prune

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from stoker.core.clock import SystemClock
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.store.local_store import LocalStore
 from stoker.transfer.download.types import DownloadStop

@@ -15,10 +15,9 @@ from stoker.config.config_file import read_config
 from stoker.config.interpolation import parse
 from stoker.config.overrides import parse_overrides
 from stoker.config.positions import LocatedValue, SourceFile
-from stoker.config.schema import NOTHING, Schema
 from stoker.config.sweep import points
 from stoker.config.toml_file import read_toml
-from stoker.config.values import found, leaf_paths, merged, replaced, with_value, without
+from stoker.config.values import NOTHING, Schema, found, leaf_paths, merged, replaced, with_value, without
 from stoker.config.yaml_file import read_yaml
 from stoker.core.errors import Fault, InvalidConfig
 from stoker.core.jsontext import loads

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stoker.config.compose import compose
 from stoker.config.overrides import parse_overrides
-from stoker.config.schema import Schema
+from stoker.config.values import Schema
 from stoker.core.errors import StokerError
 
 FREE = Schema(leaves={}, is_open=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.host.containment.systemd import _Reader, _Writer
+from stoker.host.containment.mechanisms import _Reader, _Writer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 VALUES = st.one_of(

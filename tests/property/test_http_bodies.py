@@ -12,9 +12,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.host.http.body import Framing, body
 from stoker.host.http.http_errors import Ended, Malformed
-from stoker.host.http.streams import CancelHandle, Wire
+from stoker.host.http.streams import CancelHandle, Framing, Wire, body
 
 CHUNKED = Framing(is_chunked=True)
 bodies = st.lists(st.binary(min_size=1, max_size=300), max_size=8)

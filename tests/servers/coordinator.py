@@ -32,7 +32,7 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.host.network import listen_at
 from stoker.host.sockets import DaemonSocket, NamedSocket
 from stoker.protocol.client import FleetClient

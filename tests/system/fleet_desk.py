@@ -12,7 +12,7 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, job_id
 from stoker.core.machine import Requirements
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import read_http_settings
+from stoker.host.http.exchange import read_http_settings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator
 from stoker.protocol.job_messages import Submission

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.host.process_table import rows
+from stoker.host.identity import rows
 from tests.system.warm import WarmCommand, starts_warm
 
 TOY = Path(__file__).parents[1] / "cookbooks" / "toy"

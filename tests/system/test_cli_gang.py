@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host.process_table import rows
+from stoker.host.identity import rows
 from tests.system.shell import PATIENCE_S, Shell
 
 PYTHON = sys.executable

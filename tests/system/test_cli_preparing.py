@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stoker.core.clock import SystemClock
+from stoker.host.identity import rows
 from stoker.host.locks import FileLock
-from stoker.host.process_table import rows
 from stoker.jobs.pack.environment_files import gather
 from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.environments.environment_cache import EnvironmentCache, key_of

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from stoker.host.process_table import rows
+from stoker.host.identity import rows
 from tests.unit.host.real_systemd import BESIDE, groups_of_ours, remove_groups
 
 # A wire that leads nowhere makes names resolve as on a machine with a network. Not for ever: tests that fail must end.

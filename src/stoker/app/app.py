@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from stoker.engine.runners.stage_runner import StageRunner
     from stoker.engine.stage import Stage
     from stoker.host.http.client import UnverifiedResponse
-    from stoker.host.http.exchange import Transport
-    from stoker.host.http.http_settings import FleetIdentity
+    from stoker.host.http.exchange import FleetIdentity, Transport
     from stoker.host.users import OtherUser
     from stoker.host.zygote import Zygote
     from stoker.jobs.build_context import JobCompiler
@@ -104,9 +103,9 @@ class App(ThisMachine):
 
     @cached_property
     def objects(self) -> ObjectStore:
-        from stoker.store.local_objects import LocalObjects
+        from stoker.store.objects import ObjectStore
 
-        return LocalObjects(self.store, clock=self.clock)
+        return ObjectStore(self.store, clock=self.clock)
 
     @cached_property
     def cache(self) -> Cache:
@@ -184,7 +183,7 @@ class App(ThisMachine):
         """
         from stoker.core.frozen import changed
         from stoker.host.http.client import Urllib3Transport
-        from stoker.host.http.http_settings import read_http_settings
+        from stoker.host.http.exchange import read_http_settings
 
         read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
         waits = {name: min(getattr(read, name), longest_wait_s) for name in ("connect_s", "head_s", "read_s")}
@@ -197,7 +196,7 @@ class App(ThisMachine):
         from stoker.core.frozen import changed
         from stoker.host.http.addresses import asked_directly
         from stoker.host.http.client import ask_unproven
-        from stoker.host.http.http_settings import read_http_settings
+        from stoker.host.http.exchange import read_http_settings
 
         read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
         settings = changed(read, no_proxy=(*read.no_proxy, *asked_directly(url)))

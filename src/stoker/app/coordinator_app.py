@@ -26,8 +26,7 @@ from stoker.core.errors import AlreadyServing, BadInput, NotFound, StokerError, 
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
 from stoker.core.text import format_duration
-from stoker.host.network import allow_many_files, listen_at, read_listen
-from stoker.host.own_addresses import own_addresses, own_names
+from stoker.host.network import allow_many_files, listen_at, own_addresses, own_names, read_listen
 from stoker.host.sockets import NotifySocket
 from stoker.protocol.discovery import DEFAULT_PORT, OPERATOR_TOKEN
 
@@ -279,7 +278,7 @@ class CoordinatorProcess:
 
     def _notifier(self, queue: Queue) -> Notifier:
         from stoker.coordinator.notify import Notifier
-        from stoker.host.http.http_settings import read_http_settings
+        from stoker.host.http.exchange import read_http_settings
 
         settings = read_http_settings(self._settings.environment, user_agent=f"stoker/{self._version}")
         return Notifier(queue, settings, clock=self._clock, chance=random.Random().random)  # noqa: S311 - spreads retries

@@ -19,7 +19,7 @@ from stoker.app.worker_parts import here_of
 from stoker.core.errors import Terminated
 from stoker.core.jsontext import loads
 from stoker.host.http.addresses import asked_directly
-from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity
 from stoker.host.users import OtherUser
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import Grant

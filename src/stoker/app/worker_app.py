@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stoker.devices.ledger.ledger import Ledger
     from stoker.engine.catalogue import Catalogue
     from stoker.host.containment.mechanisms import ContainmentChoice
-    from stoker.host.http.http_settings import FleetIdentity
+    from stoker.host.http.exchange import FleetIdentity
     from stoker.host.users import OtherUser
     from stoker.protocol.lease_messages import Grant
     from stoker.store.local_store import LocalStore

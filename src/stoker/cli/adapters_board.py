@@ -9,8 +9,7 @@ from typing import Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Positional
-from stoker.config.adapter_entries import AdapterEntry, AdaptersFile
-from stoker.config.adapters_file import AdaptersContext, read_adapters
+from stoker.config.adapters_file import AdapterEntry, AdaptersContext, AdaptersFile, read_adapters
 from stoker.core.errors import BadInput, Usage
 from stoker.engine.recipe import Recipe
 from stoker.jobs.adapter_jobs import BUNDLED_DATA, RECIPE

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stoker.devices.ledger.ledger import Ledger
     from stoker.gang.gang_check import GangSelfTest
     from stoker.host.http.client import UnverifiedResponse
-    from stoker.host.http.http_settings import FleetIdentity
+    from stoker.host.http.exchange import FleetIdentity
     from stoker.jobs.build_context import JobCompiler
     from stoker.launch.installer import Installer
     from stoker.launch.service import ServiceKind, SupervisedService

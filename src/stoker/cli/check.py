@@ -14,8 +14,7 @@ from typing import Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
-from stoker.config.adapter_entries import AdaptersFile
-from stoker.config.adapters_file import ADAPTERS, AdaptersContext, adapters_of, file_as_it_is
+from stoker.config.adapters_file import ADAPTERS, AdaptersContext, AdaptersFile, adapters_of, file_as_it_is
 from stoker.config.adapters_file import WHAT as ADAPTERS_FILE
 from stoker.config.cluster_file import WHAT as CLUSTER_FILE
 from stoker.config.cluster_file import cluster_of
@@ -26,13 +25,13 @@ from stoker.config.manifest_file import (
 )
 from stoker.config.manifest_file import (
     HostEntry,
+    KnownNames,
     Making,
     Manifest,
     ParsedJobEntry,
     made_of,
     manifest_as_it_is,
 )
-from stoker.config.manifest_rules import KnownNames
 from stoker.config.positions import LocatedValue
 from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, LocalFile, NotVerified, Usage
 from stoker.core.machine import Cluster

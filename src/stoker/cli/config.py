@@ -9,9 +9,8 @@ from typing import Any
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.cli.run_request import read_wanted
-from stoker.config.schema import NOTHING
 from stoker.config.sweep import Sweep, axes_of
-from stoker.config.values import text_of
+from stoker.config.values import NOTHING, text_of
 from stoker.jobs.build_context import ComposedJob
 from stoker.jobs.secret_mask import masked, masked_origin
 from stoker.views.text_tables import table

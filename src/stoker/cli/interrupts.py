@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from stoker.core.errors import Cancelled, StokerError, Terminated
-from stoker.host.process_table import rows
+from stoker.host.identity import rows
 
 _LAST_WAIT_S = 2.0
 _CONTINUES = "the same command continues where this one stopped"

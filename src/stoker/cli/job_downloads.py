@@ -13,7 +13,7 @@ from stoker.cli.fetch_session import DEFAULT_JOBS, FetchSession, hinted_for_job,
 from stoker.core.errors import BadInput, Cancelled, InvalidInput, MissingRepoFiles, StokerError, Terminated
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.host.resources import check_space
 from stoker.store.memo import remember_file
 from stoker.transfer.download.types import DownloadPreview, known_sum

@@ -18,7 +18,7 @@ from stoker.core.text import did_you_mean, format_duration, format_size
 from stoker.devices.ledger.reservations import WAIT_S, CandidateDevice, DeviceRequest, DeviceWaitProgress, Reservation
 from stoker.engine.device_gate import device_variables
 from stoker.host.box_entry import ChildSetup, find_program, let_in
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 from stoker.host.processes import Child, group_members, start
 from stoker.views.device_lines import UnmeasuredDevice, memory_lines
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from stoker.cli.context import CommandContext
-from stoker.config.adapter_entries import BEST
 from stoker.core.errors import StokerError
 from stoker.core.jsontext import loads
+from stoker.core.text import BEST
 from stoker.engine.plan import Plan
 from stoker.engine.types import NodeEnding, RunResult
 from stoker.jobs.best_link import has_best

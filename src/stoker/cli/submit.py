@@ -239,7 +239,7 @@ def _of_manifest(call: CommandContext, given: dict[str, Any], client: FleetClien
     if extra:
         raise Usage(f"{', '.join(extra)}: the manifest says that for each job itself", hint="edit the file")
     from stoker.cli.submission import KnownJobs
-    from stoker.config.manifest_rules import KnownNames
+    from stoker.config.manifest_file import KnownNames
     from stoker.jobs.manifest_jobs import known_recipes, read_orders
 
     desk = _desk(call)

@@ -23,13 +23,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from stoker.config.adapter_entries import LABEL_RULE, AdapterEntry, AdaptersFile, is_label
 from stoker.config.fields import PLAIN, WRONG, FileDiagnostics, ParsedMap, Text, below, read_as, shown
 from stoker.config.positions import LocatedValue
-from stoker.config.schema import Schema
+from stoker.config.values import Schema
 from stoker.core.errors import InvalidAdapters
-from stoker.core.frozen import frozen
-from stoker.core.text import did_you_mean_path
+from stoker.core.frozen import fresh, frozen
+from stoker.core.text import BEST, LONGEST_NAME, did_you_mean_path, is_job_name
 
 T = TypeVar("T")
 
@@ -47,6 +46,41 @@ _OWN_WORDS = ("data", "checkpoint", "label")
 _OF_ALL = ("base", TURNS)
 """What the whole company has, so no adapter says it."""
 _FORM_HINT = "one adapter is [[adapter]] and its keys below it"
+_TAKEN = (BEST, "compare")
+"""Folders of ours beside those of adapters."""
+LABEL_RULE = f"letters, digits, spaces, and - _ . = , inside; at most {LONGEST_NAME} of them; not {' or '.join(_TAKEN)}"
+
+
+@frozen
+class AdapterEntry:
+    """One `[[adapter]]` table."""
+
+    number: int
+    """From 1, as it stands in the file."""
+    label: str
+    """Its own among those of the file: what its results' folder is called."""
+    data: str
+    """Where its examples lie, from the root on; or a name that the recipe knows."""
+    checkpoint: str
+    """The folder for its checkpoints, from the root on; nobody else's."""
+    values: Mapping[str, Any]
+    """What else it says, by the recipe's arguments."""
+
+
+@frozen
+class AdaptersFile:
+    """Everything that one file wants."""
+
+    path: str
+    """From the root on."""
+    shared: Mapping[str, Any] = fresh(factory=dict)
+    """What stands at its top, for every adapter that says nothing else."""
+    adapters: tuple[AdapterEntry, ...] = ()
+
+
+def is_label(text: str) -> bool:
+    """Return whether an adapter may be called so: it becomes a folder's name."""
+    return text == text.strip() and text not in _TAKEN and is_job_name(text.replace(" ", "_"))
 
 
 @frozen

@@ -19,10 +19,9 @@ from stoker.config.layers import LayeredTree, put_environment
 from stoker.config.overrides import Override, OverrideApplier
 from stoker.config.points import ResolvedReferences, TrialBase, Trials, faulty, finished
 from stoker.config.positions import ConfigLayer, LayerValue, ValueOrigin, fault_at
-from stoker.config.schema import NOTHING, Schema
 from stoker.config.sweep import Axis, AxisValue, Sweep, SweepPoint
 from stoker.config.typed_values import Vocabulary, check_resolved, typed
-from stoker.config.values import ABSENT, found, without
+from stoker.config.values import ABSENT, NOTHING, Schema, found, without
 from stoker.config.yaml_file import read_plain
 from stoker.core.digests import Digest, digest_encoded, digest_value, encode
 from stoker.core.errors import Fault, InvalidConfig

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from stoker.config.config_file import ConfigFiles
 from stoker.config.overrides import Override, OverrideKind
 from stoker.config.positions import ConfigLayer, FileLayer, LocatedValue, SourceFile, ValueOrigin, fault_at
-from stoker.config.schema import DeclaredLeaf
 from stoker.config.sweep import Axis, AxisValue
+from stoker.config.values import DeclaredLeaf
 from stoker.core.errors import Fault, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean

@@ -14,7 +14,6 @@ from stoker.config.config_file import ConfigFiles
 from stoker.config.defaults import ConfigGroups, GroupChoice, choice_of, key_of
 from stoker.config.overrides import Override, OverrideKind
 from stoker.config.positions import ConfigLayer, FileLayer, LocatedValue, SourceFile, ValueOrigin, fault_at
-from stoker.config.schema import DeclaredLeaf
 from stoker.config.sweep import (
     Axis,
     AxisValue,
@@ -30,6 +29,7 @@ from stoker.config.sweep import (
     size,
 )
 from stoker.config.sweep_file import Place, read_sweep, unequal_lengths
+from stoker.config.values import DeclaredLeaf
 from stoker.core.errors import Fault, InvalidConfig
 from stoker.core.frozen import changed
 

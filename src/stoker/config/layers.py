@@ -20,11 +20,10 @@ from stoker.config.positions import (
     ValueOrigin,
     fault_at,
 )
-from stoker.config.schema import NOTHING, DeclaredLeaf
 from stoker.config.sweep import AxisValue
 from stoker.config.typed_values import Vocabulary, check_value, owner_of, quoting_hint, value_of
 from stoker.config.value_grammar import read_value
-from stoker.config.values import ABSENT, copied, found, merged, refers, step_into
+from stoker.config.values import ABSENT, NOTHING, DeclaredLeaf, copied, found, merged, refers, step_into
 from stoker.core.errors import Fault
 
 # Keys at the top of a file that are about the configuration, not in it.

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from stoker.config.positions import ConfigLayer, ValueOrigin
-from stoker.config.schema import DeclaredLeaf
 from stoker.config.sweep import AxisValue, ValueForm
 from stoker.config.typed_values import check_value, owner_of, value_of
-from stoker.config.values import ABSENT, found, merged, refers, replaced, with_value, without
+from stoker.config.values import ABSENT, DeclaredLeaf, found, merged, refers, replaced, with_value, without
 from stoker.core.digests import Digest
 from stoker.core.errors import Fault, InvalidConfig
 from stoker.core.frozen import fresh, frozen

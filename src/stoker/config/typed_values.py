@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 from stoker.config.positions import fault_at
-from stoker.config.schema import DeclaredLeaf, Schema
 from stoker.config.sweep import (
     Axis,
     AxisValue,
@@ -29,7 +28,7 @@ from stoker.config.sweep import (
     ValueForm,
     Zip,
 )
-from stoker.config.values import found, same
+from stoker.config.values import DeclaredLeaf, Schema, found, same
 from stoker.core.errors import Fault, InvalidConfig
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import did_you_mean_path

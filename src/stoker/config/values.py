@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+
+from stoker.core.frozen import frozen
 
 _DIGITS = r"[0-9](?:_?[0-9])*"
 _NUMBER = re.compile(rf"[+-]?(?:(?:0|[1-9](?:_?[0-9])*)(\.(?:{_DIGITS})?)?|(\.{_DIGITS}))([eE][+-]?{_DIGITS})?")
@@ -216,3 +218,47 @@ def copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if type(value) is list else value
+
+
+# What a configuration may hold: the declared leaves, given by the owner of the declaration.
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING: Final = _Nothing()
+"""The default of a leaf that has none, and so has to be given."""
+
+
+@frozen
+class DeclaredLeaf:
+    """One leaf that may be set."""
+
+    path: str
+    """Dotted."""
+    read: Callable[[str], Any]
+    """Turns what a person typed into a value; `ValueError` says what would be right."""
+    check: Callable[[Any], Any]
+    """Gives the normal form of a value from a file; `ValueError` says what is wrong with it."""
+    says: str
+    """The type, named for people."""
+    default: Any = NOTHING
+    is_runtime: bool = False
+    """Not part of what is wanted: threads, verbosity."""
+    is_list: bool = False
+    """One value of it is a list."""
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is NOTHING
+
+
+@frozen
+class Schema:
+    """Everything that may be set."""
+
+    leaves: Mapping[str, DeclaredLeaf]
+    is_open: bool = False
+    """Keys that nobody declared are free: the parameters of somebody's program."""

@@ -32,8 +32,8 @@ from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.core.retry import pause_s
 from stoker.host.background import BackgroundThread
-from stoker.host.http.http_settings import HttpSettings
-from stoker.host.http.outbound import OutwardTransport
+from stoker.host.http.client import OutwardTransport
+from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.operator_messages import USUAL_WORDS
 
 # Events for hooks, from the journal: a bounded piece at a time.

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 # Names that people give: of jobs, which become folders, and of nodes, which stand in lists and addresses.
 
 LONGEST_NAME = 100
+BEST = "best"
+"""The folder of the best of several results, beside those of each."""
 JOB_NAME_RULE = f"letters, digits, and - _ . = , inside; at most {LONGEST_NAME} of them"
 _MARKS = dict.fromkeys(map(ord, "-_.=,"))
 NODE_NAME_RULE = f"letters and digits of ASCII, and . _ - inside; at most {LONGEST_NAME} of them"

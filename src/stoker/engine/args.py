@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from stoker.config.schema import NOTHING, DeclaredLeaf, Schema
+from stoker.config.values import NOTHING, DeclaredLeaf, Schema
 from stoker.core.errors import ArgsFaults, Fault
 from stoker.core.frozen import changed, frozen, frozen_by_position
 from stoker.core.text import did_you_mean_path

@@ -21,7 +21,7 @@ from stoker.engine.action import Action
 from stoker.engine.plan import PlanNode
 from stoker.engine.run_history import Footprints
 from stoker.engine.runners.stage_runner import AttemptUsage
-from stoker.host.entry_points import entry_point
+from stoker.host.import_watch import entry_point
 
 
 @frozen

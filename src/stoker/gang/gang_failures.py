@@ -22,7 +22,7 @@ from typing import Any
 from stoker.core.errors import RankFailed, RankTimeout
 from stoker.core.frozen import changed, frozen
 from stoker.gang.mailbox import Phase, RankPage, RankState
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 
 COLLECT_S = 0.05
 ECHO_COLLECT_S = 2.0

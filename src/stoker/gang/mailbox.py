@@ -25,7 +25,7 @@ from typing import Any
 
 from stoker.core.clock import Closable
 from stoker.core.frozen import changed, frozen
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 
 # The states and phases of a rank, as numbers that stand in its mailbox page.
 

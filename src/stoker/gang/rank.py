@@ -29,8 +29,8 @@ from stoker.gang.rank_context import Context, RankPointer, ThisRank, phases_of
 from stoker.gang.rank_messages import FrameKind, prepare_main, receive, send
 from stoker.gang.rank_processes import LIFE, MAILBOX, WAKE, WHERE_SIGNAL
 from stoker.gang.windows import CudaWindows, Driver, HostWindows, RankWindows, WindowBlock
-from stoker.host import life_line
-from stoker.host.entry_points import entry_point
+from stoker.host.identity import hold_on
+from stoker.host.import_watch import entry_point
 
 # Random numbers in forked ranks: each draws its own, as fresh interpreters do.
 #
@@ -228,7 +228,7 @@ class GangRank:
 def run_rank(request: Mapping[str, Any]) -> None:
     """Be a rank until told to end. Returns after an orderly close; everything else leaves the process at once."""
     fds = request["fds"]
-    life_line.hold_on(fds[LIFE])
+    hold_on(fds[LIFE])
     forget_exits()
     plan = RankPlan.from_request(request)
     publisher = Publisher(fds[MAILBOX], fds[WAKE], rank=plan.rank, nranks=plan.nranks, device_id=plan.device_id)
@@ -380,7 +380,7 @@ def become(request: Mapping[str, Any]) -> NoReturn:
 
 def _begin(request: Mapping[str, Any]) -> Publisher:
     fds, rank = request["fds"], request["rank"]
-    life_line.hold_on(fds[LIFE])
+    hold_on(fds[LIFE])
     publisher = Publisher(fds[MAILBOX], fds[WAKE], rank=rank, nranks=request["nranks"], device_id=rank)
     publisher.begin(Phase.FORKED)
     return publisher

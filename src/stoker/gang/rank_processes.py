@@ -37,7 +37,7 @@ from stoker.gang.gang_failures import (
 from stoker.gang.mailbox import Pages, Phase, RankPage, RankState
 from stoker.gang.rank_context import phases_of
 from stoker.gang.starters import RankProcess, RankStart, Starter
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 from stoker.host.processes import GRACE_S, StopOutcome
 
 MAILBOX, WAKE, LIFE = "mailbox", "wake", "life"

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from stoker.core.errors import LocalFile, NoPermission, NoSpace, StokerError
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 
 if sys.platform == "darwin":
     import fcntl
@@ -442,3 +442,16 @@ def _unlock_dir(name: str, parent_fd: int | None) -> None:
         os.chmod(f"/proc/self/fd/{fd}", stat.S_IRWXU)
     finally:
         os.close(fd)
+
+
+# How a file looks from outside: equal stamps mean equal bytes, once the last change is a moment ago.
+
+SETTLED_NS = 2_000_000_000
+"""A file that changed more recently than this may change again without its times showing it."""
+
+Stamp = tuple[int, int, int, int]
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    """Return what must not change while something stays known of a file: size, inode, mtime and ctime."""
+    return (info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)

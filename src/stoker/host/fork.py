@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 
 from stoker.host import linux
-from stoker.host.exit import ProcessExit, exit_from
+from stoker.host.identity import ProcessExit, exit_from
 
 HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 """A parent blocks these while it forks: one meant for the new child is neither taken for the parent's own nor lost in

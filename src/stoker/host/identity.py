@@ -9,13 +9,17 @@ Windows (untested) always answers that it does not know.
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import cache
+from typing import NamedTuple
 
 from stoker.core.frozen import frozen
-from stoker.host.process_table import read_row
 
 if sys.platform not in {"linux", "win32"}:
     import subprocess
@@ -191,3 +195,218 @@ def surroundings() -> dict[str, str]:
         "cpus": str(os.cpu_count() or "?"),
         "stoker's python": f"{sys.implementation.name} {'.'.join(map(str, sys.version_info[:3]))}",
     }
+
+
+if sys.platform != "linux":
+    import calendar
+    import subprocess
+    import time
+
+
+class ProcessRow(NamedTuple):
+    """One process. A tuple and not a dataclass, because a scan makes hundreds."""
+
+    pid: int
+    parent_pid: int
+    group: int
+    session: int
+    state: str
+    threads: int
+    start_ticks: int
+    """Clock ticks since boot on Linux, seconds since 1970 elsewhere; only equality means something."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it no longer runs: a zombie only waits to be counted.
+
+        A process whose first thread has ended is called a zombie too while other threads go on.
+        """
+        return self.state in {"Z", "X"} and self.threads <= 1
+
+
+def living_rows() -> Iterator[ProcessRow]:
+    """Return every process that still runs."""
+    return (row for row in rows() if not row.is_gone)
+
+
+if sys.platform == "linux":
+
+    def read_row(pid: int) -> ProcessRow | None:
+        """Return one process, zombies included; `None` if there is none, or we are not allowed to see it."""
+        try:
+            fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return None
+        try:
+            # 52 numbers of at most 20 digits and a name of at most 64 bytes fit into one read.
+            text = os.read(fd, 4096)
+        except ProcessLookupError:
+            return None
+        finally:
+            os.close(fd)
+        return _parse_stat(pid, text)
+
+    def are_numbers_ours() -> bool:
+        """Whether the table is that of our own namespace: in a new one, /proc may be missing or still the old one's."""
+        try:
+            return os.readlink("/proc/self") == str(os.getpid())
+        except OSError:
+            return False
+
+    def users_of(pid: int) -> frozenset[int]:
+        """Return the users that a process acts for: real, effective, saved. None at all if that can't be told."""
+        try:
+            with open(f"/proc/{pid}/status", "rb") as file:
+                words = next((line.split() for line in file if line.startswith(b"Uid:")), [])
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return frozenset()
+        return frozenset(map(int, words[1:]))
+
+    def rows() -> Iterator[ProcessRow]:
+        """Return every process that we can see, zombies included."""
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (row := read_row(int(name))) is not None:
+                yield row
+
+    def _parse_stat(pid: int, text: bytes) -> ProcessRow:
+        # The name stands in parentheses and may itself hold spaces and parentheses: count from the last one.
+        fields = text[text.rindex(b")") + 2 :].split()
+        return ProcessRow(
+            pid=pid,
+            parent_pid=int(fields[1]),
+            group=int(fields[2]),
+            session=int(fields[3]),
+            state=fields[0].decode("ascii"),
+            threads=int(fields[17]),
+            start_ticks=int(fields[19]),
+        )
+
+else:
+
+    def read_row(pid: int) -> ProcessRow | None:
+        """Return one process, zombies included; `None` if there is none."""
+        return next(_ask_ps("-p", str(pid)), None)
+
+    def are_numbers_ours() -> bool:
+        """Return whether the table is that of our own namespace."""
+        return True
+
+    def users_of(_pid: int) -> frozenset[int]:
+        """Return the users that a process acts for; here nobody tells."""
+        return frozenset()
+
+    def rows() -> Iterator[ProcessRow]:
+        """Return every process that we can see, zombies included."""
+        return _ask_ps("-A")
+
+    def _ask_ps(*which: str) -> Iterator[ProcessRow]:
+        if sys.platform == "win32":
+            return
+        columns = "pid=,ppid=,pgid=,stat=,lstart="
+        answer = subprocess.run(
+            ["/bin/ps", *which, "-o", columns],
+            env={"LC_ALL": "C", "TZ": "UTC"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for line in answer.stdout.splitlines():
+            pid, parent_pid, group, state, started = line.split(maxsplit=4)
+            yield ProcessRow(
+                pid=int(pid),
+                parent_pid=int(parent_pid),
+                group=int(group),
+                # What ps calls the session is an address on macOS. Whoever we start leads both its group and session.
+                session=int(group),
+                state=state[0],
+                threads=1,
+                start_ticks=calendar.timegm(time.strptime(started, "%a %b %d %H:%M:%S %Y")),
+            )
+
+
+# How a process ended, however it was waited for.
+
+
+@frozen
+class ProcessExit:
+    """How a process ended: with a status or by a signal."""
+
+    status: int | None
+    signal: int | None
+    max_rss_bytes: int
+    """The most memory it held at once. Forked work counts the pages that it shares with its zygote, too."""
+    cpu_s: float
+    """Of the process and of all children that it waited for."""
+
+    @property
+    def is_success(self) -> bool:
+        return self.status == 0
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit status {self.status}"
+        try:
+            return f"signal {self.signal} ({signal.Signals(self.signal).name})"
+        except ValueError:
+            return f"signal {self.signal}"
+
+
+def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
+    """Return the record for what `wait4` said."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return ProcessExit(
+        status=code if code >= 0 else None,
+        signal=-code if code < 0 else None,
+        # macOS counts bytes where Linux counts KiB.
+        max_rss_bytes=max_rss if sys.platform == "darwin" else max_rss * 1024,
+        cpu_s=cpu_s,
+    )
+
+
+# The end of a process when its owner is gone: a pipe of which only the owner holds the other end.
+
+
+def hold_on(fd: int) -> None:
+    """Tie this process, which leads its own group, to the life line, with whatever it starts."""
+    if sys.platform != "linux":
+        threading.Thread(target=_wait, args=(fd,), name="stoker-life-line", daemon=True).start()
+        return
+    # Negative: the group.
+    _arm(fd, -os.getpgid(0))
+
+
+@contextmanager
+def held(fd: int) -> Iterator[None]:
+    """Tie this process alone to the life line for a while. Linux only."""
+    _arm(fd, os.getpid())
+    try:
+        yield
+    finally:
+        _disarm(fd)
+
+
+def _arm(fd: int, whom: int) -> None:
+    import fcntl  # noqa: PLC0415 - not everywhere
+
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, whom)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([fd], [], [], 0)[0]:
+        # It closed before we asked, so the signal never comes.
+        _end(whom)
+
+
+def _disarm(fd: int) -> None:
+    import fcntl  # noqa: PLC0415 - not everywhere
+
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC)
+
+
+def _wait(fd: int) -> None:
+    os.read(fd, 1)
+    _end(-os.getpgid(0))
+
+
+def _end(whom: int) -> None:
+    os.kill(whom, signal.SIGKILL)

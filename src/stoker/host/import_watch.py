@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source, decode_source, spec_from_file_location
 from types import CodeType, ModuleType
@@ -31,8 +32,7 @@ from typing import Any
 
 from stoker.core.clock import SystemClock
 from stoker.core.frozen import frozen_by_position
-from stoker.host.durable import write_all
-from stoker.host.file_stamps import SETTLED_NS, Stamp, stamp_of
+from stoker.host.durable import SETTLED_NS, Stamp, stamp_of, write_all
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # Stoker itself is no part of what a stage's code is.
@@ -404,3 +404,15 @@ _unused: list[Watch] = []
 still notes in it what it reads: then a later result is refused if its source was edited, too, and made again."""
 _process: list[Watch] = []
 """Those of this process as long as it lives."""
+
+
+# Functions and values by name: how one process names to another what to run.
+
+
+def entry_point(name: str) -> Any:
+    """Import what `module:name` names, or `module:name.within`. Raises `ImportError`, `AttributeError`."""
+    module, _, path = name.partition(":")
+    found: Any = import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

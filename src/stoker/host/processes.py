@@ -27,9 +27,18 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import ContainmentUnavailable, ProcessLost
 from stoker.host.box_entry import ChildSetup, find_program, see_in, through_shell
 from stoker.host.durable import StrPath, translate
-from stoker.host.exit import ProcessExit, exit_from
-from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive, is_of_this_boot
-from stoker.host.process_table import ProcessRow, living_rows, read_row
+from stoker.host.identity import (
+    Liveness,
+    ProcessExit,
+    ProcessIdentity,
+    ProcessRow,
+    exit_from,
+    identity_from,
+    is_alive,
+    is_of_this_boot,
+    living_rows,
+    read_row,
+)
 
 GRACE_S = 10.0
 # Long enough for the kernel to take a process apart that has gigabytes mapped.

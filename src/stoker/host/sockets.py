@@ -17,6 +17,7 @@ real path, folders with a lock on them, and files with recent times. A kept door
 
 from __future__ import annotations
 
+import array
 import fcntl
 import os
 import select
@@ -25,10 +26,12 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import Any, NamedTuple, Self
 
+from stoker.core import jsontext
 from stoker.core.clock import Clock
 from stoker.core.errors import NoPermission, Unavailable
 from stoker.core.frozen import frozen
@@ -383,3 +386,88 @@ def for_children(environment: Mapping[str, str]) -> dict[str, str]:
 def _address(text: str) -> str:
     # An abstract address is written with @ and begins with a zero byte.
     return f"\0{text[1:]}" if text.startswith("@") else text if text.startswith("/") else ""
+
+
+# Messages with open files attached, between two of our processes on one computer.
+
+_HEADER = struct.Struct("!IB")
+_READ_BYTES = 1 << 16
+MOST_FDS = 24
+"""How many descriptors one message may carry."""
+
+
+class ReceivedMessage(NamedTuple):
+    """One message and the descriptors that came with it; whoever receives it closes them."""
+
+    body: dict[str, Any]
+    fds: list[int]
+
+
+class Channel:
+    """One end. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._sending = threading.Lock()
+        self._bytes = bytearray()
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def unclaimed_fds(self) -> tuple[int, ...]:
+        """Descriptors that have arrived before their message has."""
+        return tuple(self._fds)
+
+    def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send one message. The descriptors are duplicated; ours stay ours. Raises `OSError` if nobody listens."""
+        if len(fds) > MOST_FDS:
+            # The kernel would drop the rest without a word.
+            message = f"{len(fds)} descriptors are more than the {MOST_FDS} that one message carries"
+            raise ValueError(message)
+        payload = jsontext.dumps(body).encode()
+        frame = _HEADER.pack(len(payload), len(fds)) + payload
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        with self._sending:
+            sent = self._socket.sendmsg([frame], rights)
+            if sent < len(frame):
+                self._socket.sendall(memoryview(frame)[sent:])
+
+    def receive(self) -> list[ReceivedMessage] | None:
+        """Wait for bytes and give the messages that they complete, perhaps none. `None`: the other end is gone."""
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _READ_BYTES, socket.CMSG_SPACE(MOST_FDS * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            data, ancillary = b"", []
+        for level, kind, rights in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i")
+                fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+                self._fds.extend(fds)
+        if not data:
+            return None
+        self._bytes += data
+        return self._complete()
+
+    def close(self) -> None:
+        """Close this end and whatever descriptors have arrived without their message."""
+        self._socket.close()
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _complete(self) -> list[ReceivedMessage]:
+        messages = []
+        while len(self._bytes) >= _HEADER.size:
+            size, count = _HEADER.unpack_from(self._bytes)
+            end = _HEADER.size + size
+            if len(self._bytes) < end:
+                break
+            body = jsontext.loads(bytes(self._bytes[_HEADER.size : end]))
+            del self._bytes[:end]
+            # Descriptors never arrive later than the first byte of the message that they were sent with.
+            messages.append(ReceivedMessage(body, self._fds[:count]))
+            del self._fds[:count]
+        return messages

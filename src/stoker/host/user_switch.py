@@ -7,22 +7,26 @@ without.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from stoker.core.clock import Clock
 from stoker.core.errors import ContainmentUnavailable, ProcessLost
 from stoker.host.box_entry import ChildSetup
 from stoker.host.containment.box import MARK
 from stoker.host.durable import write_all
-from stoker.host.process_table import ProcessRow, living_rows
+from stoker.host.identity import ProcessRow, living_rows
 from stoker.host.processes import Child, Stream, signal_one, start
+from stoker.host.resources import own_group
 from stoker.host.users import OtherUser
 
 # Everybody who runs as a user: found, and ended for certain. For users that have nothing else to run than our jobs.
@@ -35,7 +39,7 @@ def processes_of(uid: int) -> tuple[ProcessRow, ...]:
     """Give everybody who acts for a user: in any of its ids."""
     if sys.platform != "linux":
         return ()
-    from stoker.host.process_table import users_of  # noqa: PLC0415 - it is there on Linux only
+    from stoker.host.identity import users_of  # noqa: PLC0415 - it is there on Linux only
 
     return tuple(row for row in living_rows() if row.pid != os.getpid() and uid in users_of(row.pid))
 
@@ -136,3 +140,118 @@ def start_as(  # noqa: PLR0913 - what a process is made of
         raise ContainmentUnavailable("programs run as other users on Linux only")
     with written({"argv": list(argv), "folder": cwd, "env": dict(env), **user.to_dict()}) as descriptor:
         return start_script(SWITCHED, descriptor, env, stdout=stdout, stderr=stderr, entry=entry)
+
+
+# Commands beside a running program: in its control groups, as its user, with a terminal of their own if they need one.
+
+
+class AttachedCommand:
+    """A command that was started, and our ends of what it reads and writes."""
+
+    def __init__(self, child: Child, input_fd: int, outputs: tuple[int, ...], *, is_tty: bool) -> None:
+        self.child = child
+        self.input = input_fd
+        """It reads what is written here."""
+        self.outputs = outputs
+        """What it writes can be read here: its output, then its errors; of a terminal everything at one."""
+        self.is_tty = is_tty
+        self._open = {input_fd, *outputs}
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Say how large the terminal is now."""
+        if self.is_tty:
+            with suppress(OSError):
+                _set_size(self.input, (rows, columns))
+
+    def end_input(self) -> None:
+        """Say that nothing more follows. Of a terminal, whoever types says so."""
+        if not self.is_tty:
+            self.close_one(self.input)
+
+    def close_one(self, descriptor: int) -> None:
+        """Let go of one end. Twice is fine."""
+        if descriptor in self._open:
+            self._open.discard(descriptor)
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for descriptor in list(self._open):
+            self.close_one(descriptor)
+
+
+def take_seat(
+    argv: Sequence[str],
+    *,
+    folder: str,
+    env: Mapping[str, str],
+    size: tuple[int, int] | None,
+    procs_files: Sequence[str] = (),
+    user: OtherUser | None = None,
+) -> AttachedCommand:
+    """Start a command; with a `size` at a terminal of that many rows and columns. Its first word is a path.
+
+    What can't be executed, or a folder that can't be entered, is told on its errors; it ends with 126.
+    """
+    order = {
+        "argv": list(argv),
+        "folder": folder,
+        "env": dict(env),
+        "procs_files": list(procs_files),
+        "is_tty": size is not None,
+        "switched": SWITCHED,
+        **({} if user is None else user.to_dict()),
+    }
+    with written(order) as descriptor:
+        return _at_pipes(descriptor, env) if size is None else _at_terminal(descriptor, env, size, user)
+
+
+def procs_files_of(pid: int) -> tuple[str, ...]:
+    """Return the files by which others enter the control groups that limit a process's memory, if it has its own."""
+    found = []
+    for version in (2, 1):
+        theirs, ours = (own_group("memory", version, of=who) for who in (pid, "self"))
+        if theirs is not None and theirs != ours:
+            found.append(os.path.join(theirs, "cgroup.procs"))
+    return tuple(found)
+
+
+def _at_pipes(descriptor: int, env: Mapping[str, str]) -> AttachedCommand:
+    pipes = [os.pipe() for _ in range(3)]
+    (stdin, our_in), (our_out, stdout), (our_errors, stderr) = pipes
+    try:
+        child = _start(descriptor, env, (stdin, stdout, stderr))
+    except BaseException:
+        for end in (our_in, our_out, our_errors):
+            os.close(end)
+        raise
+    finally:
+        for end in (stdin, stdout, stderr):
+            os.close(end)
+    return AttachedCommand(child, our_in, (our_out, our_errors), is_tty=False)
+
+
+def _at_terminal(
+    descriptor: int, env: Mapping[str, str], size: tuple[int, int], user: OtherUser | None
+) -> AttachedCommand:
+    ours, theirs = os.openpty()
+    try:
+        _set_size(ours, size)
+        if user is not None:
+            os.fchown(theirs, user.uid, -1)
+        child = _start(descriptor, env, (theirs, theirs, theirs))
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return AttachedCommand(child, ours, (ours,), is_tty=True)
+
+
+def _start(descriptor: int, env: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
+    stdin, stdout, stderr = streams
+    return start_script(SEATED, descriptor, env, stdin=stdin, stdout=stdout, stderr=stderr)
+
+
+def _set_size(terminal: int, size: tuple[int, int]) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))

@@ -12,12 +12,12 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
 
-from stoker.core.errors import BadInput, StageInputError, StokerError
+from stoker.core.errors import BadInput, InternalError, StageInputError, StokerError
 from stoker.core.frozen import fields_of, frozen
 from stoker.host.durable import remove_tree, translated
-from stoker.host.run_as import acting_as
 
 # Another user of this computer, as whom a program is started: who that is, and whether we may.
 #
@@ -305,3 +305,60 @@ def remove_leftovers(uid: int, places: Sequence[str] = SHARED) -> tuple[str, ...
                         remove_tree(entry.path)
                         removed.append(entry.path)
     return tuple(removed)
+
+
+# Work on files with another user's rights, for a block and in this thread alone.
+
+if TYPE_CHECKING:
+    import ctypes
+
+_NOBODY = 0xFFFFFFFF
+"""Refused by the kernel, which answers with who it is now."""
+
+
+@contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Act as a user on files. Only for root on Linux; blocks do not nest."""
+    if os.getgroups():
+        os.setgroups([])
+    try:
+        _set(_libc().setfsgid, gid)
+        _set(_libc().setfsuid, uid)
+        yield
+    finally:
+        _set(_libc().setfsuid, os.geteuid())
+        _set(_libc().setfsgid, os.getegid())
+
+
+@contextmanager
+def acting_as_owner(folder: str) -> Iterator[None]:
+    """Act as the owner of a folder, where root works in one that was given to somebody; else as ourselves."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        yield
+        return
+    try:
+        info = os.lstat(folder)
+    except OSError:
+        # Whatever is wrong shows in the block.
+        yield
+        return
+    if info.st_uid == 0:
+        yield
+        return
+    with acting_as(info.st_uid, info.st_gid):
+        yield
+
+
+def _set(call: ctypes._NamedFuncPointer, wanted: int) -> None:
+    from ctypes import c_uint  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+    call(c_uint(wanted))
+    if call(c_uint(_NOBODY)) != wanted:
+        raise InternalError(f"the kernel does not let us act as {wanted}")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    from ctypes import CDLL  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+    return CDLL(None)

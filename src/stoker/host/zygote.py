@@ -36,10 +36,9 @@ from stoker.core.errors import ProcessLost, Unavailable
 from stoker.core.frozen import frozen
 from stoker.host.box_entry import BOX_REFUSED, ChildSetup, not_let_in
 from stoker.host.durable import StrPath, translate, translated
-from stoker.host.exit import ProcessExit
-from stoker.host.identity import ProcessIdentity, identity_from
+from stoker.host.identity import ProcessExit, ProcessIdentity, identity_from
 from stoker.host.processes import GRACE_S, StopOutcome, stop_group
-from stoker.host.socket_channel import Channel
+from stoker.host.sockets import Channel
 
 # One piece of work in a child of the zygote: its events, its end, its stop.
 #

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from stoker.core import jsontext
 from stoker.host.box_entry import BOX_REFUSED, ChildSetup, enter
-from stoker.host.entry_points import entry_point
 from stoker.host.fork import become_independent, let_signals_in
+from stoker.host.import_watch import entry_point
 
 Emit = Callable[[Mapping[str, Any]], None]
 

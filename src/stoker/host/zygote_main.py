@@ -23,11 +23,11 @@ from importlib import import_module
 from typing import Any
 
 from stoker.core.frozen import compile_constructors
-from stoker.host import life_line, linux
+from stoker.host import linux
 from stoker.host.fork import HANDLED, has_ended, reap, signal_child
+from stoker.host.identity import ProcessRow, held, read_row
 from stoker.host.import_watch import watch_imports
-from stoker.host.process_table import ProcessRow, read_row
-from stoker.host.socket_channel import Channel, ReceivedMessage
+from stoker.host.sockets import Channel, ReceivedMessage
 from stoker.host.zygote_child import ChildPipes, run_forked
 
 # While something is being ended, this often is looked whether it has.
@@ -131,7 +131,7 @@ class ZygoteServer:
         started_s = time.monotonic()
         (life_fd,) = messages[0].fds
         # Importing takes seconds, in which nobody looks at the selector.
-        with life_line.held(life_fd):
+        with held(life_fd):
             watch_imports()
             warnings = _preload(hello["preload"])
         os.close(life_fd)

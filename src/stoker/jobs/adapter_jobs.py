@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.config.adapter_entries import AdapterEntry
 from stoker.config.adapters_file import (
     WHOSE_TURN,
+    AdapterEntry,
     AdaptersContext,
     ParsedAdapter,
     ParsedAdaptersFile,
@@ -22,8 +22,7 @@ from stoker.config.adapters_file import (
 )
 from stoker.config.fields import FileDiagnostics
 from stoker.config.positions import ConfigLayer
-from stoker.config.schema import Schema
-from stoker.config.values import found, same, with_value
+from stoker.config.values import Schema, found, same, with_value
 from stoker.core.digests import encode
 from stoker.core.errors import ArgsFaults, Damaged, Fault, InvalidAdapters, InvalidInput, MissingRepoFiles, StokerError
 from stoker.core.frozen import changed, frozen

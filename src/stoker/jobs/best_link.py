@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from stoker.config.adapter_entries import BEST
+from stoker.core.text import BEST
 from stoker.host.durable import replace_symlink
 from stoker.store.results import SIDECAR, is_sidecar, led_beside
 

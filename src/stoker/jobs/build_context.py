@@ -15,8 +15,8 @@ from typing import Any
 from stoker.config.compose import ComposedConfig
 from stoker.config.overrides import OverrideKind
 from stoker.config.points import DistinctPoints
-from stoker.config.schema import Schema
 from stoker.config.sweep import AxisValue, SweepPoint, label_of, paths_of, points, size
+from stoker.config.values import Schema
 from stoker.core.clock import Clock
 from stoker.core.device import Capacity
 from stoker.core.digests import Digest

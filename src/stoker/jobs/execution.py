@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.config.adapter_entries import BEST
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest
 from stoker.core.errors import Cancelled, InternalError, StokerError, Terminated, TrialsCancelled, exit_code_of
 from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.job import JobState
+from stoker.core.text import BEST
 from stoker.engine.execution.executor import Executor
 from stoker.engine.journal import StatusWriter
 from stoker.engine.plan import Plan

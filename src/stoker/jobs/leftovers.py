@@ -10,7 +10,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import StokerError
 from stoker.engine.key_leases import KeyLeases
 from stoker.host.durable import remove_tree
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 from stoker.store.local_store import LocalStore
 from stoker.store.places import names_in
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from stoker.config.fields import FileDiagnostics, ParsedMap, shown
 from stoker.config.manifest_file import HostEntry, JobEntry, Manifest, ParsedJobEntry
 from stoker.config.positions import LocatedValue, fault_at
-from stoker.config.schema import Schema
 from stoker.config.sweep import Sweep, axes_of, paths_of, size
 from stoker.config.typed_values import typed
+from stoker.config.values import Schema
 from stoker.core.device import Capacity
 from stoker.core.errors import Fault, StokerError, UnknownRecipe
 from stoker.core.text import did_you_mean_path

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stoker.config.fields import FileDiagnostics
-from stoker.config.manifest_file import HostEntry, JobEntry, ParsedJobEntry, read_manifest_into
-from stoker.config.manifest_rules import KnownNames
+from stoker.config.manifest_file import HostEntry, JobEntry, KnownNames, ParsedJobEntry, read_manifest_into
 from stoker.core.errors import Fault
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec

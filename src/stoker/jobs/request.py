@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import Override, OverrideKind, read_overrides
-from stoker.config.schema import Schema
 from stoker.config.sweep import Axis, ListedAxisValues, paths_of
+from stoker.config.values import Schema
 from stoker.core.errors import ArgsFaults, Fault, InvalidConfig, InvalidInput, InvalidProgram, MissingRepoFiles
 from stoker.jobs.program import ProgramWords, flat, only_params, split
 

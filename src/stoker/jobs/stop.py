@@ -23,8 +23,7 @@ from stoker.core.frozen import frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.engine.journal import older_generation
-from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive
-from stoker.host.process_table import living_rows
+from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive, living_rows
 from stoker.host.processes import stop_group
 from stoker.jobs.job_folder import JobEnd, JobFolder
 from stoker.jobs.log_tail import GrowingLines

@@ -19,7 +19,7 @@ from stoker.core.frozen import fields_of, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.host.durable import read_regular, translated, write_file
-from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 
 # `state/serve.json`: where the coordinator of this home listens, so that every command here finds it with no set-up.

@@ -14,8 +14,7 @@ from enum import StrEnum
 from typing import BinaryIO
 
 from stoker.core.errors import LocalFile
-from stoker.host.durable import open_regular, sync_descriptor, temp_name, translated
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import open_regular, stamp_of, sync_descriptor, temp_name, translated
 from stoker.host.folders import AnchoredFolder
 
 if sys.platform == "linux":

@@ -24,12 +24,12 @@ from stoker.host.durable import (
     create_file,
     move_into,
     remove_tree,
+    stamp_of,
     sync_dir,
     translate,
     translated,
     write_file,
 )
-from stoker.host.file_stamps import stamp_of
 from stoker.host.locks import BriefLocks
 from stoker.store.memo import Memo
 from stoker.store.places import StorePaths, set_aside

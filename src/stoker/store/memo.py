@@ -18,8 +18,7 @@ from functools import partial
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import LocalFile, NoPermission
-from stoker.host.durable import translated
-from stoker.host.file_stamps import SETTLED_NS, Stamp, stamp_of
+from stoker.host.durable import SETTLED_NS, Stamp, stamp_of, translated
 from stoker.store.trees import hash_file, heed_now, scan_tree
 
 __all__ = ["Memo", "Stamp", "stamp_of"]

@@ -23,8 +23,7 @@ from stoker.core.digests import Digest, Tree, TreeEntry, digest_value
 from stoker.core.errors import Fault, InvalidInput, LocalFile, NoSpace, Refused
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
-from stoker.host.durable import NO_STEP, open_regular, remove_tree, sync_dir, translated, write_all
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import NO_STEP, open_regular, remove_tree, stamp_of, sync_dir, translated, write_all
 from stoker.host.locks import BriefLocks
 from stoker.host.resources import free_bytes
 from stoker.store.archives.unpack import unpack

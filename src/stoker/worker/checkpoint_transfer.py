@@ -29,10 +29,9 @@ from stoker.engine.scratch import (
     look_at,
     scratch_path,
 )
-from stoker.host.durable import open_regular, remove_tree, sync_dir, translated, writing
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import open_regular, remove_tree, stamp_of, sync_dir, translated, writing
 from stoker.host.identity import Liveness, is_alive, mine
-from stoker.host.run_as import acting_as_owner
+from stoker.host.users import acting_as_owner
 from stoker.protocol.lease_messages import CheckpointBody, PointCheckpoint
 from stoker.store.archives.pack import NOT_HASHED, PackSource, pack
 from stoker.store.archives.unpack import unpack

@@ -44,9 +44,8 @@ from stoker.host.background import RecurringTask
 from stoker.host.durable import read_regular, write_file
 from stoker.host.http.addresses import asked_directly, read_address
 from stoker.host.http.client import UnverifiedResponse
-from stoker.host.http.exchange import Transport
+from stoker.host.http.exchange import FleetIdentity, Transport
 from stoker.host.http.http_errors import Reason
-from stoker.host.http.http_settings import FleetIdentity
 from stoker.protocol.client import JOIN_BEGIN, FleetClient
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, to_json
 from stoker.protocol.discovery import (

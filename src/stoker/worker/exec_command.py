@@ -20,15 +20,12 @@ from stoker.core.errors import InternalError, LocalFile, NoPermission, ProcessLo
 from stoker.core.frozen import frozen
 from stoker.core.leases import AttemptToken
 from stoker.engine.runners.program.sandbox import SecretRedactor
-from stoker.host.attach import AttachedCommand, procs_files_of, take_seat
 from stoker.host.box_entry import find_program
-from stoker.host.containment.box import MARK
-from stoker.host.containment.watchdog import CleanupShell
-from stoker.host.exit import ProcessExit
-from stoker.host.identity import ProcessIdentity
+from stoker.host.containment.box import MARK, CleanupShell
+from stoker.host.identity import ProcessExit, ProcessIdentity, ProcessRow, living_rows
 from stoker.host.interpreter import find_python, is_bare_python
-from stoker.host.process_table import ProcessRow, living_rows
 from stoker.host.processes import stop_group
+from stoker.host.user_switch import AttachedCommand, procs_files_of, take_seat
 from stoker.host.users import OtherUser
 from stoker.protocol.lease_messages import ExecCall
 from stoker.protocol.operator_messages import EXEC_PIECE_BYTES, OUT, ExecEnd, ExecInput, ExecListen

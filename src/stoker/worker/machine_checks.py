@@ -22,9 +22,8 @@ from stoker.engine.device_gate import HIDDEN, device_variables, held_base
 from stoker.engine.runners.program.sandbox import reachable_path
 from stoker.host.background import RecurringTask
 from stoker.host.durable import open_regular
-from stoker.host.identity import ProcessIdentity
+from stoker.host.identity import ProcessIdentity, living_rows
 from stoker.host.interpreter import find_python, is_bare_python
-from stoker.host.process_table import living_rows
 from stoker.host.resources import free_bytes
 from stoker.host.users import OtherUser, may_execute, no_such_program
 from stoker.jobs.program import RECIPE

@@ -12,7 +12,7 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import parse_size
 from stoker.host.durable import read_regular, write_file
-from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity
 from stoker.protocol.code_messages import is_tree
 
 _MOST_ACCEPTED = 1000

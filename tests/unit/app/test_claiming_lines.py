@@ -12,7 +12,7 @@ from stoker.app.worker_app import ClaimConnectionPool, Line
 from stoker.core.clock import SystemClock
 from stoker.core.errors import StokerError
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import Claim
 from stoker.protocol.transport import RequestTimeouts

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import parse_overrides
-from stoker.config.schema import NOTHING, DeclaredLeaf, Schema
+from stoker.config.values import NOTHING, DeclaredLeaf, Schema
 from stoker.core.errors import Fault, InvalidConfig
 
 FREE = Schema(leaves={}, is_open=True)

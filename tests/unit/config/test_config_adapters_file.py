@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.check import read_declared
-from stoker.config.adapter_entries import AdaptersFile
-from stoker.config.adapters_file import AdaptersContext, read_adapters
-from stoker.config.schema import DeclaredLeaf, Schema
+from stoker.config.adapters_file import AdaptersContext, AdaptersFile, read_adapters
+from stoker.config.values import DeclaredLeaf, Schema
 from stoker.core.errors import InvalidAdapters
 
 SYSTEM_B = """

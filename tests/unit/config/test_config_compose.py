@@ -7,8 +7,8 @@ import math
 import pytest
 
 from stoker.config.positions import ConfigLayer
-from stoker.config.schema import NOTHING, Schema
 from stoker.config.sweep import points
+from stoker.config.values import NOTHING, Schema
 from stoker.core.errors import InvalidConfig
 from tests.unit.config.composing import Desk, closed, real, reals, text, texts, whole
 

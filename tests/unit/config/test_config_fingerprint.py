@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stoker.config.compose import TrialFingerprints, full_fingerprint, identity_fingerprint
-from stoker.config.schema import Schema
 from stoker.config.sweep import points
+from stoker.config.values import Schema
 from stoker.core.digests import is_digest
 from stoker.core.jsontext import loads
 from tests.unit.config.composing import FREE, Desk, closed, real, whole
@@ -112,7 +112,7 @@ def test_a_trial_with_other_keys_than_the_base_is_named_rightly():
 def test_another_process_with_another_hash_seed_gives_the_same(desk: Desk):
     script = (
         "from stoker.config.compose import *\n"
-        "from stoker.config.schema import Schema\n"
+        "from stoker.config.values import Schema\n"
         "free = Schema(leaves={}, is_open=True)\n"
         "print(identity_fingerprint({'b': {'y': 1, 'x': float('nan')}, 'a': [1, 'é']}, free))"
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.manifest_file import JOB, HostEntry, JobEntry, overlaid, read_manifest
-from stoker.config.manifest_rules import KnownNames
+from stoker.config.manifest_file import JOB, HostEntry, JobEntry, KnownNames, overlaid, read_manifest
 from stoker.core.device import GIB
 from stoker.core.errors import InvalidManifest, LocalFile
 from stoker.core.leases import Partition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.schema import NOTHING, DeclaredLeaf
+from stoker.config.values import NOTHING, DeclaredLeaf
 from tests.unit.config.composing import Desk, closed, real, reals, texts, whole
 
 SCHEMA = closed(lr=real(0.1), model__depth=whole(3), tags=texts(["a", "b"]), opts=reals({"a": 1.0, "b": 2.0}))

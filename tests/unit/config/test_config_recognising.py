@@ -7,7 +7,7 @@ import pytest
 from stoker.cli.check import DeclaredFile, read_declared
 from stoker.config.adapters_file import AdaptersContext
 from stoker.config.manifest_file import Manifest
-from stoker.config.schema import Schema
+from stoker.config.values import Schema
 from stoker.core.errors import InvalidAdapters, InvalidCluster, InvalidInput, InvalidManifest, LocalFile
 from stoker.core.machine import Cluster
 from tests.unit.config.declaring import Drawer

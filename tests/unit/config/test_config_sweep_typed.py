@@ -9,10 +9,10 @@ import pytest
 
 from stoker.config.overrides import parse_override
 from stoker.config.positions import ConfigLayer, ValueOrigin
-from stoker.config.schema import DeclaredLeaf, Schema
 from stoker.config.sweep import Axis, AxisValue, Exclude, Sweep, SweepProduct, SweepSample, ValueForm, Zip, points, size
 from stoker.config.sweep_file import read_sweep
 from stoker.config.typed_values import read_choice, typed
+from stoker.config.values import DeclaredLeaf, Schema
 from stoker.core.errors import InvalidConfig
 from stoker.engine.arg_types import arg_type_of
 

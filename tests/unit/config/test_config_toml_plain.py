@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.config.toml_plain import read_plain
+from stoker.config.toml_file import read_plain
 
 PLAIN = [
     "",

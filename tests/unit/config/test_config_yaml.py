@@ -244,7 +244,7 @@ def test_yaml_is_imported_only_when_a_yaml_file_is_read(tmp_path: Path):
     script = (
         "import sys\n"
         "from stoker.config.compose import compose\n"
-        "from stoker.config.schema import Schema\n"
+        "from stoker.config.values import Schema\n"
         "free = Schema(leaves={}, is_open=True)\n"
         "loaded = []\n"
         "for files in ([], ['a.toml'], ['a.yaml']):\n"

@@ -17,7 +17,7 @@ from stoker.coordinator.notify import Notifier, is_wanted, may_be_told
 from stoker.coordinator.queue.commands import AddHook
 from stoker.coordinator.queue.read_fleet import WebhookRow
 from stoker.core.errors import DatabaseTrouble
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from tests.contract.queue_driving import Driven, order
 from tests.servers.receiver import Message, Told, receiver
 

@@ -10,9 +10,8 @@ import pytest
 from stoker.core.device import TriState
 from stoker.core.errors import ContainmentUnavailable
 from stoker.devices.checkup import MachineSurvey, Reflink, survey
-from stoker.host.containment.box import Mechanism
+from stoker.host.containment.box import Mechanism, NoContainment
 from stoker.host.containment.mechanisms import ContainmentChoice
-from stoker.host.containment.watchdog import NoContainment
 from stoker.store.links import reflink
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from stoker.authoring import InputPath, PlanBuilder, arg
-from stoker.config.schema import NOTHING
+from stoker.config.values import NOTHING
 from stoker.core.digests import encode
 from stoker.core.errors import ArgsFaults, BadInput, PlanFaults
 from stoker.core.jsontext import dumps, loads

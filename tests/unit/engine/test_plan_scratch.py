@@ -24,8 +24,7 @@ from stoker.engine.scratch import (
     forgotten,
     open_scratch,
 )
-from stoker.host.identity import Liveness, identity_from, mine
-from stoker.host.process_table import read_row
+from stoker.host.identity import Liveness, identity_from, mine, read_row
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.waiting import at_once
 

@@ -13,7 +13,7 @@ from stoker.core.errors import ProcessLost, RankFailed
 from stoker.gang import rank_processes
 from stoker.gang.rank_processes import GangTimeouts, RankProcesses, is_ready, wait_for
 from stoker.gang.starters import RankProcess
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 
 KILLED = ProcessExit(status=None, signal=signal.SIGKILL, max_rss_bytes=0, cpu_s=0.0)
 

@@ -20,7 +20,7 @@ from stoker.gang.gang_failures import (
     judge,
 )
 from stoker.gang.mailbox import Phase, RankPage, RankState
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 
 MS = 1_000_000
 START_NS = 1_000_000 * MS

@@ -11,7 +11,7 @@ from stoker.gang.gang_failures import GangFailure, PendingRank, RankFailure, Ran
 from stoker.gang.mailbox import Phase, RankPage, Slot
 from stoker.gang.rank_config import Buffer, RankConfig
 from stoker.gang.rank_context import RankPointer, context_of
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 
 
 def report(rank=3, how=RankFailureMode.RAISED, after_s=0.41, **fields) -> RankFailure:

@@ -12,7 +12,7 @@ import pytest
 from stoker.core.errors import ContainmentUnavailable
 from stoker.host.containment.box import MARK, ContainedGroup, ContainmentLimits
 from stoker.host.containment.cgroups import Cgroup1
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 from stoker.host.processes import Child, start
 
 MIB = 2**20

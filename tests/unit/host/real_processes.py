@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 
 PATIENCE_S = 20.0
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from stoker.core.errors import ContainmentUnavailable
 from stoker.host.containment.box import ContainmentLimits
-from stoker.host.containment.mechanisms import choose_mechanism
-from stoker.host.containment.systemd import SystemdContainment, UserBus
+from stoker.host.containment.mechanisms import SystemdContainment, UserBus, choose_mechanism
 from stoker.host.zygote import Zygote
 from tests.unit.host.real_boxes import LEAVE_STRAYS, MIB, PYTHON, RUN_AWAY, run_in, start_in
 from tests.unit.host.real_processes import fork, is_running, kill_and_reap, wait_until

@@ -81,11 +81,10 @@ def test_a_reading_outlives_its_box(containment):
 
 
 def test_limits_are_those_that_were_asked_for(containment):
-    limits = ContainmentLimits(memory_bytes=64 * MIB, soft_memory_bytes=32 * MIB, swap_bytes=8 * MIB)
+    limits = ContainmentLimits(memory_bytes=64 * MIB, swap_bytes=8 * MIB)
     box = containment.open("job-limits", limits, "one")
     memory = folders_of(box)[0]
-    read = {name: (memory / f"memory.{name}_in_bytes").read_text() for name in ("limit", "soft_limit")}
-    assert read == {"limit": f"{64 * MIB}\n", "soft_limit": f"{32 * MIB}\n"}
+    assert (memory / "memory.limit_in_bytes").read_text() == f"{64 * MIB}\n"
     swap = memory / "memory.memsw.limit_in_bytes"
     assert not swap.exists() or swap.read_text() == f"{72 * MIB}\n"
     box.close()
@@ -136,8 +135,8 @@ def with_twin(twin: str) -> Cgroup1:
     found = cgroup1()
     if twin == "kill":
         return found
-    assert found._memory_folder is not None
-    return Cgroup1(found._memory_folder, "/sys/fs/cgroup/freezer" if twin == "freezer" else None)
+    memory = found._places[0]
+    return Cgroup1((memory, "/sys/fs/cgroup/freezer") if twin == "freezer" else (memory,))
 
 
 @pytest.mark.parametrize("twin", TWINS)
@@ -195,7 +194,7 @@ def test_closing_twice_is_fine(containment):
 
 def test_a_place_that_is_no_control_group_is_refused_and_left_clean(tmp_path):
     with pytest.raises(ContainmentUnavailable, match=r"memory\.limit_in_bytes"):
-        Cgroup1(str(tmp_path), None).open("job", CAP, "one")
+        Cgroup1((str(tmp_path),)).open("job", CAP, "one")
     assert list(tmp_path.iterdir()) == []
 
 

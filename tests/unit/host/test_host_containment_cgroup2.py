@@ -9,7 +9,7 @@ import pytest
 from stoker.core.errors import ContainmentUnavailable
 from stoker.host.containment.box import ContainmentLimits
 from stoker.host.containment.cgroups import Cgroup2, ControlGroup, end_everybody, find_place
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 from stoker.host.resources import own_group
 from tests.unit.host.real_boxes import LEAVE_STRAYS, MIB, PYTHON, RUN_AWAY, run_in, start_in
 from tests.unit.host.real_processes import is_running
@@ -35,19 +35,19 @@ def leaf_of(box) -> Path:
 
 
 def test_a_box_is_a_group_with_the_limits_that_were_asked_for(groups):
-    limits = ContainmentLimits(memory_bytes=64 * MIB, soft_memory_bytes=48 * MIB, swap_bytes=2 * MIB)
+    limits = ContainmentLimits(memory_bytes=64 * MIB, swap_bytes=2 * MIB)
     box = handing_on(groups).open("job-stage", limits, "one")
     leaf = leaf_of(box)
     assert leaf.parent == groups.own
     assert leaf.name.startswith("stoker-job-stage.one.")
-    written = {name: (leaf / name).read_text() for name in ("memory.max", "memory.high", "memory.swap.max")}
-    assert written == {"memory.max": str(64 * MIB), "memory.high": str(48 * MIB), "memory.swap.max": str(2 * MIB)}
+    written = {name: (leaf / name).read_text() for name in ("memory.max", "memory.swap.max")}
+    assert written == {"memory.max": str(64 * MIB), "memory.swap.max": str(2 * MIB)}
     assert (leaf / "memory.oom.group").read_text() == "1"
     box.close()
     assert not leaf.exists()
 
 
-def test_without_a_soft_limit_nobody_is_slowed_down_and_nothing_is_swapped(groups):
+def test_nobody_is_slowed_down_and_nothing_is_swapped(groups):
     box = handing_on(groups).open("job-stage", ContainmentLimits(memory_bytes=64 * MIB), "one")
     assert (leaf_of(box) / "memory.high").read_text() == "max\n"
     assert (leaf_of(box) / "memory.swap.max").read_text() == "0"
@@ -155,7 +155,7 @@ def real() -> Cgroup2:
     place = own_group("", 2)
     if place is None or not os.access(os.path.join(place, "cgroup.procs"), os.W_OK):
         pytest.skip("no control groups of version 2 that are ours to write")
-    return Cgroup2(place)
+    return Cgroup2((place,))
 
 
 def test_real_strays_are_found_and_ended(real):

@@ -9,10 +9,18 @@ import pytest
 
 from stoker.core.errors import ContainmentUnavailable
 from stoker.core.frozen import changed
-from stoker.host.containment.box import MARK, ContainmentLimits, Mechanism, find_strays
-from stoker.host.containment.watchdog import AddressSpace, CleanupShell, NoContainment, Watchdog, _together
-from stoker.host.identity import mine
-from stoker.host.process_table import read_row
+from stoker.host.containment.box import (
+    MARK,
+    AddressSpace,
+    CleanupShell,
+    ContainmentLimits,
+    Mechanism,
+    NoContainment,
+    Watchdog,
+    _together,
+    find_strays,
+)
+from stoker.host.identity import mine, read_row
 from stoker.host.processes import start
 from tests.unit.host.real_boxes import CAP, LEAVE_STRAYS, MIB, PYTHON, run_in, start_in
 from tests.unit.host.real_processes import is_running, wait_until

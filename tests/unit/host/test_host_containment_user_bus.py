@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from stoker.core.errors import ContainmentUnavailable
-from stoker.host.containment.systemd import UserBus, _addresses, _split, _Writer
+from stoker.host.containment.mechanisms import UserBus, _addresses, _split, _Writer
 
 
 def test_a_signature_comes_apart_into_single_values():

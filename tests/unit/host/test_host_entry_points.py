@@ -5,7 +5,7 @@ import os.path
 
 import pytest
 
-from stoker.host.entry_points import entry_point
+from stoker.host.import_watch import entry_point
 
 
 def test_what_a_name_names_is_imported():

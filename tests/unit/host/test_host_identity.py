@@ -8,8 +8,20 @@ import sys
 import pytest
 
 from stoker.core.frozen import changed
-from stoker.host.identity import Liveness, ProcessIdentity, is_alive, is_of_this_boot, mine, of_pid
-from stoker.host.process_table import ProcessRow, are_numbers_ours, living_rows, read_row, rows, users_of
+from stoker.host.identity import (
+    Liveness,
+    ProcessIdentity,
+    ProcessRow,
+    are_numbers_ours,
+    is_alive,
+    is_of_this_boot,
+    living_rows,
+    mine,
+    of_pid,
+    read_row,
+    rows,
+    users_of,
+)
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, signal_pipe, wait_until
 
 
@@ -137,7 +149,7 @@ def test_we_act_for_our_own_user_and_nobody_for_none():
 
 def test_the_table_of_another_namespace_is_told_from_ours():
     assert are_numbers_ours()
-    ask = "from stoker.host.process_table import are_numbers_ours; print(are_numbers_ours())"
+    ask = "from stoker.host.identity import are_numbers_ours; print(are_numbers_ours())"
     for more, expected in (((), "False"), (("--mount-proc",), "True")):
         command = ["unshare", "--pid", "--fork", *more, sys.executable, "-P", "-c", ask]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from stoker.host.life_line import held, hold_on
+from stoker.host.identity import held, hold_on
 from tests.unit.host.real_processes import code_of, fork, is_running, wait_until
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.host import mac_memory, resources
-from stoker.host.mac_memory import mac_available_bytes, read_vm_stat
+from stoker.host import resources
+from stoker.host.resources import mac_available_bytes, read_vm_stat
 
 LISTING = """\
 Mach Virtual Memory Statistics: (page size of 16384 bytes)
@@ -39,8 +39,8 @@ def test_what_is_no_whole_listing_gives_nothing(text: str) -> None:
 
 def test_the_program_is_asked_and_may_fail_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "vm_stat"
-    monkeypatch.setattr(mac_memory, "_PROGRAM", str(program))
-    monkeypatch.setattr(mac_memory, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(resources, "_PROGRAM", str(program))
+    monkeypatch.setattr(resources, "_LIMIT_S", 0.2)
     assert mac_available_bytes() is None
     for script, size in ((f"echo '{LISTING}'", 421_000 * 16384), ("exit 1", None), ("exec sleep 60", None)):
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -49,7 +49,7 @@ def test_the_program_is_asked_and_may_fail_in_any_way(tmp_path: Path, monkeypatc
 
 
 def test_only_a_mac_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mac_memory, "mac_available_bytes", lambda: 7)
+    monkeypatch.setattr(resources, "mac_available_bytes", lambda: 7)
     assert resources.memory_available_bytes(str(tmp_path)) is None
     monkeypatch.setattr("sys.platform", "darwin")
     assert resources.memory_available_bytes(str(tmp_path)) == 7

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import StageInputError
-from stoker.host.run_as import acting_as, acting_as_owner
-from stoker.host.users import OtherUser, give_to, take_back, take_file, why_not_allowed
+from stoker.host.users import OtherUser, acting_as, acting_as_owner, give_to, take_back, take_file, why_not_allowed
 from tests.leaks import left_open, open_files
 
 USER = OtherUser(name="anna", uid=61234, gid=61234)

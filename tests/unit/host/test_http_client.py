@@ -19,9 +19,8 @@ import pytest
 from stoker.core.errors import BadAnswer, BadInput, NetworkFailed, StokerError
 from stoker.host.http import client, connections
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.dial import expect_life
-from stoker.host.http.exchange import Request
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.connections import expect_life
+from stoker.host.http.exchange import HttpSettings, Request
 from tests.servers import habits
 from tests.servers.faulty import Act, Answer, Asked, FaultyServer, Habit, Line, Version, well
 
@@ -492,8 +491,8 @@ def test_urllib3_is_imported_with_the_first_request():
     program = (
         "import sys\n"
         "from stoker.host.http.client import Urllib3Transport\n"
-        "from stoker.host.http.redirects import follow\n"
-        "from stoker.host.http.http_settings import HttpSettings, read_http_settings\n"
+        "from stoker.host.http.client import follow\n"
+        "from stoker.host.http.exchange import HttpSettings, read_http_settings\n"
         "Urllib3Transport(read_http_settings({})).close()\n"
         "assert 'urllib3' not in sys.modules\n"
     )

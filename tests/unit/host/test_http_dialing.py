@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.core.errors import NetworkFailed
-from stoker.host.http import dial as http_dial
-from stoker.host.http.dial import HEAD_START_S, SocketAddress, in_turn
-from stoker.host.http.dial import dial as dial_dial
+from stoker.host.http import connections as http_dial
+from stoker.host.http.connections import HEAD_START_S, SocketAddress, in_turn
+from stoker.host.http.connections import dial as dial_dial
 from stoker.host.http.http_errors import Aborted
 from stoker.host.http.streams import CancelHandle
 

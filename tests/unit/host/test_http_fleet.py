@@ -16,8 +16,7 @@ from stoker.core.errors import BadInput, LocalFile, NetworkFailed, NoCoordinator
 from stoker.host.http import client as http_client
 from stoker.host.http.addresses import asked_directly, is_this_computer
 from stoker.host.http.client import Urllib3Transport, ask_unproven
-from stoker.host.http.exchange import Request
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings, Request
 from stoker.host.tls.certificates import KeyPair, Signer, make_ca, make_csr, make_key
 from stoker.host.tls.contexts import read_peer, server_context
 from stoker.protocol.client import FleetClient

@@ -8,10 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from stoker.host.http.body import Framing, body, framing
 from stoker.host.http.exchange import Headers
 from stoker.host.http.http_errors import Ended, Malformed, Overlong
-from stoker.host.http.streams import CancelHandle, Wire
+from stoker.host.http.streams import CancelHandle, Framing, Wire, body, framing
 
 CHUNKED = Framing(is_chunked=True)
 

@@ -15,8 +15,7 @@ import pytest
 
 from stoker.core.errors import NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import Request
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings, Request
 from stoker.host.sockets import NamedSocket
 from stoker.host.users import why_not_allowed
 from tests.servers.little import LittleServer, Said

@@ -10,8 +10,7 @@ import pytest
 
 from stoker.core.errors import NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import Request
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings, Request
 from tests.servers import habits
 from tests.servers.certificates import Authority
 from tests.servers.faulty import Act, Answer, FaultyServer, Habit, Line, Version

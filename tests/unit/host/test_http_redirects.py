@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.errors import BadAnswer, BadInput, NetworkFailed
+from stoker.host.http.client import at_another_origin, follow
 from stoker.host.http.exchange import Request
 from stoker.host.http.http_errors import Ended
-from stoker.host.http.redirects import at_another_origin, follow
 from tests.fakes.transport import FakeTransport, Scripted
 
 HUB = "https://hub.test"

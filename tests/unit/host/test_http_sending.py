@@ -11,8 +11,7 @@ import pytest
 
 from stoker.core.errors import LocalFile, NetworkFailed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import BodySource, Request
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import BodySource, HttpSettings, Request
 from tests.servers.little import Got, LittleServer, Said
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from stoker.core.errors import BadInput
 from stoker.host.http.addresses import origin
+from stoker.host.http.exchange import HttpSettings, read_http_settings
 from stoker.host.http.http_routes import Proxy, proxy_for, route_to
-from stoker.host.http.http_settings import HttpSettings, read_http_settings
 
 
 def _proxy(url: str, *no_proxy: str, **proxies: str) -> Proxy | None:

@@ -16,9 +16,8 @@ import pytest
 from stoker.core.errors import LocalFile, NetworkFailed, StokerError
 from stoker.host.http import http_routes as trusting
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import Request
+from stoker.host.http.exchange import HttpSettings, Request
 from stoker.host.http.http_routes import trust
-from stoker.host.http.http_settings import HttpSettings
 from tests.servers.certificates import Authority
 from tests.servers.faulty import Act, Answer, FaultyServer, Habit, Line, Version
 

@@ -5,8 +5,8 @@ import select
 import sys
 import time
 
-from stoker.host.attach import AttachedCommand, take_seat
 from stoker.host.processes import stop_group
+from stoker.host.user_switch import AttachedCommand, take_seat
 
 PATIENCE_S = 30.0
 

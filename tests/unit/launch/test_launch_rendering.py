@@ -110,9 +110,7 @@ def test_what_the_hub_the_network_and_uv_read_reaches_a_service():
         r'"((?:HF|HUGGINGFACE|TRANSFORMERS|XDG)_[A-Z_]+)"', (source / "transfer/hub/listing.py").read_text()
     )
     hub += re.findall(r'"((?:HF|HUGGING_FACE)_[A-Z_]+)"', (source / "transfer/hub/listing.py").read_text())
-    http = re.findall(
-        r'"((?:[A-Z]+_){2}[A-Z]+|no_proxy|NO_PROXY)"', (source / "host/http/http_settings.py").read_text()
-    )
+    http = re.findall(r'"((?:[A-Z]+_){2}[A-Z]+|no_proxy|NO_PROXY)"', (source / "host/http/exchange.py").read_text())
     proxies = [f"{name}_proxy" for name in ("http", "https", "all")]
     wanted = {*hub, *http, *proxies, *map(str.upper, proxies)} - {"REQUEST_METHOD"}
     assert {"HF_HOME", "HF_TOKEN", "SSL_CERT_FILE", "no_proxy"} <= wanted

@@ -32,7 +32,7 @@ from stoker.core.errors import (
 from stoker.core.job import JobSpec
 from stoker.core.leases import AttemptToken
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import Submission
 from stoker.protocol.lease_messages import Claim, Finish, Hello, LeaseReport, Renewal, Start

@@ -12,7 +12,7 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadAnswer, DatabaseTrouble, Forbidden, NoCoordinator
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.client import FleetClient
 from stoker.protocol.transport import EventReader, FleetEvent, RequestTimeouts
 from tests.servers.little import Got, LittleServer, Said, said

@@ -13,7 +13,7 @@ import pytest
 from stoker.core.errors import BadInput, LocalFile
 from stoker.core.frozen import changed
 from stoker.core.leases import Role
-from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import ProcessIdentity, mine
 from stoker.host.tls.certificates import make_ca
 from stoker.protocol.discovery import (

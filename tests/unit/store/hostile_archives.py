@@ -9,7 +9,7 @@ from pathlib import Path
 import zstandard
 
 from stoker.core.digests import Digest, Tree
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.store.archives.pack import NOT_HASHED, Bundle, PackSource, pack
 from stoker.store.trees import Hasher, walk_tree
 

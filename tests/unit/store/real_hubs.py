@@ -10,7 +10,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.events import Event
 from stoker.core.frozen import changed
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.host.resources import free_bytes
 from stoker.store.memo import Memo
 from stoker.transfer.download.types import DownloadOutcome, DownloadStop, DownloadTimeouts, DownloadTools, FetchedFile

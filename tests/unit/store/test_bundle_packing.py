@@ -16,7 +16,7 @@ import zstandard
 
 from stoker.core.digests import Digest, TreeEntry, digest_bytes
 from stoker.core.errors import CorruptBytes, InvalidArchive, InvalidInput, LocalFile
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.store.archives.pack import LEVEL, BundlePacker, PackSource, pack
 from stoker.store.archives.tar import head_of, padding, tar_bytes
 from stoker.store.trees import hash_file, scan_tree

@@ -9,7 +9,7 @@ import pytest
 from stoker.core.clock import FakeClock
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import CorruptBytes, InvalidInput, NotFound
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.store import local_store
 from stoker.store.local_store import RecordHit, RecordMiss
 from stoker.store.records import Record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.digests import digest_bytes
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of
 from stoker.store.memo import Memo
 
 STAMP = (10, 20, 30, 40)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.job import InputKind, JobInput
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.http_settings import HttpSettings
+from stoker.host.http.exchange import HttpSettings
 from stoker.jobs.pack.data_trees import read_tree
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import Grant

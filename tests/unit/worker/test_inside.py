@@ -14,8 +14,7 @@ from stoker.core.clock import SystemClock
 from stoker.core.errors import InvalidTransition, NoCoordinator, ProgramNotFound, StaleLease
 from stoker.core.leases import AttemptToken
 from stoker.host.containment.box import MARK
-from stoker.host.identity import mine
-from stoker.host.process_table import living_rows
+from stoker.host.identity import living_rows, mine
 from stoker.host.processes import Child, start
 from stoker.protocol.lease_messages import ExecCall
 from stoker.protocol.operator_messages import ExecEnd, ExecInput, ExecListen, ExecPiece

@@ -18,7 +18,7 @@ from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import BadInput, NetworkFailed, NoCoordinator, NotFound, StokerError
 from stoker.host.durable import remove_tree
-from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity
 from stoker.protocol.tree_messages import PACK_BYTES, PACKED_BYTES, TreeLocation
 from stoker.store.archives.archive_members import listing_bytes
 from stoker.store.local_store import LocalStore

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from stoker.core.clock import SystemClock
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 from stoker.worker.preparation.input_check import PresentInputs
 from stoker.worker.preparation.prepare_child import (
     InputPreparer,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.config.manifest_rules import KnownNames
+from stoker.config.manifest_file import KnownNames
 from stoker.core.device import GIB
 from stoker.core.errors import InvalidManifest
 from stoker.core.frozen import changed

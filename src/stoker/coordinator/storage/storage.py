@@ -30,7 +30,6 @@ from stoker.core.errors import BadInput, HashMismatch, NoSpace, NotFound, TooLar
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
 from stoker.host.resources import free_bytes
-from stoker.store.local_objects import LocalObjects
 from stoker.store.local_store import LocalStore
 from stoker.store.objects import ObjectStore, PutOutcome, Upload
 
@@ -275,7 +274,7 @@ class LocalCoordinatorStorage(CoordinatorStorage):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
         self._store.open()
-        objects = LocalObjects(self._store, clock=clock)
+        objects = ObjectStore(self._store, clock=clock)
         place_of = self._store.places.blob
         super().__init__(folder, objects, clock, limits=limits, place_of=place_of, free_bytes=free_bytes)
 

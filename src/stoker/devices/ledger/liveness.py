@@ -21,8 +21,16 @@ from contextlib import ExitStack, suppress
 
 from stoker.core.frozen import changed
 from stoker.devices.ledger.reservations import LONGEST_LEASE_S, Reservation, Ticket
-from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
-from stoker.host.process_table import are_numbers_ours, living_rows, read_row, users_of
+from stoker.host.identity import (
+    Liveness,
+    ProcessIdentity,
+    are_numbers_ours,
+    is_alive,
+    living_rows,
+    mine,
+    read_row,
+    users_of,
+)
 
 SEEN_S = 30.0
 """A place in line that nobody has looked from for so long holds nobody up."""

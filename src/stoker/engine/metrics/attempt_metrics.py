@@ -25,7 +25,7 @@ from stoker.engine.metrics.metrics_file import (
     read_frames,
 )
 from stoker.host.durable import write_file
-from stoker.host.run_as import acting_as_owner
+from stoker.host.users import acting_as_owner
 
 _CURRENT = (".curves.skm", ".curves.program.skm")
 """Second names of the files of the attempt that works there, or worked there last: ours, and its program's."""

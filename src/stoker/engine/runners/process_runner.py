@@ -20,7 +20,7 @@ from stoker.engine.runners.program.program_end import out_of_memory
 from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work
 from stoker.engine.stage import Stage
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 from stoker.host.import_watch import handed_on
 from stoker.host.processes import ask_group, stop_group
 from stoker.host.zygote import ForkedWork, Zygote

@@ -38,9 +38,8 @@ from stoker.core.text import one_line
 from stoker.engine.metrics.metrics_file import SUFFIX
 from stoker.engine.stage import Kind, Stage, StageContext, perform
 from stoker.host.durable import translate
-from stoker.host.entry_points import entry_point
 from stoker.host.identity import ProcessIdentity
-from stoker.host.import_watch import ModuleSource, import_only, may_have_run_other_code, received, watching
+from stoker.host.import_watch import ModuleSource, entry_point, import_only, may_have_run_other_code, received, watching
 
 
 @frozen

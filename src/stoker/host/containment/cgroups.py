@@ -22,10 +22,15 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import ContainmentUnavailable, ProcessLost
 from stoker.core.frozen import frozen
 from stoker.host.box_entry import ChildSetup
-from stoker.host.containment.box import ContainmentLimits, ContainmentReading, Mechanism, box_name, is_abandoned
-from stoker.host.containment.watchdog import CleanupShell
-from stoker.host.identity import ProcessIdentity
-from stoker.host.process_table import read_row, rows
+from stoker.host.containment.box import (
+    CleanupShell,
+    ContainmentLimits,
+    ContainmentReading,
+    Mechanism,
+    box_name,
+    is_abandoned,
+)
+from stoker.host.identity import ProcessIdentity, read_row, rows
 from stoker.host.resources import own_group
 
 # One control group of ours: its files, everybody in it and below it, their end, and its own.
@@ -235,112 +240,59 @@ def _is_in(pid: int, name: str) -> bool:
         return False
 
 
-# Boxes of control groups, version 1: a group of the memory controller, and a twin that everybody is killed by.
-#
-# The memory controller limits and counts but can't stop anybody. The twin can: a version 2 group with the kernel's own
-# "kill everybody" where both versions are mounted, else a freezer. Without either, people are killed one by one until
-# nobody is left.
-#
-# When memory runs out the kernel kills one process here and not all of them.
+# Boxes of control groups, of either version.
 
 
-class Cgroup1:
-    """Boxes below the groups that we are in ourselves."""
+@frozen
+class MemoryFiles:
+    """What one version of control groups calls the files of its memory controller."""
 
-    mechanism = Mechanism.CGROUP1
-    warning = ""
+    current: str
+    peak: str
+    """Absent from kernels before 5.19 in version 2; then the peak is the most that was read."""
+    cached: tuple[str, ...]
+    """Lines of `memory.stat`."""
+    events: str
+    how: str
+    refused: str
+    hint: str
+    limit: Callable[[ControlGroup, ContainmentLimits], None]
+
+
+class ControlGroupBox:
+    """One attempt's groups: the first one limits and counts, all of them are emptied together."""
 
     def __init__(
-        self,
-        memory_folder: str,
-        twin_folder: str | None,
-        *,
-        folders: CgroupFolders | None = None,
-        clock: Clock | None = None,
+        self, mechanism: Mechanism, groups: tuple[ControlGroup, ...], files: MemoryFiles, *, clock: Clock | None = None
     ) -> None:
-        self._memory_folder = memory_folder
-        self._twin_folder = twin_folder
-        self._folders = folders
-        self._clock = clock
-
-    @classmethod
-    def probe(cls, proc: str = "/proc", *, clock: Clock | None = None) -> Cgroup1:
-        """Find it and try it. Raises `ContainmentUnavailable` with the reason."""
-        memory_folder = own_group("memory", 1, proc)
-        if memory_folder is None:
-            raise ContainmentUnavailable("no memory controller of cgroup version 1 is mounted")
-        found = cls(memory_folder, None, clock=clock)
-        found._make("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
-        for twin_folder in (own_group("", 2, proc), own_group("freezer", 1, proc)):
-            if twin_folder is not None and _is_good_twin(twin_folder, clock):
-                return cls(memory_folder, twin_folder, clock=clock)
-        return found
-
-    def open(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup1Group:
-        self.sweep_stale()
-        box = self._make(name, limits, mark)
-        box.have_kept()
-        return box
-
-    def sweep_stale(self) -> tuple[str, ...]:
-        """Remove boxes whose opener is gone, and end whoever is left in them. Give the names of those removed."""
-        places = [place for place in (self._memory_folder, self._twin_folder) if place]
-        names = sorted({name for place in places for name in _entries(place) if is_abandoned(name)})
-        return tuple(name for name in names if self._is_swept(places, name))
-
-    def _make(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup1Group:
-        unit = box_name(name, mark)
-        memory = self._group(self._memory_folder, unit)
-        twin = self._group(self._twin_folder, unit) if self._twin_folder else None
-        box = Cgroup1Group(memory, twin, clock=self._clock)
-        try:
-            memory.make()
-            _set_limits(memory, limits)
-            if twin is not None:
-                twin.make()
-        except OSError as error:
-            box.close()
-            raise ContainmentUnavailable(
-                f"cgroup version 1 can't be used: {error.strerror}: {error.filename or memory.folder}",
-                hint="only root, or whom root gave a group, may",
-            ) from error
-        return box
-
-    def _is_swept(self, places: list[str], name: str) -> bool:
-        groups = tuple(self._group(place, name) for place in places)
-        try:
-            end_everybody(groups, clock=self._clock)
-            for group in groups:
-                group.remove()
-        except ProcessLost:
-            # It was not ours to fail on; the next one tries again.
-            return False
-        return True
-
-    def _group(self, place: str, name: str) -> ControlGroup:
-        return ControlGroup(os.path.join(place, name), folders=self._folders, clock=self._clock)
-
-
-class Cgroup1Group:
-    """One attempt's group and its twin."""
-
-    mechanism = Mechanism.CGROUP1
-
-    def __init__(self, memory: ControlGroup, twin: ControlGroup | None, *, clock: Clock | None = None) -> None:
-        self._memory = memory
-        self._groups = (memory,) if twin is None else (memory, twin)
+        self.mechanism = mechanism
+        self._groups = groups
+        self._memory = groups[0]
+        self._files = files
         self._clock = clock
         self._keeper: CleanupShell | None = None
-        self._needed_bytes: int | None = None
-        self._last = ContainmentReading(peak_bytes=None, was_out_of_memory=False, how=_HOW)
-        self.entry = ChildSetup(procs_files=tuple(group.procs_file for group in self._groups))
+        self._needed_bytes = 0
+        self._charged_bytes = 0
+        self._last = ContainmentReading(peak_bytes=None, was_out_of_memory=False, how=files.how)
+        self.entry = ChildSetup(procs_files=tuple(group.procs_file for group in groups))
 
     @property
     def name(self) -> str:
         return os.path.basename(self._memory.folder)
 
+    def make(self, limits: ContainmentLimits) -> None:
+        """Make the groups with their limits. Raises `ContainmentUnavailable` and leaves nothing if it can't."""
+        try:
+            for group in self._groups:
+                group.make()
+            self._files.limit(self._memory, limits)
+        except OSError as error:
+            self.close()
+            refused = f"{self._files.refused}: {error.strerror}: {error.filename or self._memory.folder}"
+            raise ContainmentUnavailable(refused, hint=self._files.hint) from error
+
     def have_kept(self) -> None:
-        """Have somebody end whoever is inside if we can't."""
+        """Start a shell that ends everybody inside if we can't."""
         self._keeper = CleanupShell()
         # The twin goes first: it can end everybody at once.
         self._keeper.guard_groups([group.folder for group in self._groups])
@@ -349,17 +301,19 @@ class Cgroup1Group:
         """It went in by itself."""
 
     def read(self) -> ContainmentReading:
-        charged_bytes = self._memory.number("memory.max_usage_in_bytes")
-        if charged_bytes is None:
+        memory, files = self._memory, self._files
+        used_bytes = memory.number(files.current)
+        if used_bytes is None:
             return self._last
-        files = self._memory.table("memory.stat")
-        cached_bytes = files.get("total_inactive_file", 0) + files.get("total_active_file", 0)
-        self._needed_bytes = max(self._needed_bytes or 0, charged_bytes - cached_bytes)
+        self._charged_bytes = max(self._charged_bytes, memory.number(files.peak) or used_bytes)
+        counts = memory.table("memory.stat")
+        cached_bytes = sum(counts.get(name, 0) for name in files.cached)
+        self._needed_bytes = max(self._needed_bytes, self._charged_bytes - cached_bytes)
         self._last = ContainmentReading(
             peak_bytes=self._needed_bytes,
-            was_out_of_memory=self._memory.table("memory.oom_control").get("oom_kill", 0) > 0,
-            how=_HOW,
-            charged_bytes=charged_bytes,
+            was_out_of_memory=memory.table(files.events).get("oom_kill", 0) > 0,
+            how=files.how,
+            charged_bytes=self._charged_bytes,
         )
         return self._last
 
@@ -378,14 +332,66 @@ class Cgroup1Group:
             self._keeper.dismiss()
 
 
-_HOW = "the kernel's count for its control group (version 1)"
+class ControlGroups:
+    """Boxes of control groups: in each of some places, a group of the same name."""
+
+    mechanism: Mechanism
+    files: MemoryFiles
+    warning = ""
+
+    def __init__(
+        self, places: tuple[str, ...], *, folders: CgroupFolders | None = None, clock: Clock | None = None
+    ) -> None:
+        self._places = places
+        self._folders = folders
+        self._clock = clock
+
+    def open(self, name: str, limits: ContainmentLimits, mark: str) -> ControlGroupBox:
+        self.sweep_stale()
+        box = self.make(name, limits, mark)
+        box.have_kept()
+        return box
+
+    def sweep_stale(self) -> tuple[str, ...]:
+        """Remove boxes whose opener is gone, and end whoever is left in them. Return the names of those removed."""
+        names = sorted({name for place in self._places for name in _entries(place) if is_abandoned(name)})
+        return tuple(name for name in names if self._is_swept(name))
+
+    def make(self, name: str, limits: ContainmentLimits, mark: str) -> ControlGroupBox:
+        """Make a box that nothing but its opener ends. Raises `ContainmentUnavailable`."""
+        box = ControlGroupBox(self.mechanism, self._groups(box_name(name, mark)), self.files, clock=self._clock)
+        box.make(limits)
+        return box
+
+    def _is_swept(self, name: str) -> bool:
+        groups = self._groups(name)
+        try:
+            end_everybody(groups, clock=self._clock)
+            for group in groups:
+                group.remove()
+        except ProcessLost:
+            # It was not ours to fail on; the next one tries again.
+            return False
+        return True
+
+    def _groups(self, name: str) -> tuple[ControlGroup, ...]:
+        return tuple(
+            ControlGroup(os.path.join(place, name), folders=self._folders, clock=self._clock) for place in self._places
+        )
+
+
+# Boxes of control groups, version 1: a group of the memory controller, and a twin that everybody is killed by.
+#
+# The memory controller limits and counts but can't stop anybody. The twin can: a version 2 group with the kernel's own
+# "kill everybody" where both versions are mounted, else a freezer. Without either, people are killed one by one until
+# nobody is left.
+#
+# When memory runs out the kernel kills one process here and not all of them.
 
 
 def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
     # Old kernels count a group below ours on its own unless told.
     memory.try_write("memory.use_hierarchy", 1)
-    if limits.soft_memory_bytes is not None:
-        memory.try_write("memory.soft_limit_in_bytes", limits.soft_memory_bytes)
     if limits.memory_bytes is None:
         return
     memory.write("memory.limit_in_bytes", limits.memory_bytes)
@@ -393,6 +399,35 @@ def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
     counts_swap = memory.try_write("memory.memsw.limit_in_bytes", limits.memory_bytes + limits.swap_bytes)
     if not counts_swap and not limits.swap_bytes:
         memory.try_write("memory.swappiness", 0)
+
+
+class Cgroup1(ControlGroups):
+    """Boxes below the groups that we are in ourselves: of the memory controller, and of the twin if there is one."""
+
+    mechanism = Mechanism.CGROUP1
+    files = MemoryFiles(
+        current="memory.max_usage_in_bytes",
+        peak="memory.max_usage_in_bytes",
+        cached=("total_inactive_file", "total_active_file"),
+        events="memory.oom_control",
+        how="the kernel's count for its control group (version 1)",
+        refused="cgroup version 1 can't be used",
+        hint="only root, or whom root gave a group, may",
+        limit=_set_limits,
+    )
+
+    @classmethod
+    def probe(cls, proc: str = "/proc", *, clock: Clock | None = None) -> Cgroup1:
+        """Find it and try it. Raises `ContainmentUnavailable` with the reason."""
+        memory_folder = own_group("memory", 1, proc)
+        if memory_folder is None:
+            raise ContainmentUnavailable("no memory controller of cgroup version 1 is mounted")
+        found = cls((memory_folder,), clock=clock)
+        found.make("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
+        for twin_folder in (own_group("", 2, proc), own_group("freezer", 1, proc)):
+            if twin_folder is not None and _is_good_twin(twin_folder, clock):
+                return cls((memory_folder, twin_folder), clock=clock)
+        return found
 
 
 def _is_good_twin(folder: str, clock: Clock | None) -> bool:
@@ -414,6 +449,8 @@ def _entries(folder: str) -> list[str]:
         return []
 
 
+# Boxes of control groups, version 2: one group per attempt that limits, counts and kills.
+
 _MEMORY = "memory"
 _CONTROLLERS = "cgroup.controllers"
 _HANDED_ON = "cgroup.subtree_control"
@@ -422,127 +459,37 @@ _OWN_FLOOR = "stoker-itself"
 _LIMITS_OF_OURS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "pids.max")
 
 
-class Cgroup2:
+def _set_limits_cgroup2(group: ControlGroup, limits: ContainmentLimits) -> None:
+    if limits.memory_bytes is None:
+        return
+    group.write("memory.max", limits.memory_bytes)
+    # Absent where the machine has no swap.
+    group.try_write("memory.swap.max", limits.swap_bytes)
+    # All or nobody: a program that has lost one of its processes mostly hangs.
+    group.try_write("memory.oom.group", 1)
+
+
+class Cgroup2(ControlGroups):
     """Boxes below a place that has memory control to give."""
 
     mechanism = Mechanism.CGROUP2
-    warning = ""
-
-    def __init__(self, place: str, *, folders: CgroupFolders | None = None, clock: Clock | None = None) -> None:
-        self._place = place
-        self._folders = folders
-        self._clock = clock
+    files = MemoryFiles(
+        current="memory.current",
+        peak="memory.peak",
+        cached=("inactive_file", "active_file"),
+        events="memory.events",
+        how="the kernel's count for its control group",
+        refused="cgroup version 2 can't be used",
+        hint="only root, or whom a group with memory control was delegated to, may",
+        limit=_set_limits_cgroup2,
+    )
 
     @classmethod
     def probe(cls, proc: str = "/proc", *, folders: CgroupFolders | None = None, clock: Clock | None = None) -> Cgroup2:
         """Find a place and try it. Raises `ContainmentUnavailable` with the reason."""
-        found = cls(find_place(proc, folders=folders), folders=folders, clock=clock)
-        found._make("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
+        found = cls((find_place(proc, folders=folders),), folders=folders, clock=clock)
+        found.make("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
         return found
-
-    def open(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup2Group:
-        self.sweep_stale()
-        box = self._make(name, limits, mark)
-        box.have_kept()
-        return box
-
-    def sweep_stale(self) -> tuple[str, ...]:
-        """Remove boxes whose opener is gone, and end whoever is left in them. Give the names of those removed."""
-        try:
-            names = sorted(name for name in os.listdir(self._place) if is_abandoned(name))
-        except OSError:
-            return ()
-        return tuple(name for name in names if self._is_swept(name))
-
-    def _make(self, name: str, limits: ContainmentLimits, mark: str) -> Cgroup2Group:
-        box = Cgroup2Group(self._group(box_name(name, mark)), clock=self._clock)
-        box.make(limits)
-        return box
-
-    def _is_swept(self, name: str) -> bool:
-        group = self._group(name)
-        try:
-            end_everybody((group,), clock=self._clock)
-            group.remove()
-        except ProcessLost:
-            # It was not ours to fail on; the next one tries again.
-            return False
-        return True
-
-    def _group(self, name: str) -> ControlGroup:
-        return ControlGroup(os.path.join(self._place, name), folders=self._folders, clock=self._clock)
-
-
-class Cgroup2Group:
-    """One attempt's group."""
-
-    mechanism = Mechanism.CGROUP2
-
-    def __init__(self, group: ControlGroup, *, clock: Clock | None = None) -> None:
-        self._group = group
-        self._clock = clock
-        self._keeper: CleanupShell | None = None
-        self._needed_bytes = 0
-        self._charged_bytes = 0
-        self._last = ContainmentReading(peak_bytes=None, was_out_of_memory=False, how=_CGROUP2_HOW)
-        self.entry = ChildSetup(procs_files=(group.procs_file,))
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self._group.folder)
-
-    def make(self, limits: ContainmentLimits) -> None:
-        """Make the group with its limits. Raises `ContainmentUnavailable` and leaves nothing if it can't."""
-        try:
-            self._group.make()
-            _set_limits_cgroup2(self._group, limits)
-        except OSError as error:
-            self.close()
-            raise ContainmentUnavailable(
-                f"cgroup version 2 can't be used: {error.strerror}: {error.filename or self._group.folder}",
-                hint="only root, or whom a group with memory control was delegated to, may",
-            ) from error
-
-    def have_kept(self) -> None:
-        """Have somebody end whoever is inside if we can't."""
-        self._keeper = CleanupShell()
-        self._keeper.guard_groups([self._group.folder])
-
-    def took_in(self, identity: ProcessIdentity) -> None:
-        """It went in by itself."""
-
-    def read(self) -> ContainmentReading:
-        used_bytes = self._group.number("memory.current")
-        if used_bytes is None:
-            return self._last
-        # Kernels before 5.19 keep no peak; then it is the most that we saw.
-        self._charged_bytes = max(self._charged_bytes, self._group.number("memory.peak") or used_bytes)
-        files = self._group.table("memory.stat")
-        cached_bytes = files.get("inactive_file", 0) + files.get("active_file", 0)
-        self._needed_bytes = max(self._needed_bytes, self._charged_bytes - cached_bytes)
-        self._last = ContainmentReading(
-            peak_bytes=self._needed_bytes,
-            was_out_of_memory=self._group.table("memory.events").get("oom_kill", 0) > 0,
-            how=_CGROUP2_HOW,
-            charged_bytes=self._charged_bytes,
-        )
-        return self._last
-
-    def members(self) -> tuple[int, ...]:
-        return self._group.members()
-
-    def kill_all(self) -> None:
-        end_everybody((self._group,), clock=self._clock)
-
-    def close(self) -> None:
-        self.read()
-        self.kill_all()
-        self._group.remove()
-        if self._keeper is not None:
-            self._keeper.dismiss()
-
-
-_CGROUP2_HOW = "the kernel's count for its control group"
 
 
 def find_place(proc: str = "/proc", *, folders: CgroupFolders | None = None) -> str:
@@ -622,15 +569,3 @@ def _strangers(pids: set[int]) -> set[int]:
         return pid == os.getpid()
 
     return {pid for pid in pids if not is_ours(pid)}
-
-
-def _set_limits_cgroup2(group: ControlGroup, limits: ContainmentLimits) -> None:
-    if limits.memory_bytes is None:
-        return
-    group.write("memory.max", limits.memory_bytes)
-    # Absent where the machine has no swap.
-    group.try_write("memory.swap.max", limits.swap_bytes)
-    if limits.soft_memory_bytes is not None:
-        group.try_write("memory.high", limits.soft_memory_bytes)
-    # All or nobody: a program that has lost one of its processes mostly hangs.
-    group.try_write("memory.oom.group", 1)

@@ -6,15 +6,34 @@ is never replaced by another one.
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+from urllib.parse import unquote
 
-from stoker.core.clock import Clock
-from stoker.core.errors import ContainmentUnavailable, Usage
-from stoker.host.containment.box import ContainedGroup, Containment, ContainmentLimits, Mechanism
-from stoker.host.containment.cgroups import Cgroup1, Cgroup2
-from stoker.host.containment.systemd import SystemdContainment
-from stoker.host.containment.watchdog import AddressSpace, NoContainment, Watchdog
+from stoker.core.clock import Clock, SystemClock
+from stoker.core.errors import ContainmentUnavailable, ProcessLost, Usage
+from stoker.host.box_entry import ChildSetup, let_in
+from stoker.host.containment.box import (
+    AddressSpace,
+    CleanupShell,
+    ContainedGroup,
+    Containment,
+    ContainmentLimits,
+    ContainmentReading,
+    Mechanism,
+    NoContainment,
+    Watchdog,
+    box_name,
+    is_abandoned,
+)
+from stoker.host.containment.cgroups import END_WAIT_S, Cgroup1, Cgroup2, ControlGroup, ControlGroupBox, end_everybody
+from stoker.host.identity import ProcessIdentity
+from stoker.host.resources import group_at, own_group
 
 AUTO = "auto"
 
@@ -85,3 +104,433 @@ def _on_linux(found: Containment) -> Containment:
     if sys.platform != "linux":
         raise ContainmentUnavailable(f"{found.mechanism} is for Linux only")
     return found
+
+
+# The user's systemd, asked directly over its socket: as much D-Bus as four calls need.
+#
+# The system's own tools would do, at two processes per question; a box asks three. Spoken here: connect, prove who we
+# are, call a method, get its answer or its error. Not spoken: signals, descriptors, anything a bus offers beyond
+# that.
+
+_NAME = "org.freedesktop.systemd1"
+_PATH = "/org/freedesktop/systemd1"
+_MANAGER = "org.freedesktop.systemd1.Manager"
+_PROPERTIES = "org.freedesktop.DBus.Properties"
+
+_CALL, _RETURN, _ERROR = 1, 2, 3
+# An answer is wanted, and nobody is to be started in order to give it.
+_FLAGS = 2
+_FIELD_PATH, _FIELD_INTERFACE, _FIELD_MEMBER, _FIELD_REPLY, _FIELD_TO, _FIELD_SIGNATURE = 1, 2, 3, 5, 6, 8
+_MOST_BYTES = 1 << 20
+
+
+class UserBus:
+    """A connection to the user's systemd. One thread at a time uses it. Everything raises `ContainmentUnavailable`."""
+
+    def __init__(self, connection: socket.socket, *, is_direct: bool) -> None:
+        self._socket = connection
+        self._is_direct = is_direct
+        self._serial = 0
+
+    @classmethod
+    def connect(cls, environment: Mapping[str, str], *, timeout_s: float = 5.0) -> UserBus:
+        """Connect to whichever of its sockets answers."""
+        reasons = []
+        for address, is_direct in _addresses(environment):
+            try:
+                return _opened(cls, address, is_direct=is_direct, timeout_s=timeout_s)
+            except ContainmentUnavailable as error:
+                reasons.append(str(error))
+            except OSError as error:
+                reasons.append(f"{_shown(address)}: {error.strerror or error}")
+        raise ContainmentUnavailable(f"the user's systemd does not answer ({'; '.join(reasons) or 'no socket of it'})")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def control_group(self) -> str:
+        """Return the group of the whole manager, as a path below where groups are mounted."""
+        (found,) = self._ask(_PROPERTIES, "Get", "ss", (_MANAGER, "ControlGroup"))
+        return str(found)
+
+    def start_scope(self, unit: str, properties: Sequence[tuple[str, tuple[str, Any]]]) -> None:
+        """Ask for a scope; it exists a moment after the answer."""
+        self._ask(_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", (unit, "fail", list(properties), []))
+
+    def attach(self, unit: str, subgroup: str, pids: Sequence[int]) -> None:
+        """Move processes into a group below a unit that manages its own groups."""
+        self._ask(_MANAGER, "AttachProcessesToUnit", "ssau", (unit, subgroup, list(pids)))
+
+    def stop_unit(self, unit: str) -> None:
+        self._ask(_MANAGER, "StopUnit", "ss", (unit, "fail"))
+
+    def say_hello(self) -> None:
+        """Introduce ourselves; only a bus that has others on it wants that."""
+        self._call("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello", "", ())
+
+    def _ask(self, interface: str, member: str, signature: str, values: Sequence[Any]) -> tuple[Any, ...]:
+        return self._call(_NAME, _PATH, interface, member, signature, values)
+
+    def _call(
+        self, to: str, path: str, interface: str, member: str, signature: str, values: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        self._serial += 1
+        fields: list[tuple[int, tuple[str, Any]]] = [
+            (_FIELD_PATH, ("o", path)),
+            (_FIELD_INTERFACE, ("s", interface)),
+            (_FIELD_MEMBER, ("s", member)),
+        ]
+        if not self._is_direct:
+            fields.append((_FIELD_TO, ("s", to)))
+        if signature:
+            fields.append((_FIELD_SIGNATURE, ("g", signature)))
+        body = _Writer()
+        for one, value in zip(_split(signature), values, strict=True):
+            body.put(one, value)
+        head = _Writer()
+        for one, value in zip("yyyyuu", (ord("l"), _CALL, _FLAGS, 1, len(body.bytes), self._serial), strict=True):
+            head.put(one, value)
+        head.put("a(yv)", fields)
+        head.pad(8)
+        try:
+            self._socket.sendall(bytes(head.bytes + body.bytes))
+            return self._answer_to(self._serial, member)
+        except OSError as error:
+            raise ContainmentUnavailable(
+                f"the user's systemd did not answer {member}: {error.strerror or error}"
+            ) from error
+
+    def _answer_to(self, serial: int, member: str) -> tuple[Any, ...]:
+        while True:
+            kind, fields, values = self._receive()
+            if fields.get(_FIELD_REPLY) != serial or kind not in {_RETURN, _ERROR}:
+                # News that a bus sends unasked.
+                continue
+            if kind == _RETURN:
+                return values
+            said = values[0] if values else "no reason given"
+            raise ContainmentUnavailable(f"the user's systemd refused {member}: {said}")
+
+    def _receive(self) -> tuple[int, dict[int, Any], tuple[Any, ...]]:
+        start = self._exactly(16)
+        order = "<" if start[:1] == b"l" else ">"
+        body_size, _, fields_size = struct.unpack_from(f"{order}III", start, 4)
+        padded_size = fields_size + -fields_size % 8
+        if padded_size + body_size > _MOST_BYTES:
+            raise ContainmentUnavailable("the user's systemd says something endless")
+        rest = self._exactly(padded_size + body_size)
+        try:
+            fields = dict(_Reader(start + rest[:fields_size], order, at=12).get("a(yv)"))
+            body = _Reader(rest[padded_size:], order)
+            values = tuple(body.get(one) for one in _split(fields.get(_FIELD_SIGNATURE, "")))
+        except (LookupError, TypeError, ValueError, struct.error) as error:
+            raise ContainmentUnavailable("the user's systemd says something that can't be understood") from error
+        return start[1], fields, values
+
+    def _exactly(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            chunk = self._socket.recv(size - len(found))
+            if not chunk:
+                raise ConnectionResetError(0, "it hung up")
+            found += chunk
+        return found
+
+
+def _addresses(environment: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """Return the sockets to try, and for each whether systemd itself is behind it and not a bus with others on it."""
+    folder = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    yield f"{folder}/systemd/private", True
+    for address in environment.get("DBUS_SESSION_BUS_ADDRESS", "").split(";"):
+        kind, _, text = address.partition(":")
+        parts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+        if kind == "unix" and "path" in parts:
+            yield unquote(parts["path"]), False
+        elif kind == "unix" and "abstract" in parts:
+            yield "\0" + unquote(parts["abstract"]), False
+    yield f"{folder}/bus", False
+
+
+def _shown(address: str) -> str:
+    return address.replace("\0", "@")
+
+
+def _opened(cls: type[UserBus], address: str, *, is_direct: bool, timeout_s: float) -> UserBus:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+        _prove_identity(connection)
+        bus = cls(connection, is_direct=is_direct)
+        if not is_direct:
+            bus.say_hello()
+            # A bus may answer while nobody of that name is on it.
+            bus.control_group()
+    except BaseException:
+        connection.close()
+        raise
+    return bus
+
+
+def _prove_identity(connection: socket.socket) -> None:
+    who = str(os.getuid()).encode().hex()
+    # In one piece, as systemd's own library says it: its other end overlooks a call that comes together with `BEGIN`.
+    connection.sendall(f"\0AUTH EXTERNAL {who}\r\nBEGIN\r\n".encode())
+    said = b""
+    while not said.endswith(b"\r\n"):
+        chunk = connection.recv(1024)
+        if not chunk or len(said) > 4096:
+            break
+        said += chunk
+    if not said.startswith(b"OK "):
+        raise ContainmentUnavailable("the user's systemd does not take us for its user")
+
+
+_PLAIN = {"y": ("B", 1), "b": ("I", 4), "u": ("I", 4), "i": ("i", 4), "t": ("Q", 8), "x": ("q", 8), "d": ("d", 8)}
+_ALIGNMENT = {"s": 4, "o": 4, "a": 4, "(": 8, "{": 8, "g": 1, "v": 1}
+
+
+def _split(signature: str) -> list[str]:
+    """Take a signature apart into those of single values."""
+    parts, start, depth = [], 0, 0
+    for at, letter in enumerate(signature):
+        depth += (letter in "({") - (letter in ")}")
+        if letter != "a" and depth == 0:
+            parts.append(signature[start : at + 1])
+            start = at + 1
+    return parts
+
+
+def _alignment(signature: str) -> int:
+    return _PLAIN[signature][1] if signature in _PLAIN else _ALIGNMENT[signature[0]]
+
+
+class _Writer:
+    """Values into bytes, little end first."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+
+    def pad(self, alignment: int) -> None:
+        self.bytes += bytes(-len(self.bytes) % alignment)
+
+    def put(self, signature: str, value: Any) -> None:
+        self.pad(_alignment(signature))
+        if signature in _PLAIN:
+            self.bytes += struct.pack("<" + _PLAIN[signature][0], value)
+        elif signature in "so":
+            text = value.encode()
+            self.bytes += struct.pack("<I", len(text)) + text + b"\0"
+        elif signature == "g":
+            self.bytes += bytes([len(value)]) + value.encode() + b"\0"
+        elif signature == "v":
+            self.put("g", value[0])
+            self.put(*value)
+        elif signature[0] == "(":
+            for one, part in zip(_split(signature[1:-1]), value, strict=True):
+                self.put(one, part)
+        else:
+            self._put_array(signature[1:], value)
+
+    def _put_array(self, signature: str, values: Sequence[Any]) -> None:
+        at = len(self.bytes)
+        self.bytes += bytes(4)
+        # What lies between the length and the first value does not count.
+        self.pad(_alignment(signature))
+        start = len(self.bytes)
+        for value in values:
+            self.put(signature, value)
+        struct.pack_into("<I", self.bytes, at, len(self.bytes) - start)
+
+
+class _Reader:
+    """Bytes into values; a value inside a variant stands for itself."""
+
+    def __init__(self, data: bytes, order: str, *, at: int = 0) -> None:
+        self._data = data
+        self._order = order
+        self._at = at
+
+    def get(self, signature: str) -> Any:
+        self._at += -self._at % _alignment(signature)
+        if signature in _PLAIN:
+            letter, size = _PLAIN[signature]
+            self._at += size
+            return struct.unpack_from(self._order + letter, self._data, self._at - size)[0]
+        if signature in "sog":
+            return self._text(self.get("y" if signature == "g" else "u"))
+        if signature == "v":
+            return self.get(self.get("g"))
+        if signature[0] in "({":
+            return tuple(self.get(one) for one in _split(signature[1:-1]))
+        return self._array(signature[1:])
+
+    def _text(self, size: int) -> str:
+        self._at += size + 1
+        return self._data[self._at - size - 1 : self._at - 1].decode(errors="replace")
+
+    def _array(self, signature: str) -> list[Any]:
+        size = self.get("u")
+        self._at += -self._at % _alignment(signature)
+        end = self._at + size
+        found = []
+        while self._at < end:
+            before = self._at
+            found.append(self.get(signature))
+            if self._at == before:
+                message = "an array of nothing, without end"
+                raise ValueError(message)
+        return found
+
+
+_SUFFIX = ".scope"
+_KEEPER_ROOM_BYTES = 16 << 20
+_PAUSE_S = 0.001
+
+
+class SystemdContainment:
+    """Boxes from the user's systemd."""
+
+    mechanism = Mechanism.SYSTEMD
+    warning = ""
+
+    def __init__(self, environment: Mapping[str, str], *, proc: str = "/proc", clock: Clock | None = None) -> None:
+        self._environment = environment
+        self._proc = proc
+        self._clock = clock or SystemClock()
+
+    @classmethod
+    def probe(
+        cls, environment: Mapping[str, str], *, proc: str = "/proc", clock: Clock | None = None
+    ) -> SystemdContainment:
+        """Ask it, see that it has memory control to give, and try. Raises `ContainmentUnavailable` with the reason."""
+        with closing(UserBus.connect(environment)) as bus:
+            folder = group_at(bus.control_group(), proc)
+        if folder is None:
+            raise ContainmentUnavailable("the control groups of the user's systemd are not to be seen from here")
+        if "memory" not in ControlGroup(folder).read("cgroup.controllers").split():
+            raise ContainmentUnavailable(
+                "the user's systemd has no memory control to give (cgroup version 1 holds it?)"
+            )
+        found = cls(environment, proc=proc, clock=clock)
+        found.open("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
+        return found
+
+    def open(self, name: str, limits: ContainmentLimits, mark: str) -> SystemdScope:
+        unit = box_name(name, mark) + _SUFFIX
+        with ExitStack() as undoing:
+            bus = UserBus.connect(self._environment)
+            undoing.callback(bus.close)
+            keeper = CleanupShell()
+            undoing.callback(keeper.dismiss)
+            bus.start_scope(unit, _properties(limits, keeper.pid))
+            folder = self._scope_folder(unit, keeper.pid)
+            undoing.pop_all()
+        box = SystemdScope(unit, bus=bus, keeper=keeper, scope=ControlGroup(folder), clock=self._clock)
+        try:
+            box.make(limits)
+        except ContainmentUnavailable:
+            box.close()
+            raise
+        self._sweep_beside(folder)
+        return box
+
+    def _scope_folder(self, unit: str, keeper_pid: int) -> str:
+        """Wait until the keeper is in its scope, and give the scope's folder."""
+        deadline_s = self._clock.monotonic_s() + END_WAIT_S
+        while self._clock.monotonic_s() < deadline_s:
+            folder = own_group("", 2, self._proc, of=keeper_pid)
+            if folder is not None and os.path.basename(folder) == unit:
+                return folder
+            self._clock.sleep(_PAUSE_S)
+        raise ContainmentUnavailable(
+            f"the user's systemd took {unit} and nothing came of it", hint=f"systemctl --user status {unit}"
+        )
+
+    def _sweep_beside(self, folder: str) -> None:
+        """End whoever is left in scopes whose opener is gone; systemd removes an empty scope itself."""
+        place = os.path.dirname(folder)
+        for name in sorted(os.listdir(place)):
+            if name.endswith(_SUFFIX) and is_abandoned(name.removesuffix(_SUFFIX)):
+                with suppress(ProcessLost):
+                    end_everybody((ControlGroup(os.path.join(place, name)),), clock=self._clock)
+
+
+class SystemdScope:
+    """One attempt's scope."""
+
+    mechanism = Mechanism.SYSTEMD
+
+    def __init__(self, unit: str, *, bus: UserBus, keeper: CleanupShell, scope: ControlGroup, clock: Clock) -> None:
+        self.name = unit
+        self._bus = bus
+        self._keeper = keeper
+        self._scope = scope
+        self._leaf = ControlGroup(os.path.join(scope.folder, unit.removesuffix(_SUFFIX)), clock=clock)
+        self._inner = ControlGroupBox(self.mechanism, (self._leaf,), Cgroup2.files, clock=clock)
+        self._clock = clock
+        self._ours, self._theirs = socket.socketpair()
+        self.entry = ChildSetup(gate_fd=self._theirs.fileno())
+
+    def make(self, limits: ContainmentLimits) -> None:
+        """Make the group for the attempt within the scope. Raises `ContainmentUnavailable`."""
+        aside = ControlGroup(os.path.join(self._scope.folder, "keeper"))
+        try:
+            aside.make()
+            # A group that hands memory control on has no processes of its own.
+            aside.write("cgroup.procs", self._keeper.pid)
+            if limits.memory_bytes is not None:
+                self._scope.write("cgroup.subtree_control", "+memory")
+        except OSError as error:
+            raise ContainmentUnavailable(
+                f"the user's systemd gives no memory control: {error.strerror}: {error.filename or self._scope.folder}"
+            ) from error
+        self._inner.make(limits)
+        self._keeper.guard_groups([self._leaf.folder])
+
+    def took_in(self, identity: ProcessIdentity) -> None:
+        # The child has its own copy by now; with ours open it would not notice our end.
+        self._theirs.close()
+        self._bus.attach(self.name, f"/{self._inner.name}", [identity.pid])
+        let_in(self._ours)
+
+    def read(self) -> ContainmentReading:
+        return self._inner.read()
+
+    def members(self) -> tuple[int, ...]:
+        return self._inner.members()
+
+    def kill_all(self) -> None:
+        self._inner.kill_all()
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+        self._inner.close()
+        self._keeper.dismiss()
+        with suppress(ContainmentUnavailable):
+            # It would notice by itself that nobody is left, some 15 ms later. Perhaps it has.
+            self._bus.stop_unit(self.name)
+        self._see_unit_gone()
+        self._bus.close()
+
+    def _see_unit_gone(self) -> None:
+        deadline_s = self._clock.monotonic_s() + END_WAIT_S
+        while os.path.isdir(self._scope.folder):
+            if self._clock.monotonic_s() >= deadline_s:
+                raise ProcessLost(f"systemd keeps the unit {self.name}", hint=f"systemctl --user stop {self.name}")
+            self._clock.sleep(_PAUSE_S)
+
+
+def _properties(limits: ContainmentLimits, keeper_pid: int) -> list[tuple[str, tuple[str, Any]]]:
+    wanted: list[tuple[str, tuple[str, Any]]] = [
+        ("Description", ("s", "An attempt of Stoker")),
+        ("PIDs", ("au", [keeper_pid])),
+        ("Delegate", ("b", True)),
+        ("CollectMode", ("s", "inactive-or-failed")),
+    ]
+    if limits.memory_bytes is not None:
+        # What is inside has the exact cap; this one makes room for the keeper, and is what `systemctl` shows.
+        wanted.append(("MemoryMax", ("t", limits.memory_bytes + _KEEPER_ROOM_BYTES)))
+        wanted.append(("MemorySwapMax", ("t", limits.swap_bytes)))
+    return wanted

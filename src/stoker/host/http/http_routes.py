@@ -12,7 +12,7 @@ from stoker.core.errors import BadInput, LocalFile
 from stoker.core.frozen import frozen
 from stoker.host.durable import read_regular
 from stoker.host.http.addresses import HttpOrigin, read_address, shown
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.host.tls.contexts import client_context, machine_context
 
 # Who stands between us and a server: decided from the settings, by the rules that curl and Python made usual.

@@ -20,8 +20,7 @@ from stoker.core.errors import Fault, InvalidInput, Refused, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.job import JobSpec
 from stoker.core.text import format_size
-from stoker.host.durable import open_regular, translated
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import open_regular, stamp_of, translated
 from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.jobs.build_context import JobCompiler
 from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files

@@ -14,8 +14,7 @@ from functools import partial
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry
 from stoker.core.errors import LocalFile, StokerError
-from stoker.host.durable import translated
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import stamp_of, translated
 from stoker.store.memo import Memo, recall_file, remember_file
 from stoker.store.trees import Hasher, Heed, hash_file, scan_tree
 

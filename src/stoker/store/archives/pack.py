@@ -19,8 +19,7 @@ from typing import BinaryIO
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
 from stoker.core.errors import CorruptBytes
 from stoker.core.frozen import changed, frozen
-from stoker.host.durable import open_regular, translated, writing
-from stoker.host.file_stamps import Stamp, stamp_of
+from stoker.host.durable import Stamp, open_regular, stamp_of, translated, writing
 from stoker.host.resources import usable_cores
 from stoker.store.archives.archive_members import tree_faults
 from stoker.store.archives.tar import END_OF_ARCHIVE, head_of, padding, tar_bytes

@@ -18,8 +18,8 @@ from stoker.core.retry import NoRetry
 from stoker.core.text import format_duration
 from stoker.host.folders import check_name
 from stoker.host.http.addresses import origin, shown
+from stoker.host.http.client import at_another_origin, follow
 from stoker.host.http.exchange import Headers, HttpClientResponse, Request
-from stoker.host.http.redirects import at_another_origin, follow
 from stoker.store.memo import Memo
 from stoker.transfer.download.download_events import ConnectionSpeed, retry_of
 from stoker.transfer.download.response_rules import (
@@ -130,7 +130,7 @@ def _page(url: str) -> str:
 
 # Small questions to a hub: sent, repeated as patience allows, answers bounded.
 #
-# Redirects are followed without credentials where they lead to another server (`host.http.redirects`). The head of a
+# Redirects are followed without credentials where they lead to another server (`host.http.client`). The head of a
 # file's answer is never looked for elsewhere: what counts is what the hub itself says.
 
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})

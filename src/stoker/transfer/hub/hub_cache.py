@@ -22,8 +22,7 @@ from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadAnswer, NoPermission, StokerError
 from stoker.core.frozen import frozen
-from stoker.host.durable import read_regular, sweep_temps, temp_name, translated, write_file
-from stoker.host.file_stamps import Stamp, stamp_of
+from stoker.host.durable import Stamp, read_regular, stamp_of, sweep_temps, temp_name, translated, write_file
 from stoker.host.folders import AnchoredFolder
 from stoker.store.links import materialise
 from stoker.store.memo import Memo

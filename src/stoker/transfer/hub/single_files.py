@@ -30,8 +30,8 @@ from stoker.core.frozen import changed
 from stoker.core.retry import NoRetry
 from stoker.host.durable import translated
 from stoker.host.http.addresses import origin, shown
+from stoker.host.http.client import follow
 from stoker.host.http.exchange import HttpClientResponse, Request
-from stoker.host.http.redirects import follow
 from stoker.host.resources import check_space
 from stoker.transfer.download.content import Validators, is_newest, not_ours
 from stoker.transfer.download.download import fetch_file, kept_bytes_of

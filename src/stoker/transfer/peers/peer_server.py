@@ -32,7 +32,7 @@ from stoker.core.jsontext import dumps
 from stoker.host.durable import open_regular, read_regular
 from stoker.host.folders import AnchoredFolder
 from stoker.host.http.addresses import is_this_computer
-from stoker.host.http.http_settings import FleetIdentity
+from stoker.host.http.exchange import FleetIdentity
 from stoker.host.tls.contexts import load_server, read_peer, server_context
 from stoker.protocol.codec import VERSION, VERSION_HEADER, from_json, read_range
 from stoker.protocol.tree_messages import (
@@ -44,8 +44,8 @@ from stoker.protocol.tree_messages import (
     frame,
 )
 from stoker.store.archives.archive_members import listing_bytes
-from stoker.store.local_objects import LocalObjects
 from stoker.store.local_store import LocalStore
+from stoker.store.objects import ObjectStore
 from stoker.store.records import Record
 from stoker.transfer.download.partial import PART, SIDECAR, Sidecar, read_beside
 from stoker.transfer.trees.holdings import named_tree
@@ -160,7 +160,7 @@ class PeerFiles:
 
     def __init__(self, store: LocalStore, *, clock: Clock) -> None:
         self._store = store
-        self._objects = LocalObjects(store, clock=clock)
+        self._objects = ObjectStore(store, clock=clock)
         self._turn = threading.Lock()
         # Small files that lie in a record and not in a file of their own, of trees that were asked for lately.
         self._inline: OrderedDict[str, dict[str, bytes]] = OrderedDict()

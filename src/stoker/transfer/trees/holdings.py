@@ -18,8 +18,7 @@ from contextlib import contextmanager, suppress
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_value, is_digest
 from stoker.core.errors import CorruptBytes, LocalFile
-from stoker.host.durable import remove_tree, translated
-from stoker.host.file_stamps import stamp_of
+from stoker.host.durable import remove_tree, stamp_of, translated
 from stoker.host.folders import AnchoredFolder
 from stoker.store.links import MaterialiseMethod, copy_bytes, materialise
 from stoker.store.local_store import LocalStore, RecordHit

@@ -27,8 +27,8 @@ from stoker.host.locks import FileLock
 from stoker.host.resources import check_space, free_bytes
 from stoker.protocol.tree_messages import MOST_LISTING_BYTES, PACKED_BYTES, in_packs
 from stoker.store.archives.archive_members import files_of, read_listing
-from stoker.store.local_objects import keep_small
 from stoker.store.local_store import LocalStore
+from stoker.store.objects import keep_small
 from stoker.store.places import StorePaths, names_in
 from stoker.store.records import Record
 from stoker.store.trees import Heed, WalkedEntry, hash_file

@@ -35,8 +35,7 @@ from stoker.core.leases import AttemptToken
 from stoker.core.retry import pause_s
 from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.exchange import Transport
-from stoker.host.http.http_settings import FleetIdentity, HttpSettings
+from stoker.host.http.exchange import FleetIdentity, HttpSettings, Transport
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import PointCheckpoint, WriteResponse
 from stoker.protocol.transport import RequestTimeouts

@@ -26,11 +26,10 @@ from stoker.core.text import one_line
 from stoker.host.box_entry import find_program
 from stoker.host.durable import open_regular, read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity
-from stoker.host.install import UV_SETTINGS, package_folders
+from stoker.host.interpreter import UV_SETTINGS, package_folders
 from stoker.host.processes import Child, start
-from stoker.host.run_as import acting_as
 from stoker.host.user_switch import end_everybody_of, start_as
-from stoker.host.users import OtherUser, give_to, may_execute, take_back
+from stoker.host.users import OtherUser, acting_as, give_to, may_execute, take_back
 from stoker.jobs.pack.environment_files import LOCK, PYPROJECT, REQUIREMENTS, EnvironmentSources, without_folders
 from stoker.jobs.pack.lock_file import read_lock
 

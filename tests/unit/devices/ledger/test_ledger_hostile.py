@@ -14,8 +14,7 @@ from stoker.core.frozen import changed
 from stoker.devices.ledger.ledger_folder import LAST_NUMBER, name_of, pack
 from stoker.devices.ledger.liveness import SEEN_S, liveness_of
 from stoker.devices.ledger.reservations import LONGEST_LEASE_S, DeviceLimit, Reservation, Ticket
-from stoker.host.identity import Liveness, mine, of_pid
-from stoker.host.process_table import users_of
+from stoker.host.identity import Liveness, mine, of_pid, users_of
 from tests.unit.devices.ledger.lab import Lab, entry, gib, held, not_now, real_ledger, sharing, someone, whole
 from tests.unit.host.real_processes import fork, kill_and_reap, wait_until
 

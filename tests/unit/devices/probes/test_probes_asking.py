@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.host.command_runner import ProbeFailure, ProbeOutput, SubprocessRunner
-from stoker.host.process_table import read_row, rows
+from stoker.host.identity import read_row, rows
 from tests.leaks import left_open, open_files
 
 

@@ -11,7 +11,7 @@ from stoker.engine.program import CollectedOutputs
 from stoker.engine.runners.program.program_end import ProgramExit, failure_of_outputs, failure_of_program, went_silent
 from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
 from stoker.engine.types import NodeEnding, NodeResult
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 
 USAGE = AttemptUsage(peak_rss_bytes=5, cpu_s=1.0)
 

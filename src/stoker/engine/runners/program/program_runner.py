@@ -39,12 +39,10 @@ from stoker.engine.scratch import OURS, Scratch, choose_checkpoint, open_scratch
 from stoker.engine.stage import Stage, StageContext, perform
 from stoker.host.containment.box import MARK, ContainedGroup, Containment, ContainmentLimits, ContainmentReading
 from stoker.host.durable import remove_tree, translated
-from stoker.host.exit import ProcessExit
-from stoker.host.identity import mine
+from stoker.host.identity import ProcessExit, mine
 from stoker.host.processes import Child, ask_group, start, stop_group
-from stoker.host.run_as import acting_as
 from stoker.host.user_switch import end_everybody_of, start_as
-from stoker.host.users import OtherUser, give_to, remove_leftovers, take_back
+from stoker.host.users import OtherUser, acting_as, give_to, remove_leftovers, take_back
 from stoker.host.writers import LogFile
 
 _STOPPED_EARLY = StageFailure(cause=FailureCause.CANCELLED, message="it was stopped before it began")

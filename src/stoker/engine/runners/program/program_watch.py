@@ -21,7 +21,7 @@ from stoker.engine.runners.program.output import ProgramOutput
 from stoker.engine.runners.program.sandbox import SecretRedactor
 from stoker.host.containment.box import ContainedGroup
 from stoker.host.durable import remove_tree
-from stoker.host.exit import ProcessExit
+from stoker.host.identity import ProcessExit
 from stoker.host.processes import GRACE_S, Child, ask_group
 from stoker.host.writers import LogFile
 

@@ -23,10 +23,8 @@ from stoker.core.jsontext import dumps
 from stoker.engine.runners.stage_runner import Work
 from stoker.host.durable import remove_tree, translated
 from stoker.host.folders import PASSED_THROUGH
-from stoker.host.identity import mine
-from stoker.host.process_table import read_row
-from stoker.host.run_as import acting_as
-from stoker.host.users import OtherUser, give_to, take_back, take_file
+from stoker.host.identity import mine, read_row
+from stoker.host.users import OtherUser, acting_as, give_to, take_back, take_file
 
 _ROOT = ".quarters"
 _BY_ITS_USER = 0o710

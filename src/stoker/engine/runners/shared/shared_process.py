@@ -45,9 +45,8 @@ from stoker.engine.runners.stage_runner import (
 )
 from stoker.engine.stage import Kind, Seat
 from stoker.host import linux
-from stoker.host.entry_points import entry_point
 from stoker.host.identity import mine, of_pid
-from stoker.host.import_watch import import_only, received
+from stoker.host.import_watch import entry_point, import_only, received
 from stoker.host.network import allow_many_files
 from stoker.host.sockets import NamedSocket, NamedSocketListener
 

@@ -15,7 +15,7 @@ from stoker.devices.ledger.reservations import FakeMeter, NoMeter
 from stoker.devices.meters import AmdMeter, NvmlMeter, open_meter
 from stoker.devices.probes import nvidia
 from stoker.devices.probes.readers import KernelFiles
-from stoker.host.process_table import read_row
+from stoker.host.identity import read_row
 from tests.fakes.machine import FileMachine
 
 LIBRARY = """
