@@ -157,7 +157,7 @@ def test_wrong_bytes_of_the_coordinator_are_refused_and_not_kept(fleet: Fleet, d
         file.write(b"rotten")
     os.utime(blob, ns=(info.st_atime_ns, info.st_mtime_ns))
     # As if the disk had changed it behind our back: nothing of the file tells.
-    fleet.keeping.objects._store.memo.remember(entry.sha256, stamp_of(os.lstat(blob)), entry.sha256)  # type: ignore[attr-defined]
+    fleet.keeping.objects._store.memo.remember(entry.sha256, stamp_of(os.lstat(blob)), entry.sha256)
     client = fleet.client()
     origins = CoordinatorAlone(client, fleet.transports[-1])
     with pytest.raises(HashMismatch):
