@@ -93,7 +93,7 @@ def workers(fleet: Driven) -> Workers:
 
 @pytest.fixture
 def explanations(fleet: Driven) -> Explanations:
-    return Explanations(fleet.queue, fleet.clock, FleetTimes(), fleet.queue.budgets)
+    return Explanations(fleet.queue, fleet.clock, FleetTimes())
 
 
 def jobs(name: str, numbers: range, **more: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.coordinator.database.database import look_into
 from stoker.coordinator.database.database_check import check_database
-from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.queue.reader import QueueReader
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.errors import DatabaseTrouble, StokerError

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.coordinator.database.database import Database, look_into
-from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.queue.reader import QueueReader
 from stoker.core.clock import SystemClock
 from stoker.core.errors import StokerError
 from stoker.protocol.view_messages import AttemptView, JobDetails

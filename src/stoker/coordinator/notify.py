@@ -22,8 +22,8 @@ from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import EVENTS, JOBS
 from stoker.coordinator.queue.commands import CloseHook, MoveHook
 from stoker.coordinator.queue.queue import Queue
-from stoker.coordinator.queue.read_details import event_object, told_events
-from stoker.coordinator.queue.read_fleet import WebhookRow
+from stoker.coordinator.queue.read_jobs import event_object, told_events
+from stoker.coordinator.queue.reader import WebhookRow
 from stoker.core.clock import Clock
 from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.http.http_messages import told
+from stoker.coordinator.http.http_messages import Refusal
 from stoker.coordinator.http.job_routes import CodeGate
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput, CodeNotAccepted, StokerError
@@ -68,15 +68,15 @@ def test_without_a_commit_it_is_400_and_with_another_412_with_a_remedy(repositor
     for lacking in (submission(""), submission("a" * 40, tree="")):
         error = refused(gate, lacking)
         assert isinstance(error, CodeNotAccepted)
-        assert (told(error).status, error.exit_code) == (400, 39)
+        assert (Refusal(error).status, error.exit_code) == (400, 39)
     unknown = refused(gate, submission("a" * 40))
     assert isinstance(unknown, CodeNotAccepted)
-    assert (told(unknown).status, unknown.exit_code) == (412, 39)
+    assert (Refusal(unknown).status, unknown.exit_code) == (412, 39)
     assert "is aaaaaaaaaaaa, which is none of the last 100" in unknown.message
     assert unknown.hint == "git pull --rebase && git push origin main && stoker submit m.toml"
     head = git(repository, "rev-parse", "HEAD")
     dirty = refused(gate, submission(f"{head}+2", source="stoker submit -- python train.py"))
-    assert told(dirty).status == 412
+    assert Refusal(dirty).status == 412
     assert "with 2 uncommitted changes" in dirty.message
     assert dirty.hint.endswith("&& git push origin main && stoker submit -- python train.py")
 

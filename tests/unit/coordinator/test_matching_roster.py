@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.http.overview import GONE_S, LeaseSummary, RosterMachine, machine_view
+from stoker.coordinator.http.overview import GONE_S, machine_view
+from stoker.coordinator.queue.commands import MachineInspection
+from stoker.coordinator.queue.reader import LeaseView, MachineRow
 from stoker.core.device import GIB
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from tests.unit.coordinator.fleets import box, card
@@ -15,17 +17,33 @@ NOW_S = 1_000_000.0
 
 
 def view(**said: Any) -> Any:
-    facts = RosterMachine(name="desk", **({"last_seen_s": NOW_S} | said))
-    return machine_view(facts, now_s=NOW_S, silent_s=120.0)
+    columns: dict[str, Any] = {
+        "name": "desk",
+        "last_seen_s": NOW_S,
+        "first_seen_s": 0.0,
+        "capability": {},
+        "declared": {},
+    }
+    columns |= dict.fromkeys(("incarnation", "boot_id", "version", "capability_digest", "closed", "why"), "")
+    columns |= {"slots": None, "left_s": None, "until_s": None, "closed_devices": {}}
+    offer = said.pop("offer", None)
+    return machine_view(MachineRow(**(columns | said)), MachineInspection(), offer, now_s=NOW_S, silent_s=120.0)
+
+
+def lease(job: str, *devices: str) -> LeaseView:
+    return LeaseView(
+        seq=1, job="", name=job, recipe="", class_id=1, state="running", attempt=1, epoch=1, incarnation="",
+        until_s=0.0, started_s=None, devices=devices,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("said", "state"),
     [
         ({}, "ready"),
-        ({"leases": (LeaseSummary(job="gbt"),)}, "busy"),
-        ({"leases": (LeaseSummary(job="gbt"),), "slots": 2}, "ready"),
-        ({"closed": "drained", "leases": (LeaseSummary(job="gbt"),)}, "drained"),
+        ({"held": (lease("gbt"),)}, "busy"),
+        ({"held": (lease("gbt"),), "slots": 2}, "ready"),
+        ({"closed": "drained", "held": (lease("gbt"),)}, "drained"),
         ({"closed": "cordoned"}, "cordoned"),
         ({"closed": "paused"}, "paused"),
         ({"last_seen_s": NOW_S - 120.0}, "ready"),
@@ -70,7 +88,7 @@ def test_devices_say_who_is_on_them_what_is_promised_and_why_nothing_more_is():
     )
     found = view(
         capability=box("desk", card("GPU-1"), card("GPU-2"), card("GPU-3")).to_dict(),
-        leases=(LeaseSummary(job="resnet/1", devices=("GPU-1",)), LeaseSummary(job="prep")),
+        held=(lease("resnet/1", "GPU-1"), lease("prep")),
         closed_devices={"GPU-3": "cordoned"},
         offer=offer,
     )

@@ -15,7 +15,7 @@ import pytest
 from stoker.coordinator import notify as notifying
 from stoker.coordinator.notify import Notifier, is_wanted, may_be_told
 from stoker.coordinator.queue.commands import AddHook
-from stoker.coordinator.queue.read_fleet import WebhookRow
+from stoker.coordinator.queue.reader import WebhookRow
 from stoker.core.errors import DatabaseTrouble
 from stoker.host.http.exchange import HttpSettings
 from tests.contract.queue_driving import Driven, order

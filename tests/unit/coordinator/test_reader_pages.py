@@ -13,7 +13,7 @@ from sqlalchemy import NullPool, create_engine, event, insert, text
 from stoker.coordinator.database.database import Database, look_into
 from stoker.coordinator.database.tables import CLASSES, COUNTERS, JOBS, LEASES
 from stoker.coordinator.queue import read_jobs
-from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.queue.reader import QueueReader
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput
 

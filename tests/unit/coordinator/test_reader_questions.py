@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.queue.reader import QueueReader
 from stoker.core.errors import Ambiguous, NotFound
 from stoker.core.events import FleetKinds
 from tests.contract.queue_driving import Driven, busy, order

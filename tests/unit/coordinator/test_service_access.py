@@ -14,7 +14,7 @@ from stoker.coordinator.http.access import (
     recorded,
     rules_for,
 )
-from stoker.coordinator.http.http_messages import Refusal, known
+from stoker.coordinator.http.http_messages import Refusal, refusal_of
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Forbidden, NotFound, StokerError
 from stoker.core.frozen import changed
@@ -109,7 +109,7 @@ class Desk:
         try:
             self.ask(method, path, peer, **headers)
         except (Refusal, StokerError) as error:
-            return known(error).status
+            return refusal_of(error).status
         return 0
 
 
@@ -130,10 +130,10 @@ def test_workers_of_the_own_user_are_let_in_and_all_others_need_a_certificate(me
 @pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
 def test_workers_own_requests_are_judged_by_the_same_rule(rules: Rules):
     head = {b"host": b"127.0.0.1:7717"}
-    assert Desk(rules).access.judge_worker(head, OWN) == LOCAL_WORKER
+    assert Desk(rules).access.judge("POST", "/v1/claims", head, OWN) == LOCAL_WORKER
     with pytest.raises(Refusal) as caught:
-        Desk(rules).access.judge_worker(head, LOOPBACK)
-    assert known(caught.value).status == 401
+        Desk(rules).access.judge("POST", "/v1/claims", head, LOOPBACK)
+    assert refusal_of(caught.value).status == 401
 
 
 @pytest.mark.parametrize(("method", "path", "role"), BY_ROLE)
@@ -190,14 +190,14 @@ def test_a_certificate_that_was_taken_back_is_refused_at_once():
     with pytest.raises(Forbidden, match="forgotten"):
         desk.ask("POST", "/v1/claims", LAB1)
     with pytest.raises(Forbidden, match="forgotten"):
-        desk.access.judge_worker({}, LAB1)
+        desk.access.judge("POST", "/v1/claims", {}, LAB1)
 
 
 def test_a_certificate_ends_with_its_time_even_on_a_connection_that_stands():
     desk = Desk(EVERYWHERE)
     desk.clock.advance(101.0)
     with pytest.raises(Forbidden, match="expired"):
-        desk.access.judge_worker({}, LAB1)
+        desk.access.judge("POST", "/v1/claims", {}, LAB1)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_certificate_ends_with_its_time_even_on_a_connection_that_stands():
 )
 def test_what_we_have_not_issued_is_refused_whoever_signed_it(shown: Certificate):
     with pytest.raises(Forbidden, match="has not issued"):
-        Desk(EVERYWHERE).access.judge_worker({}, Peer(address="192.0.2.7", certificate=shown))
+        Desk(EVERYWHERE).access.judge("POST", "/v1/claims", {}, Peer(address="192.0.2.7", certificate=shown))
 
 
 def test_a_token_that_is_over_opens_nothing():
@@ -303,7 +303,7 @@ OWN_NAMES = changed(EVERYWHERE, names=frozenset({"desk.example.org", "192.0.2.7"
 def test_a_page_that_points_its_name_at_a_forwarded_socket_is_refused(rules: Rules, host: str):
     assert Desk(rules).status("GET", "/v1/jobs", OWN, host=host) == 403
     with pytest.raises(Refusal, match="is not called"):
-        Desk(rules).access.judge_worker({b"host": host.encode()}, OWN)
+        Desk(rules).access.judge("POST", "/v1/claims", {b"host": host.encode()}, OWN)
 
 
 @pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
@@ -348,7 +348,7 @@ def test_a_protocol_too_far_from_ours_is_refused(version: str, expected: int):
 def test_a_refusal_says_what_to_do():
     with pytest.raises(Refusal) as caught:
         Desk(HERE).ask("POST", "/v1/jobs")
-    told = known(caught.value)
+    told = refusal_of(caught.value)
     assert isinstance(told.error, Forbidden)
     assert "STOKER_OPERATOR_TOKEN" in told.error.hint
     assert TOKEN not in str(told.error.to_dict())

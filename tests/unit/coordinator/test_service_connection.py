@@ -6,17 +6,18 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, RootModel
 
 from stoker.coordinator.http.access import LOCAL_WORKER, Peer
 from stoker.coordinator.http.http_connection import BULK_BYTES, READ_BYTES, ClientLimits, ServerConnection
 from stoker.coordinator.http.http_messages import SPEECH_BYTES, WORD_BYTES, Receive, Scope, Send, say
 from stoker.coordinator.http.server import CoordinatorServer, ServerSetup
 from stoker.coordinator.http.submission_body import BodyMemoryBudget
-from stoker.coordinator.http.worker_routes import Route, WorkerReply
+from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRoute, WorkerTable
 from stoker.core.errors import Forbidden
 from stoker.core.leases import Principal
 from stoker.host.network import listen_at
@@ -37,26 +38,36 @@ HURRIED = ClientLimits(
 DEADLINE_S = 30.0
 
 
+class Anything(RootModel[Any]):
+    """Any JSON."""
+
+
+class Quick(BaseModel):
+    """How long what was sent is, as text."""
+
+    quick: int
+
+
 class Toy:
-    """Answers `/quick` at its connection and everything else as an app, each with what it was sent."""
+    """Answers `/quick` as workers' requests are answered and everything else as an app, each with what it was sent."""
 
     def __init__(self) -> None:
         self.left = threading.Event()
         self.has_asked = threading.Event()
         self.may_read = asyncio.Event()
-        self.app = self
-        self.words = BodyMemoryBudget()
-        self.waiting: list[asyncio.Task[None]] = []
+        self.app = self._answer
+        self.workers = WorkerTable(find=self._find, judge=self._judge, bodies=BodyMemoryBudget())
 
-    def find(self, path: str) -> Route | None:
-        return {"/quick": self._echo, "/hold": self._hold, "/broken": self._break}.get(path)
-
-    def judge_worker(self, headers: dict[bytes, bytes], _peer: Peer) -> Principal:
+    def _judge(self, _method: str, _path: str, headers: Mapping[bytes, bytes], _peer: Peer) -> Principal:
         if headers.get(b"x-who") == b"stranger":
             raise Forbidden("not you")
         return LOCAL_WORKER
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _find(self, path: str) -> WorkerRoute | None:
+        answers = {"/quick": self._echo, "/hold": self._hold, "/broken": self._break}
+        return WorkerRoute(Anything, answers[path]) if path in answers else None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         size, more = 0, True
         if scope["path"] == "/later":
             await self.may_read.wait()
@@ -77,28 +88,26 @@ class Toy:
             return
         await say(send, json.dumps({"app": scope["path"], "size": size}).encode())
 
-    def close(self) -> None:
-        for task in self.waiting:
-            task.cancel()
+    def close(self) -> None: ...
 
     def end(self) -> None: ...
 
     async def reload(self) -> None: ...
 
-    def _echo(self, body: bytes, reply: WorkerReply, _who: Principal) -> None:
-        reply.say(json.dumps({"quick": len(body)}).encode())
-        reply.say(b"a second answer counts for nothing")
+    def _echo(self, message: Anything, _who: Principal, exchange: WorkerExchange) -> None:
+        exchange.say(Quick(quick=len(str(message.root))))  # type: ignore[arg-type]  # a toy's message
+        exchange.fail(Forbidden("a second answer counts for nothing"))
 
-    def _break(self, _body: bytes, _reply: WorkerReply, _who: Principal) -> None:
+    def _break(self, _message: Anything, _who: Principal, _exchange: WorkerExchange) -> None:
         raise ZeroDivisionError("secret detail")
 
-    def _hold(self, _body: bytes, reply: WorkerReply, _who: Principal) -> None:
+    def _hold(self, _message: Anything, _who: Principal, exchange: WorkerExchange) -> None:
         async def hold() -> None:
-            await reply.gone()
+            await exchange.gone()
             self.left.set()
 
         self.has_asked.set()
-        self.waiting.append(asyncio.ensure_future(hold()))
+        exchange.say_later(hold())
 
 
 @pytest.fixture
@@ -152,10 +161,10 @@ def post(path: str, body: bytes = b"{}", **headers: Any) -> bytes:
     return f"POST {path} HTTP/1.1\r\nhost: x\r\n{named}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_workers_words_are_answered_at_the_connection_and_the_rest_by_the_app(toy):
+def test_workers_requests_are_answered_at_the_connection_and_the_rest_by_the_app(toy):
     with dial(toy) as connection:
         for _ in range(3):
-            connection.sendall(post("/quick", b"abc"))
+            connection.sendall(post("/quick", b"123"))
             assert json.loads(read_answer(connection)[2]) == {"quick": 3}
             connection.sendall(post("/other", b"abcd"))
             assert json.loads(read_answer(connection)[2]) == {"app": "/other", "size": 4}
@@ -163,27 +172,29 @@ def test_workers_words_are_answered_at_the_connection_and_the_rest_by_the_app(to
 
 def test_a_body_may_come_in_pieces_in_chunks_and_after_a_question(toy):
     with dial(toy) as connection:
-        whole = post("/quick", b"x" * 1000)
+        whole = post("/quick", b"1" * 1000)
         for at in range(0, len(whole), 100):
             connection.sendall(whole[at : at + 100])
         assert json.loads(read_answer(connection)[2]) == {"quick": 1000}
         connection.sendall(
-            b"POST /quick HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+            b"POST /quick HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\n123\r\n0\r\n\r\n"
         )
         assert json.loads(read_answer(connection)[2]) == {"quick": 3}
         connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 100 Continue")
-        connection.sendall(b"ab")
+        connection.sendall(b"12")
         assert json.loads(read_answer(connection)[2]) == {"quick": 2}
 
 
 def test_requests_that_do_not_wait_for_answers_are_answered_in_their_order(toy):
     with dial(toy) as connection:
-        connection.sendall(post("/other") + post("/quick", b"abc") + post("/other", b"abcd"))
+        connection.sendall(post("/other") + post("/quick", b"123") + post("/quick", b"12345") + post("/other", b"abcd"))
         data = b""
-        while data.count(b"HTTP/1.1 200") < 3 or not data.endswith(b"}"):
+        while data.count(b"HTTP/1.1 200") < 4 or not data.endswith(b"}"):
             data += connection.recv(65536)
-        assert data.index(b'{"app": "/other", "size": 2}') < data.index(b'"size": 4}')
+        answers = [b'{"app": "/other", "size": 2}', b'{"quick":3}', b'{"quick":5}', b'"size": 4}']
+        places = [data.index(one) for one in answers]
+        assert places == sorted(places)
 
 
 def test_a_connection_that_is_to_close_is_closed_after_the_answer(toy):
@@ -203,7 +214,7 @@ def test_a_refusal_does_not_wait_for_the_body(toy):
         status, _, body = read_answer(connection)
         assert (status, json.loads(body)["error"]) == (403, "not_allowed")
         # What still comes is dropped, and the connection goes on.
-        connection.sendall(b"x" * 100 + post("/quick", b"abc"))
+        connection.sendall(b"x" * 100 + post("/quick", b"123"))
         assert json.loads(read_answer(connection)[2]) == {"quick": 3}
 
 

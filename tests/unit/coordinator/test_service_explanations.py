@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Iterator[Driven]:
 
 @pytest.fixture
 def explanations(fleet: Driven) -> Explanations:
-    return Explanations(fleet.queue, fleet.clock, FleetTimes(), fleet.queue.budgets)
+    return Explanations(fleet.queue, fleet.clock, FleetTimes())
 
 
 def ran(fleet: Driven, *names: str) -> None:

@@ -218,7 +218,7 @@ def test_answers_of_a_group_come_together_and_each_to_whoever_asked():
     async def scene():
         queue, changes = Posted(), []
         loop = asyncio.get_running_loop()
-        counter = QueueBridge(queue, loop, on_change=lambda newest, *, is_reread: changes.append((newest, is_reread)))
+        counter = QueueBridge(queue.post, loop, on_change=lambda newest, is_reread: changes.append((newest, is_reread)))
         asking = [asyncio.ensure_future(counter.ask(Sweep())) for _ in range(3)]
         await asyncio.sleep(0)
         counter.bring_change(6, True)
@@ -241,7 +241,7 @@ def test_an_answer_after_the_end_of_the_loop_is_nobodys():
     held: list[QueueBridge] = []
 
     async def scene():
-        counter = QueueBridge(queue, asyncio.get_running_loop(), on_change=lambda newest, *, is_reread: None)
+        counter = QueueBridge(queue.post, asyncio.get_running_loop(), on_change=lambda newest, is_reread: None)
         held.append(counter)
         counter.post(Sweep(), lambda answer: None)
 

@@ -11,7 +11,7 @@ from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.database.tables import ATTEMPTS, EVENTS, JOBS
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
 from stoker.coordinator.queue.queue import Queue
-from stoker.coordinator.queue.read_details import read_newest_event, read_object
+from stoker.coordinator.queue.read_jobs import read_newest_event, read_object
 from stoker.core.clock import Clock
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import fresh, frozen

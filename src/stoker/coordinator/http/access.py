@@ -60,11 +60,11 @@ _SYSTEM_A_READS = frozenset({"/v1/jobs", "/v1/workers"})
 
 # The first that fits counts.
 _TABLE: tuple[tuple[str, str, Need], ...] = (
+    ("POST", r"/v1/(?:hello|claims|renewals|sources|certificates/renew)", _WORKERS),
+    ("POST|PUT", r"/v1/attempts/.*", _WORKERS),
     ("GET|HEAD", r"/v1/health", _ANYBODY),
     ("POST", r"/v1/join/(?:begin|finish)", _ANYBODY),
     ("POST", r"/v1/machines/[^/]+/report", _WORKERS_OF_ANY_VERSION),
-    ("POST", r"/v1/(?:hello|claims|renewals|sources|certificates/renew)", _WORKERS),
-    ("POST|PUT", r"/v1/attempts/.*", _WORKERS),
     ("POST", r"/v1/job/(?:claim|[^/]+/(?:heartbeat|complete|fail))", _WORKERS),
     ("PUT", r"/v1/model/.*", _WORKERS),
     ("POST|PATCH", r"/v1/uploads(?:/.*)?", _SUBMITTERS_AND_WORKERS),
@@ -187,6 +187,10 @@ def rules_for(*, token: str, host: str, port: int, names: Iterable[str] = ()) ->
     return Rules(token=token.encode(), hosts=ours)
 
 
+Judge = Callable[[str, str, Mapping[bytes, bytes], Peer], Principal]
+"""Returns who asks with a method, at a path, with these headers, from there; or refuses with the reason."""
+
+
 class Access:
     """Judges requests. `on_use` hears the id of every token that was shown and counts."""
 
@@ -203,11 +207,6 @@ class Access:
         self._clock = clock
         self._on_use = on_use
         self._wrong_tokens = RateLimiter(_WRONG_TOKENS)
-
-    def judge_worker(self, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
-        """Return the worker that speaks on a route of workers alone, or refuse with the reason."""
-        self._judge_head(headers, peer, is_read=False)
-        return LOCAL_WORKER if peer.is_own_user else self._machine(peer)
 
     def judge(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer = UNKNOWN) -> Principal:
         """Return who asks, if they may, or refuse with the reason."""

@@ -10,11 +10,12 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
 
 from stoker.coordinator.http.exec_sessions import ExecSessions
 from stoker.coordinator.http.feeds import SECONDS, SIZES, EventFeed, Histogram, MetricsPage
 from stoker.coordinator.http.long_poll import Followers, WaitingClaims
+from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submit, Write
 from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
@@ -24,7 +25,7 @@ from stoker.core.frozen import frozen
 from stoker.core.leases import FleetTimes
 from stoker.protocol.job_messages import Submission, SubmissionResponse
 from stoker.protocol.lease_messages import Claim, ClaimResponse
-from stoker.protocol.view_messages import DoneView, JobExplanation, MachineView, ScheduleView
+from stoker.protocol.view_messages import DoneView
 
 # Where the event loop asks the queue: commands go in one by one, answers come back a group at a time.
 #
@@ -34,24 +35,18 @@ from stoker.protocol.view_messages import DoneView, JobExplanation, MachineView,
 Then: TypeAlias = Callable[[Answer | StokerError], None]
 
 
-class BridgeQueue(Protocol):
-    """The queue, as far as it is needed here."""
-
-    def post(self, command: Command, then: Then) -> None:
-        """Take a command; `then` is called with its answer or its error, in another thread."""
-
-
-class OnChange(Protocol):
-    """Hears in the loop of commits since it last heard of some: the newest event, and whether rows were read again."""
-
-    def __call__(self, newest: int, *, is_reread: bool) -> None: ...
-
-
 class QueueBridge:
     """One event loop's way to the queue, and what it has counted there."""
 
-    def __init__(self, queue: BridgeQueue, loop: asyncio.AbstractEventLoop, *, on_change: OnChange) -> None:
-        self._queue = queue
+    def __init__(
+        self,
+        post: Callable[[Command, Then], None],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_change: Callable[[int, bool], None],
+    ) -> None:
+        """Ask by the queue's `post`; `on_change` is called as its listeners are, in the loop."""
+        self._post = post
         self._loop = loop
         self._on_change = on_change
         self._answers: deque[tuple[_Asked, Answer | StokerError]] = deque()
@@ -68,7 +63,7 @@ class QueueBridge:
     def post(self, command: Command, then: Then) -> None:
         """Ask, and have the answer or the refusal brought to `then`, in the loop. It must not raise."""
         asked = _Asked(command, then, self._loop.time())
-        self._queue.post(command, lambda answer: self._bring(asked, answer))
+        self._post(command, lambda answer: self._bring(asked, answer))
 
     async def ask(self, command: Command) -> Any:
         """Return the queue's answer, or raise its refusal."""
@@ -80,7 +75,7 @@ class QueueBridge:
         """The same for a command that takes a while to be taken in."""
         future = self._loop.create_future()
         asked = _Asked(command, _settling(future), self._loop.time())
-        await self._loop.run_in_executor(threads, self._queue.post, command, lambda answer: self._bring(asked, answer))
+        await self._loop.run_in_executor(threads, self._post, command, lambda answer: self._bring(asked, answer))
         return await future
 
     def bring_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
@@ -121,7 +116,7 @@ class QueueBridge:
         while changes:
             newest, reread = changes.popleft()
             is_reread = is_reread or reread
-        self._on_change(newest, is_reread=is_reread)
+        self._on_change(newest, is_reread)
 
     def _note(self, asked: _Asked, answer: Answer | StokerError, now_s: float) -> None:
         self.asked[asked.sort] = self.asked.get(asked.sort, 0) + 1
@@ -165,6 +160,8 @@ most: a piece that is not read yet, and the next one.
 """
 READERS = 4
 FILE_THREADS = 4
+TOKEN_EVERY_S = 600.0
+"""The use of a token is recorded at most so often."""
 ORDER_THREADS = 1
 """Submissions are checked one after the other: each may be a hundred megabytes."""
 
@@ -180,19 +177,6 @@ class CoordinatorInfo:
     times: FleetTimes
 
 
-@frozen
-class Views:
-    """Answers that need more than the database: placement's opinion, the pace of heartbeats."""
-
-    machines: Callable[[str], tuple[MachineView, ...]]
-    """All, or the one of a name."""
-    explain: Callable[[str], JobExplanation]
-    forecast: Callable[[Submission, SubmissionResponse], SubmissionResponse]
-    """Of a dry run, what would become of its jobs."""
-    schedule: Callable[[], ScheduleView]
-    """The state of the scheduler."""
-
-
 class ServiceContext:
     """One coordinator, inside its event loop."""
 
@@ -201,7 +185,7 @@ class ServiceContext:
         *,
         queue: Queue,
         keeping: CoordinatorStorage,
-        views: Views,
+        views: Explanations,
         about: CoordinatorInfo,
         clock: Clock,
         reload: Callable[[bool, str], DoneView],
@@ -214,6 +198,7 @@ class ServiceContext:
         self.about = about
         self.clock = clock
         self._reload = reload
+        self._tokens_noted: dict[str, float] = {}
         self._reads = ThreadPoolExecutor(READERS, thread_name_prefix="reads")
         self._files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="files")
         self._bulk_answers = 0
@@ -222,9 +207,9 @@ class ServiceContext:
         self._forecasts = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
         # Of its own: hundreds who want the whole past must not keep anybody else from reading.
         self._past = ThreadPoolExecutor(1, thread_name_prefix="past")
-        self.counter = QueueBridge(queue, loop, on_change=self._on_change)
+        self.counter = QueueBridge(queue.post, loop, on_change=self._on_change)
         self.execs = ExecSessions(clock, is_current=queue.is_current)
-        self.waiting = WaitingClaims(self._ask_again)
+        self.waiting = WaitingClaims(self.claim)
         self.feed = EventFeed(lambda after, limit: _in(self._past, self.reader.events, after, limit))
         self.followers = Followers(loop)
         queue.on_change(self.counter.bring_change)
@@ -273,8 +258,35 @@ class ServiceContext:
         """Read cluster file and manifest again; `by` is recorded, empty for the coordinator itself."""
         return await self.order(self._reload, dry_run, by)
 
+    def note_token(self, id: str) -> None:
+        """Record that a token was used: seldom, and without anybody waiting for it."""
+        now_s = self.clock.monotonic_s()
+        if now_s - self._tokens_noted.get(id, float("-inf")) >= TOKEN_EVERY_S:
+            self._tokens_noted[id] = now_s
+            self.counter.post(NoteTokens(ids=(id,)), lambda _answer: None)
+
+    def machine_counts(self) -> dict[str, int]:
+        """Count the machines by state. Blocks."""
+        return dict(Counter(machine.state for machine in self.views.machines("")))
+
+    def figures(self) -> bytes:
+        """Return the figures of this coordinator as Prometheus reads them. Blocks."""
+        page, counter = MetricsPage(), self.counter
+        page.by("stoker_jobs", "gauge", "Jobs by state.", "state", self.reader.counts())
+        page.by("stoker_machines", "gauge", "Machines by state.", "state", self.machine_counts())
+        page.by("stoker_asked_total", "counter", "What was asked of the queue.", "command", counter.asked)
+        page.by("stoker_refusals_total", "counter", "What the queue refused, by code.", "code", counter.refused)
+        page.one("stoker_grants_total", "counter", "Leases granted.", counter.grants)
+        page.histogram("stoker_answer_seconds", "From a command to its durable answer.", counter.seconds)
+        page.histogram("stoker_group_size", "Answers that one commit brought.", counter.group_sizes)
+        page.one("stoker_waiting_claims", "gauge", "Claims that are held open.", len(self.waiting))
+        page.one("stoker_event_listeners", "gauge", "Streams of events.", self.feed.listeners)
+        page.one("stoker_file_followers", "gauge", "Who waits for a file to grow.", len(self.followers))
+        page.one("stoker_uptime_seconds", "gauge", "Since the start.", self.clock.wall_s() - self.about.started_s)
+        return page.to_bytes()
+
     def close(self) -> None:
-        """Let everybody go who waits; nothing is held open from now on."""
+        """Answer all that wait; nothing is held open from now on."""
         self.execs.close()
         self.waiting.close()
         self.feed.close()
@@ -285,7 +297,8 @@ class ServiceContext:
         for threads in (self._reads, self._forecasts, self._files, self._orders, self._past):
             threads.shutdown(wait=True, cancel_futures=True)
 
-    async def _ask_again(self, claim: Claim) -> ClaimResponse:
+    async def claim(self, claim: Claim) -> ClaimResponse:
+        """Ask the queue for work for a machine; the answer also has the commands that it is to run inside jobs."""
         granted: ClaimResponse = await self.counter.ask(claim)
         return self.execs.told(claim.worker, granted)
 
@@ -293,7 +306,7 @@ class ServiceContext:
         """Take word of machines that should ask again, in the writer's thread."""
         self._loop.call_soon_threadsafe(self.waiting.call, machines)
 
-    def _on_change(self, newest: int, *, is_reread: bool) -> None:
+    def _on_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
         self.feed.note(newest)
         if is_reread:
             self.waiting.stir()
@@ -301,56 +314,3 @@ class ServiceContext:
 
 def _in(threads: ThreadPoolExecutor, ask: Callable[..., T], *args: Any, **named: Any) -> Awaitable[T]:
     return asyncio.get_running_loop().run_in_executor(threads, lambda: ask(*args, **named))
-
-
-# When tokens were last used: written down seldom, so that no request waits for it.
-
-EVERY_S = 600.0
-"""A use is told to the queue at most so often for each token."""
-
-
-class TokenUses:
-    """Hears of every use."""
-
-    def __init__(self, office: ServiceContext) -> None:
-        self._office = office
-        self._told: dict[str, float] = {}
-
-    def note(self, id: str) -> None:
-        """Take word of a use."""
-        now_s = self._office.clock.monotonic_s()
-        if now_s - self._told.get(id, float("-inf")) >= EVERY_S:
-            self._told[id] = now_s
-            self._office.counter.post(NoteTokens(ids=(id,)), lambda _answer: None)
-
-
-# What of a coordinator is worth a curve.
-
-
-class FleetFigures:
-    """The figures of one coordinator."""
-
-    def __init__(self, office: ServiceContext) -> None:
-        self._office = office
-
-    def text(self) -> bytes:
-        """Return them as Prometheus reads them. Reads the database, so it blocks."""
-        office, page = self._office, MetricsPage()
-        counter = office.counter
-        page.by("stoker_jobs", "gauge", "Jobs by state.", "state", office.reader.counts())
-        page.by("stoker_machines", "gauge", "Machines by state.", "state", machine_counts(office))
-        page.by("stoker_asked_total", "counter", "What was asked of the queue.", "command", counter.asked)
-        page.by("stoker_refusals_total", "counter", "What the queue refused, by code.", "code", counter.refused)
-        page.one("stoker_grants_total", "counter", "Leases granted.", counter.grants)
-        page.histogram("stoker_answer_seconds", "From a command to its durable answer.", counter.seconds)
-        page.histogram("stoker_group_size", "Answers that one commit brought.", counter.group_sizes)
-        page.one("stoker_waiting_claims", "gauge", "Claims that are held open.", len(office.waiting))
-        page.one("stoker_event_listeners", "gauge", "Streams of events.", office.feed.listeners)
-        page.one("stoker_file_followers", "gauge", "Who waits for a file to grow.", len(office.followers))
-        page.one("stoker_uptime_seconds", "gauge", "Since the start.", office.clock.wall_s() - office.about.started_s)
-        return page.to_bytes()
-
-
-def machine_counts(office: ServiceContext) -> dict[str, int]:
-    """Count the machines by state. Reads the database, so it blocks."""
-    return dict(Counter(machine.state for machine in office.views.machines("")))

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from stoker.coordinator.database.database_check import judge
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
 from stoker.coordinator.http.access import Still, Who, recorded
-from stoker.coordinator.http.app_state import FleetFigures, ServiceContext, machine_counts
+from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.feeds import BEAT_S, CONTENT_TYPE, EventFeed
 from stoker.coordinator.http.http_messages import HEADERS, MachineName, answer, done, json_bytes, raw
 from stoker.coordinator.http.worker_routes import own
@@ -27,7 +27,7 @@ from stoker.coordinator.queue.commands import (
     NoteReport,
     OpenMachine,
 )
-from stoker.coordinator.queue.read_fleet import WebhookRow
+from stoker.coordinator.queue.reader import WebhookRow
 from stoker.core.errors import BadInput, Forbidden, NotFound
 from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
@@ -142,9 +142,8 @@ After = Annotated[int | None, Query(ge=0, le=_LAST_ID)]
 class FleetRoutes:
     """Answers them."""
 
-    def __init__(self, office: ServiceContext, figures: FleetFigures) -> None:
+    def __init__(self, office: ServiceContext) -> None:
         self._office = office
-        self._figures = figures
         self.router = APIRouter(tags=["fleet"])
         add = self.router.add_api_route
         add("/v1/status", self.status, response_model=FleetStatus)
@@ -193,7 +192,7 @@ class FleetRoutes:
 
     async def metrics(self) -> Response:
         """Return figures as Prometheus reads them."""
-        return raw(await self._office.read(self._figures.text), CONTENT_TYPE)
+        return raw(await self._office.read(self._office.figures), CONTENT_TYPE)
 
     async def reload(self, who: Who, *, dry_run: Annotated[bool, Query()] = False) -> Response:
         """Read the cluster file and the manifest again, and say what changed."""
@@ -231,7 +230,7 @@ def fleet_status(office: ServiceContext) -> FleetStatus:
         server_s=office.clock.wall_s(),
         database=about.database,
         jobs=office.reader.counts(),
-        machines=machine_counts(office),
+        machines=office.machine_counts(),
         lease_s=pace.lease_s,
         heartbeat_s=pace.heartbeat_s,
         settling_s=pace.settling_s,

@@ -1,16 +1,15 @@
-"""The door that every request comes through: who may ask, how much may be said, and where it is answered.
+"""The app that requests come through: who may ask, how large a body may be; and the coordinator's parts, joined.
 
-Workers' own words are answered right here; everything else goes on to the documented app. Whatever goes wrong is told
-in one form.
+Only workers' own requests do not come here: their connection answers them (`worker_routes`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -20,14 +19,13 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from stoker.coordinator.auth.invites import Enrolment
-from stoker.coordinator.http.access import PEER, PRINCIPAL, STILL, UNKNOWN, Access, Rules, owner_of
-from stoker.coordinator.http.app_state import CoordinatorInfo, FleetFigures, ServiceContext, TokenUses, Views
+from stoker.coordinator.http.access import PEER, PRINCIPAL, STILL, UNKNOWN, Access, Judge, Peer, Rules, owner_of
+from stoker.coordinator.http.app_state import CoordinatorInfo, ServiceContext
 from stoker.coordinator.http.file_routes import ExecRoutes, FileRoutes, RetentionRoutes
 from stoker.coordinator.http.fleet_routes import FleetRoutes, HealthRoutes, MachineRoutes, WebhookRoutes
 from stoker.coordinator.http.http_messages import (
     ARCHIVE_BYTES,
     CSR_BYTES,
-    ENCODED_SLASH,
     JOIN_BYTES,
     REFUSALS,
     SPEECH_BYTES,
@@ -35,24 +33,21 @@ from stoker.coordinator.http.http_messages import (
     App,
     ErrorBody,
     Gone,
-    HttpError,
     Receive,
     Refusal,
     Scope,
     Send,
     announced_bytes,
     faults,
-    json_bytes,
-    known,
+    path_of,
     raw,
     read_body,
-    say,
+    refusal_of,
     say_error,
-    too_large,
 )
 from stoker.coordinator.http.job_routes import CodeGate, JobRoutes
 from stoker.coordinator.http.member_routes import EnrolmentRoutes, TokenRoutes
-from stoker.coordinator.http.overview import Explanations, MachineHealth
+from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.http.reload import CoordinatorFiles, lines_of, trouble_of
 from stoker.coordinator.http.submission_body import (
     SPOOL_BYTES,
@@ -64,7 +59,7 @@ from stoker.coordinator.http.submission_body import (
 )
 from stoker.coordinator.http.system_a import SystemARoutes
 from stoker.coordinator.http.tree_routes import ContentRoutes, TreeLocator
-from stoker.coordinator.http.worker_routes import SPOKEN, WorkerRoutes, WorkerRouteSpec
+from stoker.coordinator.http.worker_routes import SPOKEN, WorkerRoutes, WorkerRouteSpec, WorkerTable
 from stoker.coordinator.notify import Notifier
 from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
@@ -115,11 +110,11 @@ def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
-    return _told(known(error))
+    return _response(error)
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
-    """Answer nobody: whoever asked left in the middle, and it is no bug of ours."""
+    """Return an answer that is not sent: the client left in the middle, and that is no bug of ours."""
     return Response(None, _LEFT)
 
 
@@ -127,36 +122,35 @@ async def _faulty(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - it was registered for nothing else
     found = error.errors()
     if any(one["type"] == "json_invalid" for one in found):
-        return _told(known(BadInput("the request is not JSON")))
+        return _response(BadInput("the request is not JSON"))
     kind = request.headers.get("content-type", "")
     if "json" not in kind and any(tuple(one["loc"]) == ("body",) for one in found):
         said = f"the request is {kind}" if kind else "the request does not say what it is"
-        return _told(known(BadInput(said, hint="send JSON, with Content-Type: application/json")))
-    return _told(known(faults([(".".join(map(str, one["loc"])), one["msg"]) for one in found])))
+        return _response(BadInput(said, hint="send JSON, with Content-Type: application/json"))
+    return _response(faults([(".".join(map(str, one["loc"])), one["msg"]) for one in found]))
 
 
 async def _by_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - it was registered for nothing else
-    status = error.status_code
+    status, path = error.status_code, request.url.path
+    known: StokerError | Refusal
     if status == 404:
-        told = known(NotFound(f"there is nothing at {request.url.path}", hint="GET /v1/openapi.json lists the routes"))
+        known = NotFound(f"there is nothing at {path}", hint="GET /v1/openapi.json lists the routes")
     elif status == 405:
-        told = known(Refusal(Usage(f"{request.url.path} does not take {request.method}"), 405))
+        known = Refusal(Usage(f"{path} does not take {request.method}"), 405)
     elif status == 413:
-        told = known(TooLarge(str(error.detail)))
+        known = TooLarge(str(error.detail))
     elif status == 503:
-        told = known(no_room())
+        known = no_room()
     else:
-        told = known(Refusal(BadInput(str(error.detail)), status))
-    more = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())
-    return _told(HttpError(error=told.error, status=told.status, headers=(*told.headers, *more)))
+        known = Refusal(BadInput(str(error.detail)), status)
+    return _response(known, error.headers)
 
 
-def _told(told: HttpError) -> Response:
-    answer = raw(json_bytes(told.error.to_dict()), "application/json", told.status)
-    for name, value in told.headers:
-        answer.headers[name.decode()] = value.decode()
-    return answer
+def _response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    refusal = refusal_of(error)
+    own = {name.decode(): value.decode() for name, value in refusal.headers}
+    return raw(refusal.body, "application/json", refusal.status, {**own, **(headers or {})})
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -201,123 +195,102 @@ STRANGERS_AT_ONCE = 4
 
 
 class ServiceApp:
-    """The app that the server runs, and the door for what its connections answer by themselves."""
+    """The app that the server runs: judges each request by its head, and has the documented app answer it."""
 
-    def __init__(self, access: Access, workers: WorkerRoutes, documented: App) -> None:
-        self._access = access
+    def __init__(self, judge: Judge, documented: App) -> None:
+        self._judge = judge
         self._documented = documented
         self._bodies = BodyMemoryBudget()
         self._strangers = asyncio.Semaphore(STRANGERS_AT_ONCE)
-        self.words = BodyMemoryBudget(WORDS_BYTES, WORDS_EACH_BYTES)
-        self.find = workers.find
-        self.judge_worker = access.judge_worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = dict(scope["headers"])
-        route = self.find(scope["path"])
-        if route is None:
-            await self._pass_on(scope, receive, send, headers)
-            return
+        outgoing = _Outgoing(send)
         try:
-            who = self._access.judge_worker(headers, scope.get(PEER, UNKNOWN))
-            if scope["method"] != "POST":
-                raise Refusal(Usage(f"this route takes POST, not {scope['method']}"), 405, (b"allow", b"POST"))
-            answering = _Answering(receive)
-            room_bytes = announced_bytes(headers, SPEECH_BYTES)
-            body = ServiceRequestBody(
-                receive, self.words, owner_of(who), limit_bytes=SPEECH_BYTES, room_bytes=room_bytes
-            )
-            try:
-                route(await read_body(body.receive, headers, SPEECH_BYTES), answering, who)
-            finally:
-                body.release()
-            await say(send, await answering.answer)
-        except Gone:
-            return
-        except HTTPException as error:
-            await say_error(send, too_large(SPEECH_BYTES) if error.status_code == 413 else no_room())
-        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
-            await say_error(send, error)
-
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
-        is_begun = is_done = False
-        body: ServiceRequestBody | None = None
-
-        async def note(message: MutableMapping[str, Any]) -> None:
-            nonlocal is_begun, is_done
-            is_begun = True
-            if body is not None:
-                body.release()
-            is_done = message["type"] == "http.response.body" and not message.get("more_body")
-            await send(message)
-
-        try:
-            # By the path that routes are found by: what is judged and what is asked must be the same.
-            path = scope["path"] = path_of(scope["raw_path"])
-            self._judge(scope, headers)
-            limit_bytes = most_bytes(scope["method"], path)
-            size_bytes = announced_bytes(headers, limit_bytes)
-            if path in _OF_STRANGERS:
-                await self._answer_stranger(scope, await read_body(receive, headers, limit_bytes), note)
-                return
-            if size_bytes:
-                room_bytes = min(size_bytes, SPOOL_BYTES) if is_spooled(scope["method"], path) else size_bytes
-                owner = owner_of(scope[PRINCIPAL])
-                body = ServiceRequestBody(
-                    receive,
-                    self._bodies,
-                    owner,
-                    limit_bytes=limit_bytes,
-                    room_bytes=room_bytes,
-                    is_json=path in _NAMING_MANY,
-                )
-            await self._documented(scope, receive if body is None else body.receive, note)
+            # By the path that routes are found by: what is judged and what is answered must be the same.
+            method, path = scope["method"], path_of(scope["raw_path"])
+            headers, peer = dict(scope["headers"]), scope.get(PEER, UNKNOWN)
+            scope["path"], scope[PRINCIPAL] = path, self._judge(method, path, headers, peer)
+            scope[STILL] = partial(self._may_still, method, path, headers, peer)
+            await self._answer_documented(scope, headers, receive, outgoing)
         except Gone:
             return
         except Exception as error:
-            if is_begun and not is_done:
+            if outgoing.is_begun and not outgoing.is_done:
                 # The answer can only break off; the server closes the connection.
                 raise
-            if not is_begun:
+            if not outgoing.is_begun:
                 await say_error(send, error)
         finally:
-            if body is not None:
-                body.release()
+            outgoing.release()
+
+    async def _answer_documented(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, outgoing: _Outgoing
+    ) -> None:
+        method, path = scope["method"], scope["path"]
+        limit_bytes = most_bytes(method, path)
+        size_bytes = announced_bytes(headers, limit_bytes)
+        if path in _OF_STRANGERS:
+            await self._answer_stranger(scope, await read_body(receive, headers, limit_bytes), outgoing.send)
+            return
+        if size_bytes:
+            outgoing.body = ServiceRequestBody(
+                receive,
+                self._bodies,
+                owner_of(scope[PRINCIPAL]),
+                limit_bytes=limit_bytes,
+                room_bytes=min(size_bytes, SPOOL_BYTES) if is_spooled(method, path) else size_bytes,
+                is_json=path in _NAMING_MANY,
+            )
+            receive = outgoing.body.receive
+        await self._documented(scope, receive, outgoing.send)
 
     async def _answer_stranger(self, scope: Scope, data: bytes, send: Send) -> None:
         """Answer a request that needs no credentials: a few at a time, so that a flood of them delays no other.
 
         The body has come and the answer has not begun to leave while others wait: slow clients keep none waiting.
         """
-        told: list[MutableMapping[str, Any]] = []
+        messages: list[MutableMapping[str, Any]] = []
 
         async def receive() -> MutableMapping[str, Any]:
             return {"type": "http.request", "body": data, "more_body": False}
 
         async def keep(message: MutableMapping[str, Any]) -> None:
-            told.append(message)
+            messages.append(message)
 
         async with self._strangers:
             await self._documented(scope, receive, keep)
             # It may not have waited for anything: the next one has its turn after others.
             await asyncio.sleep(0)
-        for message in told:
+        for message in messages:
             await send(message)
 
-    def _judge(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        peer, access = scope.get(PEER, UNKNOWN), self._access
-        method, path = scope["method"], scope["path"]
+    def _may_still(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer) -> bool:
+        """Return True if a request that was allowed would still be."""
+        try:
+            self._judge(method, path, headers, peer)
+        except (StokerError, Refusal):
+            return False
+        return True
 
-        def may_still() -> bool:
-            try:
-                access.judge(method, path, headers, peer)
-            except (StokerError, Refusal):
-                return False
-            return True
 
-        scope[PRINCIPAL] = access.judge(method, path, headers, peer)
-        scope[STILL] = may_still
+class _Outgoing:
+    """An answer of the documented app on its way out. The room of its request's body is released when it begins."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.body: ServiceRequestBody | None = None
+        self.is_begun = self.is_done = False
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.is_begun = True
+        self.release()
+        self.is_done = message["type"] == "http.response.body" and not message.get("more_body")
+        await self._send(message)
+
+    def release(self) -> None:
+        if self.body is not None:
+            self.body.release()
 
 
 _OF_STRANGERS = frozenset({"/v1/join/begin", "/v1/join/finish"})
@@ -332,27 +305,6 @@ _LIMITS = {
     "/v1/join/finish": CSR_BYTES,
     **dict.fromkeys(_NAMING_MANY, SPEECH_BYTES),
 }
-
-
-class _Answering:
-    """An answer that an app waits for."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def say(self, body: bytes) -> None:
-        if not self.answer.done():
-            self.answer.set_result(body)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    async def gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.fail(Gone())
 
 
 def most_bytes(method: str, path: str) -> int:
@@ -370,14 +322,6 @@ def most_bytes(method: str, path: str) -> int:
 def is_spooled(method: str, path: str) -> bool:
     """Return whether a body goes to disk as it comes, so that little of it is ever in memory."""
     return path == "/v1/jobs" or path.startswith("/v1/model/") or (method == "PUT" and path.startswith("/v1/trees/"))
-
-
-def path_of(raw_path: bytes) -> str:
-    """Return a path as routes are found by it: what was written as %2F parts nothing."""
-    text = raw_path.decode("latin-1")
-    if "%" not in text:
-        return text
-    return "/".join(unquote(part).replace("/", ENCODED_SLASH) for part in text.split("/"))
 
 
 # The coordinator over HTTP, joined: an app for a server to run, and what happens when it reads again or ends.
@@ -409,19 +353,10 @@ class CoordinatorService:
         build_messages()
         self._parts = parts
         self._say = say
-        explanations = Explanations(parts.queue, parts.clock, parts.about.times, parts.queue.budgets)
-        machines = MachineHealth(
-            machines=explanations.machines, queue=parts.queue, clock=parts.clock, version=parts.about.version
-        )
         self._office = office = ServiceContext(
             queue=parts.queue,
             keeping=parts.keeping,
-            views=Views(
-                machines=machines.of,
-                explain=explanations.explain,
-                forecast=explanations.forecast,
-                schedule=explanations.schedule,
-            ),
+            views=Explanations(parts.queue, parts.clock, parts.about.times, parts.about.version),
             about=parts.about,
             clock=parts.clock,
             reload=parts.files.read_again,
@@ -432,7 +367,7 @@ class CoordinatorService:
             JobRoutes(office, parts.code_gate).router,
             FileRoutes(office, contents).router,
             MachineRoutes(office, on_forgotten=sources.forget).router,
-            FleetRoutes(office, FleetFigures(office)).router,
+            FleetRoutes(office).router,
             RetentionRoutes(office, contents).router,
             ContentRoutes(office, contents, sources).router,
             SystemARoutes(office, rules.token or secrets.token_bytes(32)).router,
@@ -447,11 +382,13 @@ class CoordinatorService:
             sources.hear(said)
             office.execs.hear(said)
 
-        workers = WorkerRoutes(
-            office.counter, office.waiting, office.followers.ended, on_heard=hear, told=office.execs.told
+        access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=office.note_token)
+        self.app: App = ServiceApp(access.judge, documented_app(routers, version=parts.about.version))
+        self.workers = WorkerTable(
+            find=WorkerRoutes(office, on_heard=hear).find,
+            judge=access.judge,
+            bodies=BodyMemoryBudget(WORDS_BYTES, WORDS_EACH_BYTES),
         )
-        access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=TokenUses(office).note)
-        self.app = ServiceApp(access, workers, documented_app(routers, version=parts.about.version))
 
     def close(self) -> None:
         """Let everybody go who waits."""

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from httptools import parse_url
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stoker.coordinator.auth.invites import source_of
 from stoker.coordinator.http.access import PEER, UNKNOWN, Peer, is_loopback
-from stoker.coordinator.http.http_messages import LOG, WORD_BYTES, json_bytes
-from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRouter
+from stoker.coordinator.http.http_messages import LOG, WORD_BYTES, json_bytes, path_of
+from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRoute, WorkerTable
 from stoker.core.errors import BadInput, StokerError, TooLarge
 from stoker.core.frozen import frozen
 from stoker.host.sockets import user_at
@@ -281,7 +282,7 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
     """One connection. `look` is called now and then."""
 
     patience = PATIENCE
-    door: WorkerRouter
+    workers: WorkerTable
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -305,7 +306,6 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         self._window_bytes = 0
         """How much of the body had come when the window of its rate began."""
         self._blocked_s: float | None = None
-        self._exchange: WorkerExchange | None = None
         self._peer = UNKNOWN
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -363,9 +363,13 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         self._window_s, self._window_bytes = self._heard_s, 0
         if b"content-length" in names:
             self._announced_bytes = int(self.headers[names.index(b"content-length")][1])
-        if not self._begin_exchange():
+        path = path_of(self.url.partition(b"?")[0] if self.url.startswith(b"/") else parse_url(self.url).path or b"")
+        route = self.workers.find(path)
+        if route is None:
             # Raises for a URL without a path: nothing answers this request yet.
             super().on_headers_complete()
+        else:
+            self._begin_exchange(route, path)
         self._is_in_head = False
 
     def on_body(self, body: bytes) -> None:
@@ -375,11 +379,8 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if self._pieces > self.patience.pieces + self._body_bytes // 32:
             self._refuse(b"400 Bad Request", BadInput("the body comes in too many pieces", hint="send larger chunks"))
             raise _NotRead
-        cycle: Any = self.cycle
-        if cycle.response_complete:
+        if self.cycle.response_complete:
             self._drop(len(body))
-        elif isinstance(cycle, WorkerExchange):
-            cycle.take(body)
         else:
             super().on_body(body)
         # What comes next is nothing but body, and there is room for it: of one without, no more than `WORD_BYTES` are
@@ -390,22 +391,15 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
 
     def on_message_complete(self) -> None:
         self._is_whole = True
-        cycle: Any = self.cycle
-        if isinstance(cycle, WorkerExchange):
-            cycle.act()
-        else:
-            super().on_message_complete()
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._exchange = None
         is_last = not self.pipeline
         super().on_response_complete()
         if self._is_ignoring and is_last:
             self._end_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._exchange is not None:
-            self._exchange.leave()
         super().connection_lost(exc)
         # Also after an error, as an end without TLS's goodbye is one: the timer would hold all of this for a minute.
         self._unset_keepalive_if_required()
@@ -487,20 +481,17 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         # Nothing that is under way resumes it.
         self.flow.read_paused = False
 
-    def _begin_exchange(self) -> bool:
-        """Answer a worker's request here, unless the one before it is still under way."""
+    def _begin_exchange(self, route: WorkerRoute, path: str) -> None:
+        """Answer a worker's request here, behind those before it."""
         before: Any = self.cycle
-        route = self.door.find(self.url.decode("latin-1"))
-        if route is None or self.parser.get_method() != b"POST" or (before and not before.response_complete):
-            return False
-        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        exchange = WorkerExchange(route, self.transport, keep_alive=keep_alive, on_done=self.on_response_complete)
+        exchange: Any = WorkerExchange(self, self.workers, route, path, self._peer)
         # Where the server looks for what is under way.
-        self.cycle = self._exchange = exchange  # type: ignore[assignment]
-        exchange.begin(self.door, dict(self.headers), self._peer)
-        if self.expect_100_continue and not exchange.response_complete:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return True
+        self.cycle = exchange
+        if before is None or before.response_complete:
+            exchange.begin()
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, self.app))
 
     def _refuse(self, status: bytes, error: StokerError) -> None:
         """Answer with an error, read nothing more, and end; an answer that is under way is not mixed up with it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Annotated, Any, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 from fastapi import Path, Response
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
@@ -33,13 +34,20 @@ from stoker.core.errors import (
     VersionSkew,
     WorkFailed,
 )
-from stoker.core.frozen import frozen
 from stoker.core.jsontext import loads
 from stoker.core.text import format_size
 from stoker.protocol.codec import VERSION, VERSION_HEADER, to_json, values_in
 from stoker.protocol.view_messages import DoneView
 
-# Which HTTP status an error is told with. The error itself is the body, as `StokerError.to_dict()` gives it.
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header: TypeAlias = tuple[bytes, bytes]
+
+LOG = logging.getLogger("stoker.serve")
+
+# Which HTTP status an error is answered with. The error itself is the body, as `StokerError.to_dict()` returns it.
 
 # The first that fits counts, so leaves stand before their branches.
 _STATUSES: tuple[tuple[type[StokerError], int], ...] = (
@@ -61,36 +69,38 @@ _STATUSES: tuple[tuple[type[StokerError], int], ...] = (
 )
 
 
-@frozen
-class HttpError:
-    """An error on its way out: with which status, and with which headers beside the usual ones."""
+class Refusal(Exception):
+    """An error as it is answered: with a status and headers. `status` is given where it is not that of its class."""
 
-    error: StokerError
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    def __init__(self, error: StokerError, status: int = 0, *headers: Header) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.status = status or next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
+        self.headers = headers
+        if self.status in {429, 503}:
+            wait_s = error.data.get("retry_after_s")
+            self.headers = ((b"retry-after", b"%d" % wait_s if isinstance(wait_s, int) else b"1"), *headers)
+        elif self.status == 401:
+            self.headers = ((b"www-authenticate", b"X-Operator-Token"), *headers)
+
+    @property
+    def body(self) -> bytes:
+        """The error as JSON."""
+        return json_bytes(self.error.to_dict())
 
 
-def told(error: StokerError, status: int = 0) -> HttpError:
-    """Return how an error is told; whoever knows better gives the status."""
-    status = status or next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if status in {429, 503}:
-        wait_s = error.data.get("retry_after_s")
-        headers = ((b"retry-after", b"%d" % wait_s if isinstance(wait_s, int) else b"1"),)
-    if status == 401:
-        headers = ((b"www-authenticate", b"X-Operator-Token"),)
-    return HttpError(error=error, status=status, headers=headers)
+def refusal_of(error: BaseException) -> Refusal:
+    """Return how an exception is answered. One that is not ours is a bug: its trace is logged and not sent."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, StokerError):
+        return Refusal(error)
+    LOG.error("a request met a bug", exc_info=error)
+    hint = "the coordinator's log has the trace; please send it to us"
+    return Refusal(InternalError(f"a bug in the coordinator: {type(error).__name__}", hint=hint))
 
 
 # How answers leave the coordinator: JSON with its length, every error in one form, nothing that a cache may keep.
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-Header: TypeAlias = tuple[bytes, bytes]
-
-LOG = logging.getLogger("stoker.serve")
 
 ALWAYS: tuple[Header, ...] = (
     (VERSION_HEADER.lower().encode(), str(VERSION).encode()),
@@ -108,29 +118,9 @@ async def say(send: Send, body: bytes, *, status: int = 200, headers: tuple[Head
 
 
 async def say_error(send: Send, error: BaseException) -> None:
-    """Send an error as the answer. What nobody foresaw is a bug: its trace is logged, and not told."""
-    answer = known(error)
-    await say(send, json_bytes(answer.error.to_dict()), status=answer.status, headers=answer.headers)
-
-
-def known(error: BaseException) -> HttpError:
-    """Return an exception as what is told of it."""
-    if isinstance(error, Refusal):
-        return error.told
-    if isinstance(error, StokerError):
-        return told(error)
-    LOG.error("a request met a bug", exc_info=error)
-    hint = "the coordinator's log has the trace; please send it to us"
-    return told(InternalError(f"a bug in the coordinator: {type(error).__name__}", hint=hint))
-
-
-class Refusal(Exception):
-    """An error whose status is not the one of its class: a method that a route does not take, a missing token."""
-
-    def __init__(self, error: StokerError, status: int, *headers: Header) -> None:
-        super().__init__(str(error))
-        plain = told(error, status)
-        self.told = HttpError(error=error, status=plain.status, headers=(*plain.headers, *headers))
+    """Send an error as the answer."""
+    refusal = refusal_of(error)
+    await say(send, refusal.body, status=refusal.status, headers=refusal.headers)
 
 
 def json_bytes(value: object) -> bytes:
@@ -262,6 +252,15 @@ def faults(found: list[tuple[str, str]]) -> InvalidInput:
 
 ENCODED_SLASH = "\ue000"
 """What stands in a path for a slash that was written as %2F: it belongs to a name (`resnet/3`) and parts nothing."""
+
+
+def path_of(raw_path: bytes) -> str:
+    """Return a path as routes are found by it: what was written as %2F parts nothing."""
+    text = raw_path.decode("latin-1")
+    if "%" not in text:
+        return text
+    return "/".join(unquote(part).replace("/", ENCODED_SLASH) for part in text.split("/"))
+
 
 HEADERS = {name.decode(): value.decode() for name, value in ALWAYS}
 """Of every answer."""

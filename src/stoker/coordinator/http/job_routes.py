@@ -15,7 +15,7 @@ from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import Ref, answer, body_of, done, headers_of
 from stoker.coordinator.http.submission_body import read_submission, spooled
 from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
-from stoker.coordinator.queue.read_jobs import JobCandidate
+from stoker.coordinator.queue.read_jobs import JobMatch
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, CodeNotAccepted, CommitMissing, Forbidden, StokerError
 from stoker.core.job import JobSpec, JobState
@@ -316,7 +316,7 @@ class JobRoutes:
         board = self._office.reader.leaderboard
         return answer(await self._office.read(board, metric, recipe=recipe, name=name, limit=limit))
 
-    async def _all(self, ref: str) -> tuple[JobCandidate, ...]:
+    async def _all(self, ref: str) -> tuple[JobMatch, ...]:
         return await self._office.read(self._office.reader.find_all, ref)
 
     async def _id(self, ref: str) -> str:

@@ -7,7 +7,7 @@ that asks, never in the writer's. A copy serves for a while if it took long to m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -26,17 +26,16 @@ from stoker.coordinator.explain.verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
 from stoker.coordinator.queue.queue import Queue
-from stoker.coordinator.queue.read_details import JobExplainRow
-from stoker.coordinator.queue.read_fleet import MachineRow
+from stoker.coordinator.queue.read_jobs import JobExplainRow
+from stoker.coordinator.queue.reader import MachineRow
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError
 from stoker.core.events import FleetKinds
-from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.job import JobState
-from stoker.core.leases import Budgets, FleetTimes, is_skewed
+from stoker.core.leases import FleetTimes, is_skewed
 from stoker.core.text import format_duration
 from stoker.protocol.job_messages import Submission, SubmissionOutcome, SubmissionResponse
-from stoker.protocol.lease_messages import MachineInventory
 from stoker.protocol.view_messages import JobDetails, JobExplanation, MachineView, ScheduleView, SymptomView
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.simulation.forecast import JobForecast, SnapshotForecast
@@ -67,104 +66,70 @@ class MachineState(StrEnum):
     GONE = "gone"
 
 
-@frozen
-class LeaseSummary:
-    """One live lease on a machine."""
+def machine_view(
+    row: MachineRow, looked: MachineInspection, offer: NodeOffer | None, *, now_s: float, silent_s: float
+) -> MachineView:
+    """Return a machine; one that says nothing for longer than `silent_s` is silent.
 
-    job: str
-    """Its name."""
-    devices: tuple[str, ...] = ()
-
-
-@frozen
-class RosterMachine:
-    """What the coordinator knows of a machine."""
-
-    name: str
-    incarnation: str = ""
-    version: str = ""
-    last_seen_s: float
-    left_s: float | None = None
-    """When its worker said goodbye; nothing: it has not since its hello."""
-    ends_s: float | None = None
-    """When it goes away, as its worker announced."""
-    closed: str = ""
-    """Empty, drained, cordoned or paused."""
-    why: str = ""
-    until_s: float | None = None
-    closed_devices: Mapping[str, str] = fresh(factory=dict)
-    slots: int | None = None
-    """As its worker asked; nothing: one per device."""
-    leases: tuple[LeaseSummary, ...] = ()
-    capability: Mapping[str, Any] = fresh(factory=dict)
-    drift: tuple[str, ...] = ()
-    offer: NodeOffer | None = None
-    """As matching sees it, or would if it were back; nothing: its capability is not known."""
-    holdings: MachineInventory | None = None
-
-
-def machine_view(facts: RosterMachine, *, now_s: float, silent_s: float) -> MachineView:
-    """Return a machine; one that says nothing for longer than `silent_s` is silent."""
-    found = [device for device in facts.capability.get("devices", ()) if isinstance(device, dict)]
-    slots = facts.offer.slots if facts.offer is not None else facts.slots or max(1, len(found))
-    state = state_of(facts, slots, now_s=now_s, silent_s=silent_s)
+    `offer` is what it offers as the scheduler sees it, or would if it were back; None: its capability is not known.
+    """
+    found = [device for device in row.capability.get("devices", ()) if isinstance(device, dict)]
+    slots = offer.slots if offer is not None else row.slots or max(1, len(found))
+    state = state_of(row, offer, slots, now_s=now_s, silent_s=silent_s)
     is_closed = state in _CLOSED
-    offered = {} if facts.offer is None else {device.uuid: device for device in facts.offer.devices}
+    offered = {} if offer is None else {device.uuid: device for device in offer.devices}
+    holdings = looked.holdings.get(row.name)
     return MachineView(
-        name=facts.name,
+        name=row.name,
         state=str(state),
-        why=(facts.why or ("" if facts.offer is None else facts.offer.closed)) if is_closed else "",
-        until_s=facts.until_s if is_closed else None,
-        ends_s=facts.ends_s if facts.left_s is None else None,
-        incarnation=facts.incarnation,
-        version=facts.version,
-        last_seen_s=facts.last_seen_s,
+        why=(row.why or ("" if offer is None else offer.closed)) if is_closed else "",
+        until_s=row.until_s if is_closed else None,
+        ends_s=row.ends_s if row.left_s is None else None,
+        incarnation=row.incarnation,
+        version=row.version,
+        last_seen_s=row.last_seen_s,
         slots=slots,
-        held=len(facts.leases),
-        jobs=tuple(lease.job for lease in facts.leases),
-        cores=None if facts.offer is None else facts.offer.cores,
-        ram_bytes=None if facts.offer is None else facts.offer.ram_bytes,
-        devices=tuple(_device(device, facts, offered.get(str(device.get("uuid", "")))) for device in found),
-        capability=dict(facts.capability),
-        drift=facts.drift,
-        environments=_environments(facts.holdings),
-        trees=0 if facts.holdings is None else len(facts.holdings.trees),
+        held=len(row.held),
+        jobs=tuple(lease.name for lease in row.held),
+        cores=None if offer is None else offer.cores,
+        ram_bytes=None if offer is None else offer.ram_bytes,
+        devices=tuple(_device(device, row, offered.get(str(device.get("uuid", "")))) for device in found),
+        capability=row.capability,
+        drift=looked.drift.get(row.name, ()),
+        environments={} if holdings is None else holdings.model_dump(mode="json", exclude={"trees"}),
+        trees=0 if holdings is None else len(holdings.trees),
     )
 
 
-def _environments(holdings: MachineInventory | None) -> dict[str, Any]:
-    return {} if holdings is None else holdings.model_dump(mode="json", exclude={"trees"})
-
-
-def state_of(facts: RosterMachine, slots: int, *, now_s: float, silent_s: float) -> MachineState:
+def state_of(row: MachineRow, offer: NodeOffer | None, slots: int, *, now_s: float, silent_s: float) -> MachineState:
     """Return how a machine is."""
-    if facts.left_s is not None:
+    if row.left_s is not None:
         return MachineState.LEFT
-    quiet_s = now_s - facts.last_seen_s
+    quiet_s = now_s - row.last_seen_s
     if quiet_s > max(silent_s, GONE_S):
         return MachineState.GONE
     if quiet_s > silent_s:
         return MachineState.SILENT
-    if facts.closed:
-        return MachineState(facts.closed)
-    if facts.offer is not None and facts.offer.closed:
+    if row.closed:
+        return MachineState(row.closed)
+    if offer is not None and offer.closed:
         return MachineState.PAUSED
-    return MachineState.BUSY if len(facts.leases) >= slots else MachineState.READY
+    return MachineState.BUSY if len(row.held) >= slots else MachineState.READY
 
 
 _CLOSED = frozenset({MachineState.DRAINED, MachineState.CORDONED, MachineState.PAUSED})
 
 
-def _device(found: dict[str, Any], facts: RosterMachine, offered: DeviceOffer | None) -> dict[str, Any]:
+def _device(found: dict[str, Any], row: MachineRow, offered: DeviceOffer | None) -> dict[str, Any]:
     uuid = str(found.get("uuid", ""))
-    told = {
+    shown = {
         **found,
-        "jobs": [lease.job for lease in facts.leases if uuid in lease.devices],
-        "closed": facts.closed_devices.get(uuid, "") or ("" if offered is None else offered.closed),
+        "jobs": [lease.name for lease in row.held if uuid in lease.devices],
+        "closed": row.closed_devices.get(uuid, "") or ("" if offered is None else offered.closed),
     }
     if offered is not None:
-        told |= {"free_bytes": offered.free_bytes, "promised_bytes": offered.promised_bytes}
-    return told
+        shown |= {"free_bytes": offered.free_bytes, "promised_bytes": offered.promised_bytes}
+    return shown
 
 
 _MOST_FORECASTS = 50
@@ -195,11 +160,11 @@ class _Seen:
 class Explanations:
     """Asks the queue. Not thread-safe but for `machines`: one thread asks for the others."""
 
-    def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, budgets: Budgets) -> None:
+    def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, version: str = "") -> None:
         self._queue = queue
         self._clock = clock
         self._times = times
-        self._budgets = budgets
+        self._version = version
         self._last: _Seen | None = None
         self._last_until_s = 0.0
 
@@ -278,32 +243,26 @@ class Explanations:
         )
 
     def machines(self, name: str = "") -> tuple[MachineView, ...]:
-        """Return every machine, or the one of a name; nothing if it is unknown. Thread-safe."""
-        rows, now_s, silent_s = self._queue.reader.machines(name), self._clock.wall_s(), self._silent_s()
-        looked = self._look()
+        """Return every machine, or the one of a name; nothing if it is unknown. Thread-safe; blocks.
+
+        What its worker reported is read only where one machine is asked for.
+        """
+        reader, now_s, silent_s = self._queue.reader, self._clock.wall_s(), self._silent_s()
+        rows, looked, standing = reader.machines(name), self._look(), self._queue.standing()
         offers = {offer.node: offer for offer in (*looked.away, *looked.offers)}
+        symptoms: dict[str, list[SymptomView]] = defaultdict(list)
+        for one in reader.symptoms(name):
+            symptoms[one.machine].append(one)
         return tuple(
-            machine_view(
-                RosterMachine(
-                    name=row.name,
-                    incarnation=row.incarnation,
-                    version=row.version,
-                    last_seen_s=row.last_seen_s,
-                    left_s=row.left_s,
-                    ends_s=row.ends_s,
-                    closed=row.closed,
-                    why=row.why,
-                    until_s=row.until_s,
-                    closed_devices=row.closed_devices,
-                    slots=row.slots,
-                    leases=tuple(LeaseSummary(job=held.name, devices=held.devices) for held in row.held),
-                    capability=row.capability,
-                    drift=looked.drift.get(row.name, ()),
-                    offer=offers.get(row.name),
-                    holdings=looked.holdings.get(row.name),
-                ),
-                now_s=now_s,
-                silent_s=silent_s,
+            machine_view(row, looked, offers.get(row.name), now_s=now_s, silent_s=silent_s).model_copy(
+                update={
+                    "symptoms": tuple(symptoms.get(row.name, ())),
+                    "report": row.report if name else {},
+                    "is_skewed": is_skewed(row.version, self._version),
+                    "certificate_until_s": max(
+                        (one.expires_s for one in standing.certificates_of(row.name, now_s)), default=None
+                    ),
+                }
             )
             for row in rows
         )
@@ -354,7 +313,7 @@ class Explanations:
     ) -> JobExplainContext:
         job = story.job
         is_in_line = job.state == JobState.PENDING and not row.after
-        counts, most = story.counts, {"user": row.attempts, "lost": self._budgets.lost}
+        counts, most = story.counts, {"user": row.attempts, "lost": self._queue.budgets.lost}
         ends = seen.ends
         after = tuple(Prerequisite(name=one.name, state=one.state, ends_s=ends.of(one.seq)) for one in row.after)
         found = _expected(row, job.priority, after, seen, now_s) if job.state == JobState.PENDING else None
@@ -505,38 +464,3 @@ def _in_the_way(before: Mapping[int, int], seen: _Seen, explainer: Explainer) ->
     return sum(
         count for class_id, count in before.items() if class_id not in wanted or explainer.may_ever(wanted[class_id])
     )
-
-
-# Machines as people see them, with how they are: symptoms, their workers' reports, skew, their certificates' ends.
-
-
-@frozen
-class MachineHealth:
-    """Adds it. Reads the database, so it blocks."""
-
-    machines: Callable[[str], tuple[MachineView, ...]]
-    queue: Queue
-    clock: Clock
-    version: str
-
-    def of(self, name: str = "") -> tuple[MachineView, ...]:
-        """Return every machine, or the one of a name."""
-        reader, now_s = self.queue.reader, self.clock.wall_s()
-        symptoms: dict[str, list[SymptomView]] = defaultdict(list)
-        for one in reader.symptoms(name):
-            symptoms[one.machine].append(one)
-        reports = {row.name: row.report for row in reader.machines(name)} if name else {}
-        standing = self.queue.standing()
-        return tuple(
-            view.model_copy(
-                update={
-                    "symptoms": tuple(symptoms.get(view.name, ())),
-                    "report": reports.get(view.name, {}),
-                    "is_skewed": is_skewed(view.version, self.version),
-                    "certificate_until_s": max(
-                        (one.expires_s for one in standing.certificates_of(view.name, now_s)), default=None
-                    ),
-                }
-            )
-            for view in self.machines(name)
-        )

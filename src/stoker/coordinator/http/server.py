@@ -27,8 +27,8 @@ from stoker.coordinator.http.http_connection import (
     SizedReadProtocol,
     watch,
 )
-from stoker.coordinator.http.http_messages import LOG, Receive, Scope, Send
-from stoker.coordinator.http.worker_routes import WorkerRouter
+from stoker.coordinator.http.http_messages import LOG, App
+from stoker.coordinator.http.worker_routes import WorkerTable
 from stoker.core.errors import INTERRUPTED, TERMINATED, StokerError
 from stoker.core.frozen import frozen
 
@@ -37,18 +37,14 @@ GRACE_S = 10.0
 _ENDINGS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 
 
-class ServedApp(WorkerRouter, Protocol):
-    """An app that is also the door for what its connections answer by themselves."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-
-
 class HostedService(Protocol):
     """What is served: made inside the event loop."""
 
     @property
-    def app(self) -> ServedApp: ...
+    def app(self) -> App: ...
+
+    @property
+    def workers(self) -> WorkerTable: ...
 
     def close(self) -> None:
         """Let everybody go who waits; the end has begun."""
@@ -131,7 +127,7 @@ class CoordinatorServer:
         stage = self._stage
         self._loop = asyncio.get_running_loop()
         served = self._served = stage.make()
-        server = self._server = _Server(_config(served.app, stage.patience))
+        server = self._server = _Server(_config(served, stage.patience))
         server.on_started, server.tls, server.patience = stage.on_ready, stage.tls, stage.patience
         server.local = stage.local.listener if stage.local is not None else None
         beside = [asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))]
@@ -275,14 +271,14 @@ class _Server(uvicorn.Server):
         return ReadBufferProtocol(self._connect())
 
 
-def _config(app: ServedApp, patience: ClientLimits) -> uvicorn.Config:
+def _config(served: HostedService, patience: ClientLimits) -> uvicorn.Config:
     class Patient(ServerConnection):
         pass
 
     Patient.patience = patience
-    Patient.door = app
+    Patient.workers = served.workers
     return uvicorn.Config(
-        app,
+        served.app,
         http=Patient,
         ws="none",
         lifespan="off",

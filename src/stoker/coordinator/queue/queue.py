@@ -19,7 +19,7 @@ from stoker.coordinator.auth.membership import Revocations, TrustState
 from stoker.coordinator.database.database import Database
 from stoker.coordinator.queue.commands import Answer, Command, Submit
 from stoker.coordinator.queue.queue_state import QueueContext
-from stoker.coordinator.queue.read_jobs import QueueReader
+from stoker.coordinator.queue.reader import QueueReader
 from stoker.coordinator.queue.submission_check import draft
 from stoker.coordinator.queue.writer import PendingCommand, Writer
 from stoker.core.clock import Clock

@@ -1,52 +1,34 @@
-"""The reading side of the queue: every question that people and programs ask, on connections of its own."""
+"""Jobs as people ask for them, read from committed rows: which one is meant, pages, one job's details, the best ones.
+
+Every function takes a connection that sees one moment of the database (`database.snapshot`).
+"""
 
 from __future__ import annotations
 
 import binascii
+import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from heapq import nlargest
 from typing import Any
 from zlib import crc32
 
 from sqlalchemy import Connection, Row, Select, func, select
 
-from stoker.coordinator.database.database import Database, snapshot
-from stoker.coordinator.database.tables import JOBS
-from stoker.coordinator.queue.read_details import (
-    JobExplainRow,
-    Limits,
-    job_view,
-    listed_jobs,
-    no_limits,
-    read_attempts,
-    read_case,
-    read_events,
-    read_names,
-    read_newest_event,
-    read_ready_numbers,
-    read_story,
-)
-from stoker.coordinator.queue.read_fleet import (
-    JobQueuePosition,
-    MachineRow,
-    WebhookRow,
-    read_before,
-    read_bundles,
-    read_counts,
-    read_hooks,
-    read_leaderboard,
-    read_machines,
-    read_meta,
-    read_ready,
-    read_symptoms,
-)
+from stoker.coordinator.database.tables import AFTER, ATTEMPTS, BUNDLES, COUNTERS, EVENTS, JOBS, LEASES
+from stoker.coordinator.queue.queue_state import choices_in
+from stoker.coordinator.queue.sql import READY
 from stoker.core.clock import Clock
 from stoker.core.errors import Ambiguous, BadInput, NotFound
+from stoker.core.events import VERSION
 from stoker.core.frozen import frozen
-from stoker.core.job import JobState
+from stoker.core.job import EnvironmentChoice, JobInput, JobState
+from stoker.core.jsontext import loads
+from stoker.core.retry import FailureCause
 from stoker.core.text import did_you_mean, point_name
-from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, Leaderboard, SymptomView
+from stoker.engine.ranking import Direction, known_direction, preference
+from stoker.protocol.job_messages import INPUT_BODY
+from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, JobView, Leaderboard, LeaderRow
 
 # Which job is meant: by name (the newest of it), `name/3`, the beginning of an id, or `last`.
 
@@ -59,16 +41,9 @@ _NAMES = 500
 
 @frozen
 class JobMatch:
-    """The job that is meant."""
+    """A job that is meant."""
 
     seq: int
-    id: str
-
-
-@frozen
-class JobCandidate:
-    """One of the jobs that a name stands for."""
-
     id: str
     state: str
 
@@ -76,11 +51,9 @@ class JobCandidate:
 def find_job(connection: Connection, ref: str) -> JobMatch:
     """Find a job, or say what was probably meant, or which ones it could be."""
     row = _last(connection) if ref == "last" else _by_name(connection, ref)
-    if row is not None:
-        return JobMatch(seq=row.seq, id=row.id)
-    begun = _begun_by(connection, ref)
+    begun = [row] if row is not None else _begun_by(connection, ref)
     if len(begun) == 1:
-        return JobMatch(seq=begun[0].seq, id=begun[0].id)
+        return _match(begun[0])
     if begun:
         raise _several(ref, begun)
     if ref == "last":
@@ -90,18 +63,20 @@ def find_job(connection: Connection, ref: str) -> JobMatch:
     )
 
 
-def find_jobs(connection: Connection, ref: str) -> tuple[JobCandidate, ...]:
+def find_jobs(connection: Connection, ref: str) -> tuple[JobMatch, ...]:
     """Find what a name stands for: one job, or of a sweep's bare name every point in its order, of each the newest."""
     newest = connection.execute(_newest(ref)).first()
     if newest is None or not newest.number:
-        only = find_job(connection, ref)
-        row = connection.execute(_jobs().where(JOBS.c.seq == only.seq)).one()
-        return (JobCandidate(id=row.id, state=row.state),)
-    points: dict[int, JobCandidate] = {}
+        return (find_job(connection, ref),)
+    points: dict[int, JobMatch] = {}
     named = _jobs().where(JOBS.c.name == ref, JOBS.c.number > 0).order_by(JOBS.c.seq.desc())
     for row in connection.execute(named):
-        points.setdefault(row.number, JobCandidate(id=row.id, state=row.state))
+        points.setdefault(row.number, _match(row))
     return tuple(points[number] for number in sorted(points))
+
+
+def _match(row: Row[Any]) -> JobMatch:
+    return JobMatch(seq=row.seq, id=row.id, state=row.state)
 
 
 def _jobs() -> Select[Any]:
@@ -199,28 +174,16 @@ _WINDOW = 10_000
 _LONGEST_S = 0.05
 _FEW = 5000
 _FAR = (1 << 63) - 1
-
-
-@frozen
-class PageRows:
-    """What a page consists of, and where the next one begins."""
-
-    rows: tuple[Row[Any], ...]
-    next: str = ""
+_STATE = "state:"
 
 
 def read_page(
-    connection: Connection,
-    filters: Mapping[str, str],
-    *,
-    after: str,
-    limit: int,
-    counts: Mapping[str, int],
-    clock: Clock,
-) -> PageRows:
-    """Read one page. `filters` hold only what is asked for; `counts` says how many jobs are in each state."""
+    connection: Connection, filters: Mapping[str, str], *, after: str, limit: int, clock: Clock, limits: Limits
+) -> JobPage:
+    """Read one page. `filters` hold only what is asked for."""
     limit = max(1, min(limit, MOST))
-    states = states_of(filters.get("state", ""))
+    counts, states = read_counts(connection), states_of(filters.get("state", ""))
+    total = sum(counts[one] for one in states or counts) if filters.keys() <= {"state"} else None
     before = read_cursor(after, filters) if after else _FAR
     is_rare = bool(states) and sum(counts[state] for state in states) <= _FEW
     if "recipe" in filters and not states:
@@ -228,7 +191,26 @@ def read_page(
         states = tuple(str(state) for state in JobState)
     if is_rare or len(filters) <= 1 or filters.keys() == {"recipe", "state"}:
         rows = _part(connection, _asked(filters, is_rare=is_rare), states, before, 0, limit + 1)
-        return _page(rows[:limit], rows[limit - 1].seq if len(rows) > limit else 0, filters)
+        seq = rows[limit - 1].seq if len(rows) > limit else 0
+    else:
+        rows, seq = _walk(connection, filters, states, before, limit, clock)
+    now_s = clock.wall_s()
+    return JobPage(
+        jobs=tuple(job_view(row, now_s=now_s, limits=limits) for row in rows[:limit]),
+        next=write_cursor(seq, filters) if seq else "",
+        total=total,
+    )
+
+
+def _walk(
+    connection: Connection,
+    filters: Mapping[str, str],
+    states: tuple[str, ...],
+    before: int,
+    limit: int,
+    clock: Clock,
+) -> tuple[list[Row[Any]], int]:
+    """Look window by window; return rows, and the job after which the next page begins (0: there is none)."""
     asked = _asked(filters)
     upper = min(before, 1 + int(connection.scalar(select(func.max(JOBS.c.seq))) or 0))
     found: list[Row[Any]] = []
@@ -237,11 +219,18 @@ def read_page(
         lower = max(1, upper - _WINDOW)
         found += _part(connection, asked, states, upper, lower, limit + 1 - len(found))
         if len(found) > limit:
-            return _page(found[:limit], found[limit - 1].seq, filters)
+            return found, found[limit - 1].seq
         upper = lower
         if clock.monotonic_s() >= deadline_s:
             break
-    return _page(found, upper if upper > 1 else 0, filters)
+    return found, upper if upper > 1 else 0
+
+
+def read_counts(connection: Connection) -> dict[str, int]:
+    """Return how many jobs are in each state, as the writer counts them."""
+    rows = connection.execute(select(COUNTERS).where(COUNTERS.c.key.startswith(_STATE, autoescape=True)))
+    kept = {row.key.removeprefix(_STATE): row.value for row in rows}
+    return {str(state): kept.get(state.value, 0) for state in JobState}
 
 
 def states_of(text: str) -> tuple[str, ...]:
@@ -254,10 +243,6 @@ def states_of(text: str) -> tuple[str, ...]:
                 f"there is no state {state!r}", hint=did_you_mean(state, known) or f"there are {', '.join(known)}"
             )
     return states
-
-
-def _page(rows: list[Row[Any]], seq: int, filters: Mapping[str, str]) -> PageRows:
-    return PageRows(rows=tuple(rows), next=write_cursor(seq, filters) if seq else "")
 
 
 def _asked(filters: Mapping[str, str], *, is_rare: bool = False) -> Select[Any]:
@@ -283,133 +268,370 @@ def _part(
     return rows if len(states) <= 1 else nlargest(limit, rows, key=lambda row: row.seq)
 
 
-class QueueReader:
-    """Answers from what was committed, for any thread.
+# Rows become what people see: one place that says which column is which field.
 
-    Where a job is wanted, `ref` is a name (the newest of it), `name/3`, the beginning of an id, or `last`; `NotFound`
-    and `Ambiguous` say what was probably meant.
-    """
+_LISTED = (
+    "seq", "id", "name", "number", "label", "recipe", "mode", "state", "is_ready", "blockers", "not_before_s",
+    "is_cancelling", "priority", "epoch", "attempt", "machine", "submitter", "submitted_s", "changed_s", "started_s",
+    "ended_s", "cause", "message", "tree", "metrics", "class_id",
+)  # fmt: skip
 
-    def __init__(self, database: Database, *, clock: Clock, limits: Limits = no_limits) -> None:
-        self._database = database
-        self._clock = clock
-        self._limits = limits
 
-    def page(
-        self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", after: str = "", limit: int = 100
-    ) -> JobPage:
-        """Return a page of jobs, newest first. `state` may be several: `claimed,running`.
+def listed_jobs() -> Select[Any]:
+    """Return the statement that reads jobs as lists show them, what their leases say included."""
+    columns = [JOBS.c[name] for name in _LISTED]
+    lease = (LEASES.c.devices.label("held_devices"), LEASES.c.progress)
+    return select(*columns, *lease).select_from(JOBS.outerjoin(LEASES, LEASES.c.seq == JOBS.c.seq))
 
-        With several filters that hardly anything matches a page may be short, or empty: it goes on while it has `next`.
-        """
-        asked = {"state": state, "name": name, "recipe": recipe, "machine": machine}
-        filters = {word: value for word, value in asked.items() if value}
-        now_s = self._clock.wall_s()
-        with snapshot(self._database) as connection:
-            counts = read_counts(connection)
-            found = read_page(connection, filters, after=after, limit=limit, counts=counts, clock=self._clock)
-        has_total = filters.keys() <= {"state"}
-        return JobPage(
-            jobs=tuple(job_view(row, now_s=now_s, limits=self._limits) for row in found.rows),
-            next=found.next,
-            total=sum(counts[one] for one in states_of(state) or counts) if has_total else None,
+
+Limits = Callable[[int], str]
+"""Returns which limit of its user keeps jobs of a class from starting now; empty: none."""
+
+
+def job_view(row: Row[Any], *, now_s: float, limits: Limits) -> JobView:
+    """Return a job as a list shows it."""
+    progress = read_object(row.progress)
+    return JobView(
+        id=row.id,
+        name=point_name(row.name, row.number),
+        label=row.label,
+        recipe=row.recipe,
+        mode=row.mode,
+        state=row.state,
+        is_cancelling=bool(row.is_cancelling),
+        priority=row.priority,
+        epoch=row.epoch,
+        attempt=row.attempt,
+        # Where it was lost, or given back, it is no longer.
+        machine="" if row.state == JobState.PENDING else row.machine,
+        devices=tuple(loads(row.held_devices)) if row.held_devices else (),
+        submitter=row.submitter,
+        submitted_s=row.submitted_s,
+        changed_s=row.changed_s,
+        started_s=row.started_s,
+        ended_s=row.ended_s,
+        step=progress.get("step"),
+        of=progress.get("of"),
+        metrics=progress.get("metrics") or read_object(row.metrics),
+        says=progress.get("says", ""),
+        why=_why(row, now_s, limits),
+        result=row.tree,
+    )
+
+
+def _attempt_view(row: Row[Any]) -> AttemptView:
+    return AttemptView(
+        number=row.attempt,
+        epoch=row.epoch,
+        generation=row.generation,
+        machine=row.machine,
+        incarnation=row.incarnation,
+        devices=tuple(loads(row.devices)) if row.devices else (),
+        granted_s=row.granted_s,
+        started_s=row.started_s,
+        ended_s=row.ended_s,
+        ending=row.ending,
+        cause=row.cause,
+        message=row.message,
+        hint=row.hint,
+        exit_code=row.exit_code,
+        facts=read_object(row.facts),
+    )
+
+
+def told_events() -> Select[Any]:
+    """Return the statement that reads events together with the names of their jobs."""
+    return select(EVENTS, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number).select_from(
+        EVENTS.outerjoin(JOBS, JOBS.c.seq == EVENTS.c.seq)
+    )
+
+
+def event_object(row: Row[Any]) -> dict[str, Any]:
+    """Return an event in the envelope that all streams of ours have; `seq` is its own number, by which one resumes."""
+    told: dict[str, Any] = {
+        "v": VERSION,
+        "ts": round(row.at_s, 6),
+        "seq": row.id,
+        "source": "coordinator",
+        "kind": row.kind,
+    }
+    if row.job is not None:
+        told |= {"job": row.job, "name": point_name(row.name, row.number)}
+    told |= {word: value for word in ("machine", "attempt", "epoch") if (value := getattr(row, word)) not in (None, "")}
+    told["generation"] = row.generation
+    if row.to_state:
+        told |= {"from": row.from_state, "to": row.to_state}
+    # What an event brings of its own never covers what stands above.
+    return told | {word: value for word, value in read_object(row.fields).items() if word not in told}
+
+
+def read_object(text: str | None) -> dict[str, Any]:
+    """Read a column that holds a JSON object or nothing."""
+    return loads(text) if text else {}
+
+
+def _why(row: Row[Any], now_s: float, limits: Limits) -> str:
+    """Return in one line what a pending job waits for, or why one failed."""
+    if row.state == JobState.PENDING:
+        if row.blockers:
+            return f"waits for {row.blockers} job{'s' * (row.blockers != 1)} to complete first"
+        if not row.is_ready and row.not_before_s > now_s:
+            return f"tries again in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
+        limit = limits(row.class_id)
+        return (f"waits: {limit}" if limit else "waits for a machine") + (
+            f"; before: {row.message}" if row.message else ""
         )
+    if row.state == JobState.FAILED:
+        # That its own program failed is what everybody expects; any other cause is said.
+        cause = "" if row.cause == FailureCause.USER and row.message else row.cause
+        return ": ".join(part for part in (cause, row.message) if part)
+    return row.message if row.state == JobState.CANCELLED else ""
 
-    @property
-    def database(self) -> Database:
-        """Where it reads."""
-        return self._database
 
-    def find(self, ref: str) -> JobMatch:
-        """Return which job is meant."""
-        with snapshot(self._database) as connection:
-            return find_job(connection, ref)
+# Everything about one job, and the journal: what happened, in order.
 
-    def find_all(self, ref: str) -> tuple[JobCandidate, ...]:
-        """Return which jobs are meant: of a sweep's bare name, all its points."""
-        with snapshot(self._database) as connection:
-            return find_jobs(connection, ref)
+_NEWEST_EVENTS = 100
+_MOST_ATTEMPTS = 1000
+MOST_EVENTS = 10_000
 
-    def story(self, ref: str) -> JobDetails:
-        """Return everything about one job."""
-        with snapshot(self._database) as connection:
-            return read_story(
-                connection, find_job(connection, ref).seq, now_s=self._clock.wall_s(), limits=self._limits
-            )
 
-    def attempts_of(self, ref: str) -> tuple[AttemptView, ...]:
-        """Return the tries at a job, oldest first."""
-        with snapshot(self._database) as connection:
-            return read_attempts(connection, find_job(connection, ref).seq)
+def read_story(connection: Connection, ref: str, *, now_s: float, limits: Limits) -> JobDetails:
+    """Return everything about one job."""
+    seq = find_job(connection, ref).seq
+    more = ("spec", "error", "user_failures", "lost", "declined")
+    row = connection.execute(listed_jobs().add_columns(*(JOBS.c[name] for name in more)).where(JOBS.c.seq == seq)).one()
+    spec = read_object(row.spec)
+    newest = told_events().where(EVENTS.c.seq == seq).order_by(EVENTS.c.id.desc()).limit(_NEWEST_EVENTS)
+    return JobDetails(
+        job=job_view(row, now_s=now_s, limits=limits),
+        args=spec.get("args", {}),
+        requirements=spec.get("requirements", {}),
+        code=spec.get("code", {}),
+        folder=spec.get("folder", ""),
+        project=spec.get("project", ""),
+        code_tree=spec.get("code_tree", ""),
+        commit=spec.get("commit", ""),
+        inputs=spec.get("inputs", ()),
+        environment=spec.get("environment", ()),
+        after=_before_it(connection, seq),
+        attempts=_attempts(connection, seq),
+        counts={"user": row.user_failures, "lost": row.lost, "declined": row.declined},
+        events=tuple(event_object(event) for event in reversed(connection.execute(newest).all())),
+        bundle=_bundle(connection, seq),
+        error=read_object(row.error),
+    )
 
-    def events(self, after_id: int = 0, limit: int = 1000, ref: str | None = None) -> tuple[dict[str, Any], ...]:
-        """Give what happened after an event, oldest first, in the envelope of every stream; `seq` is the event's id."""
-        with snapshot(self._database) as connection:
-            seq = None if ref is None else find_job(connection, ref).seq
-            return read_events(connection, after_id, limit, seq)
 
-    def newest_event(self) -> int:
-        """Return the id of the newest event: whoever listens from now on begins behind it."""
-        with snapshot(self._database) as connection:
-            return read_newest_event(connection)
+def read_attempts(connection: Connection, ref: str) -> tuple[AttemptView, ...]:
+    """Return the attempts at a job, oldest first; of very many the newest."""
+    return _attempts(connection, find_job(connection, ref).seq)
 
-    def counts(self) -> dict[str, int]:
-        """Return how many jobs are in each state."""
-        with snapshot(self._database) as connection:
-            return read_counts(connection)
 
-    def ready_by_class(self) -> dict[int, int]:
-        """Return how many jobs of each requirement class could start now."""
-        with snapshot(self._database) as connection:
-            return read_ready(connection)
+def _attempts(connection: Connection, seq: int) -> tuple[AttemptView, ...]:
+    newest = select(ATTEMPTS).where(ATTEMPTS.c.seq == seq).order_by(ATTEMPTS.c.attempt.desc()).limit(_MOST_ATTEMPTS)
+    return tuple(_attempt_view(row) for row in reversed(connection.execute(newest).all()))
 
-    def waiting_before(self, seq: int) -> JobQueuePosition:
-        """Return how many ready jobs stand before one in the line."""
-        with snapshot(self._database) as connection:
-            return read_before(connection, seq)
 
-    def machines(self, name: str = "") -> tuple[MachineRow, ...]:
-        """Return every machine with its live leases; or one, nothing if it is unknown."""
-        with snapshot(self._database) as connection:
-            return read_machines(connection, name)
+def read_events(
+    connection: Connection, after_id: int = 0, limit: int = 1000, ref: str | None = None
+) -> tuple[dict[str, Any], ...]:
+    """Return what happened after an event, oldest first, of one job or of all, in the envelope of every stream."""
+    asked = told_events().where(EVENTS.c.id > after_id).order_by(EVENTS.c.id).limit(max(0, min(limit, MOST_EVENTS)))
+    if ref is not None:
+        asked = asked.where(EVENTS.c.seq == find_job(connection, ref).seq)
+    return tuple(event_object(row) for row in connection.execute(asked))
 
-    def symptoms(self, machine: str = "") -> tuple[SymptomView, ...]:
-        """Return what is wrong now, of all machines or of one."""
-        with snapshot(self._database) as connection:
-            return read_symptoms(connection, machine)
 
-    def hooks(self, *, is_open: bool = False) -> tuple[WebhookRow, ...]:
-        """Return who is told of events, the closed ones too unless told otherwise."""
-        with snapshot(self._database) as connection:
-            return read_hooks(connection, is_open=is_open)
+def read_newest_event(connection: Connection) -> int:
+    """Return the id of the newest event; 0 before the first."""
+    return connection.execute(select(func.max(EVENTS.c.id))).scalar() or 0
 
-    def case(self, ref: str) -> JobExplainRow:
-        """Return what an explanation needs of a job beside its story."""
-        with snapshot(self._database) as connection:
-            return read_case(connection, find_job(connection, ref).seq)
 
-    def ready_numbers(self, levels: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], list[int]]:
-        """Return the numbers of the first ready jobs of each class and priority, as many as asked for, in order."""
-        with snapshot(self._database) as connection:
-            return read_ready_numbers(connection, levels)
+def bundle_object(row: Row[Any]) -> dict[str, Any]:
+    """Return a row of the index of results."""
+    return {
+        "attempt": row.attempt,
+        "tree": row.tree,
+        "archive_sha256": row.archive_sha256,
+        "size_bytes": row.size_bytes,
+        "at_s": row.at_s,
+        "is_pinned": bool(row.is_pinned),
+        "pruned_s": row.pruned_s,
+    }
 
-    def names(self, seqs: Collection[int]) -> dict[int, str]:
-        """Return what jobs are called, by number."""
-        with snapshot(self._database) as connection:
-            return read_names(connection, seqs)
 
-    def leaderboard(self, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20) -> Leaderboard:
-        """Rank completed jobs by one of their metrics, best first."""
-        with snapshot(self._database) as connection:
-            return read_leaderboard(connection, metric, recipe=recipe, name=name, limit=limit)
+def _before_it(connection: Connection, seq: int) -> tuple[str, ...]:
+    """Return the names of the jobs that one comes after."""
+    asked = (
+        select(JOBS.c.name, JOBS.c.number)
+        .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
+        .where(AFTER.c.seq == seq)
+        .order_by(AFTER.c.before_seq)
+    )
+    return tuple(point_name(row.name, row.number) for row in connection.execute(asked))
 
-    def bundles(self, *, ref: str | None = None, after_id: int = 0, limit: int = 1000) -> tuple[dict[str, Any], ...]:
-        """Return rows of the index of results, in its order."""
-        with snapshot(self._database) as connection:
-            seq = None if ref is None else find_job(connection, ref).seq
-            return read_bundles(connection, seq=seq, after_id=after_id, limit=limit)
 
-    def meta(self) -> dict[str, str]:
-        """Return what the database says of itself: its generation, its latest time."""
-        with snapshot(self._database) as connection:
-            return read_meta(connection)
+def _bundle(connection: Connection, seq: int) -> dict[str, Any]:
+    asked = select(BUNDLES).where(BUNDLES.c.seq == seq).order_by(BUNDLES.c.attempt.desc()).limit(1)
+    row = connection.execute(asked).first()
+    return bundle_object(row) if row is not None else {}
+
+
+# What an explanation needs of the rows: the job and what it comes after, and the numbers of ready jobs.
+
+
+@frozen
+class PrerequisiteRow:
+    """A job that another one comes after, and that has not completed."""
+
+    seq: int
+    job: str
+    name: str
+    state: str
+
+
+@frozen
+class JobExplainRow:
+    """A job, as an explanation asks about it."""
+
+    seq: int
+    class_id: int
+    not_before_s: float
+    message: str
+    attempts: int
+    """How many failures of its own it may have."""
+    after: tuple[PrerequisiteRow, ...] = ()
+    environment: tuple[EnvironmentChoice, ...] = ()
+    inputs: tuple[JobInput, ...] = ()
+
+
+def read_case(connection: Connection, ref: str) -> JobExplainRow:
+    """Return what an explanation needs of a job beside its story."""
+    seq = find_job(connection, ref).seq
+    asked = select(JOBS.c.class_id, JOBS.c.not_before_s, JOBS.c.message, JOBS.c.spec).where(JOBS.c.seq == seq)
+    row = connection.execute(asked).one()
+    before = (
+        select(JOBS.c.seq, JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.state)
+        .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
+        .where(AFTER.c.seq == seq, JOBS.c.state != JobState.COMPLETED.value)
+        .order_by(AFTER.c.before_seq)
+    )
+    spec = read_object(row.spec)
+    return JobExplainRow(
+        seq=seq,
+        class_id=row.class_id,
+        not_before_s=row.not_before_s,
+        message=row.message,
+        attempts=int(spec.get("attempts", 1)),
+        environment=choices_in(spec),
+        inputs=tuple(INPUT_BODY.validate_python(one) for one in spec.get("inputs", ())),
+        after=tuple(
+            PrerequisiteRow(seq=one.seq, job=one.id, name=point_name(one.name, one.number), state=one.state)
+            for one in connection.execute(before)
+        ),
+    )
+
+
+def read_ready_numbers(
+    connection: Connection, levels: Mapping[tuple[int, int], int]
+) -> dict[tuple[int, int], list[int]]:
+    """Return the numbers of the first ready jobs of each class and priority, as many as asked for, in order."""
+    found = {}
+    for (class_id, priority), most in levels.items():
+        asked = select(JOBS.c.seq).where(READY, JOBS.c.class_id == class_id, JOBS.c.priority == priority)
+        found[class_id, priority] = list(connection.scalars(asked.order_by(JOBS.c.seq).limit(most)))
+    return found
+
+
+def read_names(connection: Connection, seqs: Collection[int]) -> dict[int, str]:
+    """Return what jobs are called, by number."""
+    asked = select(JOBS.c.seq, JOBS.c.name, JOBS.c.number).where(JOBS.c.seq.in_(seqs))
+    return {row.seq: point_name(row.name, row.number) for row in connection.execute(asked)}
+
+
+# What finished jobs left: how good they were, and which bundles there are.
+
+_CANDIDATES = 5_000
+_MOST_ROWS = 1000
+_LEADER_COLUMNS = ("seq", "id", "name", "number", "label", "recipe", "machine", "started_s", "ended_s")
+
+
+def read_leaderboard(
+    connection: Connection, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20
+) -> Leaderboard:
+    """Rank completed jobs by one of their metrics, best first; without one, by the metric that most likely matters.
+
+    Of a long history the newest five thousand take part.
+    """
+    asked = _completed(recipe, name).with_only_columns(JOBS.c.seq, JOBS.c.metrics).where(JOBS.c.metrics != "")
+    jobs = [(row.seq, loads(row.metrics)) for row in connection.execute(asked.limit(_CANDIDATES))]
+    known = sorted({key for _, metrics in jobs for key in metrics}, key=preference)
+    if not known and not metric:
+        return Leaderboard()
+    if metric and metric not in known:
+        listed = ", ".join(known[:12]) or "none"
+        raise NotFound(
+            f"no completed job has a metric {metric!r}", hint=did_you_mean(metric, known) or f"there are: {listed}"
+        )
+    metric = metric or known[0]
+    is_lower_better = known_direction(metric) is not Direction.LARGER
+    ranked = [(seq, metrics) for seq, metrics in jobs if math.isfinite(metrics.get(metric, math.nan))]
+    # Stable: among equals the newest stays first.
+    ranked.sort(key=lambda one: one[1][metric] if is_lower_better else -one[1][metric])
+    rows = _leaders(connection, ranked[: max(1, min(limit, _MOST_ROWS))], metric)
+    return Leaderboard(metric=metric, is_lower_better=is_lower_better, rows=rows, metrics=tuple(known))
+
+
+def read_bundles(
+    connection: Connection, *, ref: str | None = None, after_id: int = 0, limit: int = 1000
+) -> tuple[dict[str, Any], ...]:
+    """Return rows of the index of results in its order, with their jobs; of one job or of all."""
+    asked = (
+        select(BUNDLES, JOBS.c.id.label("job"), JOBS.c.name, JOBS.c.number)
+        .join_from(BUNDLES, JOBS, JOBS.c.seq == BUNDLES.c.seq)
+        .where(BUNDLES.c.id > after_id)
+        .order_by(BUNDLES.c.id)
+        .limit(limit)
+    )
+    if ref is not None:
+        asked = asked.where(BUNDLES.c.seq == find_job(connection, ref).seq)
+    return tuple(
+        {"id": row.id, "job": row.job, "name": point_name(row.name, row.number), **bundle_object(row)}
+        for row in connection.execute(asked)
+    )
+
+
+def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]], metric: str) -> tuple[LeaderRow, ...]:
+    # Not all of a job: each may be large, and there may be a thousand.
+    columns = [JOBS.c[column] for column in _LEADER_COLUMNS]
+    asked = select(*columns).where(JOBS.c.seq.in_([seq for seq, _ in ranked]))
+    jobs = {row.seq: row for row in connection.execute(asked)}
+    return tuple(
+        LeaderRow(
+            place=place,
+            job=jobs[seq].id,
+            name=point_name(jobs[seq].name, jobs[seq].number),
+            label=jobs[seq].label,
+            recipe=jobs[seq].recipe,
+            machine=jobs[seq].machine,
+            value=metrics[metric],
+            metrics=metrics,
+            seconds=_took_s(jobs[seq]),
+        )
+        for place, (seq, metrics) in enumerate(ranked, 1)
+    )
+
+
+def _took_s(row: Row[Any]) -> float | None:
+    """Return how long a job took, as every list of jobs does: from its start to its end."""
+    return None if row.started_s is None or row.ended_s is None else max(0.0, row.ended_s - row.started_s)
+
+
+def _completed(recipe: str = "", name: str = "") -> Select[Any]:
+    """Return the statement for completed jobs, newest first: along the index of recipes, or of states."""
+    asked = select(JOBS.c.seq).where(JOBS.c.state == JobState.COMPLETED.value).order_by(JOBS.c.seq.desc())
+    if name:
+        # Chosen by themselves first: in their own index they are few, among the completed ones they may be rare.
+        named = select(JOBS.c.seq).where(JOBS.c.name == name).order_by(JOBS.c.seq.desc()).limit(_CANDIDATES)
+        asked = asked.where(JOBS.c.seq.in_(named))
+    return asked.where(JOBS.c.recipe == recipe) if recipe else asked

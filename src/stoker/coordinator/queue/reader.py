@@ -1,0 +1,277 @@
+"""The reading side of the queue: every question that people and programs ask, on connections of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, RowMapping, func, select
+
+from stoker.coordinator.database.database import Database, snapshot
+from stoker.coordinator.database.tables import COUNTERS, HOOKS, JOBS, LEASES, MACHINES, META, SYMPTOMS
+from stoker.coordinator.queue.queue_state import ENDS
+from stoker.coordinator.queue.read_jobs import (
+    Limits,
+    find_job,
+    find_jobs,
+    read_attempts,
+    read_bundles,
+    read_case,
+    read_counts,
+    read_events,
+    read_leaderboard,
+    read_names,
+    read_newest_event,
+    read_object,
+    read_page,
+    read_ready_numbers,
+    read_story,
+)
+from stoker.coordinator.queue.sql import READY
+from stoker.core.clock import Clock
+from stoker.core.frozen import fresh, frozen
+from stoker.core.job import JobState
+from stoker.core.jsontext import loads
+from stoker.core.text import point_name
+from stoker.protocol.view_messages import JobDetails, JobPage, SymptomView
+
+_CLASS = "class:"
+_LEASE_COLUMNS = (
+    "seq", "recipe", "class_id", "state", "attempt", "epoch", "incarnation", "until_s", "started_s",
+)  # fmt: skip
+
+
+@frozen
+class LeaseView:
+    """One live lease, as its machine's row shows it."""
+
+    seq: int
+    job: str
+    name: str
+    recipe: str
+    class_id: int
+    state: str
+    attempt: int
+    epoch: int
+    incarnation: str
+    until_s: float
+    started_s: float | None
+    devices: tuple[str, ...] = ()
+    is_shared: bool = False
+    progress: dict[str, Any] = fresh(factory=dict)
+
+
+@frozen
+class MachineRow:
+    """A machine as it is written down, and what it holds."""
+
+    name: str
+    incarnation: str
+    boot_id: str
+    version: str
+    capability: dict[str, Any]
+    capability_digest: str
+    slots: int | None
+    declared: dict[str, Any]
+    first_seen_s: float
+    last_seen_s: float
+    left_s: float | None
+    closed: str
+    why: str
+    until_s: float | None
+    closed_devices: dict[str, str]
+    report: dict[str, Any] = fresh(factory=dict)
+    held: tuple[LeaseView, ...] = ()
+
+    @property
+    def ends_s(self) -> float | None:
+        """When it goes away, as its worker announced; None: no end is known."""
+        return self.declared.get(ENDS)
+
+
+@frozen
+class JobQueuePosition:
+    """How many ready jobs go before one that waits."""
+
+    alike: int = 0
+    """That ask for the same."""
+    by_class: Mapping[int, int] = fresh(factory=dict)
+
+    @property
+    def all(self) -> int:
+        return sum(self.by_class.values())
+
+
+def read_ready(connection: Connection) -> dict[int, int]:
+    """Return how many jobs of each requirement class are ready, as the writer counts them; none where none is."""
+    rows = connection.execute(select(COUNTERS).where(COUNTERS.c.key.startswith(_CLASS, autoescape=True)))
+    return {int(row.key.removeprefix(_CLASS)): row.value for row in rows if row.value}
+
+
+def read_before(connection: Connection, seq: int) -> JobQueuePosition:
+    """Count the ready jobs that stand before one in the line: higher priorities, and its own priority's older ones."""
+    row = connection.execute(select(JOBS.c.class_id, JOBS.c.priority, JOBS.c.state).where(JOBS.c.seq == seq)).one()
+    if row.state != JobState.PENDING:
+        return JobQueuePosition()
+    counts = {class_id: _before_in(connection, class_id, row.priority, seq) for class_id in read_ready(connection)}
+    return JobQueuePosition(alike=counts.get(row.class_id, 0), by_class=counts)
+
+
+def _before_in(connection: Connection, class_id: int, priority: int, seq: int) -> int:
+    """Count in one class, along its index: only those that are before are touched."""
+    ready = select(func.count()).select_from(JOBS).where(READY, JOBS.c.class_id == class_id)
+    higher = ready.where(JOBS.c.priority > priority)
+    older = ready.where(JOBS.c.priority == priority, JOBS.c.seq < seq)
+    return int(connection.scalar(higher) or 0) + int(connection.scalar(older) or 0)
+
+
+def read_machines(connection: Connection, name: str = "") -> tuple[MachineRow, ...]:
+    """Return every machine by name, or one, each with its live leases."""
+    leases = select(
+        LEASES, JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.recipe, JOBS.c.class_id, JOBS.c.state, JOBS.c.started_s
+    ).join_from(LEASES, JOBS, JOBS.c.seq == LEASES.c.seq)
+    machines = select(MACHINES).order_by(MACHINES.c.name)
+    if name:
+        leases = leases.where(LEASES.c.machine == name)
+        machines = machines.where(MACHINES.c.name == name)
+    held: dict[str, list[LeaseView]] = {}
+    for row in connection.execute(leases.order_by(LEASES.c.seq)).mappings():
+        held.setdefault(row["machine"], []).append(_held(row))
+    return tuple(_machine(row, tuple(held.get(row["name"], ()))) for row in connection.execute(machines).mappings())
+
+
+def read_meta(connection: Connection) -> dict[str, str]:
+    """Return what the database says of itself: its generation, its latest time."""
+    return {row.key: row.value for row in connection.execute(select(META))}
+
+
+def _held(row: RowMapping) -> LeaseView:
+    return LeaseView(
+        **{name: row[name] for name in _LEASE_COLUMNS},
+        job=row["id"],
+        name=point_name(row["name"], row["number"]),
+        devices=tuple(loads(row["devices"])),
+        is_shared=bool(row["is_shared"]),
+        progress=read_object(row["progress"]),
+    )
+
+
+def _machine(row: RowMapping, held: tuple[LeaseView, ...]) -> MachineRow:
+    objects = {name: read_object(row[name]) for name in ("capability", "declared", "closed_devices", "report")}
+    columns = {name: value for name, value in row.items() if name != "outdated"}
+    return MachineRow(**{**columns, **objects}, held=held)
+
+
+# What is wrong with machines, and the webhooks.
+
+_MOST = 1000
+
+
+@frozen
+class WebhookRow:
+    """A hook as it is written down."""
+
+    id: int
+    url: str
+    secret: str
+    words: tuple[str, ...]
+    jobs: tuple[int, ...]
+    """Numbers; none: all."""
+    cursor: int
+    is_inner: bool
+    failures: int
+    failing_since_s: float | None
+    not_before_s: float
+    last_error: str
+    made_s: float
+    closed_s: float | None
+    by: str
+
+    def __repr__(self) -> str:
+        # A secret must not come into a message by way of an error.
+        return f"HookRow({self.id})"
+
+
+def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomView, ...]:
+    """Return what is wrong now; of very much a part."""
+    asked = select(SYMPTOMS).where(SYMPTOMS.c.over_s.is_(None))
+    if machine:
+        asked = asked.where(SYMPTOMS.c.machine == machine)
+    asked = asked.order_by(SYMPTOMS.c.machine, SYMPTOMS.c.symptom, SYMPTOMS.c.device).limit(_MOST)
+    return tuple(SymptomView.model_validate(row, from_attributes=True) for row in connection.execute(asked))
+
+
+def read_hooks(connection: Connection, *, is_open: bool = False) -> tuple[WebhookRow, ...]:
+    """Return the hooks, the oldest first."""
+    asked = select(HOOKS).order_by(HOOKS.c.id)
+    if is_open:
+        asked = asked.where(HOOKS.c.closed_s.is_(None))
+    return tuple(_hook(row) for row in connection.execute(asked).mappings())
+
+
+def _hook(row: RowMapping) -> WebhookRow:
+    words, jobs = (tuple(loads(row[name])) if row[name] else () for name in ("kinds", "jobs"))
+    columns = {name: value for name, value in row.items() if name not in ("kinds", "jobs", "is_inner")}
+    return WebhookRow(**columns, words=words, jobs=jobs, is_inner=bool(row["is_inner"]))
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _reading(read: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[QueueReader, P], T]:
+    """Return a method that reads at one moment of the database."""
+
+    def method(self: QueueReader, /, *args: P.args, **named: P.kwargs) -> T:
+        with snapshot(self.database) as connection:
+            return read(connection, *args, **named)
+
+    return method
+
+
+class QueueReader:
+    """Answers from what was committed, for any thread.
+
+    Where a job is wanted, `ref` is a name (the newest of it), `name/3`, the beginning of an id, or `last`; `NotFound`
+    and `Ambiguous` say what was probably meant.
+    """
+
+    def __init__(self, database: Database, *, clock: Clock, limits: Limits = lambda _class_id: "") -> None:
+        self.database = database
+        self._clock = clock
+        self._limits = limits
+
+    def page(
+        self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", after: str = "", limit: int = 100
+    ) -> JobPage:
+        """Return a page of jobs, newest first. `state` may be several: `claimed,running`.
+
+        With several filters that hardly anything matches a page may be short, or empty: it goes on while it has `next`.
+        """
+        asked = {"state": state, "name": name, "recipe": recipe, "machine": machine}
+        filters = {word: value for word, value in asked.items() if value}
+        with snapshot(self.database) as connection:
+            return read_page(connection, filters, after=after, limit=limit, clock=self._clock, limits=self._limits)
+
+    def story(self, ref: str) -> JobDetails:
+        """Return everything about one job."""
+        with snapshot(self.database) as connection:
+            return read_story(connection, ref, now_s=self._clock.wall_s(), limits=self._limits)
+
+    find = _reading(find_job)
+    find_all = _reading(find_jobs)
+    attempts_of = _reading(read_attempts)
+    events = _reading(read_events)
+    newest_event = _reading(read_newest_event)
+    case = _reading(read_case)
+    ready_numbers = _reading(read_ready_numbers)
+    names = _reading(read_names)
+    leaderboard = _reading(read_leaderboard)
+    bundles = _reading(read_bundles)
+    counts = _reading(read_counts)
+    ready_by_class = _reading(read_ready)
+    waiting_before = _reading(read_before)
+    machines = _reading(read_machines)
+    symptoms = _reading(read_symptoms)
+    hooks = _reading(read_hooks)
+    meta = _reading(read_meta)
