@@ -405,7 +405,7 @@ FENCES = (
     ),
     Fence(
         "a certificate that was taken back is refused",
-        "coordinator/auth/membership.py",
+        "coordinator/auth.py",
         "if found.revoked_s is not None:",
         "if False:",
         ("tests/unit/coordinator/test_service_access.py",),

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.health.facts import Gatherer
-from stoker.coordinator.health.symptoms import HealthWatch
 from stoker.coordinator.queue.commands import (
     AddHook,
     CloseHook,
@@ -18,6 +16,7 @@ from stoker.coordinator.queue.commands import (
     QueueCommandResult,
     Write,
 )
+from stoker.coordinator.symptoms import Gatherer, HealthWatch
 from stoker.core.errors import NotFound
 from stoker.core.leases import Symptom, SymptomKind
 from stoker.protocol.lease_messages import Fail, Renewal, WorkerMeasurements

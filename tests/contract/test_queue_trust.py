@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.auth.invites import MOST_FAILURES
-from stoker.coordinator.auth.membership import ApiTokenRecord, Invite, IssuedCertificate
+from stoker.coordinator.auth import MOST_FAILURES, ApiTokenRecord, Invite, IssuedCertificate
 from stoker.coordinator.database.backup import back_up, restore
 from stoker.coordinator.database.database import open_database
 from stoker.coordinator.queue.commands import (

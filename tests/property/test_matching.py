@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from stoker.coordinator.explain.joined_machines import join
+from stoker.coordinator.queue.machines import join
 from stoker.core.capability import Capability
 from stoker.core.device import GIB, Backend, Device, MemoryType, TriState, TriStateAnswer
 from stoker.core.frozen import changed

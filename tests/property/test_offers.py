@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.coordinator.explain.joined_machines import join
+from stoker.coordinator.queue.machines import join
 from stoker.core.capability import Capability
 from stoker.core.device import MIB, Backend, Device, MemoryType
 from stoker.core.job import job_id

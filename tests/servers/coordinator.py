@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.app.coordinator_app import CoordinatorTls
-from stoker.coordinator.auth.membership import Revocations
+from stoker.coordinator.auth import Revocations
 from stoker.coordinator.database.database import open_database
 from stoker.coordinator.http.access import rules_for
 from stoker.coordinator.http.app_state import CoordinatorInfo

@@ -31,7 +31,7 @@ from stoker.host.sockets import NotifySocket
 from stoker.protocol.discovery import DEFAULT_PORT, OPERATOR_TOKEN
 
 if TYPE_CHECKING:
-    from stoker.coordinator.auth.invites import Enrolment
+    from stoker.coordinator.auth import Enrolment
     from stoker.coordinator.http.http_app import CoordinatorParts
     from stoker.coordinator.http.job_routes import CodeGate
     from stoker.coordinator.http.reload import CoordinatorFiles
@@ -205,11 +205,8 @@ class CoordinatorProcess:
         return make_token(path), path
 
     def _build(self, held: ExitStack, times: FleetTimes, secure: CoordinatorTls | None, url: str) -> CoordinatorParts:
-        from stoker.coordinator.auth.membership import NAME as REVOKED
-        from stoker.coordinator.auth.membership import Revocations
+        from stoker.coordinator.auth import REVOKED_NAME, Revocations
         from stoker.coordinator.database.database import open_database
-        from stoker.coordinator.health.facts import Gatherer
-        from stoker.coordinator.health.symptoms import HealthWatch
         from stoker.coordinator.http.app_state import CoordinatorInfo
         from stoker.coordinator.http.http_app import CoordinatorParts
         from stoker.coordinator.queue.queue import Queue
@@ -218,6 +215,7 @@ class CoordinatorProcess:
         from stoker.coordinator.storage.retention import Chores
         from stoker.coordinator.storage.storage import LocalCoordinatorStorage
         from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
+        from stoker.coordinator.symptoms import Gatherer, HealthWatch
         from stoker.scheduler.scheduler import Scheduler
 
         options, clock = self._options, self._clock
@@ -234,7 +232,7 @@ class CoordinatorProcess:
             scheduler=Scheduler(),
             has_object=keeping.has_archive,
             version=self._version,
-            revocations=Revocations(os.path.join(self._settings.state, FOLDER, REVOKED)),
+            revocations=Revocations(os.path.join(self._settings.state, FOLDER, REVOKED_NAME)),
         )
         held.callback(queue.close)
         _forget_lost_past(keeping, queue)
@@ -368,7 +366,7 @@ class CoordinatorTls:
     """One coordinator's way to speak TLS at one address."""
 
     def __init__(self, state: str, options: ServeOptions, *, host: str, port: int, clock: Clock) -> None:
-        from stoker.coordinator.auth.ca_files import ServerCertificate, open_ca
+        from stoker.coordinator.auth import ServerCertificate, open_ca
         from stoker.host.tls.certificates import MACHINE_LIFE_S
         from stoker.host.tls.contexts import server_context
 
@@ -408,7 +406,7 @@ class CoordinatorTls:
 
     def enrolment(self) -> Enrolment:
         """Return what lets others in."""
-        from stoker.coordinator.auth.invites import Enrolment
+        from stoker.coordinator.auth import Enrolment
 
         return Enrolment(ca=self._ca, names=self.names, life_s=self._life_s)
 

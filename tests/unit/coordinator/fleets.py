@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.coordinator.explain.joined_machines import joined, with_closed
+from stoker.coordinator.queue.machines import joined, with_closed
 from stoker.core.capability import Capability
 from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
 from stoker.core.machine import DevicePreference, Node, Requirements, SchedulableJob

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.auth.ca_files import FleetCa, ServerCertificate, open_ca
+from stoker.coordinator.auth import FleetCa, ServerCertificate, open_ca
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Damaged, LocalFile
 from stoker.host.tls.certificates import is_signed_by, names_in

@@ -7,22 +7,23 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.auth.ca_files import FleetCa, open_ca
-from stoker.coordinator.auth.invites import (
+from stoker.coordinator.auth import (
     MOST_FAILURES,
     REPEAT_S,
     SLOT_S,
+    FleetCa,
+    Invite,
     InviteVerdict,
     RateLimiter,
     RateLimiterSettings,
     judge_finish,
     key_of,
+    open_ca,
     request_digest,
     server_nonce,
     source_of,
     wrong_code,
 )
-from stoker.coordinator.auth.membership import Invite
 from stoker.core.clock import FakeClock
 from stoker.core.errors import RateLimited
 from stoker.core.frozen import changed

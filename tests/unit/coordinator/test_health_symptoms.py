@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.health.facts import (
+from stoker.coordinator.symptoms import (
     AttemptHealthFacts,
     FleetHealthFacts,
     MachineHealthFacts,
     WorkerPresenceEvent,
+    symptoms_of,
+    to_cordon,
 )
-from stoker.coordinator.health.symptoms import symptoms_of, to_cordon
 from stoker.core.leases import Symptom, SymptomKind
 
 NOW_S = 1_000_000.0

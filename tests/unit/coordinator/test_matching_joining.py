@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.explain.joined_machines import WorkerLimits, join, laid_over, limits_of
+from stoker.coordinator.queue.machines import WorkerLimits, join, laid_over, limits_of
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput
 from stoker.core.machine import Node

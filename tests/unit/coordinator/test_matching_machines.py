@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.explain.joined_machines import WorkerLimits
+from stoker.coordinator.queue.machines import WorkerLimits
 from stoker.core.device import GIB
 from stoker.core.errors import InternalError
 from stoker.core.frozen import changed

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.auth.membership import ApiTokenRecord, IssuedCertificate, TrustState, token_digest
+from stoker.coordinator.auth import ApiTokenRecord, IssuedCertificate, TrustState, token_digest
 from stoker.coordinator.http.access import (
     LOCAL_ADMIN,
     LOCAL_WORKER,

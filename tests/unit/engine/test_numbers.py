@@ -14,7 +14,7 @@ from stoker.config.manifest_file import read_manifest
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import SweepSample
 from stoker.config.sweep_file import Place, read_sweep
-from stoker.coordinator.explain.joined_machines import limits_of
+from stoker.coordinator.queue.machines import limits_of
 from stoker.core.capability import capability_from_dict
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 import stoker.protocol
 from stoker.coordinator.http.http_messages import read_message
-from stoker.coordinator.http.system_a_messages import HeartbeatA
+from stoker.coordinator.http.system_a import HeartbeatA
 from stoker.core.errors import InvalidInput, TooLarge
 from stoker.protocol.codec import MOST_ENTRIES, build_messages
 from stoker.protocol.job_messages import JOB_BODY, Submission

@@ -17,8 +17,7 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from stoker.coordinator.auth.invites import RateLimiter, RateLimiterSettings, source_of
-from stoker.coordinator.auth.membership import TrustState
+from stoker.coordinator.auth import RateLimiter, RateLimiterSettings, TrustState, source_of
 from stoker.coordinator.http.http_messages import Refusal
 from stoker.core.clock import Clock
 from stoker.core.errors import BadInput, Forbidden, NotFound, VersionSkew

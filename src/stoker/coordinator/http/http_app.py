@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from stoker.coordinator.auth.invites import Enrolment
+from stoker.coordinator.auth import Enrolment
 from stoker.coordinator.http.access import PEER, PRINCIPAL, STILL, UNKNOWN, Access, Judge, Peer, Rules, owner_of
 from stoker.coordinator.http.app_state import CoordinatorInfo, ServiceContext
 from stoker.coordinator.http.file_routes import ExecRoutes, FileRoutes, RetentionRoutes

@@ -22,7 +22,7 @@ from typing import Any
 from httptools import parse_url
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stoker.coordinator.auth.invites import source_of
+from stoker.coordinator.auth import source_of
 from stoker.coordinator.http.access import PEER, UNKNOWN, Peer, is_loopback
 from stoker.coordinator.http.http_messages import LOG, WORD_BYTES, json_bytes, path_of
 from stoker.coordinator.http.worker_routes import WorkerExchange, WorkerRoute, WorkerTable

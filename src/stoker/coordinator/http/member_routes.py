@@ -7,27 +7,24 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from stoker.coordinator.auth.invites import (
+from stoker.coordinator.auth import (
+    LIFE_S,
     MOST_FAILURES_EACH,
+    ApiTokenRecord,
     Enrolment,
+    Invite,
     InviteVerdict,
     RateLimiter,
     RateLimiterSettings,
+    TrustState,
     judge_finish,
     key_of,
+    make_token,
+    make_token_id,
     not_invited,
     request_digest,
     server_nonce,
     source_of,
-)
-from stoker.coordinator.auth.membership import (
-    LIFE_S,
-    ApiTokenRecord,
-    Invite,
-    IssuedCertificate,
-    TrustState,
-    make_token,
-    make_token_id,
     token_digest,
     token_of,
 )
@@ -137,7 +134,7 @@ class EnrolmentRoutes:
     async def invites(self) -> Response:
         """List invitations, newest first; their codes are not kept."""
         found = sorted(self._standing().invites.values(), key=lambda one: -one.made_s)
-        return answer(InviteList(invites=tuple(_invite_view(one) for one in found)))
+        return answer(InviteList(invites=tuple(InviteView.model_validate(one, from_attributes=True) for one in found)))
 
     async def withdraw(self, id: InviteId, who: Who) -> Response:
         """Take an invitation back."""
@@ -185,7 +182,11 @@ class EnrolmentRoutes:
     async def certificates(self) -> Response:
         """List machines' certificates that have not expired."""
         found = sorted(self._standing().certificates.values(), key=lambda one: (one.name, one.issued_s))
-        return answer(CertificateList(certificates=tuple(_certificate_view(one) for one in found)))
+        return answer(
+            CertificateList(
+                certificates=tuple(CertificateView.model_validate(one, from_attributes=True) for one in found)
+            )
+        )
 
     async def live_certificates(self) -> Response:
         """Return the numbers of machines' certificates that count now."""
@@ -272,29 +273,6 @@ def _with_token(text: str, token: str) -> JoinFinishResponse:
     return from_json(JoinFinishResponse, text.encode()).model_copy(update={"token": token})
 
 
-def _invite_view(one: Invite) -> InviteView:
-    return InviteView(
-        id=one.id,
-        role=Role(one.role),
-        name=one.name,
-        made_s=one.made_s,
-        expires_s=one.expires_s,
-        used_s=one.used_s,
-        by=one.by,
-    )
-
-
-def _certificate_view(one: IssuedCertificate) -> CertificateView:
-    return CertificateView(
-        serial=one.serial,
-        name=one.name,
-        issued_s=one.issued_s,
-        expires_s=one.expires_s,
-        revoked_s=one.revoked_s,
-        why=one.why,
-    )
-
-
 # Routes for admins about people's tokens: make, list, put a new one in an old one's place, revoke.
 
 TokenId = Annotated[str, Path(description="A token's id", min_length=1, max_length=16)]
@@ -327,7 +305,7 @@ class TokenRoutes:
     async def all(self) -> Response:
         """List tokens, newest first; only their digests are kept."""
         found = sorted(self._office.queue.standing().tokens.values(), key=lambda one: -one.issued_s)
-        return answer(TokenList(tokens=tuple(_view(one) for one in found)))
+        return answer(TokenList(tokens=tuple(TokenView.model_validate(one, from_attributes=True) for one in found)))
 
     async def rotate(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
         """Put a new token in the place of an old one, which ends now."""
@@ -347,20 +325,8 @@ class TokenRoutes:
         )
 
     def _made(self, token: str, digest: str) -> Response:
-        return answer(TokenResponse(token=token, view=_view(self._office.queue.standing().tokens[digest])))
-
-
-def _view(one: ApiTokenRecord) -> TokenView:
-    return TokenView(
-        id=one.id,
-        name=one.name,
-        role=Role(one.role),
-        issued_s=one.issued_s,
-        expires_s=one.expires_s,
-        revoked_s=one.revoked_s,
-        last_used_s=one.last_used_s,
-        by=one.by,
-    )
+        held = self._office.queue.standing().tokens[digest]
+        return answer(TokenResponse(token=token, view=TokenView.model_validate(held, from_attributes=True)))
 
 
 def _by(asked: JobRequest | None) -> str:

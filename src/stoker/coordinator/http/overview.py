@@ -21,11 +21,11 @@ from stoker.coordinator.explain.case import (
     pinned_case,
     pinned_fleet,
 )
-from stoker.coordinator.explain.durations import progress_end_s
 from stoker.coordinator.explain.verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
 from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.queue_state import progress_end_s
 from stoker.coordinator.queue.read_jobs import JobExplainRow
 from stoker.coordinator.queue.reader import MachineRow
 from stoker.core.clock import Clock

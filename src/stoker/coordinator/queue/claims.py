@@ -147,11 +147,7 @@ def _grant(turn: WriterTransaction, machine: RegisteredMachine, decision: Decisi
         user_failures=job.user_failures,
         lost=job.lost,
         declined=job.declined,
-        blockers=0,
-        is_cancelling=False,
-        started_s=None,
         until_tick_s=turn.tick_s + turn.setting.times.start_s,
-        progress="",
     )
     _write_grant(turn, machine, live, job.epoch, decision)
     book.scheduler.grant(decision, turn.now_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from stoker.coordinator.auth.membership import ApiTokenRecord, Invite, IssuedCertificate
+from stoker.coordinator.auth import ApiTokenRecord, Invite, IssuedCertificate
 from stoker.core.frozen import fresh, frozen
 from stoker.core.leases import AttemptToken, Symptom
 from stoker.core.machine import Cluster, SchedulableJob

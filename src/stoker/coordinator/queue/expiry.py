@@ -6,13 +6,12 @@ from itertools import islice, takewhile
 from typing import Any
 
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, EVENTS_FROM_S
-from stoker.coordinator.explain.durations import progress_end_s
 from stoker.coordinator.queue.claims import order_for
 from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
 from stoker.coordinator.queue.endings import is_kept
 from stoker.coordinator.queue.machines import hear_closed, hold, known_machine, leave, open_machine, see, stay
 from stoker.coordinator.queue.moves import enter_line, forgive, lose
-from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, RegisteredMachine
+from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, RegisteredMachine, progress_end_s
 from stoker.coordinator.queue.ready import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.transaction import WriterTransaction

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.coordinator.database.tables import HOOKS
+from stoker.coordinator.database.tables import HOOKS, SYMPTOMS
 from stoker.coordinator.queue.commands import AddHook, CloseHook, MoveHook, NoteReport, NoteSymptoms, QueueCommandResult
 from stoker.coordinator.queue.machines import named
 from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.operator_commands import rows_of
+from stoker.coordinator.queue.sql import records
 from stoker.coordinator.queue.transaction import WriterTransaction
 from stoker.core.errors import NotFound, Refused
 from stoker.core.events import FleetKinds
@@ -23,12 +24,14 @@ AGAIN_S = 3600.0
 """What lasts is told again after so long, and what comes back sooner is not news."""
 KEPT_S = 7 * 24 * 3600.0
 """For so long it is remembered what is over."""
-SYMPTOM_FIELDS = ("machine", "device", "symptom", "since_s", "told_s", "over_s", "message", "hint")
 
 
 def note_symptoms(turn: WriterTransaction, asked: NoteSymptoms) -> QueueCommandResult:
     """Bring the rows up to date. `changed` are the machines of which something was told."""
-    rows = {row[:3]: dict(zip(SYMPTOM_FIELDS, row, strict=True)) for row in turn.read(turn.queries.symptoms)}
+    rows = {
+        (row["machine"], row["device"], row["symptom"]): row
+        for row in records(SYMPTOMS, turn.read(turn.queries.symptoms))
+    }
     changed: list[str] = []
     found = {symptom.key: symptom for symptom in asked.symptoms if symptom.machine in turn.book.machines}
     for key, symptom in found.items():
@@ -83,7 +86,6 @@ def _tell(turn: WriterTransaction, row: dict[str, Any], *, is_over: bool) -> Non
 MOST_OPEN = 1000
 """Hooks at one time."""
 WEBHOOK_EVENTS_KEPT_S = 30 * 24 * 3600.0
-HOOK_FIELDS = tuple(HOOKS.columns.keys())
 
 
 def add_hook(turn: WriterTransaction, asked: AddHook) -> QueueCommandResult:
@@ -157,7 +159,7 @@ def _jobs(turn: WriterTransaction, ids: tuple[str, ...]) -> tuple[list[int], int
 
 
 def _all(turn: WriterTransaction) -> list[dict[str, Any]]:
-    return [dict(zip(HOOK_FIELDS, row, strict=True)) for row in turn.read(turn.queries.hooks)]
+    return records(HOOKS, turn.read(turn.queries.hooks))
 
 
 def _find(turn: WriterTransaction, id: int) -> dict[str, Any]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.coordinator.auth.invites import MOST_FAILURES, may_repeat, not_invited
-from stoker.coordinator.auth.membership import ApiTokenRecord, Invite, IssuedCertificate, TrustState
+from stoker.coordinator.auth import (
+    MOST_FAILURES,
+    ApiTokenRecord,
+    Invite,
+    IssuedCertificate,
+    TrustState,
+    may_repeat,
+    not_invited,
+)
 from stoker.coordinator.database.database import WriterConnection
+from stoker.coordinator.database.tables import CERTIFICATES, INVITES, TOKENS
 from stoker.coordinator.queue.commands import (
     FailInvite,
     ForgetMachine,
@@ -24,17 +32,16 @@ from stoker.coordinator.queue.commands import (
 )
 from stoker.coordinator.queue.machines import named
 from stoker.coordinator.queue.moves import lose, plain, telling
-from stoker.coordinator.queue.sql import Queries
+from stoker.coordinator.queue.sql import Queries, records
 from stoker.coordinator.queue.transaction import WriterTransaction
 from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
 from stoker.core.events import FleetKinds
-from stoker.core.frozen import changed
+from stoker.core.frozen import changed, fields_of
 
 # Certificates of machines, in rows: issued, renewed, taken back.
 
 MOST_LIVE = 8
 """Certificates of one machine at the same time: two, where nothing goes wrong."""
-CERTIFICATE_FIELDS = ("serial", "name", "issued_s", "expires_s", "revoked_s", "why")
 
 
 def issue_certificate(turn: WriterTransaction, asked: IssueCertificate) -> QueueCommandResult:
@@ -74,12 +81,10 @@ def revoke(turn: WriterTransaction, found: IssuedCertificate, why: str, by: str)
 
 def _put(turn: WriterTransaction, certificate: IssuedCertificate) -> None:
     turn.book.standing.certificates[certificate.serial] = certificate
-    turn.write(turn.statements.put_certificate, **{name: getattr(certificate, name) for name in CERTIFICATE_FIELDS})
+    turn.write(turn.statements.put_certificate, **fields_of(certificate))
 
 
 # Tokens of people, in rows: made, put in another's place, taken back, used.
-
-TOKEN_FIELDS = ("id", "name", "role", "sha256", "issued_s", "expires_s", "revoked_s", "last_used_s", "by")
 
 
 def make_token(turn: WriterTransaction, asked: MakeToken) -> QueueCommandResult:
@@ -159,7 +164,7 @@ def _named(turn: WriterTransaction, id: str) -> ApiTokenRecord:
 
 def _put_people(turn: WriterTransaction, token: ApiTokenRecord) -> None:
     turn.book.standing.tokens[token.sha256] = token
-    turn.write(turn.statements.put_token, **{name: getattr(token, name) for name in TOKEN_FIELDS})
+    turn.write(turn.statements.put_token, **fields_of(token))
 
 
 MOST_OPEN = 100
@@ -250,12 +255,7 @@ def _see_free(invite: Invite, name: str, sort: str) -> None:
 
 def _put_inviting(turn: WriterTransaction, invite: Invite) -> None:
     turn.book.standing.invites[invite.id] = invite
-    turn.write(turn.statements.put_invite, **{name: getattr(invite, name) for name in INVITE_FIELDS})
-
-
-INVITE_FIELDS = (
-    "id", "role", "name", "key", "made_s", "expires_s", "used_s", "request", "answer", "failures", "by",
-)  # fmt: skip
+    turn.write(turn.statements.put_invite, **fields_of(invite))
 
 
 # The verbs about who belongs to the fleet, by their commands; and their rows, read into memory.
@@ -276,15 +276,12 @@ TRUST_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] 
 def load_standing(connection: WriterConnection, queries: Queries, now_s: float) -> TrustState:
     """Read who may what. Certificates that have expired are of no use to anybody."""
     standing = TrustState()
-    for row in connection.read(queries.invites):
-        invite = Invite(**dict(zip(INVITE_FIELDS, row, strict=True)))
-        standing.invites[invite.id] = invite
-    for row in connection.read(queries.tokens):
-        token = ApiTokenRecord(**dict(zip(TOKEN_FIELDS, row, strict=True)))
-        standing.tokens[token.sha256] = token
-    for row in connection.read(queries.certificates, after_s=now_s):
-        certificate = IssuedCertificate(**dict(zip(CERTIFICATE_FIELDS, row, strict=True)))
-        standing.certificates[certificate.serial] = certificate
+    invites = records(INVITES, connection.read(queries.invites))
+    tokens = records(TOKENS, connection.read(queries.tokens))
+    certificates = records(CERTIFICATES, connection.read(queries.certificates, after_s=now_s))
+    standing.invites = {row["id"]: Invite(**row) for row in invites}
+    standing.tokens = {row["sha256"]: ApiTokenRecord(**row) for row in tokens}
+    standing.certificates = {row["serial"]: IssuedCertificate(**row) for row in certificates}
     return standing
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from stoker.coordinator.auth.membership import Revocations, TrustState
+from stoker.coordinator.auth import Revocations, TrustState
 from stoker.coordinator.database.database import Database
 from stoker.coordinator.queue.commands import Answer, Command, Submit
 from stoker.coordinator.queue.queue_state import QueueContext

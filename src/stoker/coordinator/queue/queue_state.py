@@ -10,10 +10,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from stoker.coordinator.auth.membership import Revocations, TrustState
+from stoker.coordinator.auth import Revocations, TrustState
 from stoker.coordinator.queue.ready import ReadyJobEntry, ReadyJobs
 from stoker.core.clock import Clock
-from stoker.core.frozen import fresh, frozen
+from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
@@ -99,65 +99,39 @@ ENDS = "ends_s"
 """Under this it keeps there when the machine goes away."""
 
 
+@changeable
 class LiveLease:
     """A live lease and what is needed of its job to end it."""
 
-    __slots__ = (
-        "allocation",
-        "attempt",
-        "attempts",
-        "blockers",
-        "cancel_why",
-        "class_id",
-        "declined",
-        "epoch",
-        "generation",
-        "id",
-        "incarnation",
-        "is_cancelling",
-        "is_changed",
-        "lost",
-        "machine",
-        "prepared",
-        "priority",
-        "progress",
-        "seq",
-        "started_s",
-        "state",
-        "until_tick_s",
-        "user_failures",
-    )
-
-    def __init__(self, **fields: Any) -> None:
-        self.seq: int = fields["seq"]
-        self.id: str = fields["id"]
-        self.attempt: int = fields["attempt"]
-        self.epoch: int = fields["epoch"]
-        self.generation: int = fields["generation"]
-        self.machine: str = fields["machine"]
-        self.incarnation: str = fields["incarnation"]
-        self.class_id: int = fields["class_id"]
-        """Of its job now; its allocation may still be of another one."""
-        self.priority: int = fields["priority"]
-        self.state: str = fields["state"]
-        self.allocation: LeaseAllocation = fields["allocation"]
-        self.attempts: int = fields["attempts"]
-        """How many failures of its own the job may have."""
-        self.user_failures: int = fields["user_failures"]
-        self.lost: int = fields["lost"]
-        self.declined: int = fields["declined"]
-        self.blockers: int = fields["blockers"]
-        self.is_cancelling: bool = fields["is_cancelling"]
-        self.cancel_why: str = fields.get("cancel_why", "")
-        """Of one that is: who no longer wants it."""
-        self.started_s: float | None = fields["started_s"]
-        self.until_tick_s: float = fields["until_tick_s"]
-        """When it is over, on the monotonic scale."""
-        self.progress: str = fields["progress"]
-        self.prepared = 0
-        """Before its start: how far its machine has got with what it needs."""
-        self.is_changed = False
-        """Renewed since it was last written down."""
+    seq: int
+    id: str
+    attempt: int
+    epoch: int
+    generation: int
+    machine: str
+    incarnation: str
+    class_id: int
+    """Of its job now; its allocation may still be of another one."""
+    priority: int
+    state: str
+    allocation: LeaseAllocation
+    attempts: int
+    """How many failures of its own the job may have."""
+    user_failures: int
+    lost: int
+    declined: int
+    until_tick_s: float
+    """When it is over, on the monotonic scale."""
+    blockers: int = 0
+    is_cancelling: bool = False
+    cancel_why: str = ""
+    """Of one that is cancelled: by whom."""
+    started_s: float | None = None
+    progress: str = ""
+    prepared: int = 0
+    """Before its start: how far its machine has got with what it needs."""
+    is_changed: bool = False
+    """Renewed since it was last written down."""
 
     def is_token(self, token: AttemptToken) -> bool:
         """Return whether a token is this lease's own."""
@@ -173,41 +147,28 @@ LATE_S = 3600.0
 """How long a machine that lost a lease may send the result, from when it is heard again or last spoke of it."""
 
 
+@changeable
 class RegisteredMachine:
     """A machine that has said hello."""
 
-    __slots__ = (
-        "away",
-        "closed_devices",
-        "disk_free_bytes",
-        "holdings",
-        "is_changed",
-        "is_offered",
-        "late_until_tick_s",
-        "leases",
-        "row",
-        "seen_tick_s",
-    )
-
-    def __init__(self, row: dict[str, Any], closed_devices: dict[str, str], seen_tick_s: float) -> None:
-        self.row = row
-        """As it is stored."""
-        self.closed_devices = closed_devices
-        self.holdings: MachineInventory | None = None
-        """What its worker said last that it has; nothing: it has not spoken since this coordinator started."""
-        self.disk_free_bytes: int | None = None
-        """As its last heartbeat said."""
-        self.leases: dict[int, LiveLease] = {}
-        """By the job's number."""
-        self.late_until_tick_s = float("-inf")
-        """Until when it may send the result of a lease that ended without a word of it; infinite until it is heard."""
-        self.seen_tick_s = seen_tick_s
-        self.is_offered = False
-        """Whether matching counts on it: it was heard of lately."""
-        self.away: NodeOffer | None = None
-        """What it would offer if it came back; nothing: nobody has asked since it was last offered."""
-        self.is_changed = False
-        """Seen since that was last written down."""
+    row: dict[str, Any]
+    """As it is stored."""
+    closed_devices: dict[str, str]
+    seen_tick_s: float
+    holdings: MachineInventory | None = None
+    """What its worker said last that it has; None: it has not spoken since this coordinator started."""
+    disk_free_bytes: int | None = None
+    """As its last heartbeat said."""
+    leases: dict[int, LiveLease] = fresh(factory=dict)
+    """By the job's number."""
+    late_until_tick_s: float = float("-inf")
+    """Until when it may send the result of a lease that ended without a word of it; infinite until it is heard."""
+    is_offered: bool = False
+    """Whether the scheduler counts on it: it was heard of lately."""
+    away: NodeOffer | None = None
+    """What it would offer if it came back; None: not asked for since it was last offered."""
+    is_changed: bool = False
+    """Seen since that was last written down."""
 
     @property
     def name(self) -> str:
@@ -249,31 +210,26 @@ class RegisteredMachine:
         return f"{self.row['closed']}: {why}" if why else str(self.row["closed"])
 
 
-class QueueClaimRecord:
+class QueueClaimRecord(NamedTuple):
     """What a request for work was granted."""
 
-    __slots__ = ("at_s", "granted", "incarnation")
-
-    def __init__(self, incarnation: str, at_s: float, granted: tuple[tuple[int, int], ...]) -> None:
-        self.incarnation = incarnation
-        self.at_s = at_s
-        self.granted = granted
-        """Job's number and epoch."""
+    incarnation: str
+    at_s: float
+    granted: tuple[tuple[int, int], ...]
+    """Job's number and epoch."""
 
 
+@changeable
 class EventDropProgress:
-    """How far it was looked for events and classes that are kept for nobody."""
+    """How far old events and unused classes have been looked for."""
 
-    __slots__ = ("class_looked_to", "dropped_to", "looked_to", "next_tick_s")
-
-    def __init__(self) -> None:
-        self.next_tick_s = float("-inf")
-        """When it is next looked for them, on the monotonic scale."""
-        self.looked_to = 0
-        """Up to which event."""
-        self.class_looked_to = 0
-        self.dropped_to = 0
-        """The newest event that was dropped."""
+    next_tick_s: float = float("-inf")
+    """When they are next looked for, on the monotonic scale."""
+    looked_to: int = 0
+    """Up to which event."""
+    class_looked_to: int = 0
+    dropped_to: int = 0
+    """The newest event that was dropped."""
 
 
 class JobKind(NamedTuple):
@@ -487,3 +443,21 @@ def is_news(book: QueueState, machine: RegisteredMachine, holdings: MachineInven
     was = unable(book, machine)
     machine.holdings = holdings
     return unable(book, machine) != was
+
+
+_LEAST_PROGRESS = 0.02
+"""Less than this part done says nothing about the rest: starting up takes its own time."""
+
+
+def progress_end_s(started_s: float, step: int | None, of: int | None, now_s: float) -> float | None:
+    """Return when a run ends if it goes on as fast as until now; None if it does not say how far it is.
+
+    Whatever it says, the end is not in the past, and not later than 1 / `_LEAST_PROGRESS` times what it took until now.
+    """
+    if step is None or of is None or step <= 0 or of <= 0:
+        return None
+    # Workers send whole numbers of any size: a quotient below 1 is always a float.
+    part = step / of if step < of else 1.0
+    if part < _LEAST_PROGRESS:
+        return None
+    return now_s + max(0.0, now_s - started_s) * (1 - part) / part

@@ -9,61 +9,33 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.coordinator.queue.sql import READY_FIELDS, JobRow
-from stoker.core.frozen import changed
+from stoker.core.frozen import changeable, changed, fresh
 from stoker.scheduler.ready_queue import ReadyHead, ReadyQueue
 
 PAGE = 16
 LARGEST_PAGE = 256
 
 
+@dataclass(slots=True, eq=False)
 class ReadyJobEntry:
-    """A job that could start: what a grant needs of its row."""
+    """A job that could start: what a grant needs of its row, in the order of `READY_FIELDS`."""
 
-    __slots__ = (
-        "attempt",
-        "checkpoint",
-        "class_id",
-        "declined",
-        "epoch",
-        "id",
-        "lost",
-        "priority",
-        "seq",
-        "since_s",
-        "spec",
-        "user_failures",
-    )
-
-    def __init__(  # noqa: PLR0913, PLR0917 - a row, as it is read
-        self,
-        seq: int,
-        id: str,
-        class_id: int,
-        priority: int,
-        since_s: float,
-        epoch: int,
-        attempt: int,
-        user_failures: int,
-        lost: int,
-        declined: int,
-        spec: str,
-        checkpoint: str,
-    ) -> None:
-        self.seq = seq
-        self.id = id
-        self.class_id = class_id
-        self.priority = priority
-        self.since_s = since_s
-        self.epoch = epoch
-        self.attempt = attempt
-        self.user_failures = user_failures
-        self.lost = lost
-        self.declined = declined
-        self.spec = spec
-        self.checkpoint = checkpoint
+    seq: int
+    id: str
+    class_id: int
+    priority: int
+    since_s: float
+    epoch: int
+    attempt: int
+    user_failures: int
+    lost: int
+    declined: int
+    spec: str
+    checkpoint: str
 
     @classmethod
     def of(cls, row: JobRow) -> ReadyJobEntry:
@@ -79,21 +51,19 @@ Fetch = Callable[[int, int, int, int], list[ReadyJobEntry]]
 """Returns the next ready jobs of a class and priority after one, at most so many."""
 
 
+@changeable
 class Level:
     """One class at one priority."""
 
-    __slots__ = ("count", "first", "is_whole", "known_to", "page")
-
-    def __init__(self) -> None:
-        self.count = 0
-        """How many are ready, in memory or not."""
-        self.first: list[ReadyJobEntry] = []
-        """The beginning, by number."""
-        self.known_to = 0
-        """Everybody up to this number is among them."""
-        self.is_whole = True
-        """Everybody is."""
-        self.page = PAGE
+    count: int = 0
+    """How many are ready, in memory or not."""
+    first: list[ReadyJobEntry] = fresh(factory=list)
+    """The beginning, by number."""
+    known_to: int = 0
+    """All up to this number are among them."""
+    is_whole: bool = True
+    """All are."""
+    page: int = PAGE
 
 
 class ReadyJobs:
@@ -109,9 +79,7 @@ class ReadyJobs:
 
     def put_count(self, class_id: int, priority: int, count: int) -> None:
         """Let a level stand as the database has it."""
-        level = self._levels[class_id, priority] = Level()
-        level.count = count
-        level.is_whole = False
+        self._levels[class_id, priority] = Level(count=count, is_whole=False)
         self._changed.add((class_id, priority))
 
     def add(self, job: ReadyJobEntry) -> None:

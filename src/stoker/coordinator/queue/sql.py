@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -222,6 +223,12 @@ def _literal(value: object) -> Any:
 # Rows as the writer reads them.
 
 
+def records(table: Table, rows: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Return whole rows of a table by their columns' names."""
+    names = table.columns.keys()
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
 class JobRow(NamedTuple):
     """What decisions about a job that is not live need; its fields are the columns, in this order."""
 
@@ -312,8 +319,6 @@ LEASE_FIELDS = LeaseRow._fields[:9]
 READY = text("jobs.state = 'pending' AND jobs.is_ready")
 DELAYED = text("jobs.state = 'pending' AND NOT jobs.is_ready AND jobs.blockers = 0")
 
-MACHINE_COLUMNS = tuple(MACHINES.columns.keys())
-
 
 class Queries:
     """By name."""
@@ -376,7 +381,7 @@ class Queries:
             .join(ATTEMPTS, (ATTEMPTS.c.seq == LEASES.c.seq) & (ATTEMPTS.c.attempt == LEASES.c.attempt))
             .order_by(LEASES.c.seq)
         )
-        self.machines = self._read(select(*[MACHINES.c[name] for name in MACHINE_COLUMNS]))
+        self.machines = self._read(select(*MACHINES.columns))
         self.policies = self._read(select(POLICIES.c.policy))
         self.invites = self._read(select(*INVITES.columns))
         self.tokens = self._read(select(*TOKENS.columns))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from stoker.coordinator.auth.membership import TrustState
+from stoker.coordinator.auth import TrustState
 from stoker.coordinator.database.database import Database, RowRefused, WriterConnection
-from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
-from stoker.coordinator.explain.durations import progress_end_s
+from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, MACHINES
 from stoker.coordinator.queue.claims import claim
 from stoker.coordinator.queue.classes import declare, greet, listed_words, user_of, wanted_from_dict
 from stoker.coordinator.queue.commands import (
@@ -41,8 +40,7 @@ from stoker.coordinator.queue.commands import (
 from stoker.coordinator.queue.endings import write
 from stoker.coordinator.queue.expiry import end_leases_of_the_past, renew, sweep, write_down
 from stoker.coordinator.queue.health import HEALTH_VERBS
-from stoker.coordinator.queue.inspection import look
-from stoker.coordinator.queue.machines import away, close_machine, open_machine
+from stoker.coordinator.queue.machines import away, close_machine, look, open_machine
 from stoker.coordinator.queue.members import TRUST_VERBS, forget_machine, load_standing, revoke_certificate
 from stoker.coordinator.queue.moves import COMPLETED, update_followers
 from stoker.coordinator.queue.operator_commands import (
@@ -67,8 +65,9 @@ from stoker.coordinator.queue.queue_state import (
     choices_in,
     learn,
     learn_code,
+    progress_end_s,
 )
-from stoker.coordinator.queue.sql import MACHINE_COLUMNS, EndedRow, LeaseRow, Queries
+from stoker.coordinator.queue.sql import EndedRow, LeaseRow, Queries, records
 from stoker.coordinator.queue.submission_check import CheckedSubmission, draft
 from stoker.coordinator.queue.submit import submit
 from stoker.coordinator.queue.transaction import RowChanged, WriterTransaction, words_of
@@ -94,7 +93,7 @@ _HISTORY = 2000
 """So many jobs in each of these states are looked at."""
 _HALF_LIVES = 5
 """Usage that is older counts no more."""
-_READ_OTHERWISE = ("started_s", "is_cancelling", "message", "granted_s")
+_READ_OTHERWISE = frozenset({"started_s", "is_cancelling", "message", "granted_s", "devices", "is_shared", "spec"})
 
 
 def load(
@@ -178,14 +177,18 @@ def _load_policies(connection: WriterConnection, queries: Queries, book: QueueSt
 
 def _load_machines(connection: WriterConnection, queries: Queries, book: QueueState, old: QueueState | None) -> None:
     """Machines are offered work when they next speak; those that did lately are expected to."""
-    rows = [dict(zip(MACHINE_COLUMNS, row, strict=True)) for row in connection.read(queries.machines)]
+    rows = records(MACHINES, connection.read(queries.machines))
     lately_s = max((fields["last_seen_s"] for fields in rows), default=0.0) - _LATELY_S
     for fields in rows:
         closed = loads(fields["closed_devices"]) if fields["closed_devices"] else {}
         is_expected = fields["last_seen_s"] >= lately_s
-        machine = RegisteredMachine(fields, closed, book.time.tick_s() if is_expected else float("-inf"))
-        # Which leases it lost before this start is not known.
-        machine.late_until_tick_s = float("inf")
+        machine = RegisteredMachine(
+            row=fields,
+            closed_devices=closed,
+            seen_tick_s=book.time.tick_s() if is_expected else float("-inf"),
+            # Which leases it lost before this start is not known.
+            late_until_tick_s=float("inf"),
+        )
         book.machines[machine.name] = machine
         book.tells_code_apart = book.tells_code_apart or bool(machine.accepts)
         before = old.machines.get(machine.name) if old is not None else None
@@ -287,17 +290,12 @@ _VERBS: dict[type, Callable[[WriterTransaction, Any], Answer]] = {
 }
 
 
-class PendingCommand:
-    """A command and who waits for its answer."""
+class PendingCommand(NamedTuple):
+    """A command and what takes its answer."""
 
-    __slots__ = ("command", "drafts", "then")
-
-    def __init__(
-        self, command: Command, then: Callable[[Answer | StokerError], None], drafts: CheckedSubmission | None = None
-    ) -> None:
-        self.command = command
-        self.then = then
-        self.drafts = drafts
+    command: Command
+    then: Callable[[Answer | StokerError], None]
+    drafts: CheckedSubmission | None = None
 
 
 class Writer:
