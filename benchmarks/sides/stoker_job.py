@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker.api.app_parts import read_settings
 from stoker.app.app import App
-from stoker.app.settings import read_settings
 from stoker.core.digests import digest_value
 from stoker.engine.plan import Plan
 from stoker.engine.types import RunResult

@@ -16,24 +16,20 @@ id, or `last`; the bare name of a sweep stands for all its points where a verb c
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator
 
+from stoker.api.fleet_job import FleetJob, wait_for
+from stoker.api.job import LogLine
+from stoker.api.job_lookup import open_client
 from stoker.app import App
-from stoker.cli.fleet_job import FleetResult, SyncedAttempt, fetch_result, folder_name, log_files
-from stoker.cli.job_wait import points_of, wait_for
 from stoker.core.clock import Closable
-from stoker.core.errors import NotFound
 from stoker.core.job import JobSpec, JobState
-from stoker.host.http.addresses import asked_directly
-from stoker.jobs.log_tail import GrowingLines
 from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.pack.code_tree import PreparedSubmission, SubmittedCodeOptions
 from stoker.jobs.submitter import who_asks
-from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.protocol.job_messages import OnChangedCode, Submission, SubmissionResponse
-from stoker.protocol.transport import FleetEvent, RequestTimeouts
+from stoker.protocol.transport import FleetEvent
 from stoker.protocol.view_messages import (
     DoneView,
     FleetStatus,
@@ -43,16 +39,11 @@ from stoker.protocol.view_messages import (
     Leaderboard,
     MachineView,
 )
-from stoker.transfer.trees.tree_sources import TransferConnection
 from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, send_tree
 
 __all__ = ["Client"]
 
-_ANSWER_S = 30.0
 _RETRY_S = 10.0
-_HOLD_S = 2.0
-_LOOK_AGAIN_S = 0.5
-_BETWEEN_S = 0.05
 _PAGE = 500
 _KEY_WORDS = 4
 
@@ -72,15 +63,7 @@ class Client(Closable):
         found = find_coordinator(url or "", environment=settings.environment, state=settings.state)
         if found is None:
             raise no_coordinator_known(settings.state)
-        direct = asked_directly(found.url)
-        self._transport = self._parts.open_transport(_ANSWER_S, direct=direct, fleet=found.identity)
-        self._wire = FleetClient(
-            self._transport,
-            found.url,
-            clock=self._parts.clock,
-            token=found.token if token is None else token,
-            patience=RequestTimeouts(answer_s=_ANSWER_S, silence_s=_ANSWER_S, retry_s=_RETRY_S),
-        )
+        self._wire, self._transport = open_client(self._parts, found, token=token, retry_s=_RETRY_S)
 
     @property
     def url(self) -> str:
@@ -132,7 +115,7 @@ class Client(Closable):
 
         That a job failed is no error here: look at its `state`.
         """
-        points = self._points(name)
+        points = self._job(name).points()
         ended = wait_for(self._wire, points, clock=self._parts.clock, limit_s=timeout_s)
         if len(ended) < len(points):
             message = f"{len(points) - len(ended)} of {len(points)} jobs of {name} had not ended after {timeout_s} s"
@@ -141,26 +124,8 @@ class Client(Closable):
 
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
         """Return what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
-        client = self._wire.more_patient() if follow else self._wire
-        shown = 0
-        story = client.job(name)
-        while True:
-            tries = [one.number for one in story.attempts if one.number > shown]
-            if attempt is not None:
-                tries = [attempt]
-            elif not tries and not follow:
-                raise NotFound(f"nothing has run of {name} yet", hint=f"stoker explain {name}")
-            for number in tries if shown else tries[-1:]:
-                yield from self._lines_of(client, story.job.id, number, follow=follow)
-                shown = number
-            if not follow or attempt is not None:
-                return
-            if not tries:
-                if JobState(story.job.state).is_terminal:
-                    return
-                self._parts.clock.sleep(_LOOK_AGAIN_S)
-            # By its id: `last`, or a name, may mean another job by now.
-            story = client.job(story.job.id)
+        lines = self._job(name).logs(attempt=attempt, follow=follow)
+        return (one.text for one in lines if isinstance(one, LogLine))
 
     def explain(self, name: str) -> JobExplanation:
         """Return why a job is where it is: every machine and device with its reason, and what would change it."""
@@ -171,24 +136,27 @@ class Client(Closable):
 
         The wish is durable when this returns. Gives the jobs that it concerns.
         """
-        live = [point for point in self._points(name) if not JobState(point.state).is_terminal]
+        job = self._job(name)
+        live = [point for point in job.points() if not JobState(point.state).is_terminal]
         self._wire.cancel_jobs([point.id for point in live], by=self._who())
         if not wait:
-            now = {point.id: point for point in self._points(name)}
+            now = {point.id: point for point in self._job(name).points()}
             return [now.get(point.id, point) for point in live]
         ended = wait_for(self._wire, live, clock=self._parts.clock)
         return [ended[point.id] for point in live]
 
     def requeue(self, name: str) -> DoneView:
         """Start a job again that has ended; of a sweep every point that failed or was cancelled."""
-        points = self._points(name)
+        points = self._job(name).points()
         if len(points) > 1:
             points = [point for point in points if point.state in (JobState.FAILED, JobState.CANCELLED)]
         return self._wire.requeue_jobs([point.id for point in points], by=self._who())
 
     def priority(self, name: str, priority: int) -> DoneView:
         """Put a job, or every point of a sweep, elsewhere in the line: the higher number goes first."""
-        return self._wire.set_priority_of_jobs([point.id for point in self._points(name)], priority, by=self._who())
+        return self._wire.set_priority_of_jobs(
+            [point.id for point in self._job(name).points()], priority, by=self._who()
+        )
 
     def machines(self) -> tuple[MachineView, ...]:
         """Return every machine of the fleet."""
@@ -207,14 +175,13 @@ class Client(Closable):
 
         Of a sweep every completed point gets a folder of its own, named like the point.
         """
-        points = self._points(name)
-        is_sweep = len(points) > 1 or points[0].name.rpartition("/")[0] == name
+        job = self._job(name)
         files: list[str] = []
-        for point in points:
-            if is_sweep and point.state != JobState.COMPLETED:
-                continue
-            own = folder_name(point.label or point.name.rpartition("/")[2]) if is_sweep else ""
-            files += self._get(point, os.path.abspath(os.path.join(folder, own)))
+        for point in job.points():
+            if not job.is_sweep or point.state == JobState.COMPLETED:
+                into = os.path.abspath(os.path.join(folder, job.folder_of(point)))
+                laid_out = job.fetch(job.result_of(point), into)
+                files += [os.path.join(laid_out.folder, file) for file in laid_out.files]
         return files
 
     def events(self, after: int | None = None) -> Iterator[FleetEvent]:
@@ -251,37 +218,8 @@ class Client(Closable):
             dry_run=dry_run,
         )
 
-    def _points(self, name: str) -> list[JobView]:
-        view = self._wire.job(name).job
-        return points_of(self._wire, name) if view.name.rpartition("/")[0] == name else [view]
-
-    def _get(self, point: JobView, into: str) -> list[str]:
-        story = self._wire.job(point.id)
-        wanted = FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
-        passage = TransferConnection(line=self._wire, stop=threading.Event(), clock=self._parts.clock)
-        spool = os.path.join(self._parts.settings.state, "arriving")
-        laid_out = fetch_result(passage, wanted, into, store=self._parts.store, spool=spool)
-        return [os.path.join(laid_out.folder, file) for file in laid_out.files]
-
-    def _lines_of(self, client: FleetClient, job: str, attempt: int, *, follow: bool) -> Iterator[str]:
-        mirror = SyncedAttempt(client, job, attempt, wants=log_files)
-        logs: dict[str, GrowingLines] = {}
-        try:
-            while True:
-                has_come = mirror.pull(wait_s=_HOLD_S if follow else 0.0)
-                for name in sorted(os.listdir(mirror.folder.log_folder)):
-                    log = logs.setdefault(name, GrowingLines(os.path.join(mirror.folder.log_folder, name)))
-                    for line in log.fresh():
-                        yield line.decode(errors="backslashreplace")
-                if not follow or (mirror.is_over and not has_come):
-                    break
-                if not has_come:
-                    self._parts.clock.sleep(_BETWEEN_S)
-            for log in logs.values():
-                for line in log.rest():
-                    yield line.decode(errors="backslashreplace")
-        finally:
-            mirror.close()
+    def _job(self, name: str) -> FleetJob:
+        return FleetJob(self._wire, name, self._wire.job(name), self._parts)
 
     def _who(self) -> str:
         return who_asks(self._parts.settings.environment)

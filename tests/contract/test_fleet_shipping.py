@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.fleet_job import FleetResult, fetch_result
+from stoker.api.fleet_job import FleetResult, fetch_result
 from stoker.core.capability import Capability
 from stoker.core.clock import SystemClock
 from stoker.core.errors import Forbidden, NotFound, StaleLease

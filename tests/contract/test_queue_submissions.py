@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, text
 
-from stoker.cli.jobs_show_fleet import origin_lines
 from stoker.coordinator.http.reload import manifest_changes
 from stoker.coordinator.queue.commands import Sweep
 from stoker.core.errors import Conflict, InvalidInput
@@ -13,6 +12,7 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, job_id
 from stoker.protocol.job_messages import SubmissionOutcome, SubmissionResponse
 from stoker.protocol.lease_messages import Fail, Release
+from stoker.views.fleet_lines import origin_lines
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, kinds, say, started, state
 

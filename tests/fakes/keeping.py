@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stoker.api.app_parts import read_settings
 from stoker.app import App
-from stoker.app.settings import read_settings
 from stoker.core.capability import Capability
 from stoker.core.errors import StokerError, Terminated
 from stoker.core.frozen import changed

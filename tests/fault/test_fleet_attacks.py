@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from stoker.cli.fleet_job import get_fleet_job
+from stoker.api.fleet_job import FleetJob
+from stoker.cli.job_verbs import get_fleet_job
 from stoker.client import Client
 from stoker.coordinator.database.database import snapshot
 from stoker.coordinator.database.tables import LEASES
@@ -164,6 +165,13 @@ def test_a_metric_that_is_no_number_for_machines_does_not_silence_the_worker(tmp
     assert all(name.isprintable() for name in heard.metrics)
 
 
+def _sweep_with(point: Any, ref: str) -> Any:
+    """Return a job of the fleet whose only point says this of itself."""
+    job = SimpleNamespace(ref=ref, is_sweep=True, points=lambda: [point])
+    job.folder_of = lambda one: FleetJob.folder_of(job, one)  # type: ignore[arg-type]
+    return job
+
+
 @pytest.mark.parametrize(
     ("ref", "label", "name"),
     [("s", "../../x", "s/1"), ("s", "/etc", "s/1"), ("s", "", "s/.."), ("../s", "fine", "../s/1")],
@@ -173,7 +181,7 @@ def test_a_coordinator_can_not_send_results_anywhere_but_below_the_folder(
     tmp_path: Path, ref: str, label: str, name: str
 ) -> None:
     point = SimpleNamespace(label=label, name=name, state="completed")
-    job: Any = SimpleNamespace(ref=ref, is_sweep=True, points=lambda: [point])
+    job = _sweep_with(point, ref)
     call: Any = SimpleNamespace(parts=SimpleNamespace(settings=SimpleNamespace(folder=str(tmp_path))))
     given = {"stage": None, "metrics": None, "bundle": None, "dir": None, "force": False}
     with pytest.raises(BadAnswer, match="no folder can be called by"):
@@ -184,7 +192,7 @@ def test_a_coordinator_can_not_send_results_anywhere_but_below_the_folder(
 @pytest.mark.parametrize("label", ["../../x", "/etc"], ids=["up", "absolute"])
 def test_nor_can_it_through_the_client_for_python(tmp_path: Path, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client, point = Client.__new__(Client), SimpleNamespace(label=label, name="s/1", state="completed")
-    monkeypatch.setattr(client, "_points", lambda _name: [point])
+    monkeypatch.setattr(client, "_job", lambda _name: _sweep_with(point, "s"))
     with pytest.raises(BadAnswer, match="no folder can be called by"):
         client.get("s", tmp_path)
     assert not list(tmp_path.iterdir())

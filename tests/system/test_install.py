@@ -36,7 +36,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or "uv"
     made = folder / "env"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, made], check=True, timeout=LIMIT_S)
-    command = [
+    command: list[str | Path] = [
         uv,
         "pip",
         "install",

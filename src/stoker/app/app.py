@@ -1,7 +1,4 @@
-"""The house on one machine: `App` makes each part when it is first asked for.
-
-So a command pays only for what it uses.
-"""
+"""`App`: the objects of one process, each built when it is first used, so that a command pays only for what it uses."""
 
 from __future__ import annotations
 
@@ -12,16 +9,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker import __version__
-from stoker.app.settings import AppSettings, read_settings, with_kernels_kept
-from stoker.app.this_machine import ThisMachine
+from stoker.api.app_parts import AppSettings, read_settings, with_kernels_kept
 from stoker.core.clock import SystemClock
 from stoker.host.import_watch import watch_imports
 
 if TYPE_CHECKING:
+    from stoker.api.app_parts import AppSettings
     from stoker.app.coordinator_app import CoordinatorProcess
     from stoker.coordinator.http.server_options import ReadManifest, ServeOptions
     from stoker.core.capability import Capability
-    from stoker.devices.checkup import MachineSurvey
+    from stoker.core.device import Capacity, Device
+    from stoker.devices.checkup import MachineSurvey, SmokeTestResult
+    from stoker.devices.ledger.ledger import Guard, Ledger
+    from stoker.devices.ledger.reservations import Meter
     from stoker.engine.catalogue import Catalogue
     from stoker.engine.code_identity import CodeIdentity
     from stoker.engine.device_gate import DeviceGate
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from stoker.engine.runners.shared.shared_runner import SharedProcessRunner
     from stoker.engine.runners.stage_runner import StageRunner
     from stoker.engine.stage import Stage
+    from stoker.gang.gang_check import GangSelfTest
+    from stoker.host.command_runner import CommandRunner
+    from stoker.host.containment.mechanisms import ContainmentChoice
     from stoker.host.http.client import UnverifiedResponse
     from stoker.host.http.exchange import FleetIdentity, Transport
     from stoker.host.users import OtherUser
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from stoker.worker.worker_options import WorkOptions
 
 
-class App(ThisMachine):
+class App:
     """Builds the parts of one process."""
 
     version = __version__
@@ -62,7 +65,7 @@ class App(ThisMachine):
         self.shared_environment: Mapping[str, str] | None = None
         """What processes get that work for other runs, too; nothing: our own."""
         self.hidden: tuple[str, ...] = ()
-        """What nobody may read in anything that a program prints."""
+        """Secrets, masked in everything that a program prints."""
         self._first_forked: Stage | None = None
         watch_imports()
 
@@ -176,7 +179,7 @@ class App(ThisMachine):
         connect_s: float | None = None,
         unheard_s: float | None = None,
     ) -> Transport:
-        """Return a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
+        """Return a way to reach servers that waits no longer than `longest_wait_s` for anything. Caller closes.
 
         `direct` are hosts that no proxy is asked for. With a `fleet`, only what its CA signed is believed. Connecting
         may be given less time than the rest. Connections end when a computer was not heard of for `unheard_s`.
@@ -192,7 +195,7 @@ class App(ThisMachine):
         return Urllib3Transport(changed(read, **waits, unheard_s=unheard_s, no_proxy=no_proxy, fleet=fleet))
 
     def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnverifiedResponse:
-        """Ask one question of a coordinator that has proven nothing yet: only for whoever joins a fleet."""
+        """Send one request to a coordinator that has proven nothing yet: only to join a fleet."""
         from stoker.core.frozen import changed
         from stoker.host.http.addresses import asked_directly
         from stoker.host.http.client import ask_unproven
@@ -271,8 +274,7 @@ class App(ThisMachine):
 
     def desk(self) -> JobCompiler:
         """Return what takes orders, from the folder where this was started."""
-        from stoker.app.data_places import data_places_of
-        from stoker.app.machine_context import surroundings_of
+        from stoker.app.machine_parts import data_places_of, surroundings_of
         from stoker.jobs.build_context import JobCompiler
 
         return JobCompiler(
@@ -303,6 +305,100 @@ class App(ThisMachine):
             if name in built:
                 built[name].close()
 
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What this machine may hand out."""
+        from stoker.devices.admission import capacity_here
+
+        return capacity_here()
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that programs started from here may use."""
+        from stoker.devices.this_machine import devices_here
+
+        return devices_here(self.settings.environment, ask=lambda: self._asker)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Who holds how much of which device, on the whole machine: STOKER_LEDGER, else the folder that all share."""
+        from stoker.devices.ledger.ledger import DEFAULT_FOLDER, Ledger
+
+        folder = self.settings.environment.get("STOKER_LEDGER", "") or DEFAULT_FOLDER
+        folder = os.path.abspath(os.path.join(self.settings.folder, os.path.expanduser(folder)))
+        return Ledger(folder, clock=self.clock, meter=self.meter)
+
+    def guard(
+        self, size: str = "", *, job: str, share: bool = False, count: int = 1, timeout_s: float | None = None
+    ) -> Guard:
+        """Return a block that holds room on a device: so much of it, or with no size all of it.
+
+        Raises `InsufficientDeviceMemory` if it can never fit, `DeviceWaitTimeout`, and `ValueError` for what is not a
+        size.
+        """
+        from stoker.core.text import parse_size
+        from stoker.devices.ledger.reservations import WAIT_S, CandidateDevice, DeviceRequest
+
+        candidates = tuple(one for one in map(CandidateDevice.of, self.devices) if one is not None)
+        room_bytes = parse_size(size) if size else 0
+        ask = DeviceRequest(job=job, devices=candidates, count=count, vram_bytes=room_bytes, may_share=share)
+        return self.ledger.guard(ask, WAIT_S if timeout_s is None else timeout_s)
+
+    @cached_property
+    def meter(self) -> Meter:
+        """What measures devices' memory now."""
+        from stoker.devices.meters import open_meter
+
+        return open_meter(self.devices, self.settings.environment)
+
+    def smoke(self, capability: Capability) -> tuple[SmokeTestResult, ...]:
+        """Compute something small on the CPU and on each device of a snapshot."""
+        from stoker.devices.checkup import smoke
+
+        return smoke(capability, self._asker)
+
+    def rehearse(self, ranks: int, capability: Capability) -> GangSelfTest:
+        """Bring a gang of so many ranks up for show, of as many as there are GPUs for 0; what goes wrong is in it."""
+        from stoker.gang.gang_check import choose, rehearse
+        from stoker.gang.owner import cuda_here
+
+        devices = () if capability.is_fake or not capability.devices else cuda_here(self.settings.environment)
+        return rehearse(choose(ranks or None, devices))
+
+    @cached_property
+    def _asker(self) -> CommandRunner:
+        from stoker.host.command_runner import SubprocessRunner
+
+        return SubprocessRunner(self.settings.environment)
+
+    @cached_property
+    def _pythons(self) -> tuple[str, ...]:
+        """The interpreters of this machine that matter: the one that programs get here, and our own."""
+        from stoker.host.interpreter import find_python
+
+        settings = self.settings
+        found = find_python("", folder=settings.folder, environment=settings.environment, own_prefix=sys.prefix)
+        return tuple(dict.fromkeys(path for path in (found.path, sys.executable) if path))
+
+    def contain_by(self, mechanism: str) -> None:
+        """Use exactly this mechanism; call it before anything runs."""
+        from stoker.host.containment.mechanisms import choose_mechanism
+
+        self.__dict__["containment"] = choose_mechanism(mechanism, environment=self.settings.environment)
+        self.__dict__["contained_by"] = mechanism
+
+    @cached_property
+    def contained_by(self) -> str | None:
+        """The mechanism that was asked for; nothing: the strongest that works."""
+        return self.settings.environment.get("STOKER_CONTAIN")
+
+    @cached_property
+    def containment(self) -> ContainmentChoice:
+        """How this machine keeps a program's memory within bounds."""
+        from stoker.host.containment.mechanisms import choose_mechanism
+
+        return choose_mechanism(self.contained_by, environment=self.settings.environment)
+
     def _runner_for(self, stage: Stage) -> StageRunner:
         if stage.inline:
             return self._inline_runner
@@ -314,7 +410,7 @@ class App(ThisMachine):
 
     @cached_property
     def _company_runner(self) -> SharedProcessRunner | None:
-        from stoker.app.run_context import company_runner
+        from stoker.app.machine_parts import company_runner
 
         return company_runner(
             self.settings,

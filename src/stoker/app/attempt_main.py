@@ -1,7 +1,7 @@
 """The front door of an attempt's child: `python -m stoker.app.attempt_main`.
 
-A keeper starts it ahead of time. It builds and imports what every attempt needs, then waits for its assignment, one
-line on its standard input: from there to the user's program is a matter of milliseconds. If the keeper goes away before
+A worker starts it ahead of time. It builds and imports what every attempt needs, then waits for its assignment, one
+line on its standard input: from there to the user's program is a matter of milliseconds. If the worker goes away before
 that, so does it.
 """
 

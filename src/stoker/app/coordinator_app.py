@@ -12,20 +12,22 @@ from __future__ import annotations
 import gc
 import os
 import random
+import secrets
 import socket
+import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from stoker.app.operator_token import long_enough, make_token, read_token
-from stoker.app.settings import AppSettings
+from stoker.api.app_parts import AppSettings
 from stoker.coordinator.http.server_options import ListeningCoordinator, ReadManifest, ServeOptions
 from stoker.core.clock import Clock
-from stoker.core.errors import AlreadyServing, BadInput, NotFound, StokerError, Unavailable
+from stoker.core.errors import AlreadyServing, BadInput, LocalFile, NotFound, StokerError, Unavailable
 from stoker.core.frozen import changed
 from stoker.core.leases import Budgets, FleetTimes
 from stoker.core.text import format_duration
+from stoker.host.durable import create_file, read_regular, translated
 from stoker.host.network import allow_many_files, listen_at, own_addresses, own_names, read_listen
 from stoker.host.sockets import NotifySocket
 from stoker.protocol.discovery import DEFAULT_PORT, OPERATOR_TOKEN
@@ -160,7 +162,7 @@ class CoordinatorProcess:
             heartbeat_s=heartbeat_s,
             lease_s=lease_s,
             grace_s=min(usual.grace_s, lease_s / 3),
-            # Whoever wants lost jobs back soon wants those back soon, too, that were granted and never started.
+            # A short lease also shortens the wait for jobs that were granted and never started.
             start_s=min(usual.start_s, max(_LEAST_START_S, lease_s * _LEASES_TO_START)),
         )
 
@@ -346,7 +348,7 @@ def _forget_lost_past(keeping: LocalCoordinatorStorage, queue: Queue) -> None:
             attempts = reader.attempts_of(job)
         except NotFound:
             return 0
-        # Of very many only the newest are told.
+        # Of very many only the newest are listed.
         return attempts[-1].number if attempts else 0
 
     generation = int(reader.meta().get("generation", "1"))
@@ -381,7 +383,7 @@ class CoordinatorTls:
 
     @property
     def ca_file(self) -> str:
-        """Where the CA's certificate lies, for whoever is to trust it."""
+        """Where the CA's certificate is, for clients that are to trust it."""
         return self._ca.certificate_file
 
     @property
@@ -417,7 +419,7 @@ class CoordinatorTls:
         return Tls(context=self._context, refresh=self.refresh)
 
     def refresh(self) -> bool:
-        """Have a certificate that holds, and show it to whoever connects from now on; true: it is a new one."""
+        """Renew the certificate if needed, for connections from now on; return whether it is a new one."""
         from stoker.host.tls.contexts import load_server
 
         is_new = self._certificate.ensure()
@@ -449,3 +451,42 @@ def _is_ipv6(text: str) -> bool:
     except OSError:
         return False
     return True
+
+
+# The operator's token: a secret in a file that only its owner may read, made at the first start.
+
+_SHORTEST = 16
+_MOST_BYTES = 4096
+
+
+def make_token(path: str) -> str:
+    """Return the token of a file; the file is made, for us alone, if it is missing."""
+    folder = os.path.dirname(path)
+    with translated(folder):
+        os.makedirs(folder, exist_ok=True)
+    create_file(path, f"{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+    return read_token(path)
+
+
+def read_token(path: str) -> str:
+    """Return the token of a file that is there, and that only its owner may read."""
+    try:
+        mode = os.stat(path).st_mode
+        text = read_regular(path, _MOST_BYTES).decode().strip()
+    except FileNotFoundError:
+        raise LocalFile(f"there is no token file {path}", hint="a long random word in a file of mode 600") from None
+    except (OSError, ValueError) as error:
+        raise LocalFile(f"the token file {path} can't be read: {error}", path=path) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise LocalFile(f"others may read the token in {path}", hint=f"chmod 600 {path}", path=path)
+    return long_enough(text, path)
+
+
+def long_enough(token: str, where: str) -> str:
+    """Refuse a token that can be guessed, or can't be sent."""
+    if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise BadInput(
+            f"the operator's token ({where}) is no word of at least {_SHORTEST} letters",
+            hint="such as: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return token

@@ -51,17 +51,17 @@ class Outcomes:
         os.pwrite(self.fd, body, rank * _ROOM_BYTES)
 
     def of(self, rank: int) -> Mapping[str, Any] | None:
-        """Return what a rank told; nothing if it died before it could."""
+        """Return what a rank wrote; nothing if it died before it could."""
         body = os.pread(self.fd, _ROOM_BYTES, rank * _ROOM_BYTES).rstrip(b"\0")
         try:
-            told = loads(body.decode())
+            failure = loads(body.decode())
         except ValueError:
             return None
-        return told if isinstance(told, dict) else None
+        return failure if isinstance(failure, dict) else None
 
 
 class StageRankFailed(Exception):
-    """Ends a rank whose stage failed; what there is to say of it was told."""
+    """Ends a rank whose stage failed, after its failure was written to `Outcomes`."""
 
 
 _inherited: dict[str, Any] = {}
@@ -113,18 +113,18 @@ def run_on_rank(work: dict[str, Any]) -> None:
 
 
 def _failure(error: RankFailed, outcomes: Outcomes, devices: Sequence[str]) -> StageFailure:
-    """Return the first rank's failure as the stage's: its own cause, told with the rank."""
-    told = outcomes.of(error.rank)
-    if told is None:
+    """Return the first rank's failure as the stage's: its own cause, with the rank."""
+    failure = outcomes.of(error.rank)
+    if failure is None:
         lost = FailureCause.LOST if isinstance(error, RankTimeout) or not error.traceback else FailureCause.USER
         return StageFailure(
             cause=lost, message=str(error), hint=error.hint, detail=error.traceback, error_code=error.code
         )
     on = f" (device {error.rank}, {devices[error.rank]})" if error.rank < len(devices) else ""
     return StageFailure(
-        cause=FailureCause(told["cause"]),
-        message=f"rank {error.rank}{on}: {told['message']}",
-        hint=told["hint"],
-        detail=told["detail"],
-        error_code=told["error_code"],
+        cause=FailureCause(failure["cause"]),
+        message=f"rank {error.rank}{on}: {failure['message']}",
+        hint=failure["hint"],
+        detail=failure["detail"],
+        error_code=failure["error_code"],
     )

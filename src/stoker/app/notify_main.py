@@ -13,19 +13,16 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from stoker.api.fleet_job import wait_for
+from stoker.api.job_lookup import open_client
 from stoker.app.app import App
-from stoker.cli.job_wait import wait_for
 from stoker.cli.submission import notice_variables
 from stoker.core.errors import BadAnswer, NoCoordinator, StokerError, Unavailable
 from stoker.core.jsontext import loads
-from stoker.host.http.addresses import asked_directly
 from stoker.host.processes import start
-from stoker.protocol.client import FleetClient
 from stoker.protocol.discovery import find_coordinator
-from stoker.protocol.transport import RequestTimeouts
 from stoker.protocol.view_messages import JobView
 
-_LONGEST_WAIT_S = 30.0
 _AGAIN_S = 30.0
 GIVE_UP_S = 14 * 24 * 3600.0
 """Without a word of the coordinator."""
@@ -82,16 +79,8 @@ class SubmissionWaiter:
         found = find_coordinator(self._at, environment=settings.environment, state=settings.state)
         if found is None:
             raise NoCoordinator("no coordinator is known here now", hint="`stoker serve` starts it again")
-        direct = asked_directly(found.url)
-        transport = assembly.open_transport(_LONGEST_WAIT_S, direct=direct, fleet=found.identity)
+        client, transport = open_client(assembly, found)
         try:
-            client = FleetClient(
-                transport,
-                found.url,
-                clock=self._clock,
-                token=found.token,
-                patience=RequestTimeouts(answer_s=_LONGEST_WAIT_S),
-            )
             views = [client.job(job).job for job in self._jobs]
             self._has_heard = True
             ended = wait_for(client, views, clock=self._clock)
@@ -115,7 +104,7 @@ class SubmissionWaiter:
 
     def _say(self, text: str) -> None:
         at = f"{datetime.fromtimestamp(self._clock.wall_s()).astimezone():%Y-%m-%d %H:%M:%S}"
-        # A full disk keeps nobody from being told.
+        # A full disk does not prevent the notification.
         with suppress(OSError):
             sys.stdout.write(f"{at} {text}\n")
             sys.stdout.flush()

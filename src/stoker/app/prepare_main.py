@@ -14,8 +14,7 @@ from contextlib import ExitStack, closing
 from typing import IO, TYPE_CHECKING, Any
 
 from stoker.app.app import App
-from stoker.app.data_places import open_hub
-from stoker.app.worker_parts import here_of
+from stoker.app.machine_parts import here_of, open_hub
 from stoker.core.errors import Terminated
 from stoker.core.jsontext import loads
 from stoker.host.http.addresses import asked_directly
@@ -46,7 +45,7 @@ def main() -> int:
         return 0
     stop = DownloadStop()
     signal.signal(signal.SIGTERM, lambda *_: stop.ask(Terminated("its worker asked it to end")))
-    # Whoever presses Ctrl-C means the keeper, which sees to us.
+    # Ctrl-C is meant for the worker, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), name="stoker-keeper-watch", daemon=True).start()
     say = _saying(sys.stdout.buffer)
@@ -79,7 +78,7 @@ def _bring(
                 outside = held.enter_context(closing(assembly.open_transport(_LONGEST_WAIT_S)))
                 return open_hub(assembly, outside, hub_stop, heed)
 
-            # Another user's program may not get to a file where whoever submitted it has it.
+            # Another user's program may not be able to read a file where the submitter has it.
             user = OtherUser.from_dict(ticket["user"]) if ticket["user"] else None
             here, data = here_of(assembly, may_read_in_place=user is None, user=user)
             bench = InputFetcherContext(
@@ -101,16 +100,16 @@ def _bring(
 def _saying(out: IO[bytes]) -> Callable[[PrepareLine], None]:
     turn = threading.Lock()
 
-    def say(told: PrepareLine) -> None:
+    def say(shown: PrepareLine) -> None:
         with turn:
-            out.write(told.to_line())
+            out.write(shown.to_line())
             out.flush()
 
     return say
 
 
 def _end_with(pipe: IO[bytes], stop: DownloadStop) -> None:
-    """End when whoever started us is gone."""
+    """End when the worker that started us is gone."""
     pipe.read()
     stop.ask(Terminated("its worker is gone"))
 

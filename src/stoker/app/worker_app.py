@@ -1,4 +1,4 @@
-"""A worker joined: its machine looked at, its lines opened, its keeper run."""
+"""A worker: detect the machine, open connections, run the daemon."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from stoker.app.worker_parts import maker_of
+from stoker.app.machine_parts import maker_of
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
 from stoker.core.text import NODE_NAME_RULE, is_node_name
@@ -40,16 +40,10 @@ from stoker.worker.machine_checks import LocalMachine, MachineOffer
 from stoker.worker.worker_state import STOP_GRACE_S, WorkerPolicy, workers_folder
 
 if TYPE_CHECKING:
-    from stoker.app.settings import AppSettings
+    from stoker.api.app_parts import AppParts, AppSettings
     from stoker.core.capability import Capability
-    from stoker.core.clock import Clock
-    from stoker.devices.ledger.ledger import Ledger
-    from stoker.engine.catalogue import Catalogue
-    from stoker.host.containment.mechanisms import ContainmentChoice
-    from stoker.host.http.exchange import FleetIdentity
     from stoker.host.users import OtherUser
     from stoker.protocol.lease_messages import Grant
-    from stoker.store.local_store import LocalStore
     from stoker.transfer.trees.tree_sources import TreeSourceFinder
     from stoker.worker.preparation.prepare_child import InputPreparer
     from stoker.worker.worker_options import WorkOptions
@@ -91,7 +85,7 @@ class ClaimConnectionPool:
 
 
 class PooledClaimConnection:
-    """One question. `cut` ends it: while it is asked, for whoever waits; afterwards it only gives the line back."""
+    """One claim. `cut` ends it while it is under way; afterwards it only returns the connection."""
 
     def __init__(self, line: Line, keep: Callable[[Line], None]) -> None:
         self._line = line
@@ -126,35 +120,11 @@ _LONGEST_WAIT_S = 30.0
 _BESIDE = 8
 """So many jobs are asked for at a time beside one that shares a device."""
 _USER_LOCKS = "/run/stoker/users"
-# Whoever speaks here decides itself when to say it again: its lease may be over by then.
+# Callers decide themselves when to repeat a request: their lease may be over by then.
 _ONCE = RequestTimeouts(answer_s=20.0, retry_s=0.0)
 
 
-class WorkerParts(Protocol):
-    """What a worker needs of the house that it lives in."""
-
-    settings: AppSettings
-    version: str
-
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def catalogue(self) -> Catalogue: ...
-    @property
-    def store(self) -> LocalStore: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def containment(self) -> ContainmentChoice: ...
-    def entropy(self) -> int: ...
-    def make_state(self) -> None: ...
-    def detect(self) -> Capability: ...
-    def open_transport(
-        self, longest_wait_s: float, *, direct: tuple[str, ...] = (), fleet: FleetIdentity | None = None
-    ) -> Transport: ...
-
-
-def work(house: WorkerParts, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
+def work(house: AppParts, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
     """Work until there is a reason to end; give the exit code."""
     settings = house.settings
     ends_s = None if options.for_s is None else house.clock.boottime_s() + options.for_s
@@ -225,9 +195,9 @@ def _for_children(settings: AppSettings) -> dict[str, str]:
     return {name: value for name, value in for_children(settings.environment).items() if name != OPERATOR_TOKEN}
 
 
-def _preparing_of(house: WorkerParts, options: WorkOptions, name: str) -> InputPreparer:
+def _preparing_of(house: AppParts, options: WorkOptions, name: str) -> InputPreparer:
     """Return what brings code, data and environments of jobs to this home."""
-    from stoker.app.worker_parts import here_of
+    from stoker.app.machine_parts import here_of
     from stoker.core.frozen import fields_of
     from stoker.core.jsontext import dumps
     from stoker.worker.preparation.prepare_child import InputPreparer, PreparingProgram, SmallTrees
@@ -241,8 +211,8 @@ def _preparing_of(house: WorkerParts, options: WorkOptions, name: str) -> InputP
     }
 
     def ticket(grant: Grant, user: OtherUser | None) -> bytes:
-        told = {**way, "user": {} if user is None else user.to_dict(), "grant": grant.model_dump(mode="json")}
-        return dumps(told).encode() + b"\n"
+        shown = {**way, "user": {} if user is None else user.to_dict(), "grant": grant.model_dump(mode="json")}
+        return dumps(shown).encode() + b"\n"
 
     return InputPreparer(
         here=here,
@@ -261,8 +231,8 @@ def _preparing_of(house: WorkerParts, options: WorkOptions, name: str) -> InputP
 
 
 @contextmanager
-def _origins(house: WorkerParts, options: WorkOptions, name: str) -> Iterator[TreeSourceFinder]:
-    """Open the ways to whoever has trees of code."""
+def _origins(house: AppParts, options: WorkOptions, name: str) -> Iterator[TreeSourceFinder]:
+    """Open the connections to the machines that have trees of code."""
     from stoker.transfer.trees.tree_sources import FleetTreeSourceFinder, peer_opener
 
     client, transport = _line(house, options)
@@ -274,7 +244,7 @@ def _origins(house: WorkerParts, options: WorkOptions, name: str) -> Iterator[Tr
         transport.close()
 
 
-def _holdings_of(house: WorkerParts, users: tuple[OtherUser, ...]) -> Callable[[], MachineInventory]:
+def _holdings_of(house: AppParts, users: tuple[OtherUser, ...]) -> Callable[[], MachineInventory]:
     """Return what says which trees of the fleet, and which environments for programs of its users, are in this home."""
     from stoker.transfer.trees.holdings import HeldTrees
     from stoker.worker.preparation.prepare_child import read_rate
@@ -286,7 +256,7 @@ def _holdings_of(house: WorkerParts, users: tuple[OtherUser, ...]) -> Callable[[
     )
 
 
-def _share_trees(house: WorkerParts, options: WorkOptions, opened: ExitStack) -> str:
+def _share_trees(house: AppParts, options: WorkOptions, opened: ExitStack) -> str:
     """Give trees to other machines of the fleet while this worker runs; give where, or nothing where that can't be."""
     from stoker.transfer.peers.peer_server import PeerAdmission, share_trees
 
@@ -298,22 +268,22 @@ def _share_trees(house: WorkerParts, options: WorkOptions, opened: ExitStack) ->
     return server.url
 
 
-def _open_line(house: WorkerParts, options: WorkOptions, opened: ExitStack) -> FleetClient:
-    """Open a line to the coordinator that is nobody else's, closed with the rest."""
+def _open_line(house: AppParts, options: WorkOptions, opened: ExitStack) -> FleetClient:
+    """Open a connection to the coordinator for one use, closed with the rest."""
     client, transport = _line(house, options)
     opened.callback(transport.close)
     return client
 
 
-def _line(house: WorkerParts, options: WorkOptions) -> tuple[FleetClient, Transport]:
+def _line(house: AppParts, options: WorkOptions) -> tuple[FleetClient, Transport]:
     transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
     return FleetClient(transport, options.url, clock=house.clock, patience=_ONCE), transport
 
 
 def _take_users(
-    house: WorkerParts, options: WorkOptions, slots: int, place: str, opened: ExitStack
+    house: AppParts, options: WorkOptions, slots: int, place: str, opened: ExitStack
 ) -> tuple[OtherUser, ...]:
-    """Take the users that jobs run as for this worker alone, if it was told any."""
+    """Lock the users that jobs run as for this worker alone, if it was given any."""
     if not options.run_as:
         return ()
     from stoker.host.users import read_users
@@ -327,7 +297,7 @@ def _take_users(
 
 
 def _keep_certificate(
-    house: WorkerParts,
+    house: AppParts,
     options: WorkOptions,
     name: str,
     tell: Callable[[str, dict[str, Any]], None],
@@ -347,8 +317,8 @@ def _keep_certificate(
     opened.callback(renewing.close)
 
 
-def _report_findings(house: WorkerParts, options: WorkOptions, machine: LocalMachine, opened: ExitStack) -> None:
-    """Have the coordinator told what is to be known of this machine, at the start and daily."""
+def _report_findings(house: AppParts, options: WorkOptions, machine: LocalMachine, opened: ExitStack) -> None:
+    """Report the state of this machine to the coordinator, at the start and daily."""
     from stoker.worker.machine_checks import MachineReporter
 
     line = _open_line(house, options, opened)
@@ -363,31 +333,20 @@ def _report_findings(house: WorkerParts, options: WorkOptions, machine: LocalMac
     opened.callback(reporting.close)
 
 
-def _open_lines(house: WorkerParts, options: WorkOptions, opened: ExitStack) -> WorkerConnections:
+def _open_lines(house: AppParts, options: WorkOptions, opened: ExitStack) -> WorkerConnections:
     words, claiming = _open_line(house, options, opened), ClaimConnectionPool(lambda: _line(house, options))
     opened.callback(claiming.close)
     more, execs = (_open_line(house, options, opened) for _ in range(2))
     return WorkerConnections(url=words.url, words=words, bytes=more, ask=claiming.ask, execs=execs)
 
 
-# What `stoker doctor` would say of this machine, as a worker reports it: cheap looks alone, made anew each time.
+# What `stoker doctor` would say of this machine, as a worker reports it: only cheap checks, made again each time.
 
 _LONGEST_FACT = 200
 _LONGEST = 1000
 
 
-class MachineFindingParts(Protocol):
-    """What has to be known of a house."""
-
-    settings: AppSettings
-
-    @property
-    def containment(self) -> ContainmentChoice: ...
-
-
-def find_out(
-    house: MachineFindingParts, capability: Capability, *, closed_python: str = ""
-) -> tuple[DoctorFinding, ...]:
+def find_out(house: AppParts, capability: Capability, *, closed_python: str = "") -> tuple[DoctorFinding, ...]:
     """Look at what may have changed, and judge it together with what was detected.
 
     `closed_python` is why programs can't be started with `python` by the users that they run as.

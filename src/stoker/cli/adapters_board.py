@@ -14,7 +14,7 @@ from stoker.core.errors import BadInput, Usage
 from stoker.engine.recipe import Recipe
 from stoker.jobs.adapter_jobs import BUNDLED_DATA, RECIPE
 from stoker.views.adapter_lines import AdapterLeaderboardEntry, board_lines, grounds_of, ranked, row_as_json
-from stoker.views.config_lines import not_compared_text
+from stoker.views.recipe_lines import not_compared_text
 
 _NAMED = 5
 

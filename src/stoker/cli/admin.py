@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.commands import verbs_of
-from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT, reach
-from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.machines import role_of_people
+from stoker.cli.context import CommandContext, list_verbs
+from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
 from stoker.core.errors import Usage
+from stoker.core.leases import Role
 from stoker.jobs.submitter import who_asks
-from stoker.views.text_tables import table
 
 if TYPE_CHECKING:
     from stoker.protocol.enrolment_messages import TokenResponse
+
+
+PEOPLE = tuple(str(role) for role in Role if role is not Role.WORKER)
+
+
+def role_of_people(text: str) -> Role:
+    """Read one of people's roles."""
+    if text not in PEOPLE:
+        message = f"{text!r} is none of {', '.join(PEOPLE)}"
+        raise ValueError(message)
+    return Role(text)
 
 
 # `stoker admin tokens`: who may ask the coordinator for what, and until when.
@@ -33,18 +41,16 @@ TOKENS_GRAMMAR = Grammar(
 def perform_tokens(call: CommandContext, given: dict[str, Any]) -> int:
     """List them."""
     from stoker.views.fleet_lines import TOKEN_HEADER, token_row
-    from stoker.views.text_tables import table
 
     out, now_s = call.out, call.parts.clock.wall_s()
     tokens = [
         token
-        for token in reach(call, given["at"]).tokens()
+        for token in call.lookup.client(given["at"]).tokens()
         if given["all"] or (token.revoked_s is None and (token.expires_s is None or token.expires_s > now_s))
     ]
     for token in tokens:
         out.object(token.model_dump(mode="json"))
-    for line in table([token_row(token, now_s) for token in tokens], header=TOKEN_HEADER, columns=out.columns):
-        out.line(line)
+    out.table([token_row(token, now_s) for token in tokens], header=TOKEN_HEADER)
     if not tokens:
         out.note("no tokens; `stoker admin tokens make NAME --role submit` makes one")
     return 0
@@ -78,7 +84,7 @@ def perform_tokens_make(call: CommandContext, given: dict[str, Any]) -> int:
 
     if given["role"] is None:
         raise Usage("a token has a role", hint="--role read, submit, operate or admin")
-    made = reach(call, given["at"]).make_token(
+    made = call.lookup.client(given["at"]).make_token(
         TokenRequest(name=given["name"], role=given["role"], life_s=given["for"])
     )
     show_made(call, made)
@@ -110,7 +116,7 @@ TOKENS_REVOKE_GRAMMAR = Grammar(
 def perform_tokens_revoke(call: CommandContext, given: dict[str, Any]) -> int:
     """Revoke it."""
     by = who_asks(call.parts.settings.environment)
-    done = reach(call, given["at"]).revoke_token(given["id"], by=by)
+    done = call.lookup.client(given["at"]).revoke_token(given["id"], by=by)
     call.out.object({"token": given["id"], **done.model_dump(mode="json")})
     call.out.line(f"token {given['id']} is revoked" if done.changed else f"token {given['id']} had ended already")
     for note in done.notes:
@@ -132,11 +138,11 @@ TOKENS_ROTATE_GRAMMAR = Grammar(
 def perform_tokens_rotate(call: CommandContext, given: dict[str, Any]) -> int:
     """Rotate it."""
     by = who_asks(call.parts.settings.environment)
-    show_made(call, reach(call, given["at"]).rotate_token(given["id"], by=by))
+    show_made(call, call.lookup.client(given["at"]).rotate_token(given["id"], by=by))
     return 0
 
 
-# `stoker admin notify`: who is told of events elsewhere, of which, and how that goes.
+# `stoker admin notify`: webhooks, which events each gets, and its state.
 
 NOTIFY_GRAMMAR = Grammar(
     "admin notify",
@@ -153,14 +159,12 @@ NOTIFY_GRAMMAR = Grammar(
 def perform_notify(call: CommandContext, given: dict[str, Any]) -> int:
     """List them."""
     from stoker.views.fleet_lines import HOOK_HEADER, hook_row
-    from stoker.views.text_tables import table
 
     out, now_s = call.out, call.parts.clock.wall_s()
-    hooks = [hook for hook in reach(call, given["at"]).hooks() if given["all"] or hook.closed_s is None]
+    hooks = [hook for hook in call.lookup.client(given["at"]).hooks() if given["all"] or hook.closed_s is None]
     for hook in hooks:
         out.object(hook.model_dump(mode="json"))
-    for line in table([hook_row(hook, now_s) for hook in hooks], header=HOOK_HEADER, columns=out.columns):
-        out.line(line)
+    out.table([hook_row(hook, now_s) for hook in hooks], header=HOOK_HEADER)
     if not hooks:
         out.note("nobody is told; `stoker admin notify add URL` tells somebody")
     return 0
@@ -195,7 +199,7 @@ def perform_notify_add(call: CommandContext, given: dict[str, Any]) -> int:
     from stoker.protocol.operator_messages import WebhookRequest
 
     by = who_asks(call.parts.settings.environment)
-    made = reach(call, given["at"]).make_hook(WebhookRequest(url=given["url"], on=given["on"] or (), by=by))
+    made = call.lookup.client(given["at"]).make_hook(WebhookRequest(url=given["url"], on=given["on"] or (), by=by))
     call.out.object(made.model_dump(mode="json"))
     call.out.line(made.secret)
     call.out.note(f"hook {made.hook.id}: {made.hook.url}; what signs its messages is above, and is not shown again")
@@ -217,7 +221,7 @@ NOTIFY_RM_GRAMMAR = Grammar(
 def perform_notify_rm(call: CommandContext, given: dict[str, Any]) -> int:
     """Close it."""
     number = hook_number(given["id"])
-    done = reach(call, given["at"]).close_hook(number)
+    done = call.lookup.client(given["at"]).close_hook(number)
     call.out.object({"hook": number, **done.model_dump(mode="json")})
     call.out.line(f"hook {number} is told nothing more" if done.changed else f"hook {number} was closed already")
     return 0
@@ -225,8 +229,6 @@ def perform_notify_rm(call: CommandContext, given: dict[str, Any]) -> int:
 
 def hook_number(text: str) -> int:
     """Read a hook's number."""
-    from stoker.core.errors import Usage
-
     try:
         return whole(1)(text)
     except ValueError:
@@ -247,7 +249,7 @@ NOTIFY_TRYING_GRAMMAR = Grammar(
 def perform_notify_trying(call: CommandContext, given: dict[str, Any]) -> int:
     """Try it."""
     number = hook_number(given["id"])
-    tried = reach(call, given["at"]).try_hook(number)
+    tried = call.lookup.client(given["at"]).try_hook(number)
     call.out.object({"hook": number, **tried.model_dump(mode="json")})
     if tried.is_delivered:
         call.out.line(f"hook {number} took it")
@@ -273,7 +275,7 @@ def perform_reload(call: CommandContext, given: dict[str, Any]) -> int:
     """Have them read."""
     from stoker.protocol.view_messages import NOTHING_GIVEN
 
-    done = reach(call, given["at"]).reload(dry_run=given["dry_run"])
+    done = call.lookup.client(given["at"]).reload(dry_run=given["dry_run"])
     call.out.object({**done.model_dump(mode="json"), "dry_run": given["dry_run"]})
     # Every change is one of the notes, by its name; what is changed itself is for programs.
     for note in done.notes:
@@ -296,15 +298,6 @@ def perform_admin(call: CommandContext, _given: dict[str, Any]) -> int:
     """List the verbs."""
     list_verbs(call, "admin")
     return 0
-
-
-def list_verbs(call: CommandContext, words: str) -> None:
-    """Show the commands that are some words and one more."""
-    verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of(words)]
-    for command, summary in verbs:
-        call.out.object({"command": command, "summary": summary})
-    for line in table([list(verb) for verb in verbs], columns=call.out.columns):
-        call.out.line(line)
 
 
 # `stoker adapters`: what there is to do with many adapters.

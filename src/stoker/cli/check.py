@@ -40,10 +40,9 @@ from stoker.host.durable import translated
 from stoker.transfer.download.lock_list import SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
 from stoker.transfer.download.receipts import MARK, Finding, check_file, check_listed, check_receipt
 from stoker.transfer.hub.hub_cache import HubCache
-from stoker.views.text_tables import ASCII, UNICODE
 
 LOCK_FOLDER = "models"
-"""Where the files of a lock list lie unless told otherwise."""
+"""Where the files of a lock list are by default."""
 _HEAD_BYTES = 256
 
 GRAMMAR = Grammar(
@@ -101,7 +100,7 @@ def tell(
 ) -> int:
     """Show what was found, as it is found; `NotVerified` if anything differs. Of one file alone the error tells.
 
-    `typed` is how whoever asked wrote the paths.
+    `typed` maps each path to how it was typed.
     """
     out = call.out
     out.is_watched = True
@@ -144,7 +143,7 @@ def _shown(one: Finding, typed: Mapping[str, str]) -> str:
 
 
 def _show(out: CliOutput, one: Finding, shown: str) -> None:
-    signs = UNICODE if out.is_unicode else ASCII
+    signs = out.signs
     shown = outside(shown)
     if one.is_good:
         size = "" if one.size_bytes is None else f"  {format_size(one.size_bytes)}"
@@ -221,8 +220,8 @@ def _told(one: Finding) -> dict[str, object]:
 # Telling files that declare things apart, by what stands at their top, and reading them.
 #
 # A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. What can't be read
-# to its end is told by the lines that it has, and one that has none of these keys by a list of maps whose name is
-# nearly one of them, so that a fault in a cluster file is a fault, and not a file that nobody knows.
+# to its end is recognised by its lines, and one that has none of these keys by a list of maps whose name is
+# nearly one of them, so that a fault in a cluster file is a fault, and not an unknown file.
 
 _KEYS = {"nodes", "jobs", "hosts", ADAPTERS}
 _CHECK_FILES_HEAD_BYTES = 64 * 1024
@@ -359,7 +358,7 @@ def adapters_here(call: CommandContext) -> AdaptersContext:
 def tell_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, is_alone: bool = True) -> None:
     """Show each file; raise everything that is wrong in them as one error. Of one file alone only the error tells."""
     out = call.out
-    signs = UNICODE if out.is_unicode else ASCII
+    signs = out.signs
     for one in files:
         faults = 0 if one.error is None else one.error.count
         counts = {name.lower().replace(" ", "_"): count for name, count in one.counts().items()}
@@ -368,8 +367,8 @@ def tell_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, i
         if faults and not is_alone:
             out.line(f"{out.paint(signs.failed, 'red')} {one.name}  {one.what}, {faults:,} fault{_s(faults)}")
         elif not faults and not out.is_quiet:
-            told = ", ".join(f"{count:,} {name[:-1] if count == 1 else name}" for name, count in one.counts().items())
-            out.line(f"{out.paint(signs.ran, 'green')} {one.name}  {one.what}: {told}")
+            texts = ", ".join(f"{count:,} {name[:-1] if count == 1 else name}" for name, count in one.counts().items())
+            out.line(f"{out.paint(signs.ran, 'green')} {one.name}  {one.what}: {texts}")
     errors = [one.error for one in files if one.error is not None]
     if len(errors) == 1:
         raise errors[0]

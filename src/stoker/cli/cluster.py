@@ -25,7 +25,6 @@ from stoker.scheduler.explain import PlacementRequest, PlannedPlacements, plan_j
 from stoker.scheduler.offers import NodeOffer, agree, node_name, node_of, offer_of, with_holders
 from stoker.scheduler.score import COST_RULE
 from stoker.views.placement_lines import explain_lines, job_line, why_lines
-from stoker.views.text_tables import ASCII, UNICODE
 
 NAMES = ("cluster.yaml", "cluster.yml", "cluster.toml")
 VARIABLE = "STOKER_CLUSTER"
@@ -165,7 +164,7 @@ def trials_of(job: JobEntry) -> int:
     if not job.sweep:
         return 1
     sweep, faults = read_sweep(dict(job.sweep), lambda _place: ValueOrigin(ConfigLayer.FILE, job.name))
-    # Its faults were told with the file's.
+    # Its faults were reported with the file's.
     return 1 if sweep is None or faults else size(sweep)
 
 
@@ -202,19 +201,18 @@ def _tell(
     call: CommandContext, planned: Sequence[PlannedPlacements], offers: Sequence[NodeOffer], *, explains: bool
 ) -> None:
     out = call.out
-    signs = UNICODE if out.is_unicode else ASCII
+    signs = out.signs
     types = {device.uuid: device.type for offer in offers for device in offer.devices}
     for one in planned:
         if out.is_json:
-            # A row for each machine, for each job: much to make for nobody.
+            # A row for each machine, for each job: costly, so only where it is printed.
             out.object(_told(one))
         out.line(job_line(one, signs, types))
         if one.explanation is not None:
             for line in why_lines(one.explanation, is_waiting=one.waiting > 0):
                 out.line(f"    {line}")
             if explains:
-                for line in explain_lines(one.explanation, columns=out.columns):
-                    out.line(line)
+                out.lines(explain_lines(one.explanation, columns=out.columns))
 
 
 def _counted(number: int, what: str) -> str:
@@ -222,7 +220,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _tell_unchecked(call: CommandContext, wanted: Sequence[PlacementRequest], offers: Sequence[NodeOffer]) -> None:
-    """Say which machines were not asked about RAM or cores, if a job wants more than usual: nobody knows theirs."""
+    """Note whose RAM or cores are not declared, and so were not checked, if a job requires more than usual."""
     asked = [one.job.requirements for one in wanted]
     unknown = {
         "RAM (ram_mb)": [one.node for one in offers if one.ram_bytes is None]

@@ -8,17 +8,15 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT
-from stoker.cli.grammar import Grammar, Option, Positional, whole
-from stoker.cli.job_handle import split_target
-from stoker.cli.job_names import FleetJob, meant
+from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.core.errors import Usage
 from stoker.core.frozen import changed
 from stoker.engine.ranking import Direction
 from stoker.host.durable import translated, write_file
 from stoker.host.interpreter import pip_install
-from stoker.jobs.comparison import Comparison, JobFacts, TrialFacts, compare_trials, read_curves
+from stoker.jobs.comparison import Comparison, JobFacts, compare_trials, read_curves
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides, side_of
 from stoker.jobs.trials import trial_numbered
 from stoker.views.charts import Chart, curves_chart, metrics_chart
@@ -34,7 +32,7 @@ from stoker.views.comparison_lines import (
 )
 from stoker.views.html_pages import comparison_page, sides_chart, sides_page
 from stoker.views.svg import to_svg
-from stoker.views.text_tables import ASCII, UNICODE, ago, near_path
+from stoker.views.text_tables import ago, near_path
 
 _ROWS = 40
 
@@ -83,10 +81,10 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) -> None:
     out, parts = call.out, call.parts
-    name, trial = split_target(target)
+    name, _, trial = target.partition("/")
     if trial:
         raise Usage(f"{target} is one trial", hint=f"stoker compare {name} compares them all; or name another")
-    gathering, gathered = _gather(call, target, given["at"])
+    gathering, gathered = call.lookup.job(target, given["at"]).gather()
     comparison = compare_trials(
         gathered,
         job=gathering.spec.name,
@@ -111,20 +109,6 @@ def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) ->
         _write_pictures(call, folder, drawn, comparison_page(comparison, drawn, parts.settings.folder))
 
 
-def _gather(call: CommandContext, target: str, at: str | None) -> tuple[JobFacts, list[TrialFacts]]:
-    """Return what is known of a job's trials; those of a fleet's sweep are jobs of their own."""
-    found = meant(call, target, at)
-    if not isinstance(found, FleetJob):
-        gathering = JobFacts(found, call.parts.store)
-        return gathering, gathering.trials()
-    from stoker.cli.fleet_job import gathered_points, gathering_of
-
-    if found.is_sweep:
-        return gathered_points(call, found)
-    gathering = gathering_of(call, found)
-    return gathering, gathering.trials()
-
-
 def _ranked(comparison: Comparison) -> dict[str, Any]:
     measure = comparison.measure
     return {
@@ -144,9 +128,8 @@ def _show_trials(call: CommandContext, comparison: Comparison, limit: int) -> No
     if best:
         out.line(best)
     out.line()
-    signs = UNICODE if out.is_unicode else ASCII
-    for line in trial_table(comparison, rows=limit, columns=out.columns, signs=signs):
-        out.line(line)
+    signs = out.signs
+    out.lines(trial_table(comparison, rows=limit, columns=out.columns, signs=signs))
     left = len(comparison.rows) - limit
     if left > 0:
         out.note(f"note: {left} more trials are not listed; --limit {len(comparison.rows)} lists all")
@@ -172,17 +155,15 @@ def _compare_jobs(call: CommandContext, given: dict[str, Any], names: Sequence[s
 
 
 def _side(call: CommandContext, given: dict[str, Any], target: str) -> ComparisonSide:
-    name, number = split_target(target)
-    found = meant(call, target, given["at"])
-    if isinstance(found, FleetJob):
-        from stoker.cli.fleet_job import gathering_of
-
-        gathering, trial = gathering_of(call, found), None
-        return side_of(gathering, trial, label=found.view.name, by=given["by"] or "", direction=_direction(given))
-    gathering = JobFacts(found, call.parts.store)
-    trial = trial_numbered(gathering.wanted(), number, gathering.spec.name) if number else None
-    label = target if name != "last" else f"{gathering.spec.name}{f'/{number}' if number else ''}"
-    return side_of(gathering, trial, label=label, by=given["by"] or "", direction=_direction(given))
+    name, _, number = target.partition("/")
+    job = call.lookup.job(target, given["at"])
+    if isinstance(job, LocalJob):
+        facts = JobFacts(job.folder, call.parts.store)
+        trial = trial_numbered(facts.wanted(), number, facts.spec.name) if number else None
+        label = target if name != "last" else f"{facts.spec.name}{f'/{number}' if number else ''}"
+    else:
+        facts, trial, label = job.facts(), None, job.view.name
+    return side_of(facts, trial, label=label, by=given["by"] or "", direction=_direction(given))
 
 
 def _told_apart(sides: list[ComparisonSide]) -> list[ComparisonSide]:
@@ -202,8 +183,7 @@ def _show_sides(call: CommandContext, sides: Sequence[ComparisonSide], facts: Se
         when = ago(side.started_s, now_s)
         out.line(f"{out.paint(side.label, 'bold')}{called}  {side.state}, {when} · {side.attempt}{speaks}")
     out.line(verdict(facts))
-    for line in side_lines(facts, sides, columns=out.columns):
-        out.line(line)
+    out.lines(side_lines(facts, sides, columns=out.columns))
     for side in sides:
         if side.without_result:
             listed = ", ".join(side.without_result[:5]) + (", …" if len(side.without_result) > 5 else "")

@@ -13,7 +13,6 @@ from stoker.config.sweep import Sweep, axes_of
 from stoker.config.values import NOTHING, text_of
 from stoker.jobs.build_context import ComposedJob
 from stoker.jobs.secret_mask import masked, masked_origin
-from stoker.views.text_tables import table
 
 _CHOICES_SHOWN = 8
 
@@ -71,8 +70,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         ]
         for row in rows
     ]
-    for line in table(shown, header=("key", "value", "from"), columns=out.columns):
-        out.line(line)
+    out.table(shown, header=("key", "value", "from"))
     if composed.sweep is not None:
         _show_sweep(call, composed.sweep, draft.size)
     return 0
@@ -88,13 +86,12 @@ def _show_sweep(call: CommandContext, sweep: Sweep, size: int) -> None:
         more = ", …" if axis.count > len(first) else ""
         rows.append([axis.path, f"{', '.join(first)}{more} ({axis.count:,})", where])
     out.line(f"\nand a sweep of {size:,} trials over")
-    for line in table(rows, header=("key", "values", "from"), columns=out.columns):
-        out.line(line)
+    out.table(rows, header=("key", "values", "from"))
 
 
 def _show_why(call: CommandContext, draft: ComposedJob, key: str) -> int:
-    told = draft.composed.explain(key)
-    stacks = [(path, [(str(one.origin), one.value) for one in stack]) for path, stack in told.items()]
+    texts = draft.composed.explain(key)
+    stacks = [(path, [(str(one.origin), one.value) for one in stack]) for path, stack in texts.items()]
     return show_stacks(call, stacks, key, list(draft.composed.origins), recipe=draft.recipe.name)
 
 
@@ -113,16 +110,15 @@ def show_stacks(
 
     if not stacks:
         raise NotFound(f"nothing was said about {key!r}", hint=did_you_mean_path(key, known))
-    for path, told in stacks:
-        stack = [(masked_origin(recipe, path, where), masked(recipe, path, value)) for where, value in told]
+    for path, texts in stacks:
+        stack = [(masked_origin(recipe, path, where), masked(recipe, path, value)) for where, value in texts]
         call.out.object({"key": path, "layers": [{"from": where, "value": _plain(value)} for where, value in stack]})
         call.out.line(call.out.paint(path, "bold"))
         rows = [
             [_mark(path, position, stack, varying), "deleted" if value is NOTHING else text_of(value), where]
             for position, (where, value) in enumerate(stack)
         ]
-        for line in table(rows, header=("", "value", "from"), columns=call.out.columns, indent="  "):
-            call.out.line(line)
+        call.out.table(rows, header=("", "value", "from"), indent="  ")
     return 0
 
 

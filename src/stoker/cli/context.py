@@ -1,40 +1,39 @@
-"""One call of the command line, as a command sees it: what was asked, where to write, and the parts of the house."""
+"""One call of the command line, as a command sees it: flags, output, and the objects that `app` builds."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from stoker.cli.commands import Flags
-from stoker.core.errors import LocalFile
+from stoker.cli.commands import Flags, verbs_of
+from stoker.core.errors import BadAnswer, Forbidden, LocalFile, NoCoordinator
 from stoker.core.text import json_printable, printable
 from stoker.host.durable import translate
 
 if TYPE_CHECKING:
-    from stoker.cli.app_parts import AppParts
+    from stoker.api.app_parts import AppParts
+    from stoker.api.job_lookup import JobLookup
     from stoker.core.errors import StokerError
     from stoker.jobs.build_context import JobCompiler
     from stoker.jobs.job_folder import JobFolder
+    from stoker.protocol.client import FleetClient
+    from stoker.views.text_tables import Signs
 
-
-class Closeable(Protocol):
-    """What has to be closed at the end."""
-
-    def close(self) -> None: ...
+_CONNECT_S = 3.0
 
 
 class CommandContext:
-    """Handed to the command that performs it."""
+    """What a command gets: flags, where to write, and the objects of this process."""
 
     def __init__(self, flags: Flags, out: CliOutput, build: Callable[[], AppParts]) -> None:
         self.flags = flags
         self.out = out
         self._build = build
         self._parts: AppParts | None = None
-        self._opened: list[Closeable] = []
         self.incomplete: StokerError | None = None
         """Why the answer is incomplete. The command does what it can; then this is reported, with its exit code."""
 
@@ -55,14 +54,42 @@ class CommandContext:
         except Exception:  # noqa: BLE001 - it may be the very thing that is broken
             return ""
 
-    def keep_open(self, opened: Closeable) -> None:
-        """Close this when the command is over."""
-        self._opened.append(opened)
+    @cached_property
+    def lookup(self) -> JobLookup:
+        """Finds coordinators and jobs; its connections are closed with the command."""
+        from stoker.api.job_lookup import JobLookup
+
+        return JobLookup(self.parts, self.out.note)
+
+    def client_if_any(self, at: str | None = "") -> FleetClient | None:
+        """Return a client of a coordinator that answers; None if there is none.
+
+        A coordinator that was not named for this command need not answer: a note says so. If it refuses a token, the
+        command shows what is here and ends with that refusal.
+        """
+        found = self.lookup.coordinator(at)
+        if found is None:
+            self.lookup.note_if_gone()
+            return None
+        # A laptop that is elsewhere now need not wait for the fleet that it joined.
+        client = self.lookup.client_of(found, connect_s=None if at else _CONNECT_S)
+        try:
+            (client if at else client.more_patient(0.0)).jobs(limit=1)
+        except (NoCoordinator, BadAnswer, Forbidden) as error:
+            if at:
+                raise
+            message = f"{error.message}; only what is here is shown"
+            if isinstance(error, Forbidden) and found.token:
+                self.incomplete = Forbidden(message, hint=error.hint, **error.data)
+            else:
+                self.out.note(f"note: {message}")
+            return None
+        return client
 
     def close(self) -> None:
-        """Let go of what was built."""
-        for opened in self._opened:
-            opened.close()
+        """Close what was opened and built."""
+        if "lookup" in vars(self):
+            self.lookup.close()
         if self._parts is not None:
             self._parts.close()
 
@@ -90,6 +117,14 @@ class CommandContext:
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 
 
+def list_verbs(call: CommandContext, words: str) -> None:
+    """Show the commands that are some words and one more."""
+    verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of(words)]
+    for command, summary in verbs:
+        call.out.object({"command": command, "summary": summary})
+    call.out.table(verbs)
+
+
 class CliOutput:
     """Where one command writes. Open it before anything of other people's is imported."""
 
@@ -97,9 +132,9 @@ class CliOutput:
         self.is_json = is_json
         self.is_quiet = is_quiet
         self.goes_on_unread = False
-        """Whether the command has work to do even if nobody reads on."""
+        """Whether the command continues when its output is no longer read."""
         self.is_watched = False
-        """Whether somebody may be waiting for each line."""
+        """Whether each line is to be written at once."""
         self._json_fd = -1
         self._is_unread = False
         self.is_terminal = (
@@ -126,7 +161,7 @@ class CliOutput:
                 self._json_fd = os.dup(1)
                 os.dup2(2, 1)
             except OSError:
-                # Closed by whoever started us: there is nobody to write to.
+                # Closed by the parent process: there is no reader.
                 self._json_fd = os.open(os.devnull, os.O_WRONLY)
 
     def close(self) -> None:
@@ -145,7 +180,7 @@ class CliOutput:
 
     @property
     def columns(self) -> int:
-        """How wide a line may be; 0 where nobody looks at a screen."""
+        """How wide a line may be; 0 where there is no screen."""
         if not self.is_terminal:
             return 0
         try:
@@ -155,7 +190,7 @@ class CliOutput:
 
     @property
     def rows(self) -> int:
-        """How many lines a screen shows at once; 0 where nobody looks at one."""
+        """How many lines a screen shows at once; 0 where there is none."""
         if not self.is_terminal:
             return 0
         try:
@@ -167,6 +202,24 @@ class CliOutput:
         """Write a line for people; nothing in JSON mode."""
         if not self.is_json and sys.stdout is not None:
             self._write(lambda: self._print(printable(text)))
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Write lines for people."""
+        for text in texts:
+            self.line(text)
+
+    def table(self, rows: Sequence[Sequence[str]], *, header: Sequence[str] = (), indent: str = "") -> None:
+        """Write rows as a table, as wide as the screen."""
+        from stoker.views.text_tables import table
+
+        self.lines(table(rows, header=header, columns=self.columns, indent=indent))
+
+    @property
+    def signs(self) -> Signs:
+        """The signs before lines that this terminal can show."""
+        from stoker.views.text_tables import ASCII, UNICODE
+
+        return UNICODE if self.is_unicode else ASCII
 
     def object(self, value: dict[str, Any]) -> None:
         """Write an object as a line of JSON; nothing in any other mode."""
@@ -187,18 +240,18 @@ class CliOutput:
     def complain(self, text: str) -> None:
         """Say what went wrong, on standard error."""
         if sys.stderr is not None:
-            # What was said before it is read before it; what can't be written is told when we close.
+            # Earlier output is read before it; what can't be written is reported by `close`.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stdout.flush()
             try:
                 sys.stderr.write(f"{printable(text)}\n")
                 sys.stderr.flush()
             except OSError:
-                # Nobody can be told; the exit code still says it.
+                # There is no reader; the exit code still says it.
                 return
 
     def asks(self, question: str, *, by_default: bool = False) -> bool:
-        """Ask a yes-or-no question where somebody can answer; nobody there means no, whatever Enter alone means."""
+        """Ask a yes-or-no question on a terminal; elsewhere the answer is no, whatever Enter alone means."""
         if not self.is_terminal or sys.stdin is None or not sys.stdin.isatty():
             return False
         sys.stderr.write(f"{question} [{'Y/n' if by_default else 'y/N'}] ")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.admin import list_verbs
-from stoker.cli.context import CommandContext
+from stoker.cli.context import CommandContext, list_verbs
 from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.core.text import format_size
 
@@ -26,28 +25,18 @@ def address(call: CommandContext, given: dict[str, Any]) -> str:
     return given["db"] or call.parts.settings.queue
 
 
-@contextmanager
-def beside(call: CommandContext, given: dict[str, Any]) -> Iterator[Database]:
-    """Open it only to read, beside whoever serves it."""
+def beside(call: CommandContext, given: dict[str, Any]) -> closing[Database]:
+    """Open it only to read, beside the coordinator that serves it."""
     from stoker.coordinator.database.database import look_into
 
-    database = look_into(address(call, given), clock=call.parts.clock)
-    try:
-        yield database
-    finally:
-        database.close()
+    return closing(look_into(address(call, given), clock=call.parts.clock))
 
 
-@contextmanager
-def alone(call: CommandContext, url: str) -> Iterator[Database]:
-    """Open it for ourselves, made or migrated where needed; refused while a coordinator serves it."""
+def alone(call: CommandContext, url: str) -> closing[Database]:
+    """Open it exclusively, made or migrated where needed; refused while a coordinator serves it."""
     from stoker.coordinator.database.database import open_database
 
-    database = open_database(url, clock=call.parts.clock)
-    try:
-        yield database
-    finally:
-        database.close()
+    return closing(open_database(url, clock=call.parts.clock))
 
 
 # `stoker admin db backup FILE`: everything that the queue's database holds, in one file.
@@ -185,8 +174,8 @@ def perform_db_migrate(call: CommandContext, given: dict[str, Any]) -> int:
         was = str(skew.data["found"])
     with alone(call, url) as database:
         call.out.object({"database": database.shown, "was": was or None, "is": HEAD})
-        told = "is up to date at" if was == HEAD else f"went from {was} to" if was else "was made at"
-        call.out.line(f"{database.shown} {told} {HEAD}")
+        how = "is up to date at" if was == HEAD else f"went from {was} to" if was else "was made at"
+        call.out.line(f"{database.shown} {how} {HEAD}")
     return 0
 
 

@@ -22,7 +22,7 @@ from stoker.host.durable import translate
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from stoker.cli.app_parts import AppParts
+    from stoker.api.app_parts import AppParts
     from stoker.cli.grammar import Grammar
 
 
@@ -112,7 +112,7 @@ def report(
 ) -> int:
     """Report an error to people and programs; return the exit code.
 
-    A stream of events has told programs already. `besides` is what was wrong before, such as a token that was refused.
+    A stream of events has reported it to programs already. `besides` was wrong before, such as a refused token.
     """
     if isinstance(error, BrokenPipeError):
         return 0
@@ -150,7 +150,7 @@ def error_lines(error: StokerError) -> list[str]:
             lines += [f"      {line}" for line in fault.shown.splitlines()]
     if error.hint:
         lines.append(f"hint: {error.hint}")
-    # None is painted by us: a colour would be somebody else's, from the name of a file or the answer of a server.
+    # None is painted by us: a colour would come from the name of a file or the answer of a server.
     return [outside(one) for line in lines for one in line.split("\n")]
 
 

@@ -28,7 +28,6 @@ from stoker.devices.checkup import (
 from stoker.devices.probes.inventory import TOOLS
 from stoker.devices.probes.readers import program_on_path
 from stoker.views.device_lines import check_lines, summary
-from stoker.views.text_tables import ASCII, UNICODE, table
 
 if TYPE_CHECKING:
     from stoker.gang.gang_check import GangSelfTest
@@ -112,7 +111,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         }
     )
     if lacking and not call.out.is_terminal:
-        # Whoever looks at the screen has read it there.
+        # On a terminal the check's own line says it.
         for one in lacking:
             call.out.complain(f"stoker: {one.message}\nhint: {one.hint}")
     if rehearsal is not None and rehearsal.error is not None:
@@ -135,9 +134,8 @@ def _show(call: CommandContext, capability: Capability, checks: list[Check]) -> 
         f"{capability.hostname}: Stoker {call.parts.version}, {capability.os} {capability.arch}, "
         f"Python {capability.python_version}{label}"
     )
-    signs = UNICODE if out.is_unicode else ASCII
-    for line in check_lines(checks, signs=signs, columns=out.columns, paint=out.paint):
-        out.line(line)
+    signs = out.signs
+    out.lines(check_lines(checks, signs=signs, columns=out.columns, paint=out.paint))
     out.line(summary(checks))
 
 
@@ -184,15 +182,14 @@ def _answer(out: CliOutput, fields: dict[str, Any], label: str, *, is_text: bool
     elif not is_text:
         out.line(dumps(fields))
     else:
-        for line in field_lines(fields, label):
-            out.line(line)
+        out.lines(field_lines(fields, label))
 
 
 def field_lines(fields: dict[str, Any], label: str) -> list[str]:
     """Return the fields as a person reads them, one a line."""
     lines = []
     for name, value in fields.items():
-        # A version that nobody says of something that is there.
+        # The version is unknown of something that is there.
         unsaid = "unknown" if fields.get(name.removesuffix("_version")) else "none"
         lines.append(f"{name}: {unsaid if value is None else value if isinstance(value, str) else _YES[value]}")
     return [*lines, label] if label else lines
@@ -216,8 +213,7 @@ def perform_preflight(call: CommandContext, _given: dict[str, Any]) -> int:
     runtime = preflight_fields(capability)
     out.object({"compiled": compiled, "runtime": runtime, "label": faked_by(capability)})
     out.line("this installation can use")
-    for line in table(_rows(compiled), columns=out.columns, indent="  "):
-        out.line(line)
+    out.table(_rows(compiled), indent="  ")
     out.line("\nhere and now")
     for line in field_lines(runtime, faked_by(capability)):
         out.line(f"  {line}")

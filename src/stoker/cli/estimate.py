@@ -34,9 +34,8 @@ from stoker.devices.ledger.snapshot import DeviceFit, Fit, books_of, fits
 from stoker.host.durable import read_regular, translate
 from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import read_repo_at
-from stoker.views.adapter_memory_lines import SharedProcessFitView, company_lines
+from stoker.views.adapter_lines import SharedProcessFitView, company_lines
 from stoker.views.device_lines import short_name
-from stoker.views.text_tables import table
 
 _CONFIG = "config.json"
 _LONGEST_BYTES = 4 * 1024**2
@@ -110,10 +109,10 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         plain = estimate(training, context_bytes=given["context"], gpu=gpu)
         _note(call, book, training, given, plain.total_bytes)
     correction = _correction(call, book, training, given["torch"])
-    told = estimate(training, context_bytes=given["context"], gpu=gpu, correction=correction)
+    estimated = estimate(training, context_bytes=given["context"], gpu=gpu, correction=correction)
     candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
     books = books_of(call.parts.ledger.state(candidates)) if candidates else LedgerDecisionInputs()
-    fitting = [fits(told.total_bytes, one, books) for one in devices]
+    fitting = [fits(estimated.total_bytes, one, books) for one in devices]
     if book.trouble:
         call.out.note(f"warning: {book.trouble}")
     call.out.object(
@@ -123,23 +122,22 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             "kind": training.kind,
             "batch": training.batch,
             "sequence": training.sequence,
-            **told.to_dict(),
+            **estimated.to_dict(),
             "devices": [one.to_dict() for one in fitting],
         }
     )
-    _show(call, training, told, fitting)
+    _show(call, training, estimated, fitting)
     return 0
 
 
-def _show(call: CommandContext, training: TrainingSpec, told: Estimate, fitting: list[DeviceFit]) -> None:
+def _show(call: CommandContext, training: TrainingSpec, estimated: Estimate, fitting: list[DeviceFit]) -> None:
     out, shape = call.out, training.shape
-    trained = "all trained" if not training.is_lora else f"{told.trained_parameters:,} trained beside them"
-    out.line(f"{shape.family}, {told.parameters:,} parameters, {trained}; fullest {told.fullest}")
-    rows = [[term.name, format_size(term.size_bytes), term.why] for term in told.terms]
-    rows.append(["total", format_size(told.total_bytes), "what the driver counts for the process"])
+    trained = "all trained" if not training.is_lora else f"{estimated.trained_parameters:,} trained beside them"
+    out.line(f"{shape.family}, {estimated.parameters:,} parameters, {trained}; fullest {estimated.fullest}")
+    rows = [[term.name, format_size(term.size_bytes), term.why] for term in estimated.terms]
+    rows.append(["total", format_size(estimated.total_bytes), "what the driver counts for the process"])
     widest = max(len(row[1]) for row in rows)
-    for line in table([[name, text.rjust(widest), why] for name, text, why in rows], columns=out.columns, indent="  "):
-        out.line(line)
+    out.table([[name, text.rjust(widest), why] for name, text, why in rows], indent="  ")
     for one in fitting:
         out.line(f"{_label(one.device)}: {_FITS[one.fit]}; {one.why}")
     if not fitting:
@@ -147,7 +145,7 @@ def _show(call: CommandContext, training: TrainingSpec, told: Estimate, fitting:
 
 
 def _company(call: CommandContext, given: dict[str, Any], company: MultiAdapterTraining, where: str) -> int:
-    """Estimate a company, and say how many of it fit where."""
+    """Estimate adapters that share a process, and say how many fit where."""
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
     if given["measured"] is not None:
         plain = estimate_company(company, context_bytes=given["context"], gpu=gpu)
@@ -157,7 +155,7 @@ def _company(call: CommandContext, given: dict[str, Any], company: MultiAdapterT
     def foretell(one: MultiAdapterTraining) -> MultiAdapterEstimate:
         return estimate_company(one, context_bytes=given["context"], gpu=gpu, correction=correction)
 
-    told = foretell(company)
+    estimated = foretell(company)
     seats = [
         SharedProcessFitView(
             uuid=uuid,
@@ -178,19 +176,18 @@ def _company(call: CommandContext, given: dict[str, Any], company: MultiAdapterT
             "kind": company.kind,
             "batch": company.rows,
             "sequence": company.sequence,
-            **told.to_dict(),
+            **estimated.to_dict(),
             "devices": [one.to_dict() for one in seats],
         }
     )
-    for line in company_lines(company, told, seats, columns=call.out.columns):
-        call.out.line(line)
+    call.out.lines(company_lines(company, estimated, seats, columns=call.out.columns))
     if not seats:
         call.out.line("this machine has no device to put it on; device=cpu tells of its own memory")
     return 0
 
 
 _Room = tuple[str, str, int | None, str]
-"""Of one place: its UUID, its name, how much it has for a company now, and what that is of."""
+"""Of one place: its UUID, its name, how much is free for a shared process now, and of how much."""
 
 
 def _rooms(call: CommandContext) -> Iterator[_Room]:
@@ -253,8 +250,8 @@ def _note(
     call.out.note(f"noted: {format_size(given['measured'])} measured; the estimate was {beside}")
 
 
-def _torch(call: CommandContext, told: str | None) -> str:
-    return told if told is not None else call.parts.capability.torch_version
+def _torch(call: CommandContext, version: str | None) -> str:
+    return version if version is not None else call.parts.capability.torch_version
 
 
 def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
@@ -267,14 +264,14 @@ def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
     elif not os.path.lexists(path):
         path = _in_cache(call, text)
     try:
-        told = json.loads(read_regular(os.path.realpath(path), _LONGEST_BYTES))
+        config = json.loads(read_regular(os.path.realpath(path), _LONGEST_BYTES))
     except OSError as error:
         raise translate(error, path) from error
     except (ValueError, RecursionError) as error:
         raise LocalFile(f"{path} is no JSON: {error}", hint="a model's config.json is wanted") from error
-    if not isinstance(told, dict):
+    if not isinstance(config, dict):
         raise BadInput(f"{path} says nothing of a model", hint="a model's config.json is wanted")
-    return told, text
+    return config, text
 
 
 def _in_cache(call: CommandContext, text: str) -> str:

@@ -10,9 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT
-from stoker.cli.grammar import Grammar, Option, Positional
-from stoker.cli.job_names import fleet_job
+from stoker.cli.grammar import AT, Grammar, Option, Positional
 from stoker.cli.screens import is_at_terminal, raw_terminal, terminal_size
 from stoker.core.errors import StokerError, Unavailable, Usage
 from stoker.jobs.submitter import who_asks
@@ -42,7 +40,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     is_tty = is_at_terminal() and not call.flags.json and not given["no_tty"]
     if not argv and not is_tty:
         raise Usage("there is no terminal for a shell here", hint=f"stoker exec {given['name']} -- CMD …")
-    job = fleet_job(call, given["name"], given["at"])
+    job = call.lookup.fleet_job(given["name"], given["at"])
     if job.is_sweep and len(points := job.points()) > 1:
         raise Usage(f"{job.ref} has {len(points):,} points", hint=f"stoker exec {points[0].name} …")
 
@@ -73,7 +71,7 @@ _NAMES = {OUT: "stdout", ERROR: "stderr"}
 
 
 def follow(call: CommandContext, client: FleetClient, begun: ExecResponse, *, is_tty: bool) -> int:
-    """Follow a session to its end; give its command's exit code. Whoever leaves early ends it."""
+    """Follow a session to its end and return its command's exit code; leaving early ends the session."""
     client = client.more_patient(_AWAY_S)
     showing = _Showing(call)
     call.out.object({"kind": "exec_begun", "job": begun.name, "machine": begun.machine, "session": begun.id[:8]})
@@ -82,7 +80,7 @@ def follow(call: CommandContext, client: FleetClient, begun: ExecResponse, *, is
     try:
         with ExitStack() as opened:
             resized = opened.enter_context(raw_terminal()) if is_tty else threading.Event()
-            # Nobody waits for it: it may be reading where nothing ever comes.
+            # It is not joined: it may be reading where nothing ever comes.
             typing = _Typing(client, begun.id, resized, over)
             threading.Thread(target=typing.run, name="stoker-typing", daemon=True).start()
             offset = 0
@@ -150,7 +148,7 @@ class _Typing:
         self._sent = 0
 
     def run(self) -> None:
-        """Send until there is no more, or nobody wants it. What is wrong with the session, its reader is told."""
+        """Send until there is no more, or the session is over. The reader of the session reports its errors."""
         is_eof = False
         with suppress(StokerError):
             while not self._over.is_set():

@@ -44,7 +44,6 @@ from stoker.transfer.hub.single_files import (
 from stoker.transfer.hub.single_files import (
     freeze as freeze_files,
 )
-from stoker.views.text_tables import table
 from stoker.views.transfer_lines import short_name
 
 GRAMMAR = Grammar(
@@ -197,7 +196,7 @@ def try_fetching(
         if not call.out.is_json:
             # Of one file, and of an interruption, the last line tells; a stream of JSON has no other.
             failed = [
-                told for told in failed if len(haul.files) > 1 and not isinstance(told[1], Cancelled | Terminated)
+                texts for texts in failed if len(haul.files) > 1 and not isinstance(texts[1], Cancelled | Terminated)
             ]
         one.tell_failures(failed)
     return haul, error or first_failure(haul.files)
@@ -211,11 +210,11 @@ def first_failure(files: Sequence[DownloadOutcome]) -> StokerError | None:
     first = next((one for one in failed if isinstance(one, Cancelled | Terminated)), failed[0])
     if len(files) == 1 or isinstance(first, Cancelled | Terminated):
         return first
-    told = type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=first.hint, **first.data)
+    texts = type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=first.hint, **first.data)
     has_come = any(got.fetched is not None for got in files) or any(one.data.get("kept_bytes") for one in failed)
     if has_come and not first.data.get("kept_bytes"):
-        told.add_hint(_KEPT if _SAME in told.hint else f"{_KEPT}: {_SAME} resumes")
-    return told
+        texts.add_hint(_KEPT if _SAME in texts.hint else f"{_KEPT}: {_SAME} resumes")
+    return texts
 
 
 def _where(haul: FetchCommandResult, *, is_short: bool) -> str:
@@ -271,8 +270,7 @@ def show_preview(call: CommandContext, preview: DownloadPreview, within: str) ->
         }
     )
     rows = [[_size(one.size_bytes), _state(one), short_name(one.label, within)] for one in files]
-    for line in table(rows, columns=out.columns):
-        out.line(line)
+    out.table(rows)
     count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
     total, to_come, free = _size(preview.size_bytes), _size(preview.to_come_bytes), format_size(preview.free_bytes)
     out.line(f"\n{count}, {total}: {to_come} to come into {preview.folder}, {free} free there")
@@ -339,7 +337,7 @@ def preview_file(
 
 
 def _tell_folder(call: CommandContext, leaf: str, out: str | None) -> None:
-    """Say so where somebody may have meant a file's name with `--out`."""
+    """Note that `--out` is a folder where it looks like a file's name."""
     suffix = os.path.splitext(leaf)[1]
     if out and suffix and out.endswith(suffix) and not os.path.isdir(call.path(out)):
         call.out.note(f"note: {out} is taken as a folder: the file is {os.path.join(out, leaf)}")
@@ -447,7 +445,7 @@ def freeze(call: CommandContext, target: Target, given: dict[str, Any]) -> int:
     path = call.path(given["lock"] or DEFAULT_NAME)
     is_kept = not given["force"] and os.path.lexists(path)
     if is_kept:
-        # What can't be read is told before the work.
+        # What can't be read is reported before the work.
         read_lock_list(path)
 
     def work(one: FetchSession) -> FetchCommandResult:
@@ -461,10 +459,10 @@ def freeze(call: CommandContext, target: Target, given: dict[str, Any]) -> int:
         commit = found.revision.commit
         one.say(frozen_of(str(repo), path=path, files=len(files), size_bytes=total_bytes, commit=commit))
         count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
-        told = f"{count}, {format_size(total_bytes)}, listed in {path}"
+        texts = f"{count}, {format_size(total_bytes)}, listed in {path}"
         if len(listed) > len(files):
-            told = f"{told}, with {len(listed) - len(files):,} from before"
-        return FetchCommandResult(files=(), told=path if call.out.is_quiet else told)
+            texts = f"{texts}, with {len(listed) - len(files):,} from before"
+        return FetchCommandResult(files=(), told=path if call.out.is_quiet else texts)
 
     return fetch_with(call, given, str(target), work)
 

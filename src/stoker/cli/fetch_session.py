@@ -1,7 +1,7 @@
 """Downloads on their way, as a user meets them: a screen or a stream of JSON, signals, receipts, and the tools for it.
 
 One `Session` stands around everything that one command fetches, from the first question to a server to the last byte,
-so that Ctrl-C always ends it in the same way: what came is kept, and the same command goes on from there.
+so that Ctrl-C always ends it in the same way: what came is kept, and the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Option, duration, whole
-from stoker.cli.interrupts import Interruptions, say_aside
+from stoker.cli.interrupts import Interruptions
 from stoker.cli.live import TransferLines
-from stoker.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.cli.screens import open_screen
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Cancelled, NetworkFailed, RateLimited, StokerError
@@ -47,7 +47,7 @@ _TOLD = ("Content-Length", "Content-Range", "Retry-After")
 
 
 class LoggingTransport:
-    """Another transport, and somebody who is told."""
+    """A transport that logs each request of another one."""
 
     def __init__(self, inner: Transport, clock: Clock, tell: Callable[[str], None]) -> None:
         self._inner = inner
@@ -65,8 +65,8 @@ class LoggingTransport:
             raise
         location = reply.headers.get("Location")
         to = f" to {shown(joined(request.url, location))}" if location else ""
-        told = "".join(f", {name} {value}" for name in _TOLD if (value := reply.headers.get(name)))
-        self._tell(f"> {asked}: {reply.status}{to}{told} in {span(self._clock.monotonic_s() - began_s)}")
+        texts = "".join(f", {name} {value}" for name in _TOLD if (value := reply.headers.get(name)))
+        self._tell(f"> {asked}: {reply.status}{to}{texts} in {span(self._clock.monotonic_s() - began_s)}")
         return reply
 
     def abort(self) -> None:
@@ -94,8 +94,7 @@ class FetchSession:
         self._lock = threading.Lock()
         self._seq = 0
         self._source = attempt_id(self._clock.now(), call.parts.entropy())
-        self._mention: Callable[[str], None] = say_aside
-        self.screen: Screen = self._make_screen()
+        self.screen = open_screen(self._out, self._clock, is_live=self._shows_progress)
         self._lines = TransferLines(
             self.screen, self._out, shows_progress=self._shows_progress, tells_there=tells_there
         )
@@ -124,7 +123,7 @@ class FetchSession:
         self._lines.expect(names, total_bytes, within=within)
 
     def say(self, event: Event) -> None:
-        """Pass an event on to whoever watches. Called from several threads."""
+        """Show an event, or write it as JSON. Thread-safe."""
         at_s = self._clock.wall_s()
         if self._out.is_json:
             is_told = self._tells_there or event.fields.get("status") != Status.CACHED
@@ -139,7 +138,7 @@ class FetchSession:
             self._lines.take(event, at_s)
 
     def tell_failures(self, failed: Sequence[tuple[str, StokerError]]) -> None:
-        """Tell which files will not come; people are told of a few by name."""
+        """Report which files will not come; outside JSON only the first by name."""
         shown = failed if self._out.is_json else failed[:_FAILURES_SHOWN]
         for label, error in shown:
             self.say(failure_of(label, error))
@@ -177,7 +176,7 @@ class FetchSession:
 
     def interruptions(self) -> Interruptions:
         """Return the block in which signals end the downloads and keep what came."""
-        return Interruptions(self._ask, self._mention, _leave, last_wait_s=0.0)
+        return Interruptions(self._ask, self.screen.mention, _leave, last_wait_s=0.0)
 
     def _ask(self, error: StokerError) -> None:
         try:
@@ -185,18 +184,6 @@ class FetchSession:
         finally:
             # Also what other threads are about to send.
             self._transport.abort()
-
-    def _make_screen(self) -> Screen:
-        out = self._out
-        if out.is_json or out.is_quiet:
-            return SilentScreen()
-        if out.is_terminal and self._shows_progress:
-            from stoker.cli.screens import LiveScreen
-
-            live = LiveScreen(out, self._clock)
-            self._mention = live.mention
-            return live
-        return PlainScreen(out, self._clock)
 
     def _tell_aside(self, line: str) -> None:
         """Tell something on standard error, without spoiling what is drawn."""

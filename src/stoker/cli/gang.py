@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.admin import list_verbs
-from stoker.cli.context import CliOutput, CommandContext
+from stoker.cli.context import CliOutput, CommandContext, list_verbs
 from stoker.cli.dispatch import report
 from stoker.cli.grammar import Grammar, Option, duration, ranks
 from stoker.cli.interrupts import Interruptions, say_aside

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 _FEWEST_BYTES = 2**20
-"""Of device memory nobody asks for less."""
+"""The least device memory that is ever requested."""
 
 _MOST_DIGITS = 1000
 """Longer numbers are a mistake, and take long to read."""
@@ -47,6 +47,13 @@ class Option:
     @property
     def label(self) -> str:
         return ", ".join(f"{name} {self.value}" if self.value else name for name in self.names)
+
+
+AT = Option(
+    "--at",
+    value="URL",
+    help="the coordinator; unless told STOKER_COORDINATOR, the one on this machine, or the one that was joined",
+)
 
 
 class Positional:
@@ -176,7 +183,7 @@ def size(text: str) -> int:
 
 
 def size_with_unit(text: str) -> int:
-    """Read a size such as `6GiB`. A bare number may be bytes, as programs count them, but nobody means six of them."""
+    """Read a size such as `6GiB`. A bare number is bytes, as programs count them; a small one lacks its unit."""
     size_bytes = size(text)
     if size_bytes < _FEWEST_BYTES and text.strip().replace(".", "", 1).isdecimal():
         message = f"{text!r} has no unit; write {text.strip()}GiB if GiB are meant"

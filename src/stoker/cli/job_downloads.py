@@ -1,4 +1,4 @@
-"""Files of a repository that a job reads: fetched, foretold and verified as `stoker fetch` does it."""
+"""Files of a repository that a job reads: fetched, previewed and verified as `stoker fetch` does it."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def foretell(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput
     count = f"{len(seen.files):,} file{'' if len(seen.files) == 1 else 's'}"
     body = {"argument": lack.argument, "repo": lack.repo, "files": len(seen.files), "bytes": size}
     out.object({"fetch": {**body, "to_come_bytes": coming, "from": host, "folder": seen.folder}})
-    told = "of unknown size" if size is None or coming is None else format_size(size)
-    part = "" if coming is None or told == format_size(coming) else f", {format_size(coming)} of it not here yet"
-    out.line(f"{lack.argument} {lack.repo} would be fetched from {host}: {count}, {told}{part}")
+    shown = "of unknown size" if size is None or coming is None else format_size(size)
+    part = "" if coming is None or shown == format_size(coming) else f", {format_size(coming)} of it not here yet"
+    out.line(f"{lack.argument} {lack.repo} would be fetched from {host}: {count}, {shown}{part}")
     out.line("what it makes possible is known once it is here; nothing was fetched, and nothing was run")
     check_space(count, seen.folder, coming_bytes=seen.needed_bytes, free=seen.free_bytes)
 
@@ -76,7 +76,7 @@ def foretell(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput
 def verify(call: CommandContext, text: str, argument: str, paths: Collection[str], *, came_bytes: int) -> None:
     """Hold those of some paths that lie in the cache's copy of a repository against their digests.
 
-    What is damaged is set aside and comes anew. If anything came, those `came_bytes` before included, it is said where
+    What is damaged is set aside and fetched again. If anything came, `came_bytes` before included, a line says where
     from. Where the cache knows no digests nothing is looked at. Raises `StokerError`.
     """
     cache = HubCache(call.parts.hub_settings("").cache)
@@ -146,7 +146,7 @@ def _expect(one: FetchSession, repo: Repo, files: Iterable[RepoFile]) -> None:
 
 
 def _named(error: StokerError, lack: MissingRepoFiles) -> StokerError:
-    """Return why something did not come with what it was for: somebody may have meant a folder."""
+    """Return why something did not come, with what it was for: a folder may have been meant."""
     if isinstance(error, InvalidInput | Cancelled | Terminated):
         return error
     message = f"{lack.argument}={lack.repo} is no folder here, and can't be fetched: {error}"

@@ -1,16 +1,17 @@
-"""`stoker jobs`: what ran here and what the fleet has, the newest first."""
+"""`stoker jobs`: list jobs here and of the fleet; show one, wait for one, put it elsewhere in the queue, forget it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from stoker.api.job import job_facts, job_story
+from stoker.api.job_lists import JobFilter, JobListItem, list_jobs
+from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT, reach_if_any
-from stoker.cli.fleet_status import JobFilter, JobListItem, first, list_jobs
-from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.job_handle import job_facts, job_story, job_table, trial_ends
-from stoker.cli.job_names import FleetJob, fleet_job, meant
-from stoker.cli.screens import LineScreen, Screen
+from stoker.cli.grammar import AT, Grammar, Option, Positional, duration, whole
+from stoker.cli.screens import LineScreen, LiveScreen, Screen
 from stoker.cli.watch import FirstLines, ended_text
 from stoker.core.errors import InvalidTransition, Usage
 from stoker.core.job import JobState
@@ -18,25 +19,22 @@ from stoker.core.machine import MOST_PRIORITY
 from stoker.core.text import did_you_mean, format_duration
 from stoker.devices.this_machine import host_name
 from stoker.host.durable import remove_tree
-from stoker.jobs.job_history import NodeHistory, RunHistory
+from stoker.jobs.job_history import NodeHistory
 from stoker.jobs.program import is_found
-from stoker.jobs.rerun_spec import trials_of_job
 from stoker.jobs.secret_mask import masked_args
 from stoker.jobs.submitter import who_asks
-from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
-from stoker.views.fleet_lines import JOB_HEADER
+from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
+from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row
 from stoker.views.recipe_lines import flat, value_text
 from stoker.views.stage_lines import companies_lines, memory_text, metrics_text, step_text
-from stoker.views.text_tables import ASCII, UNICODE, ago, span, table
+from stoker.views.text_tables import ago, span
 
 if TYPE_CHECKING:
-    from stoker.cli.context import CliOutput
-    from stoker.core.clock import Clock
-    from stoker.jobs.job_folder import JobFolder
+    from stoker.api.fleet_job import FleetJob
     from stoker.protocol.client import FleetClient
     from stoker.protocol.view_messages import JobView
 
-
+_STAGE_HEADER = ("stage", "", "took", "memory", "")
 _LISTED = 20
 _AT_ONCE = 500
 
@@ -80,24 +78,20 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     if given["all"] and given["limit"]:
         raise Usage("--all and --limit: all of them, or so many?", hint="one of them")
     settings = call.parts.settings
-    client = reach_if_any(call, given["at"])
+    client = call.client_if_any(given["at"])
     asked = JobFilter(state=given["status"] or "", recipe=given["recipe"] or "", machine=given["machine"] or "")
     limit = given["limit"] or _LISTED
     page = _AT_ONCE if given["all"] else min(limit + 1, _AT_ONCE)
     jobs = list_jobs(settings.runs, client, asked, here=host_name(settings.environment)[0], page=page)
-    if given["all"]:
-        count = 0
-        while True:
-            listed, is_more = first(jobs, _AT_ONCE)
-            _show(call, listed, client)
-            count += len(listed)
-            if not is_more:
-                return _none(call, asked, client) if not count else 0
-    listed, is_more = first(jobs, limit)
-    if not listed:
+    count = 0
+    while listed := list(islice(jobs, _AT_ONCE if given["all"] else limit)):
+        _show(call, listed, client)
+        count += len(listed)
+        if not given["all"]:
+            break
+    if not count:
         return _none(call, asked, client)
-    _show(call, listed, client)
-    if is_more:
+    if not given["all"] and next(jobs, None) is not None:
         call.out.note(f"note: older ones are not shown; --limit {limit * 5} shows more")
     return 0
 
@@ -107,11 +101,10 @@ def _show(call: CommandContext, listed: list[JobListItem], client: FleetClient |
     for one in listed:
         out.object(one.body)
     if client is None:
-        lines = job_table([one.body for one in listed], now_s=now_s, columns=out.columns)
+        out.table([local_job_row(one.body, now_s) for one in listed], header=LOCAL_JOB_HEADER)
     else:
-        lines = table([one.row(now_s) for one in listed], header=JOB_HEADER, columns=out.columns)
-    for line in lines:
-        out.line(line)
+        rows = [local_row(one.body, now_s) if one.view is None else job_row(one.view, now_s) for one in listed]
+        out.table(rows, header=JOB_HEADER)
 
 
 def _none(call: CommandContext, asked: JobFilter, client: FleetClient | None) -> int:
@@ -139,71 +132,112 @@ JOBS_SHOW_GRAMMAR = Grammar(
 
 def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
     """Show one job."""
-    folder = meant(call, given["name"], given["at"])
-    if isinstance(folder, FleetJob):
-        from stoker.cli.jobs_show_fleet import show_fleet_job
-
-        return show_fleet_job(call, folder)
-    out, parts = call.out, call.parts
-    facts, spec, end, story = job_facts(folder), folder.spec(), folder.ended(), job_story(folder)
-    trials = trials_of_job(folder)
-    ends = trial_ends(trials, story, is_running=facts["state"] == "running") if is_sweep(trials) else []
-    metrics = KnownMetrics(parts.store)
-    ends = [metrics.added_to(one) for one in ends]
-    stages = [node.to_json() for node in story.nodes.values()]
-    error = end.error if end else None
+    job = call.lookup.job(given["name"], given["at"])
+    if not isinstance(job, LocalJob):
+        return _show_points(call, job) if job.is_sweep else _show_fleet_job(call, job)
+    out, folder, spec = call.out, job.folder, job.spec
+    facts, end, story = job_facts(folder), folder.ended(), job_story(folder)
+    metrics = KnownMetrics(call.parts.store)
+    ends = [metrics.added_to(one) for one in job.ends(story, is_running=facts["state"] == "running")]
     args = masked_args(spec.recipe, spec.args)
-    more: dict[str, Any] = {
-        "args": args,
-        "options": spec.options,
-        "folder": spec.folder,
-        "stoker": spec.stoker,
-        "error": error,
-    }
-    told = [_trial_as_json(one) for one in ends]
-    more |= {"where": "here", "journal": folder.status_path, "warnings": story.warnings}
-    more |= {"dropped_warnings": story.dropped_warnings}
-    out.object({**facts, **more, "stages": stages, "trials": told})
+    out.object(
+        {
+            **facts,
+            "args": args,
+            "options": spec.options,
+            "folder": spec.folder,
+            "stoker": spec.stoker,
+            "error": end.error if end else None,
+            "where": "here",
+            "journal": folder.status_path,
+            "warnings": story.warnings,
+            "dropped_warnings": story.dropped_warnings,
+            "stages": [node.to_json() for node in story.nodes.values()],
+            "trials": [_trial_as_json(one) for one in ends],
+        }
+    )
+    _show_local_head(call, job, facts, args)
+    nodes = list(story.nodes.values())
+    if ends:
+        shared = shared_nodes([one.trial for one in ends])
+        nodes = [node for node in nodes if node.node.partition("[")[0] in shared]
+    if nodes:
+        out.table([_row(node) for node in nodes], header=_STAGE_HEADER)
+    if nodes and ends:
+        out.line()
+    if ends:
+        out.table([_trial_row(one) for one in ends], header=("", "trial", *_STAGE_HEADER[1:]))
+    out.lines(companies_lines(spec.name, story.nodes.values()))
+    for warning in story.warnings:
+        out.note(f"warning: {warning}")
+    if story.dropped_warnings:
+        out.note(f"note: {story.dropped_warnings:,} more warnings are in the journal")
+    return 0
+
+
+def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any], args: dict[str, Any]) -> None:
+    out, spec = call.out, job.spec
+    now_s = call.parts.clock.wall_s()
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
     out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")
-    out.line(f"started {ago(spec.started_s, parts.clock.wall_s())}{took} · id {spec.attempt} · Stoker {spec.stoker}")
+    out.line(f"started {ago(spec.started_s, now_s)}{took} · id {spec.attempt} · Stoker {spec.stoker}")
     out.line(f"recipe  {spec.recipe}")
     for name, value in flat(args).items():
         if not is_found(spec.recipe, name):
             out.line(f"  {name}={value_text(value)}")
     if facts["out"]:
         out.line(f"results {facts['out']}")
-    out.line(f"journal {folder.status_path}\n")
-    nodes = list(story.nodes.values())
-    if ends:
-        shared = shared_nodes(trials)
-        nodes = [node for node in nodes if node.node.partition("[")[0] in shared]
-    header = ("stage", "", "took", "memory", "")
-    for line in table([_row(node) for node in nodes], header=header, columns=out.columns) if nodes else ():
-        out.line(line)
-    if nodes and ends:
+    out.line(f"journal {job.folder.status_path}\n")
+
+
+def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
+    """Show what was asked, its state, each attempt, and how its stages went."""
+    from stoker.views.fleet_lines import ATTEMPT_HEADER, attempt_row, job_lines
+
+    story, out, now_s = job.story, call.out, call.parts.clock.wall_s()
+    stages, args = job.stages(), masked_args(story.job.recipe, story.args)
+    more = {"args": args, "where": "fleet", "stages": [one.to_json() for one in stages]}
+    out.object({**story.model_dump(mode="json"), **more})
+    shown = {name: value for name, value in flat(args).items() if not is_found(story.job.recipe, name)}
+    out.lines(job_lines(story, shown, now_s, paint=out.paint))
+    if story.attempts:
         out.line()
-    rows = [_trial_row(one) for one in ends]
-    told_of_trials = table(rows, header=("", "trial", *header[1:]), columns=out.columns) if rows else []
-    for line in (*told_of_trials, *companies_lines(spec.name, story.nodes.values())):
-        out.line(line)
-    _show_warnings(call, story)
+        out.table([attempt_row(attempt, now_s) for attempt in story.attempts], header=ATTEMPT_HEADER)
+    if stages:
+        rows = [
+            [
+                one.node,
+                one.ending,
+                span(one.seconds),
+                memory_text(one.peak_rss_bytes, one.peak_gpu_bytes),
+                metrics_text(one.metrics, is_over=one.ending != "running"),
+            ]
+            for one in stages
+        ]
+        out.line()
+        out.table(rows, header=_STAGE_HEADER)
+        out.lines(companies_lines(story.job.name, stages))
     return 0
 
 
-def _show_warnings(call: CommandContext, story: RunHistory) -> None:
-    for warning in story.warnings:
-        call.out.note(f"warning: {warning}")
-    if story.dropped_warnings:
-        call.out.note(f"note: {story.dropped_warnings:,} more warnings are in the journal")
+def _show_points(call: CommandContext, job: FleetJob) -> int:
+    from stoker.views.fleet_lines import job_row
+
+    out, now_s, points = call.out, call.parts.clock.wall_s(), job.points()
+    for point in points:
+        out.object({**point.model_dump(mode="json"), "where": "fleet"})
+    said = ", ".join(f"{count:,} {state}" for state, count in Counter(point.state for point in points).items())
+    out.line(f"{out.paint(job.ref, 'bold')}: {len(points):,} points, {said}\n")
+    out.table([job_row(point, now_s) for point in points], header=JOB_HEADER)
+    return 0
 
 
 def _trial_row(end: TrialEnd) -> list[str]:
     memory = memory_text(end.peak_bytes, end.peak_gpu_bytes)
     state = "kept" if end.is_kept else end.state
-    told = [end.message, metrics_text(end.metrics)]
-    return [str(end.trial.number), end.trial.label, state, span(end.seconds), memory, "  ".join(filter(None, told))]
+    texts = [end.message, metrics_text(end.metrics)]
+    return [str(end.trial.number), end.trial.label, state, span(end.seconds), memory, "  ".join(filter(None, texts))]
 
 
 def _trial_as_json(end: TrialEnd) -> dict[str, Any]:
@@ -225,13 +259,11 @@ def _trial_as_json(end: TrialEnd) -> dict[str, Any]:
 def _row(node: NodeHistory) -> list[str]:
     memory = memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)
     is_over = node.ending != "running"
-    told = [node.message, "" if is_over else step_text(node), metrics_text(node.metrics, is_over=is_over)]
-    return [node.node, node.ending, span(node.seconds), memory, "  ".join(text for text in told if text)]
+    texts = [node.message, "" if is_over else step_text(node), metrics_text(node.metrics, is_over=is_over)]
+    return [node.node, node.ending, span(node.seconds), memory, "  ".join(text for text in texts if text)]
 
 
 # `stoker jobs wait`: until a job has ended; its end is the command's answer.
-
-_LOOK_AGAIN_S = 0.2
 
 JOBS_WAIT_GRAMMAR = Grammar(
     "jobs wait",
@@ -246,81 +278,47 @@ JOBS_WAIT_GRAMMAR = Grammar(
 
 
 def perform_jobs_wait(call: CommandContext, given: dict[str, Any]) -> int:
-    """Wait."""
-    found = meant(call, given["name"], given["at"])
-    if isinstance(found, FleetJob):
-        return _wait_for_fleet(call, found, given["timeout"])
-    return _wait_here(call, found, given["timeout"])
-
-
-def _wait_for_fleet(call: CommandContext, job: FleetJob, limit_s: float | None) -> int:
-    from stoker.cli.job_wait import wait_for
-
-    out = call.out
-    signs = UNICODE if out.is_unicode else ASCII
-    points = job.points()
-    is_good = True
-    clock, ends = call.parts.clock, list[str]()
+    """Wait; the job's end is the answer."""
+    job, limit_s = call.lookup.job(given["name"], given["at"]), given["timeout"]
+    out, clock = call.out, call.parts.clock
     began_s = clock.monotonic_s()
-
-    def ended(view: JobView) -> None:
-        nonlocal is_good
-        is_good = is_good and view.state == JobState.COMPLETED
-        ends.append(view.name)
-        out.object({**view.model_dump(mode="json"), "where": "fleet"})
-        sign = signs.ran if view.state == JobState.COMPLETED else signs.failed
-        screen.lasting(f"{sign} {ended_text(view, JobState(view.state))}")
+    points = [] if isinstance(job, LocalJob) else job.points()
+    names = [job.spec.name] if isinstance(job, LocalJob) else [point.name for point in points]
+    states: list[str] = []
 
     def waiting(_now_s: float, _at_least_s: float) -> list[str]:
-        done = len(ends)
-        on = f"{done:,} of {len(points):,} ended" if len(points) > 1 else f"waits for {points[0].name}"
-        return [_waits(on, clock.monotonic_s() - began_s)]
+        on = f"{len(states):,} of {len(names):,} ended" if len(names) > 1 else f"waits for {names[0]}"
+        return [f"{on}  {span(clock.monotonic_s() - began_s)}  (Ctrl-C stops waiting, not the job)"]
 
-    screen = _screen(out, clock)
+    def ended_here(facts: dict[str, Any]) -> None:
+        states.append(facts["state"])
+        out.object({**facts, "where": "here"})
+        why = f": {facts['why']}" if facts["why"] else ""
+        screen.lasting(f"{facts['name']} {facts['state']} {span(facts['elapsed_s'])}{why}")
+
+    def ended(view: JobView) -> None:
+        states.append(view.state)
+        out.object({**view.model_dump(mode="json"), "where": "fleet"})
+        sign = out.signs.ran if view.state == JobState.COMPLETED else out.signs.failed
+        screen.lasting(f"{sign} {ended_text(view, JobState(view.state))}")
+
+    screen: Screen = LineScreen(out)
+    if out.is_terminal and not (out.is_json or out.is_quiet):
+        screen = LiveScreen(out, clock)
     screen.begin(waiting)
     try:
-        found = wait_for(job.client, points, clock=clock, limit_s=limit_s, ended=ended)
+        left = job.wait(limit_s, ended_here) if isinstance(job, LocalJob) else job.wait(limit_s, ended, points)
     finally:
         screen.close()
-    left = len(points) - len(found)
     if left:
-        who = points[0].name if len(points) == 1 else f"{left:,} of {len(points):,} points of {job.ref}"
+        who = (
+            names[0]
+            if isinstance(job, LocalJob) or len(names) == 1
+            else f"{left:,} of {len(names):,} points of {job.ref}"
+        )
         out.complain(f"{who} had not ended after {format_duration(limit_s or 0.0)}")
         return 1
-    return 0 if is_good else 1
-
-
-def _waits(what: str, waited_s: float) -> str:
-    return f"{what}  {span(waited_s)}  (Ctrl-C stops waiting, not the job)"
-
-
-def _screen(out: CliOutput, clock: Clock) -> Screen:
-    """Return a line that lives on a terminal; elsewhere only what lasts is written."""
-    if out.is_terminal and not (out.is_json or out.is_quiet):
-        from stoker.cli.screens import LiveScreen
-
-        return LiveScreen(out, clock)
-    return LineScreen(out)
-
-
-def _wait_here(call: CommandContext, folder: JobFolder, limit_s: float | None) -> int:
-    clock, out = call.parts.clock, call.out
-    began_s = clock.monotonic_s()
-    name, screen = folder.spec().name, _screen(out, clock)
-    screen.begin(lambda _now_s, _at_least_s: [_waits(f"waits for {name}", clock.monotonic_s() - began_s)])
-    try:
-        while folder.may_be_running():
-            if limit_s is not None and clock.monotonic_s() >= began_s + limit_s:
-                out.complain(f"{name} had not ended after {format_duration(limit_s)}")
-                return 1
-            clock.sleep(_LOOK_AGAIN_S)
-    finally:
-        screen.close()
-    facts = job_facts(folder)
-    out.object({**facts, "where": "here"})
-    why = f": {facts['why']}" if facts["why"] else ""
-    out.line(f"{facts['name']} {facts['state']} {span(facts['elapsed_s'])}{why}")
-    return 0 if facts["state"] == JobState.COMPLETED else 1
+    return 0 if set(states) <= {JobState.COMPLETED} else 1
 
 
 # `stoker jobs priority`: put jobs of the fleet elsewhere in the line.
@@ -340,14 +338,14 @@ JOBS_RM_GRAMMAR = Grammar(
 
 def perform_jobs_rm(call: CommandContext, given: dict[str, Any]) -> int:
     """Forget one job."""
-    folder = meant(call, given["name"], "")
-    if isinstance(folder, FleetJob):
-        has_ended = JobState(folder.view.state).is_terminal
+    job = call.lookup.job(given["name"])
+    if not isinstance(job, LocalJob):
+        has_ended = JobState(job.view.state).is_terminal
         raise InvalidTransition(
-            f"{folder.ref} is a job of the fleet: jobs of a fleet are never removed, their history is kept",
-            hint=f"{'' if has_ended else f'stoker cancel {folder.ref} ends it; '}a job of this machine goes by its id",
+            f"{job.ref} is a job of the fleet: jobs of a fleet are never removed, their history is kept",
+            hint=f"{'' if has_ended else f'stoker cancel {job.ref} ends it; '}a job of this machine goes by its id",
         )
-    name = folder.spec().name
+    name, folder = job.spec.name, job.folder
     if folder.state()[0] is JobState.RUNNING:
         raise InvalidTransition(f"job {name} is running", hint=f"stoker cancel {name}", job=name)
     remove_tree(folder.path)
@@ -374,7 +372,7 @@ PRIORITY_GRAMMAR = Grammar(
 def perform_priority(call: CommandContext, given: dict[str, Any]) -> int:
     """Set it."""
     priority = _read(given["priority"])
-    job = fleet_job(call, given["name"], given["at"])
+    job = call.lookup.fleet_job(given["name"], given["at"])
     live = [point for point in job.points() if not JobState(point.state).is_terminal]
     if not live:
         state = f"is {job.view.state}" if not job.is_sweep else "has ended, all of its points"
@@ -421,7 +419,7 @@ REQUEUE_GRAMMAR = Grammar(
 def perform_requeue(call: CommandContext, given: dict[str, Any]) -> int:
     """Queue it again."""
     out = call.out
-    job = fleet_job(call, given["name"], given["at"])
+    job = call.lookup.fleet_job(given["name"], given["at"])
     points = job.points()
     again = [
         point

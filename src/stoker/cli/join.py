@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import client_of, reach
 from stoker.cli.grammar import Grammar, Option, Positional, duration
 from stoker.cli.services import INSTALL, YES, refuse_both
 from stoker.core.errors import BadInput, StokerError, Usage
@@ -20,11 +19,11 @@ from stoker.jobs.submitter import user_name
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.protocol.view_messages import MachineRequest
 from stoker.views.device_lines import check_lines
-from stoker.views.text_tables import ASCII, UNICODE
 from stoker.worker.worker_options import Pause, clear_pause, read_pause, write_pause
 from stoker.worker.worker_state import Journal, workers_folder
 
 if TYPE_CHECKING:
+    from stoker.launch.service import SupervisedService
     from stoker.protocol.discovery import Membership
     from stoker.worker.enrolment import VerifiedCoordinator
 
@@ -56,7 +55,6 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Join."""
-    from stoker.core.leases import Role
     from stoker.worker.enrolment import begin, finish, read_invitation, resume
 
     call.out.is_watched = True
@@ -91,9 +89,9 @@ def _joined(call: CommandContext, given: dict[str, Any], membership: Membership,
     """Tell what was given, and keep a worker going if that is wanted."""
     _tell(call, membership, found, installs=given["install"])
     if given["install"]:
-        from stoker.cli.services import boot_line, install_worker
+        from stoker.cli.services import boot_line, install_services
 
-        if not install_worker(call, yes=given["yes"]):
+        if not install_services(call, (_worker_service(call),), yes=given["yes"]):
             return 1
         call.out.line(f"user service running; {boot_line(call)}")
     return 0
@@ -101,18 +99,21 @@ def _joined(call: CommandContext, given: dict[str, Any], membership: Membership,
 
 def _check_install(call: CommandContext, given: dict[str, Any]) -> None:
     """Refuse a service that could not be made while the code is unused."""
-    from stoker.cli.services import check_worker
+    from stoker.cli.services import check_services
     from stoker.core.errors import Usage
 
     if given["operator"]:
         raise Usage("--install is for machines: a person's commands need no service", hint="leave it out")
-    check_worker(call, yes=given["yes"])
+    check_services(call, (_worker_service(call),), yes=given["yes"])
+
+
+def _worker_service(call: CommandContext) -> SupervisedService:
+    from stoker.launch.service import ServiceKind
+
+    return call.parts.service(ServiceKind.WORK, ())
 
 
 def _refuse_other_role(proven: VerifiedCoordinator, *, is_operator: bool) -> None:
-    from stoker.core.errors import BadInput
-    from stoker.core.leases import Role
-
     if is_operator and proven.role is Role.WORKER:
         hint = "`stoker machines invite --operator` makes one for people; without --operator this machine joins"
         raise BadInput("this code invites a machine, not a person", hint=hint)
@@ -134,7 +135,7 @@ def _refuse_second(call: CommandContext, proven: VerifiedCoordinator, *, again: 
 
 
 def _under_way(call: CommandContext, what: str) -> None:
-    """Say what takes a moment, to whoever waits at a terminal."""
+    """Say on a terminal what takes a moment."""
     if call.out.is_terminal:
         call.out.note(what)
 
@@ -142,14 +143,10 @@ def _under_way(call: CommandContext, what: str) -> None:
 def _show(call: CommandContext, checks: tuple[Check, ...]) -> None:
     out = call.out
     if not out.is_quiet:
-        for line in check_lines(
-            checks, signs=UNICODE if out.is_unicode else ASCII, columns=out.columns, paint=out.paint
-        ):
-            out.line(line)
+        out.lines(check_lines(checks, signs=out.signs, columns=out.columns, paint=out.paint))
 
 
 def _tell(call: CommandContext, membership: Membership, checks: tuple[Check, ...], *, installs: bool) -> None:
-    from stoker.core.leases import Role
     from stoker.protocol.discovery import MembershipKind
     from stoker.views.fleet_lines import day
 
@@ -200,7 +197,7 @@ def name_to_join(call: CommandContext, wanted: str, proven: VerifiedCoordinator)
 
 
 def look_at_machine(call: CommandContext, proven: VerifiedCoordinator) -> tuple[Check, ...]:
-    """Test this machine before anybody hears of it."""
+    """Test this machine before the coordinator learns of it."""
     from stoker.worker.enrolment import JoinCheckFacts, self_test
 
     parts = call.parts
@@ -230,7 +227,7 @@ def join_here(call: CommandContext, url: str, name: str) -> Membership:
     found = find_coordinator(url, environment={}, state=call.parts.settings.state)
     if found is None:
         raise no_coordinator_known(call.parts.settings.state)
-    invited = client_of(call, found).invite(InviteRequest(role=Role.WORKER, name=own, life_s=_OWN_CODE_S))
+    invited = call.lookup.client_of(found).invite(InviteRequest(role=Role.WORKER, name=own, life_s=_OWN_CODE_S))
     proven = begin(Invitation(code=read_code(invited.code), url=url.rstrip("/")), call.parts)
     return finish(proven, own, call.parts, state=call.parts.settings.state)
 
@@ -324,13 +321,13 @@ def _told(workers: list[str]) -> str:
 
 
 def _tell_coordinators(call: CommandContext, workers: list[str], ask: MachineRequest | None) -> None:
-    """Have the fleet see it at once. The workers act on the wish by themselves, so nobody has to answer."""
+    """Show it to the fleet at once. The workers act on the file by themselves, so no coordinator has to answer."""
     for name in workers:
         written = Journal(os.path.join(workers_folder(call.parts.settings.state), name)).read()
         if written is None:
             continue
         try:
-            client = reach(call, written.coordinator)
+            client = call.lookup.client(written.coordinator)
             if ask is not None:
                 client.pause(name, ask)
             elif client.machine(name).state == "paused":

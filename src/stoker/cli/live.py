@@ -19,7 +19,7 @@ from stoker.core.text import format_size, outside
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.views.adapter_lines import SharedProcessRunView, company_text
 from stoker.views.stage_lines import StageStepRate, finished_text, running_text, sign_of, waiting_text
-from stoker.views.text_tables import ASCII, UNICODE, span
+from stoker.views.text_tables import span
 from stoker.views.transfer_lines import DrawStyle, Transfers, again_text, done_text, flying_text, seconds_of, short_name
 from stoker.views.trial_lines import Titles, trial_text
 
@@ -34,7 +34,7 @@ class ProgressLines:
     ) -> None:
         self._screen = screen
         self._out = out
-        self._signs = UNICODE if out.is_unicode else ASCII
+        self._signs = out.signs
         self._story = RunHistory()
         self._lock = threading.Lock()
         self._known: list[NodeHistory] = []
@@ -205,8 +205,8 @@ _ENDS = frozenset(
 
 # The news of downloads as lines: files that are there stay on the screen, those on their way are shown meanwhile.
 #
-# Files that were there already are held back: few are told at the end, many only counted. So are quick ones among very
-# many. Listens to the events of a download: called from several threads.
+# Files that were there already are held back: few are listed at the end, many only counted. So are quick ones among
+# very many. Listens to the events of a download: called from several threads.
 
 _LISTED = 8
 _MANY = 40
@@ -229,7 +229,7 @@ class TransferLines:
         self._screen = screen
         self._tells_there = tells_there
         self._out = out
-        self._signs = UNICODE if out.is_unicode else ASCII
+        self._signs = out.signs
         self._lock = threading.Lock()
         self._transfers = Transfers()
         self._within = ""
@@ -242,7 +242,7 @@ class TransferLines:
     def expect(self, names: Iterable[str], total_bytes: int | None, *, within: str = "") -> None:
         """Say which files will come, all of one repository if `within` names it.
 
-        With `total_bytes` known, it can be told when all will be there.
+        With `total_bytes` known, the remaining time is shown.
         """
         with self._lock:
             known = [short_name(name, within) for name in names]
@@ -287,46 +287,46 @@ class TransferLines:
         """Tell of what was held back."""
         quick, there, self._quick, self._there = self._quick, self._there, [], []
         if quick:
-            size = format_size(sum(int(told.get("bytes") or 0) for told in quick))
+            size = format_size(sum(int(texts.get("bytes") or 0) for texts in quick))
             self._screen.lasting(f"{self._out.paint(self._signs.ran, 'green')} {len(quick):,} files, {size}")
         if len(there) > _LISTED:
             self._screen.lasting(f"{self._signs.hit} {len(there):,} files were there")
             return
-        for told in there:
-            self._screen.lasting(self._done(told))
+        for texts in there:
+            self._screen.lasting(self._done(texts))
 
     def _most_rows(self) -> int:
         rows = self._out.rows
         return max(1, min(_MOST_ROWS, rows - _ROWS_BESIDE)) if rows else _MOST_ROWS
 
-    def _lines(self, kind: str, told: dict[str, Any]) -> Iterable[str]:
-        name = f"{self._name(told):<{self._width}}"
+    def _lines(self, kind: str, texts: dict[str, Any]) -> Iterable[str]:
+        name = f"{self._name(texts):<{self._width}}"
         if kind == Kinds.DOWNLOAD_DONE:
-            if told.get("status") == "cached":
+            if texts.get("status") == "cached":
                 if self._tells_there:
-                    self._there.append(told)
-            elif self._transfers.files > _MANY and int(told.get("ms") or 0) < _QUICK_MS:
-                self._quick.append(told)
+                    self._there.append(texts)
+            elif self._transfers.files > _MANY and int(texts.get("ms") or 0) < _QUICK_MS:
+                self._quick.append(texts)
             else:
-                yield self._done(told)
+                yield self._done(texts)
         elif kind == Kinds.DOWNLOAD_FAILED:
-            yield f"{self._out.paint(self._signs.failed, 'red')} {name}  {outside(str(told.get('message', '')))}"
+            yield f"{self._out.paint(self._signs.failed, 'red')} {name}  {outside(str(texts.get('message', '')))}"
         elif kind == Kinds.DOWNLOAD_RETRY:
-            wait_s = seconds_of(told)
+            wait_s = seconds_of(texts)
             # Who asks about a repository says so in the message itself.
-            why = str(told.get("msg", "")).removeprefix(f"{told.get('file', '')}: ")
-            again = f"; {again_text(int(told.get('attempt') or 0), wait_s)}" if wait_s else ""
+            why = str(texts.get("msg", "")).removeprefix(f"{texts.get('file', '')}: ")
+            again = f"; {again_text(int(texts.get('attempt') or 0), wait_s)}" if wait_s else ""
             yield f"{self._signs.again} {name}  {outside(why)}{again}"
         elif kind == Kinds.DOWNLOAD_WAITING:
-            yield f"{self._signs.again} {name}  {outside(str(told.get('msg', '')))}"
+            yield f"{self._signs.again} {name}  {outside(str(texts.get('msg', '')))}"
 
-    def _done(self, told: dict[str, Any]) -> str:
-        is_new = told.get("status") == "downloaded"
+    def _done(self, texts: dict[str, Any]) -> str:
+        is_new = texts.get("status") == "downloaded"
         sign = self._out.paint(self._signs.ran, "green") if is_new else self._out.paint(self._signs.hit, "dim")
-        return f"{sign} {self._name(told):<{self._width}}  {done_text(told)}"
+        return f"{sign} {self._name(texts):<{self._width}}  {done_text(texts)}"
 
-    def _name(self, told: dict[str, Any]) -> str:
-        return short_name(str(told.get("file", "")), self._within)
+    def _name(self, texts: dict[str, Any]) -> str:
+        return short_name(str(texts.get("file", "")), self._within)
 
 
 def _cut(name: str, width: int) -> str:

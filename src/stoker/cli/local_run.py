@@ -12,7 +12,7 @@ from stoker.cli.dispatch import report
 from stoker.cli.interrupts import Interruptions, say_aside
 from stoker.cli.live import ProgressLines
 from stoker.cli.run_report import failure_lines, show_outcome
-from stoker.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.cli.screens import PlainScreen, Screen
 from stoker.core.errors import Cancelled, InvalidInput, MissingRepoFiles, NoPermission
 from stoker.core.events import Event, event_line
 from stoker.core.frozen import changed
@@ -179,7 +179,7 @@ def _listen(
         def write(event: Event, at_s: float, seq: int) -> None:
             out.json_line(event_line(event, ts=at_s, seq=seq, source=attempt))
 
-        return SilentScreen(), write, say_aside
+        return Screen(), write, say_aside
     titles = titles_of(order.plan, order.trials, job=order.spec.name, is_solo=company.is_solo)
     near = call.parts.settings.folder
     if not out.is_quiet and out.is_terminal:
@@ -188,7 +188,7 @@ def _listen(
         live = LiveScreen(out, call.parts.clock)
         # Not straight to the terminal, which is being drawn on.
         return live, ProgressLines(live, out, titles, near=near, company=company).take, live.mention
-    screen = SilentScreen() if out.is_quiet else PlainScreen(out, call.parts.clock)
+    screen = Screen() if out.is_quiet else PlainScreen(out, call.parts.clock)
     return screen, ProgressLines(screen, out, titles, near=near, company=company).take, say_aside
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.admin import PEOPLE, role_of_people
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT, reach, reach_if_any
-from stoker.cli.grammar import Grammar, Option, Positional, duration
+from stoker.cli.grammar import AT, Grammar, Option, Positional, duration
 from stoker.config.cluster_file import node_as_json, write_cluster
 from stoker.core.capability import Capability
 from stoker.core.device import Device
@@ -37,13 +37,7 @@ FOR = Option("--for", value="TIME", read=duration, help="until then: 30m, 2h; un
 OPTIONS = (WHY, FOR, AT)
 
 
-def close_or_open(
-    call: CommandContext,
-    given: dict[str, Any],
-    act: Callable[[FleetClient, str, MachineRequest], DoneView],
-    *,
-    said: str,
-) -> int:
+def close_or_open(call: CommandContext, given: dict[str, Any], act: Callable[..., DoneView], *, said: str) -> int:
     """Ask for it and say what it did."""
     from stoker.protocol.view_messages import MachineRequest
 
@@ -55,7 +49,7 @@ def close_or_open(
         is_forced=given.get("force") or False,
         by=who_asks(call.parts.settings.environment),
     )
-    done = act(reach(call, given["at"]), given["name"], asked)
+    done = act(call.lookup.client(given["at"]), given["name"], asked)
     span = f" for {format_duration(for_s)}" if for_s else ""
     what = f"{given['name']} ({', '.join(asked.devices)})" if asked.devices else given["name"]
     call.out.object({"machine": given["name"], **asked.model_dump(mode="json"), **done.model_dump(mode="json")})
@@ -68,7 +62,7 @@ def close_or_open(
     return 0
 
 
-# `stoker machines cordon`: a machine, or one of its devices, that somebody mistrusts gets no more work.
+# `stoker machines cordon`: a machine, or one of its devices, that is mistrusted gets no more work.
 
 CORDON_GRAMMAR = Grammar(
     "machines cordon",
@@ -81,9 +75,7 @@ CORDON_GRAMMAR = Grammar(
 
 def perform_cordon(call: CommandContext, given: dict[str, Any]) -> int:
     """Cordon it."""
-    return close_or_open(
-        call, given, lambda client, name, asked: client.cordon(name, asked), said="is cordoned: nothing more comes"
-    )
+    return close_or_open(call, given, lambda client, *to: client.cordon(*to), said="is cordoned: nothing more comes")
 
 
 # `stoker machines drain`: what runs on a machine finishes, and it gets no more.
@@ -102,7 +94,7 @@ def perform_drain(call: CommandContext, given: dict[str, Any]) -> int:
     return close_or_open(
         call,
         given,
-        lambda client, name, asked: client.drain(name, asked),
+        lambda client, *to: client.drain(*to),
         said="is drained: what runs there finishes, nothing more comes",
     )
 
@@ -120,9 +112,7 @@ OPEN_GRAMMAR = Grammar(
 
 def perform_open(call: CommandContext, given: dict[str, Any]) -> int:
     """Open it."""
-    return close_or_open(
-        call, given, lambda client, name, asked: client.open(name, asked), said="is open: jobs may come"
-    )
+    return close_or_open(call, given, lambda client, *to: client.open(*to), said="is open: jobs may come")
 
 
 # `stoker machines forget`: remove a machine from the fleet, with its certificate.
@@ -155,17 +145,7 @@ def _forget(client: FleetClient, name: str, asked: MachineRequest) -> DoneView:
     return done.model_copy(update={"notes": (*done.notes, *notes), "data": {**done.data, "revoked": len(held)}})
 
 
-_PEOPLE = tuple(str(role) for role in Role if role is not Role.WORKER)
 _LIFE_S = 900.0
-
-
-def role_of_people(text: str) -> Role:
-    """Read one of people's roles."""
-    if text not in _PEOPLE:
-        message = f"{text!r} is none of {', '.join(_PEOPLE)}"
-        raise ValueError(message)
-    return Role(text)
-
 
 INVITE_GRAMMAR = Grammar(
     "machines invite",
@@ -180,7 +160,7 @@ INVITE_GRAMMAR = Grammar(
             "--role",
             value="ROLE",
             read=role_of_people,
-            help=f"what that person may: {', '.join(_PEOPLE)}; operate unless told",
+            help=f"what that person may: {', '.join(PEOPLE)}; operate unless told",
         ),
         Option("--name", value="NAME", help="the only name under which it may join; any that is free unless told"),
         Option("--for", value="TIME", read=duration, help="how long the code works; 15m unless told"),
@@ -202,7 +182,7 @@ def perform_invite(call: CommandContext, given: dict[str, Any]) -> int:
     if given["role"] is not None and not given["operator"]:
         raise Usage("--role is for people", hint="stoker machines invite --operator --role submit")
     role = (given["role"] or Role.OPERATE) if given["operator"] else Role.WORKER
-    client = reach(call, given["at"])
+    client = call.lookup.client(given["at"])
     if not client.url.startswith("https://"):
         raise BadInput(
             f"the coordinator at {client.url} serves its own machine alone: nobody else can join it",
@@ -210,8 +190,7 @@ def perform_invite(call: CommandContext, given: dict[str, Any]) -> int:
         )
     invited = client.invite(InviteRequest(role=role, name=given["name"] or "", life_s=given["for"] or _LIFE_S))
     call.out.object({**invited.model_dump(mode="json"), "commands": join_lines(invited)})
-    for line in invited_lines(invited, now_s=call.parts.clock.wall_s()):
-        call.out.line(line)
+    call.out.lines(invited_lines(invited, now_s=call.parts.clock.wall_s()))
     return 0
 
 
@@ -238,14 +217,11 @@ LISTING_GRAMMAR = Grammar(
 def perform_listing(call: CommandContext, given: dict[str, Any]) -> int:
     """List them."""
     out = call.out
-    client = reach_if_any(call, given["at"])
+    client = call.client_if_any(given["at"])
     capability = call.parts.capability
     about = {"name": capability.hostname, "is_here": True, "label": faked_by(capability)}
     out.object({**capability.to_dict(), **about})
-    for line in table(
-        [_row(capability)], header=("machine", "cores", "RAM", "recipes", "devices"), columns=out.columns
-    ):
-        out.line(line)
+    out.table([_row(capability)], header=("machine", "cores", "RAM", "recipes", "devices"))
     if client is not None:
         _list_fleet(call, client)
     return 0
@@ -258,8 +234,7 @@ def _list_fleet(call: CommandContext, client: FleetClient) -> None:
         out.object({**machine.model_dump(mode="json"), "is_here": False})
     out.line(f"\nfleet of {client.url}" + ("" if machines else ": no machine belongs to it"))
     if machines:
-        for line in table([machine_row(one, now_s) for one in machines], header=MACHINE_HEADER, columns=out.columns):
-            out.line(line)
+        out.table([machine_row(one, now_s) for one in machines], header=MACHINE_HEADER)
     else:
         is_local = client.url.startswith("http://")
         out.note(f"hint: stoker {f'work --join {client.url}' if is_local else 'machines invite'}")
@@ -300,12 +275,10 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
     out.object({**capability.to_dict(), "label": label})
     out.line(f"{capability.hostname}{f' ({label})' if label else ''}")
     rows = _facts(capability)
-    for line in table(rows, header=("", "", "said by"), indent="  "):
-        out.line(line)
+    out.lines(table(rows, header=("", "", "said by"), indent="  "))
     for one in capability.devices:
         out.line(f"\n{one.name} ({one.backend}{', faked' if one.is_fake else ''})")
-        for line in table(_device_facts(one), indent="  "):
-            out.line(line)
+        out.lines(table(_device_facts(one), indent="  "))
     for finding in capability.findings:
         out.line(f"\n{finding.code}: {finding.message}{f' (hint: {finding.hint})' if finding.hint else ''}")
     return 0
@@ -313,7 +286,7 @@ def perform_show(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _show_of_fleet(call: CommandContext, name: str, at: str | None) -> int:
     """Show a machine of the fleet."""
-    client = reach_if_any(call, at)
+    client = call.client_if_any(at)
     if client is None:
         if call.incomplete is not None:
             raise call.incomplete
@@ -321,8 +294,7 @@ def _show_of_fleet(call: CommandContext, name: str, at: str | None) -> int:
         raise NotFound(f"there is no machine {name!r}", hint=f"this one is {here}; `stoker machines` lists")
     machine, out = client.machine(name), call.out
     out.object({**machine.model_dump(mode="json"), "is_here": False})
-    for line in machine_lines(machine, call.parts.clock.wall_s()):
-        out.line(line)
+    out.lines(machine_lines(machine, call.parts.clock.wall_s()))
     return 0
 
 

@@ -1,6 +1,6 @@
 """The front door of the command line: flags that every command takes, aliases, help and version.
 
-Imports next to nothing, because `stoker --help` is the first thing that anybody runs; the rest of the way is
+Imports next to nothing, because `stoker --help` is the first thing that people run; the rest of the way is
 `answering`. Flags of every command stand before or behind it, up to a `--`.
 """
 
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker.cli.app_parts import AppParts
+    from stoker.api.app_parts import AppParts
 
 
 def run_command_line(argv: list[str], *, build: Callable[[], AppParts]) -> int:
@@ -39,6 +39,6 @@ def _say(text: str) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read it has seen enough; the interpreter's own last flush must not complain either.
+        # The reader has closed the pipe; the interpreter's own last flush must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0

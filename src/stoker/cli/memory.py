@@ -89,8 +89,7 @@ def _show(call: CommandContext) -> int:
     state = parts.ledger.state(candidates)
     _warn(call)
     unknown = tuple(UnmeasuredDevice(uuid=one.uuid, name=one.name) for one in devices if one.total_bytes is None)
-    for line in memory_lines(state, unknown, columns=out.columns):
-        out.line(line)
+    out.lines(memory_lines(state, unknown, columns=out.columns))
     for device in state.devices:
         out.object(device.to_dict())
     for waiter in state.waiting:
@@ -118,12 +117,12 @@ def _hold(call: CommandContext, ask: DeviceRequest, given: dict[str, Any]) -> in
     ledger = call.parts.ledger
     program = given["program"]
     path = find(call, program) if program else ""
-    told = _Told(call, ask)
+    shown = _Told(call, ask)
     timeout_s = WAIT_S if given["timeout"] is None else given["timeout"]
-    held = ledger.wait(ask, timeout_s, told.progress)
+    held = ledger.wait(ask, timeout_s, shown.progress)
     try:
         _warn(call)
-        told.granted(held)
+        shown.granted(held)
         if not program:
             ledger.release(held)
             return 0
@@ -207,13 +206,13 @@ def _warn(call: CommandContext) -> None:
 
 # A program that runs while it holds room on a device.
 #
-# The program waits at a gate until it is the owner of what was promised. So whoever is killed when, the room is held
+# The program waits at a gate until it owns the reservation. So whichever process is killed when, the room is held
 # while the program lives, and never longer. Meanwhile signals go to the program, and the lease is renewed and
 # measured.
 
 
 def find(call: CommandContext, program: list[str]) -> str:
-    """Find the program before anybody waits for it."""
+    """Find the program before waiting for its room."""
     settings = call.parts.settings
     return find_program(program[0], cwd=settings.folder, env=settings.environment)
 
@@ -226,7 +225,7 @@ def run_holding(call: CommandContext, held: Reservation, path: str, program: lis
         with _forwarded(child):
             ended = _watch(call, child, held)
     except BaseException:
-        # Whoever gives the room back must not leave the program in it.
+        # The room is given back only once the program is gone.
         child.stop(grace_s=0.0)
         raise
     left = group_members(child.identity)

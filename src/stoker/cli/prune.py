@@ -1,21 +1,21 @@
-"""`stoker store prune`: free space, least recently used first. Shows what would go; acts only if somebody says yes."""
+"""`stoker store prune`: free space, least recently used first. Shows what would go; acts only if confirmed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.cleanup import Area, CleanupFolders, CleanupOptions, Findings, clear, look_around, shelf_of, show_offer
+from stoker.api.cleanup import Area, CleanupOptions, Findings, clear, look_around
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT, reach
-from stoker.cli.grammar import Grammar, Option, duration, size, whole
+from stoker.cli.grammar import AT, Grammar, Option, duration, size, whole
 from stoker.core.errors import BadInput, Usage
 from stoker.core.text import format_size
 from stoker.jobs.submitter import who_asks
 from stoker.jobs.upkeep import CleanupResult, Rubbish, clear_rubbish, find_rubbish, sweep_uploads, why_kept, why_let_go
-from stoker.store.prune import PruneDecision, candidates, carry_out, decide_prune, young_bytes
+from stoker.store.prune import PruneDecision, Removal, candidates, carry_out, decide_prune, young_bytes
 from stoker.store.records import Record
 from stoker.views.text_tables import ago, table
-from stoker.worker.environments.environment_cache import EnvironmentPrunePlan, drop, offer
+from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop, offer
 
 if TYPE_CHECKING:
     from stoker.protocol.view_messages import PruneView
@@ -63,7 +63,7 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Decide, show, and act if told to."""
+    """Decide, show, and act if confirmed."""
     _refuse_misfits(given)
     if given["fleet"]:
         return prune_fleet(call, given)
@@ -89,8 +89,6 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         older_than_s=given["older_than"],
     )
     if given["everywhere"]:
-        from stoker.cli.cleanup import CleanupOptions, Findings
-
         findings = Findings(
             candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
         )
@@ -188,15 +186,11 @@ def _show(
     out = call.out
     for removal in decision.removals:
         out.object({"key": removal.key, "stage": removal.label, "freed_bytes": removal.freed_bytes, "why": removal.why})
-    rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in decision.removals]
-    for line in table(rows[:_LISTED], header=("key", "stage", "frees", "why")) if rows else []:
-        out.line(line)
-    if len(rows) > _LISTED:
-        out.line(f"… and {len(rows) - _LISTED} more")
+    rows = _list_removals(call, decision.removals, ("key", "stage", "frees", "why"))
     after_bytes = decision.after_bytes + spared_bytes
     if rows:
         frees = format_size(decision.before_bytes - after_bytes)
-        out.line(f"to remove: {_count(len(rows), 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
+        out.line(f"to remove: {_count(rows, 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
     else:
         has_limit = given["max_size"] is not None or given["older_than"] is not None
         ask = "" if has_limit else "; limits are --max-size and --older-than"
@@ -215,9 +209,19 @@ def _show(
         _count(len(rubbish.uploads), "upload") + " idle for 7 days" if rubbish.uploads else "",
         _count(rubbish.blobs, "blob") + f" of no result ({format_size(rubbish.blob_bytes)})" if rubbish.blobs else "",
     )
-    told = ", ".join(filter(None, leftovers))
-    if told:
-        out.line(f"also to remove: {told}")
+    shown = ", ".join(filter(None, leftovers))
+    if shown:
+        out.line(f"also to remove: {shown}")
+
+
+def _list_removals(call: CommandContext, removals: Sequence[Removal], header: Sequence[str]) -> int:
+    """List the first of what would be removed, and say how many more there are; return how many there are."""
+    rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in removals]
+    if rows:
+        call.out.lines(table(rows[:_LISTED], header=header))
+    if len(rows) > _LISTED:
+        call.out.line(f"… and {len(rows) - _LISTED} more")
+    return len(rows)
 
 
 def _count(count: int, what: str) -> str:
@@ -228,14 +232,14 @@ def _label(record: Record) -> str:
     return str(record.body.get("stage", "?"))
 
 
-# `stoker store prune --fleet`: results and logs that lie with the coordinator. It decides, and acts if told to.
+# `stoker store prune --fleet`: results and logs that the coordinator has. It decides, and acts if confirmed.
 
 
 def prune_fleet(call: CommandContext, given: dict[str, Any]) -> int:
-    """Ask what would go, show it, and let it go if somebody says so."""
+    """Ask what would be removed, show it, and have it removed if confirmed."""
     from stoker.protocol.view_messages import PruneRequest
 
-    client, out = reach(call, given["at"]), call.out
+    client, out = call.lookup.client(given["at"]), call.out
     asked = PruneRequest(
         keep_last=1 if given["keep_last"] is None else given["keep_last"],
         older_than_s=given["older_than"],
@@ -265,8 +269,8 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         [f"{one.name} ({one.attempt})", format_size(one.freed_bytes), ago(one.at_s, now_s), one.why]
         for one in view.results[:_LISTED]
     ]
-    for line in table(rows, header=("result (attempt)", "frees", "made", "why")) if rows else []:
-        out.line(line)
+    if rows:
+        out.lines(table(rows, header=("result (attempt)", "frees", "made", "why")))
     if view.result_count > len(rows):
         out.line(f"… and {view.result_count - len(rows):,} more")
     keeps = format_size(view.after_bytes)
@@ -293,19 +297,19 @@ def _show_prune_fleet(call: CommandContext, view: PruneView) -> None:
         ),
         (view.uploads, "idle upload", "idle uploads", ""),
     )
-    told = ", ".join(f"{number:,} {one if number == 1 else many}{size}" for number, one, many, size in more if number)
-    if told:
-        out.line(f"also to remove: {told}")
+    shown = ", ".join(f"{number:,} {one if number == 1 else many}{size}" for number, one, many, size in more if number)
+    if shown:
+        out.line(f"also to remove: {shown}")
 
 
 # `stoker clean-cache`: every place that Stoker fills, with its size, what would go and why the rest stays.
 
 
 def clean(call: CommandContext, found: Findings, *, more: CleanupOptions, is_told: bool, may_ask: bool) -> int:
-    """List every place; clear up if told to, or if somebody at a terminal says yes."""
+    """List every place; clean up if `is_told`, or if a person at a terminal says yes."""
     parts, out = call.parts, call.out
     now_s = parts.clock.wall_s()
-    areas = look_around(parts.store, _folders(call), found, now_s=now_s, more=more)
+    areas = look_around(parts.store, parts.settings, models_cache(call), found, now_s=now_s, more=more)
     removable_bytes = sum(area.removable_bytes for area in areas)
     _show_prune_all(call, areas, removable_bytes)
     total = {"total_bytes": sum(area.size_bytes for area in areas), "removable_bytes": removable_bytes}
@@ -335,19 +339,6 @@ def models_cache(call: CommandContext) -> str:
         return ""
 
 
-def _folders(call: CommandContext) -> CleanupFolders:
-    settings = call.parts.settings
-    return CleanupFolders(
-        runs=settings.runs,
-        state=settings.state,
-        scratch=call.parts.tools.scratch,
-        out=settings.out,
-        envs=settings.envs,
-        kernels=settings.kernels,
-        models=models_cache(call),
-    )
-
-
 def _show_prune_all(call: CommandContext, areas: list[Area], removable_bytes: int) -> None:
     out = call.out
     rows = []
@@ -366,5 +357,27 @@ def _show_prune_all(call: CommandContext, areas: list[Area], removable_bytes: in
         frees = format_size(area.removable_bytes) if area.goes else ""
         rows.append([area.name, format_size(area.size_bytes), frees, words if area.size_bytes or area.goes else ""])
     rows.append(["total", format_size(sum(area.size_bytes for area in areas)), format_size(removable_bytes), ""])
-    for line in table(rows, header=("place", "size", "frees", ""), columns=out.columns):
-        out.line(line)
+    out.table(rows, header=("place", "size", "frees", ""))
+
+
+# Python environments that jobs run in: what there is, what may go.
+
+
+def shelf_of(call: CommandContext) -> EnvironmentCache:
+    """Return this home's environments."""
+    return EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
+
+
+def show_offer(call: CommandContext, offered: EnvironmentPrunePlan) -> None:
+    """Show which environments would be removed, and why others are not."""
+    out, decision = call.out, offered.decision
+    for one in decision.removals:
+        out.object({"environment": one.key, "label": one.label, "freed_bytes": one.freed_bytes, "why": one.why})
+    if rows := _list_removals(call, decision.removals, ("environment", "", "frees", "why")):
+        sizes = f"frees {format_size(decision.freed_bytes)}, keeps {format_size(decision.after_bytes)}"
+        out.line(f"to remove: {_count(rows, 'environment')}; {sizes}")
+    for reason, count in decision.kept_by_reason.items():
+        out.line(f"not removed: {_count(count, 'environment')}, {reason}")
+    if offered.leftovers:
+        unfinished = _count(len(offered.leftovers), "unfinished environment")
+        out.line(f"also to remove: {unfinished} ({format_size(offered.leftover_bytes)})")

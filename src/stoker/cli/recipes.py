@@ -11,7 +11,6 @@ from stoker.core.frozen import fields_of
 from stoker.core.text import did_you_mean
 from stoker.host.interpreter import pip_install
 from stoker.views.recipe_lines import argument_rows, example_line
-from stoker.views.text_tables import table
 
 if TYPE_CHECKING:
     from stoker.engine.catalogue import RecipeEntry
@@ -53,8 +52,7 @@ def list_entries(call: CommandContext, entries: list[RecipeEntry]) -> None:
     for entry in entries:
         out.object(entry_as_json(entry))
     rows = [[entry.name, entry.category.replace("_", " "), entry.summary] for entry in entries]
-    for line in table(rows, header=("recipe", "for", "summary"), columns=out.columns):
-        out.line(line)
+    out.table(rows, header=("recipe", "for", "summary"))
     if not entries:
         out.line("no cookbook is installed")
         out.note(f"hint: {pip_install('stoker[tabular]')} brings one")
@@ -84,8 +82,7 @@ def perform_recipes_show(call: CommandContext, given: dict[str, Any]) -> int:
     out.line(f"{' · '.join(about)} · gives {entry.output}")
     rows = argument_rows(entry.args)
     out.line()
-    for line in table(rows, header=("argument", "type", "default", "limits", "help"), columns=out.columns, indent="  "):
-        out.line(line)
+    out.table(rows, header=("argument", "type", "default", "limits", "help"), indent="  ")
     if not rows:
         out.line("  it takes no arguments")
     out.line(f"\nrun it:\n  {example}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.api.job import job_story
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AUTO, Grammar, Option, Positional, duration, ranks, whole
-from stoker.cli.job_handle import job_story
 from stoker.cli.local_run import CommandInputFetcher, run_order
 from stoker.cli.run_request import read_wanted
 from stoker.config.config_file import SUFFIXES

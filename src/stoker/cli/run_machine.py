@@ -17,7 +17,7 @@ from stoker.jobs.build_context import CompiledJob
 from stoker.jobs.trials import is_sweep
 
 if TYPE_CHECKING:
-    from stoker.cli.app_parts import AppParts
+    from stoker.api.app_parts import AppParts
 
 
 def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> str:

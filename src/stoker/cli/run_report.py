@@ -22,7 +22,7 @@ from stoker.jobs.sweep_end import count_ends
 from stoker.jobs.sweep_standings import rank_trials
 from stoker.jobs.trials import TrialEnd
 from stoker.views.adapter_lines import SharedProcessRunView, end_text, ranking_lines
-from stoker.views.config_lines import not_compared_text
+from stoker.views.recipe_lines import not_compared_text
 from stoker.views.stage_lines import number
 from stoker.views.text_tables import near_path, span, table
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.interrupts import Interruptions, say_aside
@@ -31,24 +31,38 @@ Running = Callable[[float, float], list[str]]
 """Gives a line for each stage that runs, from the time now and for how long at least it has run."""
 
 
-class Screen(Protocol):
-    """Where lines go while a run is under way."""
+class Screen:
+    """Where lines go while work is under way. This one shows nothing, for those who asked for that."""
 
     def begin(self, running: Running) -> None:
-        """Something runs from now on; `running` tells what."""
+        """Show what runs from now on; `running` gives it."""
 
     def lasting(self, line: str) -> None:
         """Write a line that stays."""
 
+    def mention(self, line: str) -> None:
+        """Write a line that stays, soon; may be called from a signal handler."""
+        say_aside(line)
+
     def close(self) -> None:
-        """Write what is left and let go."""
+        """Write what is left and stop."""
 
 
-class PlainScreen:
+class LineScreen(Screen):
+    """Only what lasts, as it comes."""
+
+    def __init__(self, out: CliOutput) -> None:
+        self._out = out
+
+    def lasting(self, line: str) -> None:
+        self._out.line(line)
+
+
+class PlainScreen(LineScreen):
     """Lines as they come, without control codes; what runs long is mentioned every so often, if it has changed."""
 
     def __init__(self, out: CliOutput, clock: Clock) -> None:
-        self._out = out
+        super().__init__(out)
         self._clock = clock
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -56,9 +70,6 @@ class PlainScreen:
     def begin(self, running: Running) -> None:
         self._thread = threading.Thread(target=self._beat, args=(running,), name="stoker-progress", daemon=True)
         self._thread.start()
-
-    def lasting(self, line: str) -> None:
-        self._out.line(line)
 
     def close(self) -> None:
         self._is_over.set()
@@ -75,33 +86,11 @@ class PlainScreen:
             said = lines
 
 
-class LineScreen:
-    """Only what lasts, as it comes."""
-
-    def __init__(self, out: CliOutput) -> None:
-        self._out = out
-
-    def begin(self, running: Running) -> None:
-        return
-
-    def lasting(self, line: str) -> None:
-        self._out.line(line)
-
-    def close(self) -> None:
-        return
-
-
-class SilentScreen:
-    """Says nothing, for those who asked for that."""
-
-    def begin(self, running: Running) -> None:
-        return
-
-    def lasting(self, line: str) -> None:
-        return
-
-    def close(self) -> None:
-        return
+def open_screen(out: CliOutput, clock: Clock, *, is_live: bool = True) -> Screen:
+    """Return what shows lines: drawn on a terminal if `is_live`, one after the other elsewhere, none if quiet."""
+    if out.is_json or out.is_quiet:
+        return Screen()
+    return LiveScreen(out, clock) if out.is_terminal and is_live else PlainScreen(out, clock)
 
 
 # The live part of a terminal: a line for each stage that runs, below the lines that stay.
@@ -115,7 +104,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_SPINNER = "|/-\\"
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """Draws on a terminal until it is closed."""
 
     def __init__(self, out: CliOutput, clock: Clock) -> None:
@@ -138,7 +127,6 @@ class LiveScreen:
             self._waiting.append(line)
 
     def mention(self, line: str) -> None:
-        """Write a line that stays, soon; may be called from a signal handler."""
         self._waiting.append(line)
 
     def close(self) -> None:
@@ -178,7 +166,7 @@ _STDIN, _STDOUT = 0, 1
 
 
 def is_at_terminal() -> bool:
-    """Return whether somebody types and reads here."""
+    """Return whether standard input and output are a terminal."""
     if sys.platform == "win32":
         return False
     try:
@@ -222,20 +210,6 @@ def raw_terminal() -> Iterator[threading.Event]:
 
 _WORTH_A_RATE_S = 0.5
 _BEGINS_ANEW = "nothing half is left; the same command begins anew"
-
-
-class CancellableWork(Protocol):
-    """Work that says how far it is and can be asked to end."""
-
-    def lines(self, now_s: float, at_least_s: float, /) -> list[str]:
-        """Return how far it is."""
-
-    def stop(self, error: StokerError, /) -> None:
-        """Ask the work to end with this error, as soon as it can."""
-
-    @property
-    def asked(self) -> StokerError:
-        """Why the work ends before its end."""
 
 
 class CommandProgress(ABC):
@@ -315,7 +289,7 @@ class Amount(CommandProgress):
 
 @contextmanager
 def under_way(call: CommandContext, what: str, total_bytes: int | None) -> Iterator[Amount]:
-    """Show how far the block is, if somebody watches; a signal ends it between two bytes, and is what it then raises.
+    """Show on a terminal how far the block is; a signal ends it between two bytes, and is what it then raises.
 
     Whatever the block does when it ends is not disturbed, except by a second Ctrl-C, two seconds after it.
     """
@@ -325,26 +299,18 @@ def under_way(call: CommandContext, what: str, total_bytes: int | None) -> Itera
 
 
 @contextmanager
-def watched(call: CommandContext, work: CancellableWork, hint: str = _BEGINS_ANEW) -> Iterator[None]:
+def watched(call: CommandContext, work: CommandProgress, hint: str = _BEGINS_ANEW) -> Iterator[None]:
     """The same for any work that ends itself by `KeyboardInterrupt` once it is asked to."""
-    screen, mention = _screen(call)
+    out = call.out
+    screen = LiveScreen(out, call.parts.clock) if out.is_terminal and not out.is_quiet else Screen()
     screen.begin(work.lines)
     try:
-        with Interruptions(work.stop, mention, _leave, hint=hint):
+        with Interruptions(work.stop, screen.mention, _leave, hint=hint):
             yield
     except KeyboardInterrupt:
         raise work.asked from None
     finally:
         screen.close()
-
-
-def _screen(call: CommandContext) -> tuple[Screen, Callable[[str], None]]:
-    """Return where to show how far it is, and how to say something from a signal's own code."""
-    if not call.out.is_terminal or call.out.is_quiet:
-        return SilentScreen(), say_aside
-
-    live = LiveScreen(call.out, call.parts.clock)
-    return live, live.mention
 
 
 def _leave() -> None:
@@ -384,7 +350,7 @@ class ElapsedSeconds(Count):
 
 @contextmanager
 def counted(call: CommandContext, what: str, total: int, sort: type[Count] = Count) -> Iterator[Count]:
-    """Show how far the block is, if somebody watches; a signal ends it where it counts, and is what it then raises."""
+    """Show on a terminal how far the block is; a signal ends it where it counts, and is what it then raises."""
     began_s = call.parts.clock.wall_s()
     count = sort(what, total, began_s, is_unicode=call.out.is_unicode, hint=_NOTHING_LEFT)
     with watched(call, count, hint=_NOTHING_LEFT):

@@ -1,4 +1,4 @@
-"""`stoker serve`: the coordinator of a fleet, in this process, until it is told to end."""
+"""`stoker serve`: the coordinator of a fleet, in this process, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _tell(out: CliOutput, ready: ListeningCoordinator) -> None:
 
 
 def system_a_warning(*, is_tls: bool) -> str:
-    """Return what whoever serves system A has to know."""
+    """Return the warning for those who serve system A."""
     if is_tls:
         return "WARNING: the routes of system A are on (--system-a); their workers need a machine's certificate"
     return (

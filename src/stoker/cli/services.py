@@ -1,6 +1,6 @@
 """`--install` and `--uninstall`: a service of this machine, shown before it is made.
 
-What would be written is printed first; on a terminal somebody is asked, elsewhere `--yes` says it.
+What would be written is printed first; on a terminal a question confirms it, elsewhere `--yes`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import client_of
 from stoker.cli.grammar import Option
 from stoker.core.errors import BadInput, Conflict, StokerError, Usage
 from stoker.core.leases import Role
@@ -56,7 +55,7 @@ def check_services(call: CommandContext, services: Sequence[SupervisedService], 
 def install_services(
     call: CommandContext, services: Sequence[SupervisedService], *, yes: bool
 ) -> tuple[InstalledService, ...]:
-    """Show, ask, install and see them run; nothing if somebody said no."""
+    """Show, ask, install and see them run; return nothing if the answer is no."""
     out, installer = call.out, call.parts.installer()
     check_services(call, services, yes=yes)
     for service in services:
@@ -133,28 +132,13 @@ def uninstall_work(call: CommandContext, given: dict[str, Any]) -> int:
     return uninstall_services(call, (service.label,))
 
 
-def worker_service(call: CommandContext) -> SupervisedService:
-    """Return the service of a machine that has joined, or is about to: it knows by itself for whom to work."""
-    return call.parts.service(ServiceKind.WORK, ())
-
-
 def worker_beside(call: CommandContext, serve: str) -> SupervisedService:
     """Return the service of the worker beside a coordinator, with the options it has where one stands already."""
-    words = call.parts.installer().words_of(worker_service(call).label)
+    words = call.parts.installer().words_of(call.parts.service(ServiceKind.WORK, ()).label)
     grace = words[words.index(_GRACE) + 1 :][:1] if _GRACE in words else ()
     return call.parts.service(
         ServiceKind.WORK, words, grace_s=sum(map(parse_duration, grace), 0.0), after="" if _JOIN in words else serve
     )
-
-
-def check_worker(call: CommandContext, *, yes: bool) -> None:
-    """Refuse now what could not be installed once it has joined."""
-    check_services(call, (worker_service(call),), yes=yes)
-
-
-def install_worker(call: CommandContext, *, yes: bool) -> bool:
-    """Install the service of a machine that has joined; False if somebody said no."""
-    return bool(install_services(call, (worker_service(call),), yes=yes))
 
 
 def work_words(given: dict[str, Any]) -> tuple[str, ...]:
@@ -226,7 +210,7 @@ def serve_words(call: CommandContext, given: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _refuse_another(call: CommandContext, serve: SupervisedService) -> None:
-    """Refuse to install beside a coordinator that somebody started by hand: they would fight for one database."""
+    """Refuse to install beside a coordinator that was started by hand: both would use one database."""
     here = living_coordinator(call.parts.settings.state)
     if here is not None and call.parts.installer().look(serve.label).pid != here.owner.pid:
         raise Conflict(
@@ -242,7 +226,7 @@ def _tell(call: CommandContext, kind: str) -> None:
     if found is None:
         call.out.note("the coordinator does not say where it is; `stoker status` asks it")
         return
-    client = client_of(call, found)
+    client = call.lookup.client_of(found)
     name = _own_name(call, found)
     joined = f'"{name}" joined' if name else "this machine's own worker runs"
     facts: dict[str, Any] = {"url": found.url, "database": kind, "worker": name, "boot": boot_line(call)}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT
-from stoker.cli.grammar import Grammar, Option, duration, whole
+from stoker.cli.grammar import AT, Grammar, Option, duration, whole
 
 if TYPE_CHECKING:
     from stoker.protocol.view_messages import ScheduleView
@@ -113,8 +112,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         f"{machines}, {len(report.uses)} sorts; {report.jobs:,} jobs of {report.shapes} shapes "
         f"({asked.mix.name}: {asked.mix.about}; seed {asked.seed})"
     )
-    for line in report_lines(simulated, call.out.columns):
-        call.out.line(line)
+    call.out.lines(report_lines(simulated, call.out.columns))
     if plot:
         call.out.line(f"\ntimeline: {given['plot']}")
     return 0
@@ -193,13 +191,12 @@ _LISTED = 20
 
 def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
     """Ask the coordinator for its schedule, let it run forward, and show when everything is done."""
-    from stoker.cli.coordinator_access import reach
     from stoker.cli.screens import counted
     from stoker.scheduler.simulation.simulation_report import simulate_from
     from stoker.scheduler.snapshot import snapshot_from_dict
     from stoker.views.simulation_lines import live_lines
 
-    view = reach(call, given["at"]).schedule()
+    view = call.lookup.client(given["at"]).schedule()
     snapshot = snapshot_from_dict(view.schedule)
     added = machines_of(given["add"], snapshot)
     disruptions = _disruptions(snapshot, given)
@@ -223,16 +220,17 @@ def simulate_live(call: CommandContext, given: dict[str, Any]) -> int:
             "jobs": jobs,
         }
     )
-    for line in live_lines(
-        (now[1].report, now[0].scheduler.ready.count),
-        None if changed is None else (changed[1].report, changed[0].scheduler.ready.count),
-        jobs[:_LISTED],
-        at_s=snapshot.now_s,
-        blocked=view.blocked,
-        is_guess=_is_guess(now[0], snapshot),
-        columns=call.out.columns,
-    ):
-        call.out.line(line)
+    call.out.lines(
+        live_lines(
+            (now[1].report, now[0].scheduler.ready.count),
+            None if changed is None else (changed[1].report, changed[0].scheduler.ready.count),
+            jobs[:_LISTED],
+            at_s=snapshot.now_s,
+            blocked=view.blocked,
+            is_guess=_is_guess(now[0], snapshot),
+            columns=call.out.columns,
+        )
+    )
     if len(jobs) > _LISTED:
         call.out.note(f"note: {len(jobs) - _LISTED:,} more jobs: --json lists the first {len(jobs):,}")
     return 0
@@ -339,14 +337,14 @@ def _starts(
     rows = [row for row in range(batch.running, len(batch)) if str(batch.numbers[row]) in view.names]
     found = []
     for row in rows:
-        told = {
+        shown = {
             "job": view.names[str(batch.numbers[row])],
             "user": users.get(batch.class_ids[batch.shape_of[row]], ""),
             **_start(now[0], row, snapshot.now_s),
         }
         if changed is not None:
-            told["changed"] = _start(changed[0], row, snapshot.now_s)
-        found.append(told)
+            shown["changed"] = _start(changed[0], row, snapshot.now_s)
+        found.append(shown)
     return sorted(found, key=lambda one: (one["starts_s"] is None, one["starts_s"] or 0.0))
 
 

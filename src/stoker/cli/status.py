@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from typing import Any
 
+from stoker.api.job import facts_or_why_not, job_story
+from stoker.api.job_lists import look_at_fleet
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT, find, reach_if_any
-from stoker.cli.fleet_status import look_at_fleet
-from stoker.cli.grammar import Grammar
-from stoker.cli.job_handle import job_story, job_table, newest_jobs
+from stoker.cli.grammar import AT, Grammar
 from stoker.core.text import format_size
-from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.job_folder import JobFolder, job_folders
 from stoker.jobs.job_history import NodeHistory
 from stoker.protocol.discovery import Membership, coordinator_gone, machine_here
+from stoker.views.fleet_lines import LOCAL_JOB_HEADER, local_job_row
 from stoker.views.stage_lines import running_text, waiting_text
 from stoker.views.text_tables import ago
 from stoker.worker.worker_options import read_pause
@@ -36,12 +37,13 @@ GRAMMAR = Grammar(
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Show how things stand."""
     out, parts = call.out, call.parts
-    client = reach_if_any(call, given["at"])
+    client = call.client_if_any(given["at"])
     fleet = look_at_fleet(client) if client is not None else None
     worker = _worker_alone(call, given["at"]) if client is None else None
     now_s = parts.clock.wall_s()
-    # What ran here for the fleet is told with the fleet.
-    jobs = [job for job in newest_jobs(parts.settings.runs, _LOOKED_AT) if fleet is None or not job["fleet"]]
+    # What ran here for the fleet is listed with the fleet.
+    newest = map(facts_or_why_not, islice(job_folders(parts.settings.runs), _LOOKED_AT))
+    jobs = [job for job in newest if fleet is None or not job["fleet"]]
     running = [job for job in jobs if job["state"] == "running"]
     recent = [job for job in jobs if job["state"] != "running"][:_LISTED]
     for job in running:
@@ -55,13 +57,12 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         _show_running(call, job, nodes, at_work, now_s)
     size_bytes, is_all = _kept_bytes(call)
     pause = read_pause(parts.settings.state, now_s=now_s)
-    told = {"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all}
-    told |= {"paused": None if pause is None else pause.why()}
-    told |= {"joined": None if worker is None else {"url": worker.url, "name": worker.name}}
-    out.object({**told, "fleet": fleet.to_dict() if fleet is not None else None})
+    shown = {"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all}
+    shown |= {"paused": None if pause is None else pause.why()}
+    shown |= {"joined": None if worker is None else {"url": worker.url, "name": worker.name}}
+    out.object({**shown, "fleet": fleet.to_dict() if fleet is not None else None})
     if fleet is not None:
-        for line in fleet.lines(now_s, columns=out.columns):
-            out.line(line)
+        out.lines(fleet.lines(now_s, columns=out.columns))
     if not running and fleet is None:
         out.line("nothing runs")
     if worker is not None:
@@ -71,8 +72,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         out.line(line if fleet is None else f"\n{line}")
     if recent:
         out.line()
-        for line in job_table(recent, now_s=now_s, columns=out.columns):
-            out.line(line)
+        out.table([local_job_row(job, now_s) for job in recent], header=LOCAL_JOB_HEADER)
     out.line(f"\nstore: {'' if is_all else 'more than '}{format_size(size_bytes)} in {parts.settings.store}")
     if not jobs and fleet is None:
         out.line("nothing has run here yet; `stoker recipes` lists what could")
@@ -80,9 +80,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 
 def _worker_alone(call: CommandContext, at: str | None) -> Membership | None:
-    """Return the fleet for which this machine works and of which nobody here may ask anything."""
+    """Return the fleet for which this machine works, if no operator's token for it is here."""
     state = call.parts.settings.state
-    if find(call, at) is not None or coordinator_gone(state) is not None:
+    if call.lookup.coordinator(at) is not None or coordinator_gone(state) is not None:
         return None
     return machine_here(state)
 

@@ -9,20 +9,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.cleanup import show_environments, unfinished_bytes
+from stoker.api.cleanup import unfinished_bytes
+from stoker.api.job import job_story
+from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT
-from stoker.cli.grammar import Grammar, Option, Positional, size
-from stoker.cli.job_handle import job_story, split_target
-from stoker.cli.job_lookup import job_or_kept
-from stoker.cli.job_names import FleetJob, meant_of_fleet
-from stoker.cli.prune import models_cache
+from stoker.cli.grammar import AT, Grammar, Option, Positional, size
+from stoker.cli.prune import models_cache, shelf_of
 from stoker.cli.screens import under_way
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
 from stoker.core.text import did_you_mean, format_size
 from stoker.host.resources import folder_bytes
-from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.leased_put import LeasedStoreWriter
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
 from stoker.jobs.rerun_spec import reorder
@@ -35,8 +32,10 @@ from stoker.store.put import PutRequest, StoredTree, add_row, survey
 from stoker.store.records import Record
 from stoker.store.refs import PUT, check_ref_name, list_pins, list_refs, pin, remove_ref, unpin
 from stoker.views.text_tables import ago, table
+from stoker.worker.environments.environment_cache import label_of
 
 if TYPE_CHECKING:
+    from stoker.api.fleet_job import FleetJob
     from stoker.store.verify import StoreItemCheck
 
 
@@ -154,8 +153,8 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
                         }
                     )
     results, puts = counts[StoreItemType.RESULT], counts[StoreItemType.PUT]
-    for line in table(_rows(damaged), header=("", "what", "damage"), columns=out.columns) if damaged else ():
-        out.line(line)
+    if damaged:
+        out.table(_rows(damaged), header=("", "what", "damage"))
     out.object(
         {
             "results": results,
@@ -251,7 +250,7 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
         )
     }
     places["unfinished downloads"] = unfinished_bytes(models_cache(call))
-    has_environments, places["environments"] = show_environments(call, is_first=not (has_results or has_puts))
+    has_environments, places["environments"] = _show_environments(call, is_first=not (has_results or has_puts))
     out.object(
         {
             "total_bytes": total,
@@ -264,6 +263,36 @@ def perform_du(call: CommandContext, _given: dict[str, Any]) -> int:
     out.line(f"{gap}{format_size(total)} in {store.places.root}{beside}")
     _show_quarantine(call, list_quarantine(store.places.quarantine))
     return 0
+
+
+def _show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, int]:
+    """Show those that are ready, the last used first; give whether there are any, and the bytes of all that lies there.
+
+    Unfinished ones are in the bytes.
+    """
+    shelf, out = shelf_of(call), call.out
+    now_s = call.parts.clock.wall_s()
+    rows = []
+    for one in reversed(shelf.all_kept()):
+        is_used = shelf.is_used(one.key)
+        out.object(
+            {
+                "environment": one.key,
+                "digest": one.digest,
+                "python": one.version,
+                "packages": one.packages,
+                "bytes": one.size_bytes,
+                "used_s": one.used_s,
+                "is_in_use": is_used,
+            }
+        )
+        used = "in use" if is_used else ago(one.used_s, now_s)
+        rows.append([format_size(one.size_bytes), one.key[:12], label_of(one), used])
+    if rows and not is_first:
+        out.line()
+    if rows:
+        out.table(rows, header=("size", "environment", "", "used"))
+    return bool(rows), folder_bytes(shelf.folder)
 
 
 def _unwanted_last(store: LocalStore) -> Iterator[Record]:
@@ -293,8 +322,7 @@ def _show_results(call: CommandContext, results: dict[tuple[str, str], list[int]
         call.out.object({"stage": stage, "kind": kind, "results": count, "pruned": pruned, "bytes": size_bytes})
         rows.append([format_size(size_bytes), str(count), str(pruned) if pruned else "", stage, kind])
     header = ("size", "results", "pruned", "stage", "kind") if rows else ()
-    for line in table(rows, header=header, columns=call.out.columns):
-        call.out.line(line)
+    call.out.table(rows, header=header)
     return bool(rows)
 
 
@@ -315,8 +343,8 @@ def _show_puts(call: CommandContext, puts: dict[Digest, int], *, is_first: bool)
         )
     if rows and not is_first:
         call.out.line()
-    for line in table(rows, header=("size", "put as", "digest", "kind"), columns=call.out.columns) if rows else ():
-        call.out.line(line)
+    if rows:
+        call.out.table(rows, header=("size", "put as", "digest", "kind"))
     return bool(rows)
 
 
@@ -347,8 +375,7 @@ def perform_pins(call: CommandContext, _given: dict[str, Any]) -> int:
     for one in pins:
         out.object({"pin": one.name, "keys": list(one.keys)})
     rows = [[one.name, str(len(one.keys))] for one in pins]
-    for line in table(rows, header=("pin", "results")) if rows else ["nothing is pinned"]:
-        out.line(line)
+    out.lines(table(rows, header=("pin", "results")) if rows else ["nothing is pinned"])
     return 0
 
 
@@ -380,7 +407,7 @@ PIN_GRAMMAR = Grammar(
 
 def perform_pin(call: CommandContext, given: dict[str, Any]) -> int:
     """Pin, or take a pin away."""
-    fleet = meant_of_fleet(call, given["target"], given["at"])
+    fleet = call.lookup.fleet_job_if_meant(given["target"], given["at"])
     if fleet is not None:
         return _pin_on_fleet(call, fleet, is_pinned=not given["remove"])
     places, out = call.parts.store.places, call.out
@@ -417,15 +444,15 @@ def _pin_on_fleet(call: CommandContext, job: FleetJob, *, is_pinned: bool) -> in
 
 def _chosen(call: CommandContext, target: str) -> tuple[str, list[Digest]]:
     """Return what a pin is to be called, and the keys that it keeps."""
-    name, stage = split_target(target)
-    found = job_or_kept(call, name)
-    if not isinstance(found, JobFolder):
+    name, _, stage = target.partition("/")
+    found = call.lookup.job_or_stored(name)
+    if not isinstance(found, LocalJob):
         if stage:
             raise NotFound(f"{name} is no job, so it has no stage {stage!r}", hint="`stoker jobs` lists the jobs")
         return found.name, [record.key for record in found.records]
-    story = job_story(found)
-    keys = keys_of_stage(found, story, stage) if stage else keys_of_job(found, story)
-    job = found.spec().name
+    story = job_story(found.folder)
+    keys = keys_of_stage(found.folder, story, stage) if stage else keys_of_job(found.folder, story)
+    job = found.spec.name
     if not keys:
         raise NotFound(f"job {job} has no results to keep", hint=f"stoker jobs show {job}")
     return f"{job}/{stage}" if stage else job, list(keys.values())
@@ -460,12 +487,11 @@ def _list(call: CommandContext) -> int:
     rows = []
     for ref in refs:
         out.object({**ref.to_json(), "damage": ref.damage or None})
-        told = [ref.digest[:12], format_size(ref.size_bytes), str(ref.files), ago(ref.at_s, now_s), ref.kind]
-        rows.append([ref.name, *(told if not ref.damage else ["damaged", "", "", "", ref.damage])])
+        texts = [ref.digest[:12], format_size(ref.size_bytes), str(ref.files), ago(ref.at_s, now_s), ref.kind]
+        rows.append([ref.name, *(texts if not ref.damage else ["damaged", "", "", "", ref.damage])])
     header = ("name", "digest", "size", "files", "put", "kind")
     lines = table(rows, header=header, columns=out.columns) if rows else ["nothing was put; stoker store put PATH"]
-    for line in lines:
-        out.line(line)
+    out.lines(lines)
     return 0
 
 
@@ -491,8 +517,7 @@ def _show_store_pins(call: CommandContext, name: str) -> int:
         ]
         for entry in entries[:_STORE_PINS_LISTED]
     ]
-    for line in table(rows, header=("size", "sha256", "file")) if rows else ["it is empty"]:
-        out.line(line)
+    out.lines(table(rows, header=("size", "sha256", "file")) if rows else ["it is empty"])
     if len(entries) > _STORE_PINS_LISTED:
         out.line(f"… and {len(entries) - _STORE_PINS_LISTED:,} more")
     return 0
@@ -533,7 +558,7 @@ ADOPT_GRAMMAR = Grammar(
 def perform_adopt(call: CommandContext, given: dict[str, Any]) -> int:
     """Adopt one stage's result."""
     out, parts = call.out, call.parts
-    name, stage = split_target(given["target"])
+    name, _, stage = given["target"].partition("/")
     if not stage or not (given["reason"] or "").strip():
         missing = (
             "NAME/STAGE names one stage of a job" if not stage else "--reason is required: say why it has no effect"

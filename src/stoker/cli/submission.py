@@ -96,38 +96,26 @@ def _send(call: CommandContext, shipment: Shipment, client: FleetClient) -> None
     call.out.note(f"sent {shipment.what}: {files}, {format_size(sent.sent_bytes)}")
 
 
-class _Sent:
+class _Sent(Amount):
     """How much of a tree is sent."""
 
     def __init__(self, call: CommandContext, what: str) -> None:
+        self._clock = call.parts.clock
+        super().__init__(f"sending {what}", None, self._clock.wall_s(), is_unicode=call.out.is_unicode)
         self.over = threading.Event()
-        self._call = call
-        self._what = f"sending {what}"
         self._turn = threading.Lock()
-        self._amount = self._of(None)
 
     def look_ahead(self, outlook: TreeFetchEstimate) -> None:
-        self._amount = self._of(outlook.missing_bytes)
+        self._done, self._total, self._began_s = 0, outlook.missing_bytes, self._clock.wall_s()
 
     def heed(self, size_bytes: int) -> None:
         with self._turn:
-            self._amount.add(size_bytes)
+            self.add(size_bytes)
 
     def stop(self, error: StokerError) -> None:
         """Ask it to end: everything that was sent is kept."""
-        self._amount.stop(error)
+        super().stop(error)
         self.over.set()
-
-    @property
-    def asked(self) -> StokerError:
-        return self._amount.asked
-
-    def lines(self, now_s: float, at_least_s: float) -> list[str]:
-        return self._amount.lines(now_s, at_least_s)
-
-    def _of(self, total_bytes: int | None) -> Amount:
-        call = self._call
-        return Amount(self._what, total_bytes, call.parts.clock.wall_s(), is_unicode=call.out.is_unicode)
 
 
 _MOST_PLACED = 5

@@ -192,9 +192,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
             raise no_coordinator_known(settings.state)
         return show_alone(call, orders)
-    from stoker.cli.coordinator_access import reach
 
-    client = reach(call, at)
+    client = call.lookup.client(at)
     return submit(call, given, _orders(call, given, client), client)
 
 

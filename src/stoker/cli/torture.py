@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.coordinator_access import AT, reach
-from stoker.cli.grammar import Grammar, Option, duration, whole
+from stoker.cli.grammar import AT, Grammar, Option, duration, whole
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError, StokerError, Unavailable, Usage
 from stoker.core.job import JobSpec, JobState, job_id
@@ -55,8 +54,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     jobs = given["jobs"] or _JOBS
     if jobs > _MOST_JOBS:
         raise Usage(f"--jobs {jobs}: {_MOST_JOBS:,} at most", hint="they are used again and again")
-    client = reach(call, given["at"])
-    # Whoever may not ask for it is told before there is any trouble.
+    client = call.lookup.client(given["at"])
+    # A token that may not ask for it is refused before there is any trouble.
     client.verdict(jobs=1)
     seed = call.parts.entropy() if given["seed"] is None else given["seed"]
     by = who_asks(call.parts.settings.environment)
@@ -77,10 +76,9 @@ def _show(
     call: CommandContext, torture: StressTest, verdict: HistoryCheck, *, seed: int, left: int, is_well: bool
 ) -> None:
     from stoker.views.fleet_lines import counts_lines, verdict_lines
-    from stoker.views.text_tables import ASCII, UNICODE
 
     out = call.out
-    signs = UNICODE if out.is_unicode else ASCII
+    signs = out.signs
     out.object(
         {
             "is_well": is_well,
@@ -232,7 +230,7 @@ class StressTest:
             self._try(what, lambda: do(some))
 
     def _try(self, what: str, do: Callable[[], object], count: int = 1) -> bool:
-        """Do something; a refusal is an answer, a bug is not, and whoever can't be reached is asked again later."""
+        """Do something; a refusal is an answer, a bug is not."""
         self.tried[what] += count
         try:
             do()

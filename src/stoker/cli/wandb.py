@@ -1,4 +1,4 @@
-"""`stoker run --wandb`: what wandb is told of each trial of an order."""
+"""`stoker run --wandb`: what wandb gets of each trial of a job."""
 
 from __future__ import annotations
 

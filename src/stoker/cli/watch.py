@@ -1,4 +1,4 @@
-"""`--watch`: jobs of the fleet followed to their ends. Whoever stops watching stops nothing else."""
+"""`--watch`: jobs of the fleet followed to their ends. To stop watching stops nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
-from stoker.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.cli.screens import open_screen
 from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
@@ -71,7 +71,7 @@ class JobWatcher:
         """What nothing here will let run, by name, and what it waits for."""
         self._lock = threading.Lock()
         self._is_closed = False
-        self._screen = self._open()
+        self._screen = open_screen(self._out, self._clock)
         for job in jobs:
             if JobState(job.state).is_terminal:
                 self._count(JobState(job.state))
@@ -89,7 +89,7 @@ class JobWatcher:
             return
         self._screen.begin(self.running)
         began_s = self._clock.monotonic_s()
-        # What happened before anybody listened is seen by looking.
+        # What happened before the stream was open is found by asking.
         looked_s = began_s - _BEAT_S
         for event in self._client.events(beat_s=_BEAT_S):
             is_ours = event is not None and event.data.get("job") in self._left
@@ -140,15 +140,6 @@ class JobWatcher:
             lines.append(f"{waiting:,} wait{'s' if waiting == 1 else ''}")
         return lines
 
-    def _open(self) -> Screen:
-        if self._out.is_quiet or self._out.is_json:
-            return SilentScreen()
-        if self._out.is_terminal:
-            from stoker.cli.screens import LiveScreen
-
-            return LiveScreen(self._out, self._clock)
-        return PlainScreen(self._out, self._clock)
-
     def _take(self, kind: str, data: dict[str, Any]) -> None:
         self._out.object(data)
         job, state = str(data["job"]), str(data.get("to", ""))
@@ -177,7 +168,7 @@ class JobWatcher:
         self._left = {**{job: name for job, name in self._left.items() if name not in looked}, **seen}
 
     def _are_all_stuck(self, waited_s: float) -> bool:
-        """Return whether nothing that is left could run on the machines known now, unless somebody does something.
+        """Return whether nothing that is left could run on the machines known now without an operator.
 
         The points of a sweep ask for the same, so one of them speaks for all.
         """
@@ -188,13 +179,13 @@ class JobWatcher:
         waiting: dict[str, list[str]] = {}
         self._stuck = {}
         for view in {_base(view.name): view for view in live}.values():
-            told = self._client.explain(view.id)
-            if told.never and (told.machines or waited_s >= _NOBODY_S):
+            shown = self._client.explain(view.id)
+            if shown.never and (shown.machines or waited_s >= _NOBODY_S):
                 self._stuck[view.name] = _NO_MACHINE
-            elif any(JobState(state).is_terminal for state in told.after.values()):
+            elif any(JobState(state).is_terminal for state in shown.after.values()):
                 self._stuck[view.name] = _NOT_COMPLETED
-            elif told.after:
-                waiting[view.name] = list(told.after)
+            elif shown.after:
+                waiting[view.name] = list(shown.after)
             else:
                 return False
         stuck = {_base(name) for name in self._stuck}

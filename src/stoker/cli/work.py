@@ -1,4 +1,4 @@
-"""`stoker work`: this machine takes jobs of a coordinator, until it is told to end."""
+"""`stoker work`: this machine takes jobs of a coordinator, until a signal or an option ends it."""
 
 from __future__ import annotations
 

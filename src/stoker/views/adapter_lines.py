@@ -10,11 +10,13 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.text import format_size
 from stoker.jobs.shared_forecast import SharedProcessEstimate
 from stoker.jobs.trials import ComparableTrials, TrialEnd, on_grounds
-from stoker.views.config_lines import ground_text, ground_value
+from stoker.views.recipe_lines import ground_text, ground_value
 from stoker.views.stage_lines import number
 from stoker.views.text_tables import Signs, span, table, with_signs
 
 if TYPE_CHECKING:
+    from stoker.devices.estimate.shared_base import MultiAdapterEstimate, MultiAdapterTraining, SmallerOption
+    from stoker.devices.estimate.terms import EstimateTerm
     from stoker.jobs.sweep_standings import TrialRanking
 
 
@@ -24,12 +26,12 @@ _MOST_RANKED = 20
 
 
 def forecast_lines(one: SharedProcessEstimate, signs: Signs) -> tuple[str, ...]:
-    """Return over which base a company works, and what is foreseen of it."""
+    """Return which base adapters share, and the estimate of their process."""
     return (*([with_signs(one.about, signs)] if one.about else []), forecast_text(one))
 
 
 def forecast_text(one: SharedProcessEstimate) -> str:
-    """Return what is foreseen of one company."""
+    """Return the estimate of one shared process."""
     adapters = "1 adapter" if one.members == 1 else f"{one.members:,} adapters, one base"
     free = "" if one.free_bytes is None else f", {format_size(one.free_bytes)} free"
     where = "" if one.members == 1 else ", one process"
@@ -54,7 +56,7 @@ def speed_text(tokens_per_s: float) -> str:
 
 
 class Speed:
-    """How quickly the members of a company go together, from what each says of itself."""
+    """The speed of all members of a shared process together, from what each reports."""
 
     def __init__(self) -> None:
         self._now: dict[str, float] = {}
@@ -64,10 +66,10 @@ class Speed:
 
     def hear(self, member: str, metrics: Mapping[str, Any], at_s: float) -> None:
         """Take in what a member says."""
-        told = metrics.get(_SPEED)
-        if isinstance(told, int | float) and math.isfinite(told):
+        speed = metrics.get(_SPEED)
+        if isinstance(speed, int | float) and math.isfinite(speed):
             self._pass(at_s)
-            self._now[member] = float(told)
+            self._now[member] = float(speed)
 
     def leave(self, member: str, at_s: float) -> None:
         """A member has ended."""
@@ -87,7 +89,7 @@ class Speed:
 
     @property
     def mean(self) -> float:
-        """Tokens per second, over all the time in which somebody went."""
+        """Tokens per second, over all the time in which any member worked."""
         return self._tokens / self._worked_s if self._worked_s > 0 else self.now
 
     def _pass(self, at_s: float) -> None:
@@ -104,7 +106,7 @@ class SharedProcessRunView:
     lines: tuple[str, ...] = ()
     """What is foreseen."""
     is_solo: bool = False
-    """Somebody wants each in a process of its own."""
+    """Each has a process of its own, by `--solo`."""
     speed: Speed = fresh(factory=Speed)
 
 
@@ -129,29 +131,29 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
         if place == 1 and ground.told_by:
             lines.append(f"{ground_text(ground.told_by, near)}:")
         value = one.metrics.get(metric)
-        told = "" if value is None else f"{metric} {number(value)}"
-        lines.append(f"{place:>{digits}} {one.end.trial.label:<{width}}  {told}".rstrip())
+        texts = "" if value is None else f"{metric} {number(value)}"
+        lines.append(f"{place:>{digits}} {one.end.trial.label:<{width}}  {texts}".rstrip())
     if total > len(shown):
         lines.append(f"  and {total - len(shown):,} more")
     return lines
 
 
 def unaffected_text(others: int) -> str:
-    """Return the message that a member that failed took nobody with it."""
+    """Return the message that a member that failed left the others running."""
     return "" if not others else ", the other one unaffected" if others == 1 else f", the other {others} unaffected"
 
 
 def end_text(ends: Sequence[TrialEnd], total: int, elapsed_s: float, tokens_per_s: float) -> str:
-    """Return how many of a company ended well, how long that took, how quickly it went and what it took at most."""
+    """Return how many members ended well, how long that took, their speed, and their peak of memory."""
     done = sum(end.state == "completed" for end in ends)
-    told = [f"{done} of {total} in {span(elapsed_s)}"]
+    texts = [f"{done} of {total} in {span(elapsed_s)}"]
     if tokens_per_s:
-        told.append(speed_text(tokens_per_s))
+        texts.append(speed_text(tokens_per_s))
     on_device = max((end.peak_gpu_bytes or 0 for end in ends), default=0)
     peak = on_device or max((end.peak_bytes or 0 for end in ends), default=0)
     if peak:
-        told.append(f"peak {format_size(peak)}{' GPU' if on_device else ''}")
-    return ", ".join(told)
+        texts.append(f"peak {format_size(peak)}{' GPU' if on_device else ''}")
+    return ", ".join(texts)
 
 
 # Adapters by their best checkpoints: ascending by validation loss, by average loss where there was no validation.
@@ -269,3 +271,71 @@ def _loss(entry: AdapterLeaderboardEntry) -> str:
     if entry.val_loss is not None:
         return number(entry.val_loss)
     return "" if entry.avg_loss is None else f"{number(entry.avg_loss)} (average)"
+
+
+# The memory of adapters in one process, as lines: the base once, what each adapter adds, how many fit where.
+
+
+@frozen
+class SharedProcessFitView:
+    """How many members of a shared process one place has room for."""
+
+    name: str
+    uuid: str
+    at_once: int
+    room_bytes: int | None
+    """For them together, now; `None`: unknown."""
+    why: str
+    would_fit: tuple[SmallerOption, ...] = ()
+    """What to change, where not all of them fit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "uuid": self.uuid,
+            "name": self.name,
+            "at_once": self.at_once,
+            "room_bytes": self.room_bytes,
+            "why": self.why,
+            "would_fit": [{"change": one.change, "total_bytes": one.total_bytes} for one in self.would_fit],
+        }
+
+
+def company_lines(
+    company: MultiAdapterTraining,
+    estimate: MultiAdapterEstimate,
+    seats: list[SharedProcessFitView],
+    *,
+    columns: int = 0,
+) -> list[str]:
+    """Lay an estimate out."""
+    shape, count = company.shape, estimate.adapters
+    each = "beside them" if count == 1 else f"by each of {count} adapters"
+    needs = estimate.needs
+    base = [["base, once", "", ""], *map(_row, estimate.base), ["  together", format_size(needs.base_bytes), ""]]
+    member = [
+        ["each adapter", "", ""],
+        *map(_row, estimate.member),
+        ["  together", format_size(needs.member_bytes), ""],
+    ]
+    adapters = "1 adapter" if count == 1 else f"{count} adapters"
+    rows = [*base, *member, ["total", format_size(estimate.total_bytes), f"{adapters} over one base, in one process"]]
+    widest = max(len(row[1]) for row in rows)
+    return [
+        f"{shape.family}, {estimate.parameters:,} parameters, {estimate.trained_parameters:,} trained {each}",
+        *table([[name, size.rjust(widest), why] for name, size, why in rows], columns=columns, indent="  "),
+        *(line for one in seats for line in _seats(one, count)),
+    ]
+
+
+def _row(term: EstimateTerm) -> list[str]:
+    return [f"  {term.name}", format_size(term.size_bytes), term.why]
+
+
+def _seats(seats: SharedProcessFitView, wanted: int) -> list[str]:
+    if seats.room_bytes is None:
+        return [f"{seats.name}: not known how many fit; {seats.why}"]
+    fits = "none fits" if not seats.at_once else "it fits" if wanted == 1 else f"all {wanted} fit at once"
+    if 0 < seats.at_once < wanted:
+        fits = f"{seats.at_once} of {wanted} fit at once, the rest after them"
+    hint = [f"  would fit: {'; '.join(map(str, seats.would_fit))}"] if seats.would_fit else []
+    return [f"{seats.name}: {fits}; {seats.why}", *hint]

@@ -74,7 +74,7 @@ def scale_over(values: Sequence[float], *, is_log: bool = False) -> Scale:
 
 
 def scale_through(values: Sequence[float]) -> Scale:
-    """Return a scale for values that somebody chose: logarithmic if they were, each of them marked if there is room."""
+    """Return a scale for chosen values: logarithmic if they were, each of them marked if there is room."""
     scale = scale_over(values, is_log=is_geometric(values))
     distinct = sorted(set(values))
     places = [scale.place(value) for value in distinct]

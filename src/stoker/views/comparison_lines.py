@@ -10,8 +10,7 @@ from typing import Any
 from stoker.core.text import format_size, one_line
 from stoker.jobs.comparison import COSTS, Comparison, TrialRow
 from stoker.jobs.job_diff import SECTIONS, ComparisonSide, Fact
-from stoker.views.config_lines import ground_text, not_compared_text
-from stoker.views.recipe_lines import value_text
+from stoker.views.recipe_lines import ground_text, not_compared_text, value_text
 from stoker.views.stage_lines import number
 from stoker.views.text_tables import Signs, span, table
 
@@ -28,8 +27,8 @@ def headline(comparison: Comparison) -> str:
     """Return how many trials there are and how they stand."""
     counts = Counter("kept" if row.is_kept and row.is_done else row.state for row in comparison.rows)
     total = len(comparison.rows)
-    told = ", ".join(f"{count} {state}" for state, count in counts.items())
-    return f"{comparison.job}: {total} trial{'' if total == 1 else 's'} ({told})"
+    texts = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"{comparison.job}: {total} trial{'' if total == 1 else 's'} ({texts})"
 
 
 def measure_line(comparison: Comparison) -> str:
@@ -44,29 +43,29 @@ def measure_line(comparison: Comparison) -> str:
 
 
 def best_line(comparison: Comparison, near: str) -> str:
-    """Name the best trial, or the best of those that may be compared; nothing if there is nobody to compare with."""
+    """Name the best trial, or the best of those that may be compared; nothing if there is no other."""
     measure, ranked = comparison.measure, sum(map(comparison.is_ranked, comparison.rows))
     bests = [(ground, best) for ground in comparison.grounds if (best := comparison.best_on(ground)) is not None]
-    told = []
+    texts = []
     for ground, best in bests if len(bests) < max(2, ranked) else ():
         if measure is not None and math.isfinite(best.metrics[measure.metric]):
             where = f" ({ground_text(ground.told_by, near)})" if ground.told_by else ""
             value = number(best.metrics[measure.metric])
-            told.append(f"{best.label or comparison.job}  {measure.metric} {value}{where}")
-    more = f" and {len(told) - _BESTS_SHOWN} more" if len(told) > _BESTS_SHOWN else ""
-    return f"best: {' · '.join(told[:_BESTS_SHOWN])}{more}" if told else ""
+            texts.append(f"{best.label or comparison.job}  {measure.metric} {value}{where}")
+    more = f" and {len(texts) - _BESTS_SHOWN} more" if len(texts) > _BESTS_SHOWN else ""
+    return f"best: {' · '.join(texts[:_BESTS_SHOWN])}{more}" if texts else ""
 
 
 def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
     """Lay the best trials out, one a line, those together that may be compared; failed ones last, with why."""
     ranked_by = comparison.measure.metric if comparison.measure is not None else ""
     # A metric that is called as what was varied, such as the learning rate, would be a second column of that name.
-    told = [name for name in comparison.metrics if name == ranked_by or name not in comparison.varying]
-    metrics = told[:METRICS_SHOWN]
+    texts = [name for name in comparison.metrics if name == ranked_by or name not in comparison.varying]
+    metrics = texts[:METRICS_SHOWN]
     header = ["", "trial", _LABEL, *comparison.varying, *metrics, *COST_HEADS, ""]
     ordered = [row for ground in comparison.grounds for row in ground.trials]
     laid = [_cells(row, comparison.varying, metrics, signs) for row in ordered[:rows]]
-    # A column that nobody has anything in only takes room.
+    # An empty column only takes room.
     may_go = (_LABEL, *COST_HEADS)
     used = [place for place, name in enumerate(header) if name not in may_go or any(r[place] for r in laid)]
     return table(
@@ -182,8 +181,8 @@ def _row(fact: Fact, *, with_change: bool) -> list[str]:
     origins = fact.origins or ("",) * len(fact.values)
     cells = []
     for value, origin in zip(fact.values, origins, strict=True):
-        told = f" ({one_line(origin, _LONGEST)})" if origin and value is not None else ""
-        cells.append(f"{fact_text(fact, value)}{told}")
+        texts = f" ({one_line(origin, _LONGEST)})" if origin and value is not None else ""
+        cells.append(f"{fact_text(fact, value)}{texts}")
     return [_name(fact), *cells, *([change_text(fact)] if with_change else [])]
 
 

@@ -19,7 +19,7 @@ _LISTED = 5
 
 @frozen
 class UnmeasuredDevice:
-    """A device that was found, but of whose size nobody could say anything: nothing of it can be promised."""
+    """A device whose memory size is unknown: nothing of it can be reserved."""
 
     uuid: str
     name: str
@@ -63,15 +63,15 @@ def _reserved(state: DeviceState) -> str:
 def _measured(state: DeviceState) -> str:
     if state.free_bytes is None:
         return "not measured: no driver here says what is free"
-    told = f"measured free {format_size(state.free_bytes)}"
+    texts = f"measured free {format_size(state.free_bytes)}"
     outside = sorted(state.outside.items(), key=lambda one: -one[1])
     if outside:
         users = ", ".join(f"process {pid} ({format_size(size)})" for pid, size in outside[:_LISTED])
         more = f" and {len(outside) - _LISTED} more" if len(outside) > _LISTED else ""
-        told += f"; used without a reservation by {users}{more}"
+        texts += f"; used without a reservation by {users}{more}"
     if state.unseen_bytes:
-        told += f"; {format_size(state.unseen_bytes)} by processes that can't be seen from here"
-    return told
+        texts += f"; {format_size(state.unseen_bytes)} by processes that can't be seen from here"
+    return texts
 
 
 def _company(held: HeldBase) -> list[list[str]]:
@@ -152,7 +152,7 @@ def devices_text(devices: Sequence[Device]) -> str:
 
 
 def ram_text(capability: Capability) -> str:
-    """Return how much RAM a machine has: `20.0 GiB of 32.0 GiB free`, as far as anybody knows."""
+    """Return how much RAM a machine has: `20.0 GiB of 32.0 GiB free`, as far as it is known."""
     total, available = capability.ram_total_bytes, capability.ram_available_bytes
     if total is None:
         return "unknown"
@@ -176,12 +176,12 @@ def _kind_text(name: str, total_bytes: int | None, alike: Sequence[Device]) -> s
         return f"{what}, {_gib(total_bytes)} GiB"
     shown = [_gib(one) for one in free]
     if len(set(shown)) == 1:
-        told = shown[0]
+        texts = shown[0]
     elif len(shown) <= _MOST_LISTED:
-        told = f"{', '.join(shown[:-1])} and {shown[-1]}"
+        texts = f"{', '.join(shown[:-1])} and {shown[-1]}"
     else:
-        told = f"{_gib(min(free))} to {_gib(max(free))}"
-    return f"{what}, {told} of {_gib(total_bytes)} GiB free"
+        texts = f"{_gib(min(free))} to {_gib(max(free))}"
+    return f"{what}, {texts} of {_gib(total_bytes)} GiB free"
 
 
 def _gib(size_bytes: int) -> str:
@@ -215,9 +215,9 @@ def summary(checks: Sequence[Check]) -> str:
     warned = sum(check.verdict is CheckStatus.WARN for check in checks)
     if not bad and not warned:
         return "all well"
-    told = [_count(bad, "problem")] if bad else []
-    told += [_count(warned, "warning")] if warned else []
-    return f"{' and '.join(told)}{'' if bad else ', nothing that stops work'}"
+    texts = [_count(bad, "problem")] if bad else []
+    texts += [_count(warned, "warning")] if warned else []
+    return f"{' and '.join(texts)}{'' if bad else ', nothing that stops work'}"
 
 
 def _count(number: int, what: str) -> str:
@@ -228,7 +228,7 @@ def _count(number: int, what: str) -> str:
 
 _PHASES = (*(phase.name for phase in Phase if phase < Phase.READY), COLLECTIVE)
 _TOGETHER = frozenset({"COMM", COLLECTIVE})
-"""In these everybody waits for the last one, so that a long time is not one rank's own."""
+"""In these all ranks wait for the last one, so that a long time is not one rank's own."""
 _GANG_CHECKS_MOST_LISTED = 8
 _SLOW_S = 0.1
 _SLOW_FACTOR = 3
@@ -259,23 +259,26 @@ def _whole(rehearsal: GangSelfTest) -> Check:
 
 
 def _phase(name: str, rehearsal: GangSelfTest, fault: _Fault) -> Check | None:
-    """Judge one phase; `None`: nobody got so far."""
+    """Check one phase; `None`: no rank reached it."""
     done = [one for one in rehearsal.ranks if name in one.phases_s]
     inside = [one for one in rehearsal.ranks if name not in one.phases_s and last_phase(one.phases_s) == name]
     is_here = fault.phase == name
     if not done and not is_here:
         return None
-    told = [_times(done, name)] if done else []
+    texts = [_times(done, name)] if done else []
     if is_here:
-        told += [f"{_who(one)} {fault.how}" for one in inside if one.rank == fault.rank]
+        texts += [f"{_who(one)} {fault.how}" for one in inside if one.rank == fault.rank]
         waiting = [str(one.rank) for one in inside if one.rank != fault.rank]
-        told += [f"rank {', '.join(waiting)} waiting"] if waiting else []
-        return Check(name=f"gang {name}", verdict=CheckStatus.BAD, message="; ".join(told))
+        texts += [f"rank {', '.join(waiting)} waiting"] if waiting else []
+        return Check(name=f"gang {name}", verdict=CheckStatus.BAD, message="; ".join(texts))
     slowest = max(done, key=lambda one: one.phases_s[name])
     is_slow = name not in _TOGETHER and _is_slow(slowest, done, name)
     hint = f"{_who(slowest)} is slow: compare it with the others" if is_slow else ""
     return Check(
-        name=f"gang {name}", verdict=CheckStatus.WARN if is_slow else CheckStatus.OK, message="; ".join(told), hint=hint
+        name=f"gang {name}",
+        verdict=CheckStatus.WARN if is_slow else CheckStatus.OK,
+        message="; ".join(texts),
+        hint=hint,
     )
 
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.events import FleetKinds
+from stoker.core.frozen import frozen
+from stoker.core.job import JobState
 from stoker.core.leases import Role
 from stoker.core.text import format_duration, format_size, one_line, outside
 from stoker.protocol.discovery import DEFAULT_PORT
+from stoker.views.recipe_lines import value_text
 from stoker.views.stage_lines import metrics_text, number
 from stoker.views.text_tables import Signs, ago, span, table
 
 if TYPE_CHECKING:
     from stoker.protocol.enrolment_messages import InviteResponse, TokenView
     from stoker.protocol.operator_messages import HistoryCheck, WebhookView
-    from stoker.protocol.view_messages import AttemptView, JobView, LeaderRow, MachineView, SymptomView
+    from stoker.protocol.view_messages import (
+        AttemptView,
+        FleetStatus,
+        JobDetails,
+        JobView,
+        Leaderboard,
+        LeaderRow,
+        MachineView,
+        SymptomView,
+    )
 
 
 # Invitations, tokens and memberships of a fleet, as lines of text.
@@ -114,11 +126,11 @@ def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
         where = f"{one.device}: " if one.device else ""
         yield ["symptom", f"{one.symptom} since {ago(one.since_s, now_s)}: {where}{one.message}; {one.hint}"]
     findings = [line for line in report.get("findings", ()) if isinstance(line, dict)]
-    told = [line for line in findings if line.get("verdict") != "ok"]
+    described = [line for line in findings if line.get("verdict") != "ok"]
     if findings:
         at = f" ({ago(float(report.get('at_s', now_s)), now_s)})"
-        yield ["doctor", f"{len(findings)} checks, {len(told)} of them not ok{at}"]
-    for line in told:
+        yield ["doctor", f"{len(findings)} checks, {len(described)} of them not ok{at}"]
+    for line in described:
         hint = f"; {line['hint']}" if line.get("hint") else ""
         yield [f"{line.get('name', '')} (doctor)", f"{line.get('verdict', '')}: {line.get('message', '')}{hint}"]
 
@@ -132,8 +144,16 @@ def hook_row(hook: WebhookView, now_s: float) -> list[str]:
         state = f"failed {times}: {hook.last_error}"
     else:
         state = "open"
-    told = ", ".join(hook.on) or "the usual"
-    return [str(hook.id), hook.url, told, str(hook.jobs or "all"), ago(hook.made_s, now_s), one_line(state), hook.by]
+    described = ", ".join(hook.on) or "the usual"
+    return [
+        str(hook.id),
+        hook.url,
+        described,
+        str(hook.jobs or "all"),
+        ago(hook.made_s, now_s),
+        one_line(state),
+        hook.by,
+    ]
 
 
 def _offset(offset_s: float) -> str:
@@ -160,6 +180,22 @@ def job_row(view: JobView, now_s: float) -> list[str]:
     ]
 
 
+LOCAL_JOB_HEADER = ("job", "state", "started", "took", "known+ran", "id", "recipe")
+
+
+def local_job_row(job: Mapping[str, Any], now_s: float) -> list[str]:
+    """Lay out one job of this machine where no fleet's are listed."""
+    return [
+        job["name"],
+        job["state"],
+        ago(job["started_s"], now_s) if job["started_s"] else "",
+        span(job["elapsed_s"]),
+        "" if job["hits"] is None else f"{job['hits']}+{job['ran']}",
+        job["attempt"],
+        job["recipe"] + (f"  {one_line(job['why'], _LONGEST_WHY)}" if job["why"] else ""),
+    ]
+
+
 def local_row(job: Mapping[str, Any], now_s: float) -> list[str]:
     """Lay out one job of this machine for the same list."""
     when = ago(job["started_s"], now_s) if job["started_s"] else ""
@@ -168,7 +204,7 @@ def local_row(job: Mapping[str, Any], now_s: float) -> list[str]:
 
 
 def state_text(view: JobView) -> str:
-    """Return where a job stands, and that somebody wants it to end."""
+    """Return a job's state; `cancelling` once that was requested."""
     return "cancelling" if view.is_cancelling else view.state
 
 
@@ -217,7 +253,7 @@ def machine_row(machine: MachineView, now_s: float) -> list[str]:
         state += f" for {format_duration(machine.until_s - now_s)}"
     ram = machine.ram_bytes or capability.get("ram_total_bytes")
     leaves = _leaves(machine, now_s)
-    told = [devices_text(machine.devices), machine.why, leaves, ", ".join(machine.jobs), *machine.drift]
+    described = [devices_text(machine.devices), machine.why, leaves, ", ".join(machine.jobs), *machine.drift]
     return [
         machine.name,
         state,
@@ -225,7 +261,7 @@ def machine_row(machine: MachineView, now_s: float) -> list[str]:
         str(machine.cores or capability.get("cpu_cores", "")),
         format_size(ram) if isinstance(ram, int) else "",
         ago(machine.last_seen_s, now_s),
-        one_line("; ".join(filter(None, told))),
+        one_line("; ".join(filter(None, described))),
     ]
 
 
@@ -277,14 +313,14 @@ def _device_text(device: Mapping[str, Any]) -> str:
 
 def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
     """Return which devices a machine has and which of them are closed."""
-    told = []
+    described = []
     for device in devices:
         name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
         total = device.get("total_bytes")
         closed = device.get("closed")
         size = f" {format_size(total)}" if isinstance(total, int) else ""
-        told.append(f"{name}{size}{f' ({closed})' if closed else ''}")
-    return ", ".join(told)
+        described.append(f"{name}{size}{f' ({closed})' if closed else ''}")
+    return ", ".join(described)
 
 
 def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> list[str]:
@@ -353,6 +389,167 @@ _SAID = {
     FleetKinds.SYMPTOM: "is not well",
     FleetKinds.SYMPTOM_OVER: "is well again",
 }
+
+
+# One job of the fleet, everything that the coordinator says of it.
+
+ATTEMPT_HEADER = ("try", "machine", "", "began", "took", "")
+_MOST_PACKAGES = 8
+
+
+def job_lines(
+    story: JobDetails, args: Mapping[str, Any], now_s: float, *, paint: Callable[[str, str], str]
+) -> list[str]:
+    """Return what was asked of a job, its state, and what it runs with; `args` are those to show, by their paths."""
+    view = story.job
+    where = f" on {view.machine}" if view.machine and view.state in ("claimed", "running") else ""
+    why = f" ({_inside(view.why)})" if view.why else ""
+    took = took_s(view, now_s)
+    by = f" by {view.submitter}" if view.submitter else ""
+    verb = "took" if JobState(view.state).is_terminal else "runs for"
+    when = f"submitted {ago(view.submitted_s, now_s)}{by}{f', {verb} {span(took)}' if took is not None else ''}"
+    lines = [
+        f"{paint(view.name, 'bold')}: {state_text(view)}{where}{why}",
+        f"{when} · id {view.id[:_SHORT_ID]} · priority {view.priority}",
+        f"recipe  {view.recipe}",
+        *(
+            f"  {_inside(name)}={_inside(value_text(value))}"
+            for name, value in args.items()
+            # What is empty is as everywhere.
+            if value not in ("", None, [], {})
+        ),
+    ]
+    if story.after:
+        lines.append(f"after   {', '.join(story.after)}")
+    if view.metrics:
+        lines.append(f"metrics {metrics_text(view.metrics, is_over=view.state != 'running')}")
+    lines += [*origin_lines(story), *python_lines(story)]
+    if view.result:
+        lines.append(f"result  stoker get {view.name}")
+    hint = _inside(str(story.error.get("hint") or "")) if view.state == "failed" else ""
+    return [*lines, *([f"hint: {hint}"] if hint else [])]
+
+
+def origin_lines(story: JobDetails) -> list[str]:
+    """Tell which code, data and environment it runs with, by digest: as the last try that ended says, else as ordered.
+
+    A job that continues may have been submitted again since its last attempt.
+    """
+    facts = story.attempts[-1].facts if story.attempts and JobState(story.job.state).is_terminal else {}
+    tree, commit, data = facts.get("code_tree"), facts.get("commit"), facts.get("data")
+    if not isinstance(tree, str) or not tree:
+        tree, commit = story.code_tree, story.commit
+    lines = []
+    if tree:
+        stands = f"  {_inside(commit_text(commit))}" if isinstance(commit, str) and commit else ""
+        lines.append(f"code    tree {_inside(tree[:_SHORT_ID])}{stands}")
+    if not isinstance(data, dict) or not data:
+        data = _ordered_data(story)
+    lines += [f"data    {_inside(str(name))} {_inside(_short(str(held)))}" for name, held in data.items()]
+    return [*lines, *(f"env     {_inside(_choice_text(one))}" for one in story.environment)]
+
+
+def _ordered_data(story: JobDetails) -> dict[str, str]:
+    """Return what is to be brought: the variable or argument → the digest, or the repository at its commit."""
+    return {
+        str(one.get("where", "")).partition(":")[2]: str(one.get("repo") or f"tree:{one.get('tree', '')}")
+        for one in story.inputs
+    }
+
+
+def _choice_text(choice: dict[str, Any]) -> str:
+    """Return which way to an interpreter was ordered: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
+    path, digest, python = (str(choice.get(name) or "") for name in ("path", "digest", "python"))
+    way = path or "the machine's own Python"
+    if choice.get("kind") != "python" and digest:
+        way += f" {digest[:_SHORT_ID]}"
+    platform = str(choice.get("platform") or "")
+    return (f"{platform}: " if platform else "") + way + (f", Python {python}" if python else "")
+
+
+def commit_text(commit: str) -> str:
+    """Say on which commit code stands, and in how many files it differs: `COMMIT+2`."""
+    whole, _, uncommitted = commit.partition("+")
+    files = "1 file" if uncommitted == "1" else f"{uncommitted} files"
+    return f"commit {whole[:_SHORT_ID]}" + (f", {files} changed since" if uncommitted else "")
+
+
+def _short(held: str) -> str:
+    kind, _, digest = held.partition(":")
+    return f"{kind} {digest[:_SHORT_ID]}" if kind == "tree" else held
+
+
+def python_lines(story: JobDetails) -> list[str]:
+    """Tell with which interpreter and packages the last try ran, if it was one of its own."""
+    described = story.attempts[-1].facts.get("python") if story.attempts else None
+    if not isinstance(described, dict):
+        return []
+    packages = described.get("packages")
+    names = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
+    shown = ", ".join(names[:_MOST_PACKAGES]) + (
+        f" and {len(names) - _MOST_PACKAGES} more" if names[_MOST_PACKAGES:] else ""
+    )
+    lines = [f"python  {_inside(str(described.get('python', '')))}  {_inside(str(described.get('interpreter', '')))}"]
+    return [*lines, f"        {_inside(shown)}"] if names else lines
+
+
+def _inside(text: str) -> str:
+    """Return a text from outside, indented so that each of its lines is seen to be a part of ours."""
+    return "\n      ".join(outside(line) for line in text.split("\n"))
+
+
+# The state of a whole fleet.
+
+_MACHINES = 10
+
+
+@frozen
+class FleetOverview:
+    """The state of a fleet: counters, machines, what runs, and the best results so far."""
+
+    url: str
+    status: FleetStatus
+    machines: tuple[MachineView, ...]
+    running: tuple[JobView, ...]
+    leaders: Leaderboard
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            **self.status.model_dump(mode="json"),
+            "machine_list": [one.model_dump(mode="json", exclude={"capability"}) for one in self.machines],
+            "running": [one.model_dump(mode="json") for one in self.running],
+            "leaderboard": self.leaders.model_dump(mode="json"),
+        }
+
+    def lines(self, now_s: float, *, columns: int) -> Iterator[str]:
+        """Return counters, symptoms, machines, what runs, and the best results."""
+        status, machines = self.status, self.machines
+        yield f"fleet of {self.url}, {status.database}, up for {span(max(0.0, now_s - status.started_s))}"
+        yield f"jobs: {_numbers(status.jobs, [str(state) for state in JobState])}"
+        yield f"machines: {_numbers(status.machines, sorted(status.machines))}"
+        if status.settling_s > 0 and machines:
+            yield f"it started lately: whoever is silent keeps its jobs for {format_duration(status.settling_s)} more"
+        yield from symptom_lines(status.symptoms, now_s)
+        if machines:
+            yield ""
+            rows = [machine_row(one, now_s) for one in machines[:_MACHINES]]
+            yield from table(rows, header=MACHINE_HEADER, columns=columns)
+            if len(machines) > _MACHINES:
+                yield f"and {len(machines) - _MACHINES} more: stoker machines"
+        if self.running:
+            yield ""
+            yield from table([job_row(one, now_s) for one in self.running], header=JOB_HEADER, columns=columns)
+            more = status.jobs.get("running", 0) - len(self.running)
+            if more > 0:
+                yield f"and {more:,} more run: stoker jobs --status running"
+        if self.leaders.rows:
+            yield ""
+            yield from leader_table(self.leaders.rows, self.leaders.metric, columns=columns)
+
+
+def _numbers(counts: Mapping[str, int], names: Iterable[str]) -> str:
+    return ", ".join(f"{counts[name]:,} {name}" for name in names if counts.get(name)) or "none"
 
 
 # The history checker's verdict as lines: every promise, kept or broken.

@@ -36,34 +36,35 @@ def job_line(planned: PlannedPlacements, signs: Signs, types: Mapping[str, str])
     return f"{sign} {name}  {wanted.count} jobs: {', '.join(parts)}"
 
 
-def why_lines(told: Explanation, *, is_waiting: bool) -> Iterator[str]:
+def why_lines(explanation: Explanation, *, is_waiting: bool) -> Iterator[str]:
     """Return why a job waits and what would change it, the nearest first; and what the cost rule says, if anything."""
-    if told.advice.is_worth is not None:
-        yield f"cost rule: {told.advice}{'; so it would rather have the CPU' if told.is_advised_against else ''}"
+    if explanation.advice.is_worth is not None:
+        rather = "; so it would rather have the CPU" if explanation.is_advised_against else ""
+        yield f"cost rule: {explanation.advice}{rather}"
     if not is_waiting:
         return
-    if told.never:
-        yield f"never on this fleet: {told.never}"
+    if explanation.never:
+        yield f"never on this fleet: {explanation.never}"
         # What would start it now would make it possible, too.
-        now = {(change.what, change.relative) for change in told.changes}
-        ever = [change for change in told.ever if (change.what, change.relative) not in now]
+        now = {(change.what, change.relative) for change in explanation.changes}
+        ever = [change for change in explanation.ever if (change.what, change.relative) not in now]
         yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
     else:
-        for verdict in told.nodes[:_MOST_REASONS]:
+        for verdict in explanation.nodes[:_MOST_REASONS]:
             yield f"{verdict.node}: {_reasons(verdict)}"
-        if len(told.nodes) > _MOST_REASONS:
-            yield f"and {len(told.nodes) - _MOST_REASONS} more machines; --explain lists them"
-        yield f"fits, once jobs or programs there end: {_some(told.waits_for)}"
-    first = [told.nearest] if told.nearest is not None else []
-    for change in [*first, *(one for one in told.changes if one not in first)][:_MOST_CHANGES]:
+        if len(explanation.nodes) > _MOST_REASONS:
+            yield f"and {len(explanation.nodes) - _MOST_REASONS} more machines; --explain lists them"
+        yield f"fits, once jobs or programs there end: {_some(explanation.waits_for)}"
+    first = [explanation.nearest] if explanation.nearest is not None else []
+    for change in [*first, *(one for one in explanation.changes if one not in first)][:_MOST_CHANGES]:
         yield f"starts now if {change.text}"
 
 
-def explain_lines(told: Explanation, *, columns: int) -> list[str]:
+def explain_lines(explanation: Explanation, *, columns: int) -> list[str]:
     """Lay out every machine and each of its devices: the score with its terms, or what stands in the way."""
     rows: list[list[str]] = []
-    for verdict in told.nodes:
-        rows.append([verdict.node, "", *_node_cells(verdict, is_best=verdict.node == told.best)])
+    for verdict in explanation.nodes:
+        rows.append([verdict.node, "", *_node_cells(verdict, is_best=verdict.node == explanation.best)])
         rows += [["", f"{device.uuid} {device.type}", *_device_cells(device)] for device in verdict.devices]
     return table(rows, header=("machine", "device", "score", "why"), columns=columns, indent="    ")
 
@@ -128,48 +129,48 @@ _MOST_HELD = 3
 _HEADER = ("machine", "device", "score", "why")
 
 
-def explanation_lines(told: JobExplanation, *, now_s: float, columns: int) -> Iterator[str]:
+def explanation_lines(explanation: JobExplanation, *, now_s: float, columns: int) -> Iterator[str]:
     """Draw an explanation."""
-    place = _place_fleet_explaining(told)
-    yield f"{told.job.name}: {one_line(told.verdict)}{f' ({place})' if place else ''}"
-    if told.starts_s is not None:
-        based = f" ({told.based_on})" if told.based_on else ""
-        left_s = told.starts_s - now_s
+    place = _place_fleet_explaining(explanation)
+    yield f"{explanation.job.name}: {one_line(explanation.verdict)}{f' ({place})' if place else ''}"
+    if explanation.starts_s is not None:
+        based = f" ({explanation.based_on})" if explanation.based_on else ""
+        left_s = explanation.starts_s - now_s
         when = f"in about {format_duration(left_s)}" if left_s >= 1 else "any moment"
         yield f"may start {when}{based}"
-    elif told.expected is not None and told.expected.machine and not told.declines:
+    elif explanation.expected is not None and explanation.expected.machine and not explanation.declines:
         yield "no start estimate: a job before it has no estimate of its duration"
-    yield from _forecast_lines(told, now_s)
-    rows = [row for machine in told.machines for row in _machine_rows(machine, now_s)]
+    yield from _forecast_lines(explanation, now_s)
+    rows = [row for machine in explanation.machines for row in _machine_rows(machine, now_s)]
     # Where a job could go matters while it waits.
-    if rows and told.job.state == JobState.PENDING:
+    if rows and explanation.job.state == JobState.PENDING:
         yield ""
         yield from table(rows, header=_HEADER, columns=columns)
-    for decline in told.declines:
+    for decline in explanation.declines:
         yield f"declined by {decline.get('machine', '?')}: {_said(decline)}"
-    for change in told.changes:
+    for change in explanation.changes:
         text = one_line(change)
         yield text if text.startswith(("starts", "possible", "never")) else f"starts now if {text}"
 
 
-def _forecast_lines(told: JobExplanation, now_s: float) -> Iterator[str]:
+def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:
     """Return where and when it is expected, why not now where there is room, and how its submitter stands."""
-    expected = told.expected
+    expected = explanation.expected
     if expected is not None and expected.machine:
         starts = f" from {moment(expected.starts_s, now_s)}" if expected.starts_s is not None else ""
         ends = f" until {moment(expected.ends_s, now_s)}" if expected.ends_s is not None else ""
         if starts or ends:
             yield one_line(f"expected on {expected.machine}{starts}{ends}")
-    for held in told.held_back[:_MOST_HELD]:
+    for held in explanation.held_back[:_MOST_HELD]:
         ends = f" (until {moment(held.ends_s, now_s)})" if held.ends_s is not None else ""
         yield one_line(f"not now on {held.machine}{ends}: {held.text}")
-    if len(told.held_back) > _MOST_HELD:
-        yield f"not now on {len(told.held_back) - _MOST_HELD:,} more machines: --json lists them"
-    if told.job.state == JobState.PENDING and expected is not None and not told.based_on:
+    if len(explanation.held_back) > _MOST_HELD:
+        yield f"not now on {len(explanation.held_back) - _MOST_HELD:,} more machines: --json lists them"
+    if explanation.job.state == JobState.PENDING and expected is not None and not explanation.based_on:
         yield "no estimate of its duration: order and score decide"
-    if told.chosen:
-        yield one_line(f"granted: {told.chosen}")
-    share = told.share
+    if explanation.chosen:
+        yield one_line(f"granted: {explanation.chosen}")
+    share = explanation.share
     if share is not None and share.share is not None and share.fair_share is not None and share.fair_share < 1:
         part = f"{share.share:.0%} of recent usage, fair is {share.fair_share:.0%}"
         yield one_line(
@@ -178,10 +179,10 @@ def _forecast_lines(told: JobExplanation, now_s: float) -> Iterator[str]:
         )
 
 
-def _place_fleet_explaining(told: JobExplanation) -> str:
-    if told.place_in_line is None or "in line" in told.verdict:
+def _place_fleet_explaining(explanation: JobExplanation) -> str:
+    if explanation.place_in_line is None or "in line" in explanation.verdict:
         return ""
-    return f"{_ordinal(told.place_in_line)} in line"
+    return f"{_ordinal(explanation.place_in_line)} in line"
 
 
 def _counted(count: int, what: str) -> str:
@@ -233,13 +234,13 @@ def _term(one: Mapping[str, Any]) -> str:
 def _held(row: Mapping[str, Any], now_s: float) -> str:
     """Return which jobs hold it now, and until about when."""
     held = row.get("held") or row.get("jobs") or ()
-    told = []
+    shown = []
     for one in held if isinstance(held, list | tuple) else ():
         if isinstance(one, Mapping):
-            told.append(f"{one.get('name') or one.get('job')}{_until(one.get('until_s'), now_s)}")
+            shown.append(f"{one.get('name') or one.get('job')}{_until(one.get('until_s'), now_s)}")
         else:
-            told.append(str(one))
-    return f"taken by {', '.join(told)}{_until(row.get('until_s'), now_s)}" if told else ""
+            shown.append(str(one))
+    return f"taken by {', '.join(shown)}{_until(row.get('until_s'), now_s)}" if shown else ""
 
 
 def _until(until_s: object, now_s: float) -> str:

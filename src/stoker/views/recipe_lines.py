@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.text import one_line
+from stoker.views.text_tables import near_path
+
+if TYPE_CHECKING:
+    from stoker.jobs.trials import ComparableTrials
 
 _WORDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "text", "null": "null"}
 _LONGEST_TYPE = 32
@@ -15,13 +22,13 @@ def argument_rows(schema: Mapping[str, Any]) -> list[list[str]]:
     """Return name, type, default, limits and help of each argument; those in a record by their dotted names."""
     rows = []
     for name, body, is_required in _leaves(schema):
-        kind, told = type_text(body), [body.get("description", "")]
+        kind, shown = type_text(body), [body.get("description", "")]
         if len(kind) > _LONGEST_TYPE:
-            kind, told = "choice", [*told, f"({kind.replace('|', ', ')})"]
+            kind, shown = "choice", [*shown, f"({kind.replace('|', ', ')})"]
         if body.get("x-runtime"):
-            told.append("(does not change the result)")
+            shown.append("(does not change the result)")
         default = "required" if is_required else value_text(body.get("default"))
-        rows.append([name, kind, default, limits_text(body), " ".join(text for text in told if text)])
+        rows.append([name, kind, default, limits_text(body), " ".join(text for text in shown if text)])
     return rows
 
 
@@ -98,3 +105,26 @@ def _leaves(schema: Mapping[str, Any], *, is_runtime: bool = False) -> Iterator[
 
 def _plain(limit: float) -> str:
     return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
+
+
+# What trials were measured on: why there is no best of all.
+
+_LONGEST = 60
+
+
+def ground_text(told_by: Mapping[str, Any], near: str) -> str:
+    """Return what tells a ground from the others, such as `data=legal.jsonl`; files as they are seen from a folder."""
+    return ", ".join(f"{name}={one_line(ground_value(value, near), _LONGEST)}" for name, value in told_by.items())
+
+
+def ground_value(value: Any, near: str) -> str:
+    """Write one value that tells grounds apart; a file as it is seen from a folder."""
+    is_path = isinstance(value, str) and os.path.isabs(value)
+    return near_path(value, near) if is_path else value_text(value)
+
+
+def not_compared_text(metric: str, grounds: Sequence[ComparableTrials[Any]]) -> str:
+    """Return of trials on several grounds why they are not ranked against each other."""
+    names = list(grounds[0].told_by)
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{metric} on different {listed} is not compared"

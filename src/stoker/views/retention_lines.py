@@ -44,14 +44,14 @@ def _ended(fields: Fields) -> str:
 
 
 def _settled(fields: Fields) -> str:
-    told = {
+    shown = {
         "finish": "recorded",
         "fail": "failure recorded",
         "release": "given back",
         "cancelled": "cancelled, and nothing of it runs",
         "decline": "declined",
     }.get(fields["word"], fields["word"])
-    return f"{fields['job']} {told}"
+    return f"{fields['job']} {shown}"
 
 
 def _closed(fields: Fields) -> str:

@@ -31,8 +31,8 @@ def finished_text(node: NodeHistory, width: int, *, was_told: bool = False) -> s
     if node.ending in ("failed", "diverged", "pruned") and node.message:
         word = f"{'left out' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
     said = "" if was_told else node.told
-    told = [said, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
-    more = "  ".join(filter(None, told))
+    texts = [said, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
+    more = "  ".join(filter(None, texts))
     return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
 
 
@@ -97,14 +97,14 @@ def pace_text(node: NodeHistory, steps_per_s: float | None) -> str:
 
 
 def metrics_text(metrics: Mapping[str, Any], *, is_over: bool = True) -> str:
-    """Return the first few metrics of work that goes on, or is over."""
+    """Return the first few metrics of work that runs, or is over."""
     return "  ".join(f"{name} {number(value)}" for name, value in few_metrics(metrics, is_over=is_over).items())
 
 
 def few_metrics(metrics: Mapping[str, Any], *, is_over: bool = True) -> dict[str, Any]:
     """Return the first few metrics; what results would be ranked by is always among them."""
     if is_over:
-        # Where a schedule has ended is not the rate that somebody set.
+        # Where a schedule has ended is not the rate that was set.
         metrics = {name: value for name, value in metrics.items() if name not in _SCHEDULED}
     few = dict(list(metrics.items())[:_METRICS_SHOWN])
     best = min(metrics, key=preference, default="")
@@ -118,13 +118,13 @@ def number(value: object) -> str:
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         return f"{value:.4g}"
     if isinstance(value, float) and math.isfinite(value):
-        # Nobody means minus zero.
+        # Minus zero is never meant.
         return f"{value + 0.0:g}"
     return str(value)
 
 
 def _in_one_line(message: str) -> str:
-    """Return what a message begins with, and the first of what it lists: all of it is told at the end of the run."""
+    """Return what a message begins with, and the first of what it lists: the end of the run shows all of it."""
     first, *listed = message.splitlines()
     if not listed:
         return message
@@ -164,8 +164,8 @@ def _line(job: str, stays: list[tuple[NodeHistory, MemberUsage]]) -> str:
         return f"{stays[0][0].node}: {companions_text(stays[0][0])}"
     ours = {f"{job}/{node.node}" for node, _ in stays}
     named = tuple(dict.fromkeys(name for _, stay in stays for name in stay.named if name not in ours))
-    told = f"{len(stays)} in one process, {max(stay.members for _, stay in stays)} at once"
-    return f"{told}, beside {_named(named, len(named))}" if named else told
+    texts = f"{len(stays)} in one process, {max(stay.members for _, stay in stays)} at once"
+    return f"{texts}, beside {_named(named, len(named))}" if named else texts
 
 
 def _named(names: tuple[str, ...], count: int) -> str:

@@ -13,7 +13,7 @@ from stoker.core.text import one_line
 from stoker.views.charts import LEGEND, Chart, ChartLine, Panel
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
-"""Told apart with any colour vision; the first is the best trial's."""
+"""Distinct with any colour vision; the first is the best trial's."""
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 44
 _LEGEND_ROW = 18

@@ -17,7 +17,7 @@ def table(
 ) -> list[str]:
     """Lay rows out. `columns` is the width of the screen, 0 for as wide as it gets; only the last column wraps.
 
-    No cell breaks its line, whoever wrote what stands in it.
+    No cell breaks its line, whatever is in it.
     """
     shown = [[outside(cell) for cell in row] for row in ((header, *rows) if header else rows)]
     if not shown:
@@ -95,11 +95,11 @@ ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
 
 
 def with_signs(text: str, signs: Signs) -> str:
-    """Return a text that was written where nobody knows the terminal, with the signs that it knows."""
+    """Return a text, written without knowledge of the terminal, with the signs that the terminal knows."""
     return text.replace(UNICODE.ran, signs.ran).replace(UNICODE.failed, signs.failed)
 
 
-# Paths as short as somebody can type them.
+# Paths as short as they can be typed.
 
 
 def near_path(path: str, folder: str) -> str:

@@ -17,7 +17,7 @@ _WORTH_A_RATE_S = 0.05
 
 @dataclass(slots=True, kw_only=True)
 class TransferDisplay:
-    """One file, as far as its events have told."""
+    """One file, by its events so far."""
 
     file: str
     began_s: float
@@ -57,8 +57,8 @@ class Transfers:
 
     def take(self, event: Event, at_s: float) -> TransferDisplay | None:
         """Take in one event; give the file it is about."""
-        told: dict[str, Any] = event.fields
-        name = str(told.get("file", ""))
+        shown: dict[str, Any] = event.fields
+        name = str(shown.get("file", ""))
         if event.kind not in _KINDS:
             return None
         known = self._known.get(name) or TransferDisplay(file=name, began_s=at_s)
@@ -66,18 +66,18 @@ class Transfers:
             # Who is only tried again may be a question to a server, and no file at all.
             self._known[name] = known
         if event.kind == Kinds.DOWNLOAD_START:
-            known.start = known.downloaded = int(told.get("start") or 0)
-            known.total, known.pause, known.has_begun = told.get("total"), "", True
+            known.start = known.downloaded = int(shown.get("start") or 0)
+            known.total, known.pause, known.has_begun = shown.get("total"), "", True
         elif event.kind == Kinds.DOWNLOAD_PROGRESS:
-            known.downloaded, known.total = int(told.get("downloaded") or 0), told.get("total")
-            known.rate_bytes_per_s, known.eta_s, known.pause = told.get("rate_bytes_per_s"), told.get("eta_s"), ""
+            known.downloaded, known.total = int(shown.get("downloaded") or 0), shown.get("total")
+            known.rate_bytes_per_s, known.eta_s, known.pause = shown.get("rate_bytes_per_s"), shown.get("eta_s"), ""
             known.has_begun = True
         elif event.kind in (Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING):
-            known.pause, known.rate_bytes_per_s, known.eta_s = str(told.get("msg", "")), None, None
-            wait_s = seconds_of(told)
-            known.attempt, known.retry_at_s = int(told.get("attempt") or 0) if wait_s else 0, at_s + wait_s
+            known.pause, known.rate_bytes_per_s, known.eta_s = str(shown.get("msg", "")), None, None
+            wait_s = seconds_of(shown)
+            known.attempt, known.retry_at_s = int(shown.get("attempt") or 0) if wait_s else 0, at_s + wait_s
         elif event.kind == Kinds.DOWNLOAD_DONE:
-            known.ended, known.downloaded = "done", int(told.get("bytes") or 0)
+            known.ended, known.downloaded = "done", int(shown.get("bytes") or 0)
             known.total = known.downloaded
         else:
             known.ended = "failed"
@@ -130,22 +130,22 @@ def again_text(attempt: int, wait_s: float) -> str:
     return f"attempt {attempt}, next try in {span(wait_s)}"
 
 
-def seconds_of(told: dict[str, Any]) -> float:
+def seconds_of(shown: dict[str, Any]) -> float:
     """Return the pause of an event before the next attempt."""
-    wait_s = told.get("wait_secs")
+    wait_s = shown.get("wait_secs")
     return float(wait_s) if isinstance(wait_s, int | float) else 0.0
 
 
-def done_text(told: dict[str, Any]) -> str:
+def done_text(shown: dict[str, Any]) -> str:
     """Return how a file came to be there: its size, and what it cost."""
-    size_bytes, seconds = int(told.get("bytes") or 0), float(told.get("ms") or 0) / 1000
+    size_bytes, seconds = int(shown.get("bytes") or 0), float(shown.get("ms") or 0) / 1000
     head = f"{format_size(size_bytes):>9}"
-    status = told.get("status")
+    status = shown.get("status")
     if status == "cached":
         return f"{head}  was there"
     if status == "linked":
         return f"{head}  was on this machine"
-    network, resumed = int(told.get("bytes_from_network") or 0), int(told.get("bytes_resumed") or 0)
+    network, resumed = int(shown.get("bytes_from_network") or 0), int(shown.get("bytes_resumed") or 0)
     pace = f" ({rate_text(network / seconds)})" if seconds >= _WORTH_A_RATE_S and network else ""
     return f"{head}  in {span(seconds)}{pace}{f', {format_size(resumed)} were there' if resumed else ''}"
 

@@ -23,10 +23,10 @@ class Titles:
     names: Mapping[str, str] = fresh(factory=dict)
     """By node."""
     of_trials: frozenset[str] = frozenset()
-    """Nodes that belong to one trial: their ends are told by the trial's."""
+    """Nodes that belong to one trial: the trial's end is shown instead of theirs."""
     width: int = 0
     job: str = ""
-    """Whose trials they are, for whoever wants to see a log."""
+    """The job's name, for the command that shows a log."""
     together: frozenset[str] = frozenset()
     """Nodes that share a process with their like."""
     trials: int = 0
@@ -74,17 +74,17 @@ def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: 
         return f"{label}  {took}  {fields.get('state')}"
     metrics = _shown(fields.get("metrics"))
     if titles.together:
-        # Of members what they are ranked by comes first; what they took is told of all of them together.
+        # Of members what they are ranked by comes first; their cost is shown for all of them together.
         metrics = {name: metrics[name] for name in sorted(metrics, key=preference) if known_direction(name)}
         metrics = dict(list(metrics.items())[:_METRICS_OF_MEMBERS])
-    told = [text] if (text := metrics_text(metrics)) else []
+    shown = [text] if (text := metrics_text(metrics)) else []
     memory = memory_text(fields.get("peak_bytes"), fields.get("peak_gpu_bytes"))
-    told += [f"peak {memory}"] if memory else []
+    shown += [f"peak {memory}"] if memory else []
     if fields.get("is_kept"):
-        told.append("kept")
+        shown.append("kept")
     if fields.get("out"):
-        told.append(f"→ {near_path(str(fields['out']), near)}")
-    return "  ".join([label, took, *told])
+        shown.append(f"→ {near_path(str(fields['out']), near)}")
+    return "  ".join([label, took, *shown])
 
 
 def _shown(metrics: Any) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
-from stoker.app.run_context import remembered
+from stoker.app.machine_parts import remembered
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import MultiAdapterTraining
 from stoker.devices.estimate.terms import CalibrationFile, keys_of

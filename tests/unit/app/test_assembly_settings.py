@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.app.run_context import company_settings
-from stoker.app.settings import read_settings, with_kernels_kept
+from stoker.api.app_parts import read_settings, with_kernels_kept
+from stoker.app.machine_parts import company_settings
 
 
 def test_a_company_keeps_its_kernels_in_the_home_not_in_a_temporary_folder() -> None:

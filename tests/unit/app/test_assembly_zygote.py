@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from stoker.api.app_parts import read_settings
 from stoker.app.app import App
-from stoker.app.settings import read_settings
 
 
 def test_a_forked_stage_imports_nothing_but_its_own_module(tmp_path: Path) -> None:

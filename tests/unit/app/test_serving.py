@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.app.coordinator_app import CoordinatorProcess
-from stoker.app.operator_token import make_token, read_token
-from stoker.app.settings import AppSettings
+from stoker.api.app_parts import AppSettings
+from stoker.app.coordinator_app import CoordinatorProcess, make_token, read_token
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
 from stoker.core.clock import SystemClock
 from stoker.core.errors import AlreadyServing, BadInput, LocalFile, StokerError, Unavailable

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.job_handle import nodes_named, trial_ends
+from stoker.api.job import nodes_named, trial_ends
 from stoker.core.digests import digest_value
 from stoker.core.errors import NotFound
 from stoker.engine.plan import TrialNodes

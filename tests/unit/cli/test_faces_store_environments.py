@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stoker.api.app_parts import AppSettings
 from stoker.app import App
-from stoker.app.settings import AppSettings
 from stoker.cli.main import run_command_line
 from stoker.core.clock import FakeClock
 from stoker.host.identity import mine

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from stoker.cli.context import CliOutput
 from stoker.cli.live import ProgressLines
-from stoker.cli.screens import Running
+from stoker.cli.screens import Running, Screen
 from stoker.core.events import Event, Kinds
 from stoker.views.adapter_lines import SharedProcessRunView
 from stoker.views.trial_lines import Titles
 
 
-class Paper:
+class Paper(Screen):
     """A screen that remembers."""
 
     def __init__(self) -> None:

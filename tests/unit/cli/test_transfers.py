@@ -6,13 +6,13 @@ from typing import Any
 
 from stoker.cli.context import CliOutput
 from stoker.cli.live import TransferLines
-from stoker.cli.screens import Running
+from stoker.cli.screens import Running, Screen
 from stoker.core.events import Event, Kinds
 
 MIB = 1 << 20
 
 
-class Paper:
+class Paper(Screen):
     """A screen that remembers."""
 
     def __init__(self) -> None:

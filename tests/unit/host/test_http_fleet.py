@@ -213,7 +213,7 @@ def test_nothing_but_joining_asks_without_proof():
         "host/tls/contexts.py",
         "host/http/client.py",
         "app/app.py",
-        "cli/app_parts.py",
+        "api/app_parts.py",
         "worker/enrolment.py",
     }
     assert "environ" not in Path(http_client.__file__).read_text()

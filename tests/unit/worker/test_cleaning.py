@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.cleanup import (
+from stoker.api.app_parts import AppSettings
+from stoker.api.cleanup import (
     ABANDONED_S,
     NO_MORE,
     QUARANTINE_S,
     Area,
-    CleanupFolders,
     CleanupOptions,
     Findings,
     clear,
@@ -44,15 +44,8 @@ class Home:
     def __init__(self, top: Path) -> None:
         self.top = top
         self.store: LocalStore = make_store(top / "store")
-        self.folders = CleanupFolders(
-            runs=str(top / "runs"),
-            state=str(top / "state"),
-            scratch=str(top / "scratch"),
-            out=str(top / "stoker-out"),
-            envs=str(top / "envs"),
-            kernels=str(top / "kernels"),
-            models=str(top / "hub"),
-        )
+        self.folders = AppSettings(home=str(top), folder=str(top), environment={})
+        self.models = str(top / "hub")
 
     def write(self, path: str, size_bytes: int, *, age_s: float = 0.0) -> Path:
         file = self.top / path
@@ -80,7 +73,7 @@ class Home:
             rubbish=find_rubbish(self.store, self.objects(clock), leases, clock, scratch=self.folders.scratch),
             environments=offer(self.shelf(clock), now_s=clock.wall_s(), max_bytes=max_bytes, older_than_s=None),
         )
-        areas = look_around(self.store, self.folders, findings, now_s=clock.wall_s(), more=more)
+        areas = look_around(self.store, self.folders, self.models, findings, now_s=clock.wall_s(), more=more)
         return {area.name: area for area in areas}, findings, clock
 
     def clean(self, **options: object) -> tuple[dict[str, Area], CleanupResult]:
@@ -246,7 +239,7 @@ def test_unfinished_downloads_go_when_they_were_given_up_and_nobody_holds_their_
     sidecar = home.write(f"{blobs}/ee.part.json", 3, age_s=FORGOTTEN_S + 100)
     claimed = home.write(f"{blobs}/ff.part.0123abcd-0123abcd-0123abcd-77-88", 5, age_s=FORGOTTEN_S + 100)
     stray = home.write(f"{blobs}/gg.part.json", 2, age_s=FORGOTTEN_S + 100)
-    assert unfinished_bytes(home.folders.models) == 1557
+    assert unfinished_bytes(home.models) == 1557
     with open(lock, "rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         areas, cleared = home.clean()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stoker.cli.jobs_show_fleet import python_lines
 from stoker.cli.submit_environments import read_env
 from stoker.core.errors import ArgsFaults
 from stoker.core.leases import AttemptToken
@@ -18,6 +17,7 @@ from stoker.jobs.job_folder import PYTHON, JobFolder, read_python
 from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
+from stoker.views.fleet_lines import python_lines
 from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import order_assignment
 from stoker.worker.environments.environment_cache import EnvironmentReady

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from stoker.cli.fleet_job import FleetResult, fetch_result
+from stoker.api.fleet_job import FleetResult, fetch_result
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 from stoker.core.clock import SystemClock
 from stoker.core.errors import InvalidArchive, NotFound, NotVerified

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import fleet_job
-from stoker.cli.job_names import FleetJob, split_ref
+from stoker.api.fleet_job import FleetJob
+from stoker.api.job_lookup import split_ref
+from stoker.cli.job_verbs import cancel_fleet_job
 from stoker.core.errors import NotFound
 
 
@@ -35,7 +36,7 @@ POINTS = [
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    monkeypatch.setattr("stoker.cli.job_wait.points_of", lambda _client, _ref: POINTS)
+    monkeypatch.setattr("stoker.api.fleet_job.points_of", lambda _client, _ref: POINTS)
     return Client()
 
 
@@ -43,11 +44,11 @@ def cancel(client: Client, target: str) -> int:
     ref, stage = split_ref(target)
     newest = POINTS[1] if ref == "train/2" else POINTS[-1]
     story: Any = SimpleNamespace(job=newest)
-    job = FleetJob(client=client, ref=ref, story=story, stage=stage)  # type: ignore[arg-type]
     settings = SimpleNamespace(environment={"USER": "ada"})
-    parts = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0), settings=settings)
+    parts: Any = SimpleNamespace(clock=SimpleNamespace(monotonic_s=lambda: 0.0), settings=settings)
+    job = FleetJob(client, ref, story, parts, stage=stage)  # type: ignore[arg-type]
     call: Any = SimpleNamespace(out=Out(), parts=parts, flags=SimpleNamespace(json=False, quiet=False))
-    return fleet_job.cancel_fleet_job(call, job, waits=False)
+    return cancel_fleet_job(call, job, waits=False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import fleet_job, get
+from stoker.api import fleet_job
 from stoker.protocol.client import FleetClient
 from stoker.protocol.lease_messages import CancelConfirmed, Fail, Release
 from stoker.protocol.view_messages import JobDetails
@@ -211,7 +211,7 @@ def test_a_trial_that_completes_while_the_others_are_copied_is_listed(
         end.write_bytes(ended)
         return lay_out(*given)
 
-    monkeypatch.setattr(get, "lay_out", laid_out)
+    monkeypatch.setattr("stoker.store.results.lay_out", laid_out)
     done = stoker("get", "zap", tmp_path / "got")
     assert not (tmp_path / "got" / "n=3").exists()
     assert done.code == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.cli.fleet_job import _as_point
+from stoker.api.fleet_job import as_point
 from stoker.core.digests import digest_value
 from stoker.engine.plan import TrialNodes
 from stoker.jobs.comparison import TrialFacts
@@ -36,7 +36,7 @@ def point(number: int, measured_on: dict[str, Any], **varied: Any) -> TrialScore
         submitted_s=0,
         changed_s=0,
     )
-    end = _as_point(TrialFacts(end=TrialEnd(trial=trial, state="completed"), curve_files=()), view).end
+    end = as_point(TrialFacts(end=TrialEnd(trial=trial, state="completed"), curve_files=()), view).end
     assert (end.trial.number, end.trial.label) == (number, f"point {number}")
     return TrialScore(n=number, end=end)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import job_wait
-from stoker.cli.job_names import split_ref
+from stoker.api import fleet_job
+from stoker.api.job_lookup import split_ref
 from stoker.core.digests import digest_value
 from stoker.core.errors import BadAnswer, NoCoordinator, StokerError
 from stoker.core.job import JobState
@@ -122,7 +122,7 @@ def test_a_job_of_this_machine_is_shown_though_the_points_of_an_older_sweep_cann
 
     submit("zap/1", "zap/2")
     _ran_here(home, "zap", started_s=9e9)
-    monkeypatch.setattr(job_wait, "points_of", fails)
+    monkeypatch.setattr(fleet_job, "points_of", fails)
     done = stoker("jobs", "show", "zap", "--json", at=fleet)
     assert (done.code, done.objects()[0]["where"]) == (0, "here")
     assert "an older sweep of the fleet has that name, too; `stoker jobs --all --json` lists" in done.err

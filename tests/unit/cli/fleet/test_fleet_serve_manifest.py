@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.api.app_parts import AppSettings
 from stoker.app import App
-from stoker.app.settings import AppSettings
 from stoker.cli.main import run_command_line
 from stoker.coordinator.http.server_options import ReadManifest, ServeOptions
 from stoker.core.digests import OpenEntry, Tree

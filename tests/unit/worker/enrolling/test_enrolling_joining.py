@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.api.app_parts import AppSettings
 from stoker.app.app import App
-from stoker.app.settings import AppSettings
 from stoker.core.clock import SystemClock
 from stoker.core.errors import BadAnswer, Damaged, Forbidden, NoCoordinator, Refused, StokerError
 from stoker.core.frozen import changed

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stoker.api.app_parts import AppSettings
 from stoker.app.app import App
-from stoker.app.settings import AppSettings
 from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.errors import Damaged, LocalFile
 from stoker.host.tls.certificates import read_certificate

@@ -1,6 +1,6 @@
 """Every place that Stoker fills on this machine: how much lies there, what of it may go, and why the rest stays.
 
-Looking changes nothing. What goes is what can be made again or what nobody will come back to; models and results that
+Looking changes nothing. What goes is what can be made again or was abandoned; models and results that
 were given to people are listed and never touched. Nothing of a living process goes, and no link is followed.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from stoker.cli.context import CommandContext
+from stoker.api.app_parts import AppSettings
 from stoker.core.clock import Clock
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
@@ -24,8 +24,7 @@ from stoker.store.prune import PruneCandidate, PruneDecision, carry_out
 from stoker.store.refs import refuse_if_damaged, refuse_if_refs_damaged
 from stoker.transfer.download.partial import PART, unfinished_of
 from stoker.transfer.hub.hub_cache import HubCache, UnfinishedDownload
-from stoker.views.text_tables import ago, table
-from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop, label_of
+from stoker.worker.environments.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop
 
 QUARANTINE_S = 30 * 86400.0
 """How long evidence of damage is kept."""
@@ -62,21 +61,6 @@ class Area:
 
 
 @frozen
-class CleanupFolders:
-    """Where the places lie that are not the store."""
-
-    runs: str
-    state: str
-    scratch: str
-    out: str
-    envs: str
-    kernels: str
-    """What was compiled for devices."""
-    models: str
-    """The cache of models that other programs share; empty if it is not known."""
-
-
-@frozen
 class Findings:
     """What was found out about the store before anything is cleared up."""
 
@@ -95,29 +79,35 @@ class CleanupOptions:
 
     quarantine: bool = False
     downloads: bool = False
-    """Unfinished downloads of ours that nobody is at."""
+    """Unfinished downloads of ours that are not under way."""
 
 
 NO_MORE = CleanupOptions()
 
 
 def look_around(
-    store: LocalStore, folders: CleanupFolders, found: Findings, *, now_s: float, more: CleanupOptions = NO_MORE
+    store: LocalStore,
+    settings: AppSettings,
+    models: str,
+    found: Findings,
+    *,
+    now_s: float,
+    more: CleanupOptions = NO_MORE,
 ) -> list[Area]:
-    """Measure every place, and say what of it may go."""
+    """Measure every place, and say what of it may go; `models` is the cache shared with other programs, if known."""
     return [
         *_in_store(store, found),
         _quarantine(store, now_s, all_of_it=more.quarantine),
-        _scratch(folders.scratch, found.rubbish),
-        _runs(folders.runs),
-        _state(folders.state, now_s),
-        _environments(folders.envs, found.environments),
-        _kernels(folders.kernels, now_s),
-        *(_downloads(folders.models, now_s, all_of_ours=more.downloads) if folders.models else ()),
+        _scratch(settings.scratch, found.rubbish),
+        _runs(settings.runs),
+        _state(settings.state, now_s),
+        _environments(settings.envs, found.environments),
+        _kernels(settings.kernels, now_s),
+        *(_downloads(models, now_s, all_of_ours=more.downloads) if models else ()),
         Area(
             name="plain results",
-            path=folders.out,
-            size_bytes=folder_bytes(folders.out),
+            path=settings.out,
+            size_bytes=folder_bytes(settings.out),
             stays="yours: this never removes them",
         ),
     ]
@@ -267,7 +257,7 @@ def _rested(root: str, now_s: float) -> Iterator[str]:
 
 
 def unfinished_bytes(cache: str) -> int:
-    """Add up the downloads in a shared cache of models that did not come to their end, whoever began them."""
+    """Return the bytes of unfinished downloads, of any program, in a shared cache of models."""
     return sum(one.size_bytes for one in HubCache(cache).partials())
 
 
@@ -277,7 +267,7 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
 
     def is_left(one: UnfinishedDownload) -> bool:
         rested_s = ABANDONED_S if one.is_foreign else FORGOTTEN_S
-        # A claim stands for a lock where there are none: only its age tells whether somebody is at it.
+        # A claim replaces a lock where there are none: only its age says whether it is in use.
         is_free = all_of_ours and not one.is_foreign and unfinished_of(os.path.basename(one.paths[0])).endswith(PART)
         has_rested = is_free or all(_age_s(path, now_s) >= rested_s for path in one.paths)
         return has_rested and not is_locked(models.lock_of(one.paths[0]))
@@ -336,64 +326,3 @@ def _age_s(path: str, now_s: float) -> float:
         return now_s - os.lstat(path).st_mtime
     except OSError:
         return 0.0
-
-
-# Python environments that jobs run in, in the commands about the store: what there is, what may go.
-
-_LISTED = 20
-
-
-def shelf_of(call: CommandContext) -> EnvironmentCache:
-    """Return this home's environments."""
-    return EnvironmentCache(call.parts.settings.envs, clock=call.parts.clock)
-
-
-def show_environments(call: CommandContext, *, is_first: bool) -> tuple[bool, int]:
-    """Show those that are ready, the last used first; give whether there are any, and the bytes of all that lies there.
-
-    What nobody finished is in the bytes.
-    """
-    shelf, out = shelf_of(call), call.out
-    now_s = call.parts.clock.wall_s()
-    rows = []
-    for one in reversed(shelf.all_kept()):
-        is_used = shelf.is_used(one.key)
-        out.object(
-            {
-                "environment": one.key,
-                "digest": one.digest,
-                "python": one.version,
-                "packages": one.packages,
-                "bytes": one.size_bytes,
-                "used_s": one.used_s,
-                "is_in_use": is_used,
-            }
-        )
-        used = "in use" if is_used else ago(one.used_s, now_s)
-        rows.append([format_size(one.size_bytes), one.key[:12], label_of(one), used])
-    if rows and not is_first:
-        out.line()
-    for line in table(rows, header=("size", "environment", "", "used"), columns=out.columns) if rows else ():
-        out.line(line)
-    return bool(rows), folder_bytes(shelf.folder)
-
-
-def show_offer(call: CommandContext, offered: EnvironmentPrunePlan) -> None:
-    """Show which environments would be removed, and why others are not."""
-    out, decision = call.out, offered.decision
-    for one in decision.removals:
-        out.object({"environment": one.key, "label": one.label, "freed_bytes": one.freed_bytes, "why": one.why})
-    rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in decision.removals]
-    for line in table(rows[:_LISTED], header=("environment", "", "frees", "why")) if rows else []:
-        out.line(line)
-    if len(rows) > _LISTED:
-        out.line(f"… and {len(rows) - _LISTED} more")
-    if rows:
-        sizes = f"frees {format_size(decision.freed_bytes)}, keeps {format_size(decision.after_bytes)}"
-        out.line(f"to remove: {len(rows)} environment{'' if len(rows) == 1 else 's'}; {sizes}")
-    for reason, count in decision.kept_by_reason.items():
-        out.line(f"not removed: {count} environment{'' if count == 1 else 's'}, {reason}")
-    if offered.leftovers:
-        count = len(offered.leftovers)
-        size = format_size(offered.leftover_bytes)
-        out.line(f"also to remove: {count} unfinished environment{'' if count == 1 else 's'} ({size})")

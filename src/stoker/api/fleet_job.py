@@ -1,0 +1,584 @@
+"""A job of a fleet: the attempts that the coordinator mirrors, their logs, its end, its result, its trials.
+
+Whatever a coordinator sends is checked before it touches a file here: names, sizes, digests.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
+
+from stoker.api.job import Job, LogLine, job_story
+from stoker.api.job_logs import JobLogReader
+from stoker.core.clock import Clock
+from stoker.core.digests import Digest, is_digest
+from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, NotVerified, StokerError
+from stoker.core.frozen import changed, frozen
+from stoker.core.job import JobState
+from stoker.core.text import format_size, one_line
+from stoker.host.durable import open_regular, remove_tree, translated
+from stoker.host.folders import name_fault, shown_name
+from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.log_tail import GrowingLines
+from stoker.jobs.submitter import who_asks
+from stoker.protocol.client import FleetClient
+from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
+from stoker.store.local_store import LocalStore, RecordHit
+from stoker.store.put import put_key
+from stoker.store.records import Record
+from stoker.store.refs import PUT
+from stoker.store.results import MaterialisedResult, ResultPart, lay_out
+from stoker.store.trees import Heed
+from stoker.transfer.trees.tree_sources import TransferConnection
+
+if TYPE_CHECKING:
+    from stoker.api.app_parts import AppParts
+    from stoker.jobs.comparison import JobFacts, TrialFacts
+    from stoker.jobs.job_history import NodeHistory
+    from stoker.jobs.trials import Trial
+
+_WAIT_S = 2.0
+_LOOK_AGAIN_S = 0.5
+_BETWEEN_S = 0.05
+_BEAT_S = 15.0
+_SHORTEST_BEAT_S = 0.05
+_PAGE = 1000
+_ENDS = frozenset(state.value for state in JobState if state.is_terminal)
+_BESIDE = ("preparing", "output")
+"""Logs that no stage wrote; `output` is what a worker of system A sent, whose attempts have no job folder."""
+_MANY_POINTS = 500
+"""Each is fetched with all its curves: for more of them a note says what takes so long."""
+_PIECE_BYTES = 4 * 1024 * 1024
+# More than a correct coordinator keeps of one attempt.
+_MOST_BYTES = 8 << 30
+_MOST_FILES = 20_000
+_FIRST = "job.json"
+_ASK = "ask whoever runs it"
+
+
+class FleetJob(Job):
+    """A job of a fleet that was asked for by name. `note` gets what a person should know beside the answers."""
+
+    def __init__(
+        self,
+        client: FleetClient,
+        ref: str,
+        story: JobDetails,
+        parts: AppParts,
+        *,
+        stage: str = "",
+        note: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.client = client
+        self.ref = ref
+        """As it was asked for; the bare name of a sweep means all its points."""
+        self.story = story
+        """Of the newest that has that name."""
+        self.stage = stage
+        """What followed the name: a stage of it."""
+        self._parts = parts
+        self._note = note
+        self._opened: list[SyncedAttempt] = []
+
+    @property
+    def view(self) -> JobView:
+        return self.story.job
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the name means several points."""
+        return self.view.name.rpartition("/")[0] == self.ref
+
+    def points(self) -> list[JobView]:
+        """Return the jobs that the name means, in their order: of each point of a sweep the newest."""
+        return points_of(self.client, self.ref) if self.is_sweep else [self.view]
+
+    def close(self) -> None:
+        for mirror in self._opened:
+            mirror.close()
+
+    def logs(self, stage: str = "", *, attempt: int | None = None, follow: bool = False) -> Iterator[LogLine | str]:
+        """Return what the last attempt printed, or a numbered one; with `follow` every later one, until the job ends.
+
+        It continues by offset: across attempts on other machines, and across restarts of the coordinator.
+        """
+        stage, story, name = stage or self.stage, self.story, self.view.name
+        if attempt is not None:
+            found = [one for one in story.attempts if one.number == attempt]
+            if not found:
+                had = f"it had {len(story.attempts)}" if story.attempts else "it had none yet"
+                raise NotFound(f"{name} had no attempt {attempt}; {had}", hint=f"stoker jobs show {name}")
+            yield from self._logs_of(found[0], stage, follow=follow)
+        elif not follow:
+            if not story.attempts:
+                raise NotFound(f"nothing has run of {name} yet", hint=f"stoker explain {name}")
+            yield from self._logs_of(story.attempts[-1], stage, follow=False)
+        else:
+            yield from self._follow(stage)
+
+    def _follow(self, stage: str) -> Iterator[LogLine | str]:
+        story, shown, said = self.story, 0, ""
+        client = self.client.more_patient()
+        while True:
+            fresh = [one for one in story.attempts if one.number > shown]
+            # Of what ran before it was followed, the last attempt is what matters.
+            for one in fresh[-1:] if not shown else fresh:
+                yield from self._logs_of(one, stage, follow=True)
+                shown = one.number
+            story = client.job(self.view.id)
+            view = story.job
+            if any(one.number > shown for one in story.attempts):
+                continue
+            if JobState(view.state).is_terminal:
+                yield f"{view.name} {view.state}{f': {view.why}' if view.why else ''}"
+                return
+            waits = f"{view.name} {view.why or 'waits'}"
+            if waits != said:
+                said = waits
+                yield waits
+            self._parts.clock.sleep(_LOOK_AGAIN_S)
+
+    def _logs_of(self, attempt: AttemptView, stage: str, *, follow: bool) -> Iterator[LogLine | str]:
+        if attempt.number > 1:
+            yield f"attempt {attempt.number}, on {attempt.machine}"
+        # A coordinator may start again while its jobs are followed; what was shown is not shown twice.
+        client = self.client.more_patient()
+        with closing(SyncedAttempt(client, self.view.id, attempt.number, wants=log_files)) as mirror:
+            reading: JobLogReader | None = None
+            beside = {
+                name: GrowingLines(os.path.join(mirror.folder.log_folder, f"{name}.log"))
+                for name in _BESIDE
+                if stage in ("", name)
+            }
+            shown = ""
+            while True:
+                has_come = mirror.pull(wait_s=_WAIT_S if follow else 0.0)
+                if reading is None and mirror.has(_FIRST):
+                    beside.pop("output", None)
+                    reading = JobLogReader(mirror.folder, stage, self._parts)
+                for name, line in _fresh_lines(mirror, beside):
+                    yield LogLine(node=name, text=line, heading="" if shown == name else name)
+                    shown = name
+                if reading is not None:
+                    yield from reading.read_on()
+                if not follow or (mirror.is_over and not has_come):
+                    break
+                if not has_come:
+                    self._parts.clock.sleep(_BETWEEN_S)
+            if reading is not None:
+                yield from reading.finish()
+            elif not follow and not shown:
+                yield f"note: nothing of attempt {attempt.number} has arrived yet"
+
+    def wait(self, limit_s: float | None, ended: Callable[[JobView], None], points: Sequence[JobView] = ()) -> int:
+        """Wait until every point has ended, calling `ended` for each; return how many had not when the limit came."""
+        waiting = points or self.points()
+        return len(waiting) - len(wait_for(self.client, waiting, clock=self._parts.clock, limit_s=limit_s, ended=ended))
+
+    def cancel(self) -> list[JobView]:
+        """Ask to stop every point that has not ended, and return them; `stage` may be the label of one point.
+
+        The request is durable when this returns. Raises `NotFound` or `InvalidTransition` if there is none.
+        """
+        points = [point for point in self.points() if not self.stage or point.label == self.stage]
+        if not points:
+            hint = f"stoker jobs show {self.ref} lists them"
+            raise NotFound(f"job {self.ref} has no trial {self.stage!r}", hint=hint)
+        live = [point for point in points if not JobState(point.state).is_terminal]
+        if not live:
+            state = points[0].state if len(points) == 1 else "all its points have ended"
+            hint = f"stoker jobs show {self.ref}"
+            raise InvalidTransition(f"{self.ref} is not running: {state}", hint=hint, state=state)
+        self.client.cancel_jobs([point.id for point in live], by=who_asks(self._parts.settings.environment))
+        return live
+
+    def result_of(self, point: JobView) -> FleetResult:
+        """Return where a point's result is. Raises `NotFound` if it has none."""
+        if point.state != JobState.COMPLETED:
+            is_over = JobState(point.state).is_terminal
+            where = f" on {point.machine}" if point.machine and not is_over else ""
+            show, wait = f"stoker jobs show {point.name}", f"stoker jobs wait {point.name}; stoker explain {point.name}"
+            lacks = f"{point.name} is {point.state}{where}: there is no result {'of it' if is_over else 'yet'}"
+            raise NotFound(lacks, hint=show if is_over else wait)
+        story = self.story if point.id == self.view.id else self.client.job(point.id)
+        return FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
+
+    def connection(self) -> TransferConnection:
+        """Return what brings bytes from the coordinator."""
+        return TransferConnection(line=self.client, stop=threading.Event(), clock=self._parts.clock)
+
+    def fetch(self, wanted: FleetResult, into: str, heed: Heed = lambda _size_bytes: None) -> MaterialisedResult:
+        """Bring a result into a folder as plain files, verified."""
+        spool = os.path.join(self._parts.settings.state, "arriving")
+        return fetch_result(self.connection(), wanted, into, store=self._parts.store, spool=spool, heed=heed)
+
+    def folder_of(self, point: JobView) -> str:
+        """Return the name of a point's own folder beside those of the sweep's other points; empty: it is no sweep."""
+        return folder_name(point.label or point.name.rpartition("/")[2]) if self.is_sweep else ""
+
+    def stages(self) -> list[NodeHistory]:
+        """Return how the stages of the job's last attempt went, as far as that is mirrored."""
+        if not self.view.attempt:
+            return []
+        try:
+            with closing(SyncedAttempt(self.client, self.view.id, self.view.attempt, wants=story_files)) as mirror:
+                mirror.pull()
+                return list(job_story(mirror.folder).nodes.values())
+        except NotFound:
+            return []
+        except StokerError as error:
+            self._note(f"note: how its stages went can't be said: {error.message}")
+            return []
+
+    def facts(self, point: JobView | None = None) -> JobFacts:
+        """Fetch what is known of the last attempt of the job, or of a point; it is deleted by `close`."""
+        from stoker.jobs.comparison import JobFacts
+
+        view = point or self.view
+        if not view.attempt:
+            raise NotFound(f"nothing has run of {view.name} yet", hint=f"stoker explain {view.name}")
+        mirror = SyncedAttempt(
+            self.client, view.id, view.attempt, wants=lambda path: not path.startswith(("logs/", "code/"))
+        )
+        self._opened.append(mirror)
+        mirror.pull()
+        if not mirror.has(_FIRST):
+            raise NotFound(f"nothing of {view.name} has arrived at the coordinator yet", hint="try again in a moment")
+        return JobFacts(mirror.folder, self._parts.store)
+
+    def gather(self) -> tuple[JobFacts, list[TrialFacts]]:
+        """Return what is known of every point of a sweep; of one that has not run, its state.
+
+        The job's facts are those of the first point that has run; `NotFound` if none has.
+        """
+        if not self.is_sweep:
+            facts = self.facts()
+            return facts, facts.trials()
+        points = self.points()
+        if len(points) > _MANY_POINTS:
+            self._note(f"fetching what {len(points):,} points measured, with their curves…")
+        first: JobFacts | None = None
+        found: dict[str, list[TrialFacts]] = {}
+        for point in points:
+            if not point.attempt:
+                continue
+            with suppress(NotFound):
+                facts = self.facts(point)
+                first = first or facts
+                found[point.id] = [as_point(one, point) for one in facts.trials()]
+        if first is None:
+            raise NotFound(f"no point of {self.ref} has run yet", hint=f"stoker explain {self.ref}")
+        known = [one.end.trial for trials in found.values() for one in trials]
+        return first, [one for point in points for one in found.get(point.id) or [_without_attempt(point, known)]]
+
+
+def _fresh_lines(mirror: SyncedAttempt, logs: Mapping[str, GrowingLines]) -> Iterator[tuple[str, str]]:
+    for name, log in logs.items():
+        for line in log.fresh() if mirror.has(f"logs/{name}.log") else ():
+            yield name, line.decode(errors="backslashreplace")
+
+
+def as_point(one: TrialFacts, point: JobView) -> TrialFacts:
+    """Return a job's only trial under the sweep's number and label, in the state that the coordinator has for it."""
+    trial = one.end.trial
+    # Each machine has places of its own for data. What all points have in common does not tell them apart.
+    own = {name: trial.point[name] for name in trial.measured_on if name in trial.point}
+    measured_on = {name: trial.measured_on[name] if value is None else value for name, value in own.items()}
+    number = int(point.name.rpartition("/")[2])
+    trial = changed(trial, number=number, label=point.label, measured_on=measured_on)
+    is_failed = point.state in (JobState.FAILED, JobState.CANCELLED)
+    message = one.end.message or (point.why if is_failed else "")
+    # An attempt may have ended though its job waits for the next one, and what a lost worker wrote says that it runs.
+    return changed(one, end=changed(one.end, trial=trial, state=point.state, message=message))
+
+
+def _without_attempt(point: JobView, known: Sequence[Trial]) -> TrialFacts:
+    """Return a point that has not run, from its label and state: to ask for each would take a request for each.
+
+    All but what is swept is taken from those that are known.
+    """
+    from stoker.config.sweep import read_label
+    from stoker.engine.plan import TrialNodes
+    from stoker.jobs.comparison import TrialFacts
+    from stoker.jobs.trials import Trial, TrialEnd
+
+    values = read_label(point.label)
+    trial = Trial(
+        number=int(point.name.rpartition("/")[2]),
+        label=point.label,
+        point={name: values.get(name) for name in dict.fromkeys(name for one in known for name in one.point)},
+        args=known[0].args if known else {},
+        job_id=Digest(point.id),
+        nodes=TrialNodes(final="", keep=(), nodes=()),
+    )
+    return TrialFacts(end=TrialEnd(trial=trial, state=point.state, message=point.why), curve_files=())
+
+
+def wait_for(
+    client: FleetClient,
+    jobs: Iterable[JobView],
+    *,
+    clock: Clock,
+    limit_s: float | None = None,
+    ended: Callable[[JobView], None] = lambda _view: None,
+) -> dict[str, JobView]:
+    """Wait until jobs have ended, and return those that have, by id; fewer if the limit came first.
+
+    `ended` is called for each as it ends. A coordinator that starts again meanwhile is waited for, too. Events wake it;
+    nothing is polled.
+    """
+    client = client.more_patient()
+    until_s = None if limit_s is None else clock.monotonic_s() + limit_s
+    left = {view.id: view for view in jobs}
+    found: dict[str, JobView] = {}
+
+    def note(view: JobView) -> None:
+        if view.id in left and JobState(view.state).is_terminal:
+            del left[view.id]
+            found[view.id] = view
+            ended(view)
+
+    # Silence is noticed once in a beat, so a limit is kept to a tenth of it.
+    beat_s = _BEAT_S if limit_s is None else max(_SHORTEST_BEAT_S, min(_BEAT_S, limit_s / 10))
+    events = client.events(beat_s=beat_s)
+    # The stream is open before the first look: what happens in between is heard.
+    next(events)
+    for view in _as_they_stand(client, left):
+        note(view)
+    while left and (until_s is None or clock.monotonic_s() < until_s):
+        event = next(events)
+        if event is not None and event.data.get("job") in left and event.data.get("to") in _ENDS:
+            note(client.job(str(event.data["job"])).job)
+    return found
+
+
+def _as_they_stand(client: FleetClient, jobs: Mapping[str, JobView]) -> Iterator[JobView]:
+    """Return jobs as they are now: the points of a sweep page by page, the rest one by one."""
+    missing = dict(jobs)
+    for sweep in {view.name.rpartition("/")[0] for view in jobs.values()} if len(jobs) > 1 else ():
+        for view in points_of(client, sweep) if sweep else ():
+            if missing.pop(view.id, None) is not None:
+                yield view
+    for job in missing:
+        yield client.job(job).job
+
+
+def points_of(client: FleetClient, name: str) -> list[JobView]:
+    """Return the points of a sweep by its bare name, in their order: of each the newest. None if it is no sweep."""
+    found: dict[int, JobView] = {}
+    after = ""
+    while True:
+        page = client.jobs(name=name, after=after, limit=_PAGE)
+        for view in page.jobs:
+            base, _, number = view.name.rpartition("/")
+            if base == name and number.isascii() and number.isdigit():
+                found.setdefault(int(number), view)
+        after = page.next
+        if not after:
+            return [found[number] for number in sorted(found)]
+
+
+# An attempt's folder, copied from where the coordinator mirrors it, so that everything that reads one can.
+
+
+def story_files(path: str) -> bool:
+    """Return whether a file tells how the job went: all but logs and metrics."""
+    return not path.startswith(("logs/", "metrics/", "code/"))
+
+
+def log_files(path: str) -> bool:
+    """Return whether a file is needed to show what was printed."""
+    return not path.startswith(("metrics/", "code/"))
+
+
+class SyncedAttempt:
+    """A copy of one attempt's folder in a temporary folder. Files only grow; only what is new is fetched."""
+
+    def __init__(self, client: FleetClient, job: str, attempt: int, *, wants: Callable[[str], bool]) -> None:
+        self._client = client
+        self._job = job
+        self.attempt = attempt
+        self._wants = wants
+        self._top = tempfile.mkdtemp(prefix="stoker-fleet-")
+        self.folder = JobFolder(os.path.join(self._top, f"{job[:12]}-{attempt}"))
+        self._sizes: dict[str, int] = {}
+        self._came_bytes = 0
+        self._newest = ""
+        self._has_looked = False
+        self.is_over = False
+        """The attempt has ended and everything of it is here."""
+        with translated(self.folder.path):
+            os.makedirs(self.folder.log_folder)
+
+    def pull(self, wait_s: float = 0.0) -> bool:
+        """Fetch what is new, waiting for it if there is nothing; return whether anything came."""
+        has_come = False
+        if wait_s and self._has_looked and not self.is_over:
+            # Whatever grew last is the likeliest to grow next.
+            has_come = self._take(self._newest or _FIRST, wait_s=wait_s) > 0
+        listed = self._client.files(self._job, attempt=self.attempt)
+        self._has_looked = True
+        if len(listed.files) > _MOST_FILES:
+            raise BadAnswer(f"the coordinator lists {len(listed.files):,} files of one attempt", hint=_ASK)
+        for file in listed.files:
+            while self._wants(file.path) and self._sizes.get(file.path, 0) < file.size_bytes:
+                if not self._take(file.path):
+                    break
+                has_come = True
+        self.is_over = listed.is_over
+        return has_come
+
+    def has(self, path: str) -> bool:
+        """Return whether anything of a file is here."""
+        return path in self._sizes
+
+    def close(self) -> None:
+        """Remove the copy."""
+        shutil.rmtree(self._top, ignore_errors=True)
+
+    def _take(self, path: str, wait_s: float = 0.0) -> int:
+        at = self._sizes.get(path, 0)
+        piece = self._client.read_file(
+            self._job, path, attempt=self.attempt, offset=at, limit=_PIECE_BYTES, wait_s=wait_s
+        )
+        if piece.data:
+            self._came_bytes += len(piece.data)
+            if self._came_bytes > _MOST_BYTES:
+                raise BadAnswer(f"the coordinator sends more than {format_size(_MOST_BYTES)} of one attempt", hint=_ASK)
+            self._append(path, piece.data)
+            self._sizes[path] = at + len(piece.data)
+            self._newest = path
+        return len(piece.data)
+
+    def _append(self, path: str, data: bytes) -> None:
+        parts = path.split("/")
+        if path.startswith("/") or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            # A coordinator has no business anywhere else on this computer.
+            raise BadAnswer(f"the coordinator lists a file that leads elsewhere: {one_line(path, 200)!r}")
+        target = os.path.join(self.folder.path, *parts)
+        with translated(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "ab") as file:
+                file.write(data)
+
+
+# A fleet job's result, brought here: plain files in a folder, as `stoker get` lays out a local one.
+#
+# The archive comes in ranges and is gone on with after a break; its digest and its tree's are verified, and nothing of
+# it is unpacked that could lead out of the folder. It goes through this machine's store, so a second `get` fetches
+# nothing, and files that were edited in the folder are kept beside the new ones.
+
+
+@frozen
+class FleetResult:
+    """A result that a coordinator has, as a job's details describe it."""
+
+    name: str
+    """The job's."""
+    job: str
+    """Its id."""
+    tree: str
+    archive_sha256: str
+    size_bytes: int
+    """Of the archive."""
+    recipe: str = ""
+    machine: str = ""
+
+    @classmethod
+    def of(cls, name: str, job: str, bundle: dict[str, Any], *, recipe: str = "", machine: str = "") -> FleetResult:
+        """Read `JobDetails.bundle`. `NotFound` if the job has no result, or its bytes were pruned."""
+        if not bundle:
+            raise NotFound(f"job {name} has no result", hint=f"stoker jobs show {name}")
+        if bundle.get("pruned_s") is not None:
+            raise NotFound(f"the result of {name} was pruned", hint=f"stoker jobs requeue {name} makes it again")
+        tree, archive = str(bundle.get("tree", "")), str(bundle.get("archive_sha256", ""))
+        if not (is_digest(tree) and is_digest(archive)):
+            raise BadAnswer(f"the coordinator tells no digest of the result of {name}", hint=_ASK)
+        return cls(
+            name=name,
+            job=job,
+            tree=tree,
+            archive_sha256=archive,
+            size_bytes=int(bundle.get("size_bytes", 0)),
+            recipe=recipe,
+            machine=machine,
+        )
+
+
+def folder_name(name: str) -> str:
+    """Return a name for a folder, checked: a coordinator may name nothing outside the folder that was asked for."""
+    fault = name_fault(name)
+    if fault:
+        message = f"the coordinator has a job that no folder can be called by: {shown_name(name)}: {fault}"
+        raise BadAnswer(message, hint=_ASK)
+    return name
+
+
+def fetch_result(
+    passage: TransferConnection,
+    wanted: FleetResult,
+    into: str,
+    *,
+    store: LocalStore,
+    spool: str,
+    heed: Heed = lambda _size_bytes: None,
+) -> MaterialisedResult:
+    """Bring a result into a folder, verified; `heed` is called for every byte that comes.
+
+    `InvalidArchive` names everything that must not be unpacked, `NotVerified` says that the tree is another one than
+    the coordinator's. `Cancelled` if it was stopped; the same call continues from there.
+    """
+    from stoker.transfer.trees.tree_download import receive
+
+    key = put_key(Digest(wanted.tree))
+    # While something is in staging, those who prune know that the store is in use.
+    staging = store.new_staging(f"get.{wanted.tree[:12]}")
+    try:
+        found = store.lookup(key)
+        if isinstance(found, RecordHit) and found.has_bytes:
+            return lay_out(store, [_part(found.record, wanted)], into)
+        path = receive(passage, wanted.archive_sha256, wanted.size_bytes, spool, heed=heed)
+        try:
+            record = _take_in(store, wanted, path, staging, clock=passage.clock)
+        finally:
+            remove_tree(path)
+        return lay_out(store, [_part(record, wanted)], into)
+    finally:
+        remove_tree(staging)
+
+
+def _take_in(store: LocalStore, wanted: FleetResult, path: str, staging: str, *, clock: Clock) -> Record:
+    from stoker.store.archives.unpack import unpack
+
+    with translated(path), open_regular(path) as archive:
+        unpacked = unpack(archive, os.path.join(staging, "tree"))
+    if unpacked.tree.digest() != wanted.tree:
+        raise NotVerified(
+            f"the archive of {wanted.name} holds another tree than the coordinator tells",
+            hint="ask whoever runs the coordinator",
+            expected=wanted.tree,
+            found=unpacked.tree.digest(),
+        )
+    tree, inline = store.keep(unpacked.found, unpacked.small)
+    body = {"stage": PUT, "kind": "", "made_at": clock.wall_s()}
+    return store.publish(Record.of(key=put_key(Digest(wanted.tree)), tree=tree, inline=inline, body=body)).record
+
+
+def _part(record: Record, wanted: FleetResult) -> ResultPart:
+    sidecar = {
+        "node": wanted.name,
+        "kind": "",
+        "version": None,
+        "digest": record.digest,
+        "stage": wanted.recipe,
+        "key": record.key,
+        "made_at": record.body.get("made_at"),
+        "job": wanted.job,
+        "machine": wanted.machine,
+    }
+    return ResultPart(record=record, folder="", sidecar=sidecar)
