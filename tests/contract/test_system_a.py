@@ -99,7 +99,7 @@ def test_every_line_of_every_heartbeat_is_kept(small: Fleet) -> None:
     worker.heartbeat(job, "one", "two")
     worker.heartbeat(job)
     worker.ask("POST", f"job/{job['id']}/heartbeat", {"lines": ["three", "fünf\n"]})
-    read = small.keeping.read(job["job"], 1, "logs/output.log", 0, 1000)
+    read = small.keeping.attempt_files.read(job["job"], 1, "logs/output.log", 0, 1000)
     assert read.decode() == "one\ntwo\nthree\nfünf\n"
 
 
@@ -253,7 +253,7 @@ def test_ids_of_claims_hold_when_the_coordinator_starts_again(url: str, tmp_path
         worker.heartbeat(job, "two")
         assert refusal(worker.complete, job, "a" * 64) == 409
         assert worker.complete(job, worker.put_model(job, tarball("model")))["state"] == "completed"
-        assert fleet.keeping.read(job["job"], 1, "logs/output.log", 0, 100) == b"one\ntwo\n"
+        assert fleet.keeping.attempt_files.read(job["job"], 1, "logs/output.log", 0, 100) == b"one\ntwo\n"
 
 
 def test_it_is_given_no_programs(small: Fleet) -> None:

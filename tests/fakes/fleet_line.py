@@ -61,7 +61,7 @@ class KeptLine:
 
     def files(self, ref: str, *, attempt: int | None = None) -> FileList:
         with self._call("files"):
-            kept = self.keeping.files(ref, attempt or 1)
+            kept = self.keeping.attempt_files.files(ref, attempt or 1)
             listed = tuple(FileView(path=one.path, size_bytes=one.size_bytes) for one in kept)
             return FileList(attempt=attempt or 1, files=listed)
 

@@ -74,8 +74,8 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
         assert not mirror.drain(clock.monotonic_s())
         os.unlink(disk / "filler")
         assert mirror.drain(clock.monotonic_s() + 60)
-        assert keeping.read(JOB, 1, "logs/a.log", 0, 1 << 20) == TEXT
-        assert keeping.read(JOB, 1, "end.json", 0, 10) == b"{}"
+        assert keeping.attempt_files.read(JOB, 1, "logs/a.log", 0, 1 << 20) == TEXT
+        assert keeping.attempt_files.read(JOB, 1, "end.json", 0, 10) == b"{}"
         keeping.close()
 
 

@@ -127,7 +127,7 @@ class World:
             log.close()
 
     def mirrored(self, name: str) -> bytes:
-        return self.line.keeping.read(JOB, 1, name, 0, 1 << 20)
+        return self.line.keeping.attempt_files.read(JOB, 1, name, 0, 1 << 20)
 
     def _write(self, name: str, data: bytes) -> None:
         if name.endswith(".log"):
@@ -148,7 +148,7 @@ class World:
 
     def _lose_tails(self) -> None:
         """Take from the mirror what was not durable, as far as the worker still has it."""
-        for kept in self.line.keeping.files(JOB, 1):
+        for kept in self.line.keeping.attempt_files.files(JOB, 1):
             path = os.path.join(self.line.keeping.attempt_files.folder_of(JOB, 1), kept.path)
             if not kept.path.endswith(".log"):
                 os.truncate(path, kept.size_bytes // 2)

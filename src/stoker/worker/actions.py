@@ -78,7 +78,7 @@ class InstructionRunner:
         underway, _ = self._new(lease)
         if lease.child is not None:
             underway.adopt(lease.run, lease.child)
-            self._watch(lease.token, underway)
+            self._in_thread(lambda: self._report_end(lease.token, underway))
 
     def note(self, keeping: WorkerState) -> None:
         """Take in what is known now, and write down what a successor has to know."""
@@ -92,15 +92,17 @@ class InstructionRunner:
                     self._runtime.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.spec.on_partition)
             self.write_down()
 
-    def write_down(self) -> None:
-        """Write down what is held, and for whom."""
-        self._write_journal()
-
-    def perform(self, instruction: Instruction) -> None:
+    def perform(self, instruction: Instruction) -> None:  # noqa: C901 - a case for each instruction
         """Do one thing, or begin to."""
         match instruction:
-            case SendHello() | ClaimJobs() | WithdrawClaim() | Renew():
-                self._ask(instruction)
+            case SendHello():
+                self._questions.greet()
+            case WithdrawClaim():
+                self._questions.call_back()
+            case Renew():
+                self._questions.renew(self._reports, self._measured)
+            case ClaimJobs(most=most):
+                self._ask_for_work(most)
             case StartAttempt(token=token):
                 self._begin(token)
             case ReportStart(token=token):
@@ -161,17 +163,6 @@ class InstructionRunner:
         found = self._attempts.get(token)
         return self._new(self.keeping.leases[token]) if found is None else found
 
-    def _ask(self, instruction: SendHello | ClaimJobs | WithdrawClaim | Renew) -> None:
-        match instruction:
-            case SendHello():
-                self._questions.greet()
-            case WithdrawClaim():
-                self._questions.call_back()
-            case Renew():
-                self._questions.renew(self._reports, self._measured)
-            case ClaimJobs(most=most):
-                self._ask_for_work(most)
-
     def _ask_for_work(self, most: int) -> None:
         keeping = self.keeping
         is_brief = keeping.wishes.until_idle and most > 0
@@ -194,7 +185,7 @@ class InstructionRunner:
 
     def _begin_now(self, lease: HeldLease, underway: RunningAttempt) -> None:
         def write_down(run: str, child: ProcessIdentity) -> None:
-            self._write_journal(changed(lease, run=run, child=child))
+            self.write_down(changed(lease, run=run, child=child))
 
         token = lease.token
         try:
@@ -251,9 +242,6 @@ class InstructionRunner:
             self._worker.tell(
                 "checkpoint", {"job": lease.grant.spec.shown, "why": arrived.why, "placed": arrived.is_placed}
             )
-
-    def _watch(self, token: AttemptToken, underway: RunningAttempt) -> None:
-        self._in_thread(lambda: self._report_end(token, underway))
 
     def _report_end(self, token: AttemptToken, underway: RunningAttempt) -> None:
         end = underway.wait()
@@ -332,7 +320,8 @@ class InstructionRunner:
         own = {by: why for by, why in self.keeping.closed.items() if by != COORDINATOR}
         return self._worker.machine.measured(own)
 
-    def _write_journal(self, also: HeldLease | None = None) -> None:
+    def write_down(self, also: HeldLease | None = None) -> None:
+        """Write down what is held, and for whom."""
         with self._writing:
             leases = dict(self.keeping.leases)
             if also is not None:

@@ -22,7 +22,7 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.stop import stop_job
 from stoker.protocol.lease_messages import Hello
 from stoker.protocol.operator_messages import EXEC
-from stoker.worker.actions import InstructionRunner, WorkerRecovery, inherit
+from stoker.worker.actions import InstructionRunner, inherit
 from stoker.worker.attempt_process import AttemptSpawner, Worker, WorkerRuntime
 from stoker.worker.coordinator_calls import ClaimLoop, LeaseGuardedConnection
 from stoker.worker.exec_command import Sessions
@@ -81,7 +81,13 @@ class Daemon:
         self._clock = worker.clock
         self._journal = journal
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
-        self._inherited = self._inherit(journal)
+        predecessor = journal.read()
+        self._inherited = inherit(
+            predecessor,
+            coordinator=worker.lines.url,
+            now_s=self._clock.boottime_s(),
+            liveness={one.run: is_alive(one.child) for one in (() if predecessor is None else predecessor.leases)},
+        )
         incarnation = self._inherited.incarnation or worker.new_word()
         self._looked_s = 0.0
         self._incarnation = incarnation
@@ -124,7 +130,8 @@ class Daemon:
             self._end_left_behind(written)
         for lease in self._inherited.adopted:
             self._acting.adopt(lease)
-            self._worker.tell("adopted", {"job": lease.grant.spec.shown, "run": lease.run, "pid": _pid(lease.child)})
+            pid = None if lease.child is None else lease.child.pid
+            self._worker.tell("adopted", {"job": lease.grant.spec.shown, "run": lease.run, "pid": pid})
         self._acting.write_down()
         if self._worker.preparing is not None:
             self._worker.preparing.sweep()
@@ -161,7 +168,9 @@ class Daemon:
     def _listen_to_signals(self) -> dict[signal.Signals, Any]:
         if threading.current_thread() is not threading.main_thread():
             return {}
-        return {number: signal.signal(number, self._on_signal) for number in _SIGNALS if _is_ours(number)}
+        # A signal that this process was started to ignore stays ignored.
+        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        return {number: signal.signal(number, self._on_signal) for number in heard}
 
     def _next(self) -> Happening:
         try:
@@ -226,16 +235,6 @@ class Daemon:
         else:
             self.leave(Terminated, "the terminal went away" if number == signal.SIGHUP else "it was asked to end")
 
-    def _inherit(self, journal: Journal) -> WorkerRecovery:
-        predecessor = journal.read()
-        leases = predecessor.leases if predecessor is not None else ()
-        return inherit(
-            predecessor,
-            coordinator=self._worker.lines.url,
-            now_s=self._clock.boottime_s(),
-            liveness={written.run: is_alive(written.child) for written in leases},
-        )
-
     def _end_left_behind(self, written: JournaledLease) -> None:
         """End what an earlier keeper left and nobody may go on with."""
         worker = self._worker
@@ -272,12 +271,3 @@ class Daemon:
 
     def _may_speak(self, token: AttemptToken) -> bool:
         return self._acting.may_speak(token)
-
-
-def _is_ours(number: signal.Signals) -> bool:
-    """Return whether a signal is to be heard: one that this process was started to ignore stays ignored."""
-    return signal.getsignal(number) is not signal.SIG_IGN
-
-
-def _pid(child: Any) -> int | None:
-    return None if child is None else child.pid

@@ -85,7 +85,10 @@ class DecisionBuilder:
         self.instructions += instructions
 
     def tell(self, kind: str, lease: HeldLease | None = None, **fields: Any) -> None:
-        about = _about(lease.grant) if lease is not None else {}
+        about: dict[str, Any] = {}
+        if lease is not None:
+            grant = lease.grant
+            about = {"job": grant.spec.shown, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}
         self.do(LogLine(kind=kind, fields={**about, **fields}))
 
     def now_knows(self, **fields: Any) -> None:
@@ -156,27 +159,29 @@ class DecisionBuilder:
         if keeping.leaving is not WorkerShutdownMode.NO:
             if not keeping.leases and (not keeping.asking or keeping.leaving is WorkerShutdownMode.NOW):
                 self.do(ExitWorker(code=keeping.exit_code))
-            elif self._may_renew(keeping):
-                self._renew()
+            else:
+                self._renew_if_due()
             return
-        if self._may_renew(keeping):
-            self._renew()
+        self._renew_if_due()
         is_free = keeping.is_known and not keeping.leases and not keeping.asking
         if is_free and keeping.wishes.is_once and keeping.taken:
-            self._exit(0)
+            self.leave(0, softly=True)
+            self.do(ExitWorker(code=0))
         elif is_free and keeping.wishes.until_idle and keeping.closed:
             # It would wait for whoever closed it: it is to be started again when that is over.
-            self._exit(Drained.exit_code)
+            self.leave(Drained.exit_code, softly=True)
+            self.do(ExitWorker(code=Drained.exit_code))
         elif keeping.asking == 0 and keeping.wanted:
             # It only listens, and there is room now.
             self.call_back()
-        elif self._may_ask(keeping):
+        elif (
+            (keeping.wanted or keeping.leases)
+            and keeping.is_known
+            and keeping.asking is None
+            and self.now_s >= keeping.ask_at_s
+        ):
             self.now_knows(asking=keeping.wanted)
             self.do(ClaimJobs(most=keeping.wanted))
-
-    def _exit(self, code: int) -> None:
-        self.leave(code, softly=True)
-        self.do(ExitWorker(code=code))
 
     def call_back(self) -> None:
         """Have an open question answered now: what it brought must not be lost."""
@@ -184,18 +189,13 @@ class DecisionBuilder:
             self.now_knows(is_called_back=True)
             self.do(WithdrawClaim())
 
-    def _may_ask(self, keeping: WorkerState) -> bool:
-        has_reason = bool(keeping.wanted or keeping.leases)
-        return has_reason and keeping.is_known and keeping.asking is None and self.now_s >= keeping.ask_at_s
-
-    def _may_renew(self, keeping: WorkerState) -> bool:
+    def _renew_if_due(self) -> None:
+        keeping = self.keeping
         is_time = keeping.has_news or self.now_s >= keeping.renew_at_s
         is_due = keeping.is_known and not keeping.is_renewing and is_time
-        return is_due and keeping.leaving is not WorkerShutdownMode.NOW
-
-    def _renew(self) -> None:
-        self.now_knows(is_renewing=True, has_news=False)
-        self.do(Renew())
+        if is_due and keeping.leaving is not WorkerShutdownMode.NOW:
+            self.now_knows(is_renewing=True, has_news=False)
+            self.do(Renew())
 
     def end_leases(self) -> None:
         """Notice which leases are over by our own clock."""
@@ -229,10 +229,6 @@ class DecisionBuilder:
         self.now_knows(leaving=WorkerShutdownMode.SOFTLY if softly else WorkerShutdownMode.NOW, exit_code=code)
 
 
-def _about(grant: Grant) -> dict[str, Any]:
-    return {"job": grant.spec.shown, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}
-
-
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
 _BY_ORDER = {
@@ -257,16 +253,13 @@ def decide(keeping: WorkerState, happening: Happening) -> WorkerDecision:
         # First of all: who was suspended past its lease must notice before it does anything else. Only an answer may
         # come late and still renew, if it was asked for in time.
         turn.end_leases()
-    _TAKERS[type(happening)](turn, happening)
+    if not isinstance(happening, ClockTick):
+        _TAKERS[type(happening)](turn, happening)
     ends_s = turn.keeping.wishes.ends_s
     if ends_s is not None and turn.now_s >= ends_s and turn.keeping.leaving is WorkerShutdownMode.NO:
         _leave_softly(turn, 0, "its time is over")
     turn.look_around()
     return WorkerDecision(keeping=turn.keeping, instructions=tuple(turn.instructions))
-
-
-def _take_tick(_turn: DecisionBuilder, _ticked: ClockTick) -> None:
-    """Whatever is due is done for every happening."""
 
 
 def _take_greeting(turn: DecisionBuilder, greeted: HelloAnswered) -> None:
@@ -295,7 +288,9 @@ def _take_grants(turn: DecisionBuilder, given: ClaimAnswered) -> None:
     for grant in given.answer.grants:
         _take_grant(turn, given, grant)
     for order in given.answer.orders:
-        _hear_order(turn, order)
+        for lease in list(turn.keeping.leases.values()):
+            if (order.job, order.epoch) == (lease.token.job, lease.token.epoch):
+                _obey(turn, lease, order)
     _hear_calls(turn, given.answer.execs)
     keeping = turn.keeping
     if given.answer.grants:
@@ -336,17 +331,6 @@ def _why_not(turn: DecisionBuilder, lease: HeldLease) -> str:
     if turn.now_s >= lease.ends_s:
         return "the grant came too late"
     return next(iter(turn.keeping.closed.values()), "")
-
-
-def _hear_order(turn: DecisionBuilder, order: LeaseInstruction) -> None:
-    """Do what is wished of a lease; one that is not ours any more needs no order."""
-    lease = next((one for one in turn.keeping.leases.values() if _is_meant(order, one)), None)
-    if lease is not None:
-        _obey(turn, lease, order)
-
-
-def _is_meant(order: LeaseInstruction, lease: HeldLease) -> bool:
-    return (order.job, order.epoch) == (lease.token.job, lease.token.epoch)
 
 
 def _take_answer(turn: DecisionBuilder, answered: RenewalAnswered) -> None:
@@ -600,17 +584,12 @@ def _hear_closed(turn: DecisionBuilder, why: str) -> None:
 def _tell_closed(turn: DecisionBuilder, by: str, why: str, before: str) -> None:
     """Tell that it is closed, or open again. A pause comes from its owner and from the coordinator: it is told once."""
     others = [one for who, one in turn.keeping.closed.items() if who != by]
-    if _is_pause(why or before) and any(_is_pause(one) for one in others):
+    if (why or before).startswith(PAUSED) and any(one.startswith(PAUSED) for one in others):
         return
     turn.tell("closed" if why else "open", by=by, why=why)
 
 
-def _is_pause(why: str) -> bool:
-    return why.startswith(PAUSED)
-
-
 _TAKERS: dict[type, Callable[[DecisionBuilder, Any], None]] = {
-    ClockTick: _take_tick,
     HelloAnswered: _take_greeting,
     ClaimAnswered: _take_grants,
     RenewalAnswered: _take_answer,

@@ -103,7 +103,7 @@ class AttemptReporter:
         self._grant = grant
         self._token = grant.token()
         self._fence = self._token.fence()
-        self._orders: queue.SimpleQueue[tuple[threading.Event, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[threading.Event, Callable[[], object]] | None] = queue.SimpleQueue()
         # Each is set once its order is no longer wanted.
         self._unwanted: list[threading.Event] = []
         self._stop = threading.Event()
@@ -129,7 +129,7 @@ class AttemptReporter:
     def tell_start(self, run: str) -> None:
         """Say that it runs."""
         said = Start(**self._fence, run=run)
-        self._order(lambda: self._tell_start(said))
+        self._order(lambda: self._say(lambda: self._worker.lines.words.start(self._token.job, said)))
 
     def send(self, last: FinalReport, end: AttemptEnd | None) -> None:
         """Send what it made and say the last word; what was to be sent before is no longer wanted."""
@@ -169,7 +169,7 @@ class AttemptReporter:
         about = {"job": grant.spec.shown, "id": grant.job, "attempt": grant.attempt}
         self._worker.tell("not_shipped", {**about, "why": why})
 
-    def _order(self, act: Callable[[], None]) -> threading.Event:
+    def _order(self, act: Callable[[], object]) -> threading.Event:
         stop = threading.Event()
         self._orders.put((stop, act))
         return stop
@@ -197,9 +197,6 @@ class AttemptReporter:
                 why = f"its worker could not bring it to an end: {error}"
                 self._fail(FailureCause.IO, why, hint=error.hint, end=AttemptEnd(state=JobState.FAILED, exit_code=1))
         self._runtime.report(LeaseLost(now_s=self._worker.clock.boottime_s(), token=self._token, message=str(error)))
-
-    def _tell_start(self, said: Start) -> None:
-        self._say(lambda: self._worker.lines.words.start(self._token.job, said))
 
     def _conclude(self, last: FinalReport, end: AttemptEnd | None) -> None:
         if last.word is FinalReportKind.FINISH and end is not None and self._folder is not None:

@@ -44,10 +44,10 @@ class Place:
         )
 
     def there(self, path):
-        return self.keeping.read(JOB, 1, path, 0, 1 << 30)
+        return self.keeping.attempt_files.read(JOB, 1, path, 0, 1 << 30)
 
     def paths(self):
-        return [file.path for file in self.keeping.files(JOB, 1)]
+        return [file.path for file in self.keeping.attempt_files.files(JOB, 1)]
 
     def soon(self, seconds=30.0):
         return self.clock.monotonic_s() + seconds
@@ -287,7 +287,7 @@ def test_more_files_than_may_be_open_are_mirrored_all_the_same(place):
 
 def test_in_a_thread_it_ships_while_others_write_and_drains_when_they_are_done(place):
     arrived = threading.Event()
-    place.keeping.on_growth(lambda *_: arrived.set())
+    place.keeping.attempt_files.on_growth(lambda *_: arrived.set())
     settings = AttemptFolderSyncSettings(every_s=0.01)
     mirror = AttemptFolderSync(str(place.run), TOKEN, place.line, clock=SystemClock(), settings=settings)
     mirror.begin()

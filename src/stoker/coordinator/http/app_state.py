@@ -214,7 +214,7 @@ class ServiceContext:
         self.followers = Followers(loop)
         queue.on_change(self.counter.bring_change)
         queue.on_wish(self._bring_wish)
-        keeping.on_growth(self.followers.grew)
+        keeping.attempt_files.on_growth(self.followers.grew)
 
     async def ask(self, command: Command) -> Any:
         """Ask the queue."""

@@ -116,7 +116,7 @@ class FileRoutes:
     async def list(self, ref: Ref, who: Who, attempt: Number | None = None) -> Response:
         """Return what is mirrored of a job's attempt, by default its last. A machine sees its own attempts alone."""
         job, number, is_over = await self._attempt(ref, attempt, machine=who.name if who.role is Role.WORKER else "")
-        kept = await self._office.keep(self._office.keeping.files, job, number)
+        kept = await self._office.keep(self._office.keeping.attempt_files.files, job, number)
         files = tuple(FileView(path=file.path, size_bytes=file.size_bytes) for file in kept)
         return answer(FileList(attempt=number, files=files, is_over=is_over))
 
@@ -209,7 +209,8 @@ class FileRoutes:
         while piece:
             yield piece
             offset += len(piece)
-            piece = await self._office.keep(self._office.keeping.read, *place, offset, min(until - offset, PIECE_BYTES))
+            read = self._office.keeping.attempt_files.read
+            piece = await self._office.keep(read, *place, offset, min(until - offset, PIECE_BYTES))
 
     async def _piece(
         self, place: tuple[str, int, str], offset: int, limit: int, *, may_be_missing: bool
@@ -217,7 +218,7 @@ class FileRoutes:
         """Return the first bytes of a range of a file, and its size. What is followed may not be there yet."""
         office = self._office
         try:
-            data = await office.keep(office.keeping.read, *place, offset, min(limit, PIECE_BYTES))
+            data = await office.keep(office.keeping.attempt_files.read, *place, offset, min(limit, PIECE_BYTES))
             size_bytes = await office.keep(office.keeping.attempt_files.size, *place)
         except NotFound:
             if not may_be_missing:

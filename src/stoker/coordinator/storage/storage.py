@@ -20,8 +20,6 @@ from stoker.coordinator.storage.attempt_files import (
     UPLOAD_OPTION,
     AttemptFiles,
     CoordinatorStorageLimits,
-    Growth,
-    StoredAttemptFile,
 )
 from stoker.coordinator.storage.models import ModelView
 from stoker.core.clock import Clock
@@ -242,18 +240,6 @@ class CoordinatorStorage:
         """Add a piece to a mirrored file: `AttemptFiles.append`."""
         self.check_room(len(data))
         return self.attempt_files.append(job, attempt, path, offset, data)
-
-    def read(self, job: str, attempt: int, path: str, offset: int, limit: int) -> bytes:
-        """Return bytes of a mirrored file. `NotFound`."""
-        return self.attempt_files.read(job, attempt, path, offset, limit)
-
-    def files(self, job: str, attempt: int) -> tuple[StoredAttemptFile, ...]:
-        """Return what is mirrored of an attempt."""
-        return self.attempt_files.files(job, attempt)
-
-    def on_growth(self, listener: Growth) -> None:
-        """Tell somebody of every mirrored file that grew."""
-        self.attempt_files.on_growth(listener)
 
     def has_archive(self, sha256: str) -> int | None:
         """Return an archive's size if it is here and whole: what the queue asks before a job may point at it."""

@@ -15,7 +15,8 @@ from stoker.core.frozen import changed, frozen
 from stoker.host.durable import translated
 from stoker.host.folders import AnchoredFolder
 from stoker.host.http.addresses import shown
-from stoker.host.http.exchange import HttpClientResponse, Request
+from stoker.host.http.client import follow
+from stoker.host.http.exchange import Request, Transport
 from stoker.host.identity import mine
 from stoker.transfer.download.partial import (
     ETAG,
@@ -199,11 +200,11 @@ _LONGEST_VALIDATOR_BYTES = 8192
 
 
 @frozen
-class ExistingFile:
-    """A regular file under the final name whose size and digests are those wanted, as far as they are known."""
+class CheckedBytes:
+    """The digests and the size of all bytes of a file."""
 
-    size_bytes: int
     sums: Sums
+    size_bytes: int
 
 
 @frozen
@@ -217,7 +218,7 @@ class Validators:
         return bool(self.etag or self.last_modified)
 
 
-def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) -> ExistingFile | str | None:
+def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) -> CheckedBytes | str | None:
     """Read the file under the final name. `None`: there is none; a text: why it is not the one wanted."""
     descriptor = folder.open_file(leaf)
     if descriptor is None:
@@ -232,7 +233,7 @@ def read_existing(folder: AnchoredFolder, leaf: str, wanted: DownloadRequest) ->
         os.close(descriptor)
     if not digests_match(wanted, sums.sha256, sums.git_sha1):
         return f"its sha256 is {sums.sha256}" + ("" if wanted.sha256 is None else f", {wanted.sha256} is expected")
-    return ExistingFile(size_bytes=size_bytes, sums=sums)
+    return CheckedBytes(size_bytes=size_bytes, sums=sums)
 
 
 def not_ours(path: str) -> LocalFile:
@@ -266,10 +267,8 @@ def remove_validators(folder: AnchoredFolder, leaf: str) -> None:
         folder.remove(beside(leaf, suffix))
 
 
-def is_newest(
-    send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, size_bytes: int, validators: Validators
-) -> bool:
-    """Ask whether the server still has the version that these validators are of; `send` follows redirects.
+def is_newest(transport: Transport, wanted: DownloadRequest, size_bytes: int, validators: Validators) -> bool:
+    """Ask whether the server still has the version that these validators are of.
 
     Whatever is not a plain yes, trouble included, is a no: the download that follows finds out what is the matter.
     """
@@ -279,7 +278,8 @@ def is_newest(
     if validators.last_modified:
         headers["If-Modified-Since"] = validators.last_modified
     try:
-        with closing(send(Request(url=wanted.url, method="HEAD", headers=headers))) as reply:
+        request = Request(url=wanted.url, method="HEAD", headers=headers)
+        with closing(follow(transport, request).reply) as reply:
             if reply.status == 304:
                 return True
             is_same = bool(strong_etag(validators.etag)) and reply.headers.get("ETag") == validators.etag
@@ -361,14 +361,6 @@ SMALL_BYTES = 1 << 20
 """A body up to here is held in memory until it is checked: no partial file, no thread; a broken one is fetched anew."""
 DIRECT_BYTES = 64 << 20
 """Where more than this is still to come it is written past the page cache."""
-
-
-@frozen
-class Totals:
-    """The digests and the size of everything that is there."""
-
-    sums: Sums
-    size_bytes: int
 
 
 class Content:
@@ -485,19 +477,19 @@ class Content:
         """Note that a body of unknown length came to its end."""
         self._is_ended = True
 
-    def check(self) -> Totals:
+    def check(self) -> CheckedBytes:
         """Return the digests and the size of everything that is there, once that is whole."""
         with_git = bool(self._wanted.git_sha1)
         if self._small is not None:
             summing = SumsBuilder(len(self._small) if with_git else None)
             summing.add(self._small)
-            return Totals(sums=summing.sums(), size_bytes=len(self._small))
+            return CheckedBytes(sums=summing.sums(), size_bytes=len(self._small))
         self._open_partial.settle()
         with translated(self._landing.part_path):
             sums = self._ready_hash().finish()
             if with_git and not sums.git_sha1:
                 sums = sum_file(self._open_partial.descriptor, self.offset, with_git=True)
-        return Totals(sums=sums, size_bytes=self.offset)
+        return CheckedBytes(sums=sums, size_bytes=self.offset)
 
     def name(self) -> None:
         """Give what was checked its final name, durably.

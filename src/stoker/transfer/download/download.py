@@ -21,21 +21,20 @@ from stoker.core.errors import (
     StokerError,
     Unavailable,
 )
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed
 from stoker.core.retry import NoRetry
 from stoker.core.text import format_size
 from stoker.host.folders import AnchoredFolder, check_name
 from stoker.host.http.addresses import origin, shown
 from stoker.host.http.client import follow
-from stoker.host.http.exchange import HttpClientResponse, Request
+from stoker.host.http.exchange import HttpClientResponse
 from stoker.host.http.http_errors import Reason
 from stoker.host.resources import check_space
 from stoker.transfer.download.content import (
     STEPS,
+    CheckedBytes,
     Content,
-    ExistingFile,
     OpenTargetFile,
-    Totals,
     Validators,
     is_newest,
     not_ours,
@@ -77,16 +76,6 @@ from stoker.transfer.download.types import (
 )
 
 PIECE_BYTES = 4 << 20
-
-
-@frozen
-class CompletedDownload:
-    """A file that has its final name."""
-
-    totals: Totals
-    bytes_from_network: int
-    bytes_resumed: int
-    validators: Validators
 
 
 class _Failed(Exception):
@@ -137,8 +126,11 @@ class DownloadTransfer:
         self._progress_s = self._came_s = tools.clock.monotonic_s()
         self._has_begun_anew = self._has_mended = False
 
-    def run(self, *, begins_anew: bool) -> CompletedDownload:
-        """Fetch it. Raises our errors, with everything left in order. `begins_anew`: whatever an earlier run left."""
+    def run(self, *, begins_anew: bool) -> FetchedFile:
+        """Fetch it; the caller adds its path and its time. Raises our errors, with everything left in order.
+
+        `begins_anew`: whatever an earlier run left.
+        """
         try:
             found = self._content.take_up(begins_anew=begins_anew)
             self._highest_bytes = self._content.end_bytes
@@ -156,7 +148,7 @@ class DownloadTransfer:
         finally:
             self._content.close()
 
-    def _round(self) -> CompletedDownload | None:
+    def _round(self) -> FetchedFile | None:
         try:
             self._stop.check()
             if not self._content.is_whole:
@@ -184,9 +176,6 @@ class DownloadTransfer:
             self._act(judge(ask, self._known(), answer, now_s=self._tools.clock.wall_s()), reply)
         finally:
             reply.close()
-
-    def _send(self, request: Request) -> HttpClientResponse:
-        return follow(self._tools.transport, request).reply
 
     @contextmanager
     def _network(self) -> Iterator[None]:
@@ -234,7 +223,7 @@ class DownloadTransfer:
         total = take.size_bytes
         if total is None:
             with self._stop.cutting(self._tools.transport.abort):
-                total = probe_size(self._send, self._wanted, take.etag)
+                total = probe_size(self._tools.transport, self._wanted, take.etag)
         freed_bytes = 0 if take.offset else content.allocated_bytes
         folder = self._landing.folder.path
         check_space(
@@ -284,7 +273,7 @@ class DownloadTransfer:
                 if complaint := pace.complaint:
                     raise NetworkFailed(f"{complaint}: {shown(self._wanted.url)}", reason="too_slow")
 
-    def _conclude(self) -> CompletedDownload:
+    def _conclude(self) -> FetchedFile:
         """Check everything, then name it."""
         totals = self._content.check()
         wanted, sums = self._wanted, totals.sums
@@ -296,11 +285,17 @@ class DownloadTransfer:
             raise self._wrong(f"{came} came, {expected} is expected")
         self._stop.check()
         self._content.name()
-        return CompletedDownload(
-            totals=totals,
+        return FetchedFile(
+            path="",
+            status=Status.DOWNLOADED,
+            size_bytes=totals.size_bytes,
+            sha256=sums.sha256,
             bytes_from_network=self._bytes_from_network,
             bytes_resumed=self._content.bytes_resumed,
-            validators=self._content.validators,
+            url=shown(wanted.url),
+            commit=wanted.commit,
+            etag=self._content.validators.etag,
+            last_modified=self._content.validators.last_modified,
         )
 
     def _pause(self, error: StokerError, wait_s: float | None) -> None:
@@ -413,15 +408,14 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
             with hold.take(clock=tools.clock, stop=stop, teller=teller):
                 fetched = None if force else look.again()
                 if fetched is None:
-                    keeps_validators = landing.keeps_validators
                     opened = OpenTargetFile(
-                        folder=folder, leaf=leaf, names=hold.names, keeps_validators=keeps_validators
+                        folder=folder, leaf=leaf, names=hold.names, keeps_validators=landing.keeps_validators
                     )
                     transfer = DownloadTransfer(
                         wanted, opened, tools=tools, patience=patience, stop=stop, teller=teller
                     )
-                    fetched = _downloaded(wanted, landing, transfer, begins_anew=force)
-    fetched = changed(fetched, seconds=tools.clock.monotonic_s() - began_s)
+                    fetched = transfer.run(begins_anew=force)
+    fetched = changed(fetched, path=landing.path, seconds=tools.clock.monotonic_s() - began_s)
     tools.keep([(wanted, fetched)])
     tools.on_step("done")
     teller.done(fetched)
@@ -464,12 +458,8 @@ class _Look:
         validators, received = self._validators(), tools.received(self._landing.path)
         if not validators or received is None:
             return None
-
-        def send(request: Request) -> HttpClientResponse:
-            return follow(tools.transport, request).reply
-
         with stop.cutting(tools.transport.abort):
-            is_kept = is_newest(send, self._wanted, self._seen[2], validators)
+            is_kept = is_newest(tools.transport, self._wanted, self._seen[2], validators)
         return self._if_wanted(validators, received) if is_kept else None
 
     def refuse_others(self, tools: DownloadTools) -> None:
@@ -486,7 +476,7 @@ class _Look:
     def _if_wanted(self, validators: Validators, received: Digest | None = None) -> FetchedFile | None:
         wanted = self._wanted if received is None else changed(self._wanted, sha256=received)
         found = read_existing(self._folder, self._leaf, wanted)
-        return self._cached(found, validators) if isinstance(found, ExistingFile) else None
+        return self._cached(found, validators) if isinstance(found, CheckedBytes) else None
 
     def _validators(self) -> Validators:
         return read_validators(self._folder, self._leaf) if self._landing.keeps_validators else Validators()
@@ -497,7 +487,7 @@ class _Look:
             return None
         return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
-    def _cached(self, found: ExistingFile, validators: Validators) -> FetchedFile:
+    def _cached(self, found: CheckedBytes, validators: Validators) -> FetchedFile:
         return FetchedFile(
             path=self._landing.path,
             status=Status.CACHED,
@@ -508,24 +498,6 @@ class _Look:
             etag=validators.etag,
             last_modified=validators.last_modified,
         )
-
-
-def _downloaded(
-    wanted: DownloadRequest, landing: TargetFile, transfer: DownloadTransfer, *, begins_anew: bool
-) -> FetchedFile:
-    landed = transfer.run(begins_anew=begins_anew)
-    return FetchedFile(
-        path=landing.path,
-        status=Status.DOWNLOADED,
-        size_bytes=landed.totals.size_bytes,
-        sha256=landed.totals.sums.sha256,
-        bytes_from_network=landed.bytes_from_network,
-        bytes_resumed=landed.bytes_resumed,
-        url=shown(wanted.url),
-        commit=wanted.commit,
-        etag=landed.validators.etag,
-        last_modified=landed.validators.last_modified,
-    )
 
 
 def _open_folder(landing: TargetFile, below: str, *, makes: bool) -> AnchoredFolder:

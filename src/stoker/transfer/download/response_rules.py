@@ -7,7 +7,6 @@ that contradicts itself or what is known is never repaired by guessing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -28,7 +27,8 @@ from stoker.core.frozen import frozen
 from stoker.core.retry import NoRetry, RetryAfterDelay, pause_s
 from stoker.core.text import format_duration, one_line
 from stoker.host.http.addresses import shown
-from stoker.host.http.exchange import Headers, HttpClientResponse, Request
+from stoker.host.http.client import follow
+from stoker.host.http.exchange import Headers, Request, Transport
 from stoker.transfer.download.partial import Sidecar, strong_etag
 from stoker.transfer.download.types import DownloadRequest, DownloadTimeouts
 
@@ -660,26 +660,20 @@ def _bad(known: ExpectedContent, fault: str, **data: str) -> BadAnswer:
 # whole, and only a digest known beforehand can tell the difference.
 
 
-def probe_size(send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, etag: str) -> int | None:
-    """Ask how long the version with this tag is; `send` follows redirects. Without tags its word counts."""
-    return _by_head(send, wanted, etag) or _by_first_byte(send, wanted, etag)
-
-
-def _by_head(send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, etag: str) -> int | None:
-    return _told(send, Request(url=wanted.url, method="HEAD", headers=dict(wanted.headers)), etag)
-
-
-def _by_first_byte(send: Callable[[Request], HttpClientResponse], wanted: DownloadRequest, etag: str) -> int | None:
-    return _told(send, Request(url=wanted.url, headers={**wanted.headers, "Range": "bytes=0-0"}), etag)
-
-
-def _told(send: Callable[[Request], HttpClientResponse], request: Request, etag: str) -> int | None:
-    try:
-        # Closed unread: a server that sends everything instead is cut off, not drained.
-        with closing(send(request)) as reply:
-            told = reply.headers.get("ETag") or ""
-            is_same = not told or not etag or told == etag
-            size_bytes = file_size_of(reply.status, reply.headers)
-            return size_bytes if is_same and isinstance(size_bytes, int) else None
-    except (NetworkFailed, BadAnswer):
-        return None
+def probe_size(transport: Transport, wanted: DownloadRequest, etag: str) -> int | None:
+    """Ask how long the version with this tag is. Of a server without tags, any answer counts."""
+    by_head = Request(url=wanted.url, method="HEAD", headers=dict(wanted.headers))
+    by_first_byte = Request(url=wanted.url, headers={**wanted.headers, "Range": "bytes=0-0"})
+    found: int | None = None
+    for request in (by_head, by_first_byte):
+        try:
+            # Closed unread: a server that sends everything instead is cut off, not drained.
+            with closing(follow(transport, request).reply) as reply:
+                size_bytes = file_size_of(reply.status, reply.headers)
+                is_same = not etag or (reply.headers.get("ETag") or "") in {"", etag}
+                found = size_bytes if is_same and isinstance(size_bytes, int) else None
+        except (NetworkFailed, BadAnswer):
+            found = None
+        if found:
+            break
+    return found

@@ -97,10 +97,6 @@ class DownloadOutcome:
 # What a download works with: everything of the outside world that it touches, handed in.
 
 
-def _silent(event: Event, /) -> None:
-    """Tell nobody."""
-
-
 def _forget(came: Sequence[tuple[DownloadRequest, FetchedFile]], /) -> None:
     """Keep no receipts."""
 
@@ -108,11 +104,6 @@ def _forget(came: Sequence[tuple[DownloadRequest, FetchedFile]], /) -> None:
 def _ours(_path: str, /) -> bool:
     """Believe that nobody else puts files there."""
     return True
-
-
-def _nothing(_path: str, /) -> Digest | None:
-    """Know of no receipts."""
-    return None
 
 
 ALL_OURS: Callable[[str], bool] = _ours
@@ -129,12 +120,12 @@ class DownloadTools:
     """What may still be written where a path is."""
     jitter: Callable[[], float]
     """A number from 0 to below 1, another each time."""
-    say: Callable[[Event], None] = _silent
+    say: Callable[[Event], None] = lambda _event: None
     keep: Callable[[Sequence[tuple[DownloadRequest, FetchedFile]]], None] = NO_RECEIPTS
     """Called once files have their names and before `done` is said of them: where receipts are written."""
     owns: Callable[[str], bool] = ALL_OURS
     """Whether we have put a file at a path before: any other one there is the user's, and is not replaced unasked."""
-    received: Callable[[str], Digest | None] = _nothing
+    received: Callable[[str], Digest | None] = lambda _path: None
     """The digest of what we put at a path before, if that is known: without it a file there is not known to be good."""
     on_step: Callable[[str], None] = NO_STEP
     """Called with a step's name just before the step (`engine.STEPS`), so that tests can crash at each of them."""

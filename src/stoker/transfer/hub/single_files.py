@@ -30,8 +30,6 @@ from stoker.core.frozen import changed
 from stoker.core.retry import NoRetry
 from stoker.host.durable import translated
 from stoker.host.http.addresses import origin, shown
-from stoker.host.http.client import follow
-from stoker.host.http.exchange import HttpClientResponse, Request
 from stoker.host.resources import check_space
 from stoker.transfer.download.content import Validators, is_newest, not_ours
 from stoker.transfer.download.download import fetch_file, kept_bytes_of
@@ -152,12 +150,8 @@ def _as_received(hub: Hub, wanted: DownloadRequest, landing: TargetFile, receipt
     if receipt is None or receipt.source != shown(wanted.url) or not os.path.isfile(landing.path):
         return wanted
     validators = Validators(etag=receipt.etag, last_modified=receipt.last_modified)
-
-    def send(request: Request) -> HttpClientResponse:
-        return follow(hub.tools.transport, request).reply
-
     with hub.stop.cutting(hub.tools.transport.abort):
-        is_same = bool(validators) and is_newest(send, wanted, receipt.size_bytes, validators)
+        is_same = bool(validators) and is_newest(hub.tools.transport, wanted, receipt.size_bytes, validators)
     return changed(wanted, sha256=receipt.sha256, size_bytes=receipt.size_bytes) if is_same else wanted
 
 
