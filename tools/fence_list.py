@@ -441,8 +441,8 @@ FENCES = (
     Fence(
         "a keeper notices first that it was suspended",
         "worker/state_machine.py",
-        "        turn.end_leases()\n    _TAKERS",
-        "        pass\n    _TAKERS",
+        "        turn.end_leases()\n    if not isinstance(happening, ClockTick)",
+        "        pass\n    if not isinstance(happening, ClockTick)",
         (DECIDING,),
     ),
     Fence(
