@@ -31,7 +31,7 @@ from stoker.transfer.trees.tree_sources import LONGEST_S, FleetConnection, Trans
 
 # One file that somebody else writes, followed as one stream that only grows.
 #
-# A log that is turned over (renamed, a new one begun) goes on in the same stream: the open file is read to its end
+# A log that is turned over (renamed, a new one begun) continues in the same stream: the open file is read to its end
 # first, whatever it is called by then. So does one that was cut short: what was sent stays, and the stream goes on with
 # what is there now. Anything but a regular file is not read and never waited for, and no link on the way to one is
 # followed: the folder is a job's, and what lies elsewhere is not for it to ship.
@@ -75,7 +75,7 @@ class FollowedFile:
     def lies_there(self, size_bytes: int) -> None:
         """Take note of how much the coordinator has: more than was sent before, or less, if it lost some."""
         self.is_known_there = True
-        # Less: bytes of a file that is gone here as well, so the stream goes on with the one that is there.
+        # Less: bytes of a file that is gone here as well, so the stream continues with the one that is there.
         self._base = min(self._base, size_bytes)
         self.sent_bytes = size_bytes
 
@@ -359,7 +359,7 @@ class AttemptFolderSync:
                 continue
             older = _OLDER.match(path)
             newer = self._files.get(f"{older[1]}{older[2]}") if older else None
-            # A log that was turned over goes on in the stream of the one that has its name now.
+            # A log that was turned over continues in the stream of the one that has its name now.
             if newer is None or inode not in newer.inodes:
                 self._files[path] = FollowedFile(self._folder, path)
 

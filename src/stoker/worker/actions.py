@@ -1,6 +1,6 @@
 """Does what was decided: threads, children, files and questions. Decides nothing; what comes of it is reported.
 
-Nothing here keeps the keeper's loop waiting: what takes time has a thread of its own.
+Nothing here keeps the worker's loop waiting: what takes time has a thread of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _IDLE_WAIT_S = 1.0
 
 
 class InstructionRunner:
-    """The doing half of a keeper. The loop calls `perform`; threads of its own read what is known."""
+    """The doing half of a worker. The loop calls `perform`; threads of its own read what is known."""
 
     def __init__(
         self, runtime: WorkerRuntime, keeping: WorkerState, questions: ClaimLoop, sessions: Sessions | None = None
@@ -74,7 +74,7 @@ class InstructionRunner:
         self._writing = threading.Lock()
 
     def adopt(self, lease: HeldLease) -> None:
-        """Go on with an attempt that an earlier keeper began."""
+        """Go on with an attempt that an earlier worker began."""
         underway, _ = self._new(lease)
         if lease.child is not None:
             underway.adopt(lease.run, lease.child)
@@ -220,7 +220,7 @@ class InstructionRunner:
             self._report_end(token, underway)
 
     def _bring(self, lease: HeldLease, underway: RunningAttempt, stop: threading.Event) -> None:
-        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins anew.
+        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins again.
 
         Heartbeats tell how much of it has come: its start is waited for as long as that grows.
         """
@@ -341,12 +341,12 @@ def _says(lease: HeldLease, heard: AttemptProgress, prepares: str) -> str:
     return prepares if lease.phase is AttemptPhase.STARTING else str(lease.phase)
 
 
-# What becomes of attempts that an earlier keeper left: gone on with, or ended. Decided purely, from what is known.
+# What becomes of attempts that an earlier worker left: gone on with, or ended. Decided purely, from what is known.
 
 
 @frozen
 class WorkerRecovery:
-    """What a keeper begins with."""
+    """What a worker begins with."""
 
     incarnation: str
     """The predecessor's, if there is something to go on with; else empty: a new one."""

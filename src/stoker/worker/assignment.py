@@ -1,7 +1,7 @@
-"""What a keeper hands to the child that runs one attempt: one line on its standard input, and a lease file.
+"""What a worker hands to the child that runs one attempt: one line on its standard input, and a lease file.
 
-The lease file says until when the attempt may run. The keeper writes it with every renewal, the child reads it: so a
-job ends with its lease even if its keeper was killed or stands still.
+The lease file says until when the attempt may run. The worker writes it with every renewal, the child reads it: so a
+job ends with its lease even if its worker was killed or stands still.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LeaseFile:
         self.path = path
 
     def write(self, ends_s: float, partition: Partition) -> None:
-        """Say it anew. Readers see the old line or the new one; it need not survive a power cut, nothing else does."""
+        """Say it again. Readers see the old line or the new one; it need not survive a power cut, nothing else does."""
         with translated(self.path):
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
             fresh_path = f"{self.path}.new"
@@ -104,7 +104,7 @@ class LeaseFile:
         return "its lease is over, and nobody renewed it"
 
 
-# Ends an attempt whose lease is over: its own look at the lease file, whatever became of its keeper.
+# Ends an attempt whose lease is over: its own look at the lease file, whatever became of its worker.
 
 LOOK_EVERY_S = 0.5
 

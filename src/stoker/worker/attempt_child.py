@@ -137,7 +137,7 @@ def _args_here(recipe: Recipe, assignment: Assignment) -> dict[str, Any]:
 
 # Run one attempt to its end, in this process: journey one inside a lease, told in the attempt's folder.
 #
-# Nothing is said on pipes that would die with the keeper: `status.jsonl` and `end.json` are the report. TERM asks the
+# Nothing is said on pipes that would die with the worker: `status.jsonl` and `end.json` are the report. TERM asks the
 # work to end and waits for it; a second TERM ends it now.
 
 
@@ -218,7 +218,7 @@ class _Stops:
 
     def listen(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Whoever presses Ctrl-C means the keeper, which sees to us.
+        # Whoever presses Ctrl-C means the worker, which sees to us.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def stop_by(self, cancel: Callable[[StokerError], None], give_up: Callable[[StokerError], None]) -> None:

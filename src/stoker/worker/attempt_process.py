@@ -279,7 +279,7 @@ class RunningAttempt:
         return JobFolder(os.path.join(self._worker.runs, self.run))
 
     def adopt(self, run: str, child: ProcessIdentity) -> None:
-        """Take over an attempt that an earlier keeper began."""
+        """Take over an attempt that an earlier worker began."""
         self.run, self._ward = run, AttemptProcess(child)
 
     def begin(
@@ -290,7 +290,7 @@ class RunningAttempt:
     ) -> ProcessIdentity | StartRefusal | None:
         """Start it, or say why not; nothing if it was stopped meanwhile.
 
-        `prepare` brings what it goes on from, until its event is set, and may take longer than the lease that was
+        `prepare` brings what it continues from, until its event is set, and may take longer than the lease that was
         granted: `ends_s` is asked afterwards. `write_down` is called before the child knows what to do.
         """
         worker, spawner = self._worker, self._runtime.spawner

@@ -1,4 +1,4 @@
-"""An attempt's checkpoints, brought to the coordinator as they come, for whoever goes on with the job.
+"""An attempt's checkpoints, brought to the coordinator as they come, for whoever continues with the job.
 
 A thread looks at the scratch folders that the attempt works in. The newest verified checkpoint is packed, sent and
 then pointed at, under the attempt's token: bytes, then name. One is under way at a time; what a newer one overtook is
@@ -56,7 +56,7 @@ class PackedCheckpoint:
 def pack_checkpoint(scratch: str, checkpoint: Checkpoint, said: Mapping[str, Any], spool: str) -> PackedCheckpoint:
     """Pack a verified checkpoint of a scratch folder, and what is said of it, into a file of `spool`.
 
-    Whoever asked removes it. `CorruptBytes` if it changes meanwhile, `LocalFile` if a newer one took its place.
+    The caller removes it. `CorruptBytes` if it changes meanwhile, `LocalFile` if a newer one took its place.
     """
     key = Digest(os.path.basename(scratch))
     name = os.path.relpath(checkpoint.path, os.path.realpath(scratch))
@@ -178,7 +178,7 @@ class CheckpointShipper:
         return self._every_s
 
     def settle(self, deadline_s: float) -> CheckpointBody | None:
-        """The attempt's process is gone: ship what it saved last, and give where the job goes on.
+        """The attempt's process is gone: ship what it saved last, and give where the job continues.
 
         Gives up at `deadline_s` on the clock's monotonic scale.
         """

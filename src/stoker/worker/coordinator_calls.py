@@ -59,7 +59,7 @@ from stoker.worker.worker_state import (
     WorkerRejected,
 )
 
-# The lines to a coordinator, as a keeper uses them. `wire.client.FleetClient` is each of them; tests bring their own.
+# The lines to a coordinator, as a worker uses them. `wire.client.FleetClient` is each of them; tests bring their own.
 #
 # Three, so that none waits for another: short words, long questions for work, and bytes.
 

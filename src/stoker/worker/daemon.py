@@ -1,4 +1,4 @@
-"""The keeper's loop: what happened, what follows from it, doing it. Nothing in it waits for a network or a child."""
+"""The worker's loop: what happened, what follows from it, doing it. Nothing in it waits for a network or a child."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def keep(worker: Worker) -> int:
 
 
 class Daemon:
-    """One keeper at work."""
+    """One worker at work."""
 
     def __init__(self, worker: Worker, journal: Journal) -> None:
         self._worker = worker
@@ -236,7 +236,7 @@ class Daemon:
             self.leave(Terminated, "the terminal went away" if number == signal.SIGHUP else "it was asked to end")
 
     def _end_left_behind(self, written: JournaledLease) -> None:
-        """End what an earlier keeper left and nobody may go on with."""
+        """End what an earlier worker left and nobody may go on with."""
         worker = self._worker
         worker.tell("left_behind", {"job": written.grant.spec.shown, "run": written.run, "pid": written.child.pid})
         # It ends by itself as soon as it looks; asked or not, nothing of it is left when we go on.

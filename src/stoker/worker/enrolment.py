@@ -3,7 +3,7 @@
     proven = begin(invitation, door)          # over TLS that proves nothing; the code's key proves the CA
     membership = finish(proven, name, door)   # over TLS of that CA alone
 
-What is asked for is written down before it is asked, and what was given replaces it: who is killed in between goes on
+What is asked for is written down before it is asked, and what was given replaces it: who is killed in between continues
 with `resume`, by the same code. A code that is mistyped and a stranger in between look alike at
 `begin`: the proof is not the one that this code makes. A stranger who only passes the first answer on is found at
 `finish`: they have no certificate of the proven CA.
@@ -286,7 +286,7 @@ def _purpose(begun: JoinBeginResponse, key: bytes, nonce: str) -> JoinPurpose | 
 def resume(invitation: Invitation, name: str, door: JoinTransport, *, state: str) -> Membership | None:
     """Go on with an attempt by this code that was cut off after its words were written down; nothing if none was.
 
-    Nothing, too, if the coordinator does not take those words any more: whoever asks begins anew then. `name` is the
+    Nothing, too, if the coordinator does not take those words any more: whoever asks begins again then. `name` is the
     one that is wanted now; empty: any.
     """
     pending = read_pending(state, invitation.code.id)

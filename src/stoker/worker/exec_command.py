@@ -1,7 +1,7 @@
 """One command beside a running job: started, fed, listened to, and ended for certain. Blocks: it has its own threads.
 
 What it writes is sent as fast as its operator reads, and no faster; secrets of the job are kept out of it. When `run`
-returns nothing of it runs, whatever went wrong; if the keeper is killed, a shell beside it sees to that.
+returns nothing of it runs, whatever went wrong; if the worker is killed, a shell beside it sees to that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stoker.transfer.trees.tree_sources import TransferBackoff, is_later
 
 # Where a command runs beside a job: the folder, the variables, the limits and the user of the job's own program.
 #
-# They are read from the program as it runs, so they are its own, also after the keeper that started it is gone. A job
+# They are read from the program as it runs, so they are its own, also after the worker that started it is gone. A job
 # whose stages are no programs, or which is between two of them, gives what its attempt was given.
 
 _PROGRAMS_OWN = "STOKER_OUT"
@@ -343,7 +343,7 @@ class ExecSession:
                 except BlockingIOError:
                     pass
                 except OSError:
-                    # It reads no more; what it goes on to write is still wanted.
+                    # It reads no more; what it continues to write is still wanted.
                     return
             if data:
                 self._over.wait(_LOOK_EVERY_S / 2)
@@ -363,7 +363,7 @@ def _said(error: StokerError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-# All commands of operators beside the attempts of one keeper. Nothing here keeps the keeper waiting.
+# All commands of operators beside the attempts of one worker. Nothing here keeps the worker waiting.
 
 MOST_PER_JOB = 4
 _REMEMBERED = 1000

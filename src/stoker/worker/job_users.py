@@ -2,7 +2,7 @@
 
     state/worker/NAME/users/UID     the attempt that runs as this user
 
-A keeper that takes over finds there who is in use. Between two jobs everybody who runs as a user is ended. Programs of
+A worker that takes over finds there who is in use. Between two jobs everybody who runs as a user is ended. Programs of
 jobs are what runs so; recipes of cookbooks, which are our own and the machine owner's code, run as the worker.
 """
 
@@ -41,7 +41,7 @@ class UserPool:
         self._taken: dict[str, OtherUser] = {}
 
     def open(self, adopted: Iterable[str]) -> None:
-        """Begin, with the attempts of an earlier keeper that go on. Other users are free, once nobody runs as them."""
+        """Begin, with the attempts of an earlier worker that go on. Other users are free, once nobody runs as them."""
         runs = set(adopted)
         with translated(self._folder):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)

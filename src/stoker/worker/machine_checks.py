@@ -1,4 +1,4 @@
-"""This machine, as its keeper asks about it: what is free, and whether a job could start. Looks, decides nothing."""
+"""This machine, as its worker asks about it: what is free, and whether a job could start. Looks, decides nothing."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ _NO_PROJECT = "/"
 
 @frozen
 class LocalMachine:
-    """What a keeper needs of where it runs."""
+    """What a worker needs of where it runs."""
 
     offer: MachineOffer
     catalogue: Catalogue

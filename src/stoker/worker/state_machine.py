@@ -1,9 +1,9 @@
-"""What a keeper does next: from what it knows and what happened to what it knows then and what is to be done. Pure.
+"""What a worker does next: from what it knows and what happened to what it knows then and what is to be done. Pure.
 
 Rules, in order of precedence:
 
 - A lease that is over by our own clock, counted from before the request that renewed it, is not spoken under: its job
-  is stopped and its result dropped. A job that keeps on goes on; its result is offered if somebody renews it again.
+  is stopped and its result dropped. A job that keeps on continues; its result is offered if somebody renews it again.
 - What the coordinator drops is stopped and forgotten; what it cancels is stopped, confirmed gone, then confirmed.
 - Nothing is said of an attempt that is being stopped until nothing of it runs.
 - Who leaves gives everything back first, and takes nothing new; told a second time, it ends everything now, and waits
@@ -63,7 +63,7 @@ from stoker.worker.worker_state import (
     WorkerStopRequested,
 )
 
-# One decision on its way: what a keeper knows changes, instructions gather, and at the end whatever is due is done.
+# One decision on its way: what a worker knows changes, instructions gather, and at the end whatever is due is done.
 
 HURRY_S = 2.0
 """How long what runs under a lease that is over may take to stop: less than the coordinator waits for before it gives
@@ -400,7 +400,7 @@ def _take_silence(turn: DecisionBuilder, unanswered: RequestUnanswered) -> None:
     longest_s = min(_LONGEST_PAUSE_S, keeping.lease_s / 4)
     again_s = turn.now_s + pause_s(keeping.misses, unanswered.jitter, first_s=first_s, longest_s=longest_s)
     if unanswered.was_claim:
-        # It may have been started anew, and forgotten what only a heartbeat says: that is not left for later.
+        # It may have been started again, and forgotten what only a heartbeat says: that is not left for later.
         renew_at_s = keeping.renew_at_s if keeping.is_away else min(keeping.renew_at_s, again_s)
         turn.now_knows(
             asking=None, is_called_back=False, ask_at_s=again_s, renew_at_s=renew_at_s, misses=keeping.misses + 1

@@ -1,4 +1,4 @@
-"""What may happen to a keeper: answers, ends, orders, signals and the passing of time. Only nouns.
+"""What may happen to a worker: answers, ends, orders, signals and the passing of time. Only nouns.
 
 Each comes with the moment it became known, on the clock that also counts suspend; `asked_s` is the moment *before* a
 question was sent, from which its answer's times count.
@@ -20,7 +20,7 @@ from stoker.host.identity import ProcessIdentity, mine
 from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Grant, RenewalResponse, Welcome
 from stoker.worker.assignment import AttemptEnd, LeaseFile
 
-# What a keeper knows at one moment: its leases, where each stands, and what is wished of it. Only nouns.
+# What a worker knows at one moment: its leases, where each stands, and what is wished of it. Only nouns.
 #
 # All times are on the clock that also counts suspend.
 
@@ -103,7 +103,7 @@ class HeldLease:
 
 
 class WorkerShutdownMode(StrEnum):
-    """How a keeper ends."""
+    """How a worker ends."""
 
     NO = "no"
     SOFTLY = "softly"
@@ -464,7 +464,7 @@ Instruction = (
 )
 
 
-# What a keeper holds, written down for the one after it: leases, the children under them, and under which name.
+# What a worker holds, written down for the one after it: leases, the children under them, and under which name.
 #
 # A successor finds a child by number, start and boot, never by the number alone. Nothing here has to survive a power
 # cut: no process does.
@@ -474,7 +474,7 @@ _LARGEST_BYTES = 1 << 28
 
 @frozen
 class JournaledLease:
-    """One lease as an earlier keeper left it."""
+    """One lease as an earlier worker left it."""
 
     grant: Grant
     run: str
@@ -484,7 +484,7 @@ class JournaledLease:
 
 @frozen
 class Predecessor:
-    """What the keeper before this one held."""
+    """What the worker before this one held."""
 
     incarnation: str
     coordinator: str
@@ -507,7 +507,7 @@ class Journal:
         self._path = os.path.join(folder, "journal.json")
 
     def open(self) -> None:
-        """Make the folders, and clear what an earlier keeper was packing or hearing when it was killed."""
+        """Make the folders, and clear what an earlier worker was packing or hearing when it was killed."""
         remove_tree(self.spool_folder)
         # A child of its may still write there: into a file that goes with it, and that nobody would find.
         remove_tree(self.said_folder)
@@ -545,7 +545,7 @@ class Journal:
             os.replace(fresh_path, self._path)
 
     def read(self) -> Predecessor | None:
-        """Return what an earlier keeper of this boot held; nothing if there is nothing to be read."""
+        """Return what an earlier worker of this boot held; nothing if there is nothing to be read."""
         try:
             raw = loads(read_regular(self._path, _LARGEST_BYTES))
             if raw["boot_id"] != mine().boot_id:

@@ -3,8 +3,8 @@
     attempts/7f/7f3a…/2/status.jsonl, logs/NODE.log, metrics/…, end.json
 
 Files only grow. A piece that is sent again changes nothing; other bytes in the place of known ones are a `Conflict`; a
-gap is refused with the offset where the file goes on, so a worker needs no memory of its own. Bytes of logs are not
-synced one by one: whoever shipped them still has them, and goes on from what a power cut left. `end.json` is the
+gap is refused with the offset where the file continues, so a worker needs no memory of its own. Bytes of logs are not
+synced one by one: whoever shipped them still has them, and continues from what a power cut left. `end.json` is the
 attempt's last word: it is written whole, and everything is durable before it has its name.
 """
 

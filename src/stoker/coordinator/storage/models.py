@@ -202,7 +202,7 @@ class ModelViewUpdater(BackgroundThread):
         return count
 
     def _shown_until(self) -> int:
-        """Return behind which row to begin, by time: a database that was restored counts its rows anew."""
+        """Return behind which row to begin, by time: a database that was restored counts its rows again."""
         asked = select(func.max(BUNDLES.c.id)).where(BUNDLES.c.at_s < self._models.newest_s())
         with snapshot(self._database) as connection:
             return connection.execute(asked).scalar() or 0

@@ -246,7 +246,7 @@ def _archive_of(checkpoint: str) -> str:
 ORPHAN_GRACE_S = 86400.0
 """How long an archive that nothing names is spared: its worker may be about to say that the job finished."""
 UPLOAD_GRACE_S = 86400.0
-"""How long an upload may rest before nobody is thought to go on with it; whoever does begins it anew."""
+"""How long an upload may rest before nobody is thought to go on with it; whoever does begins it again."""
 
 
 @frozen

@@ -42,7 +42,7 @@ from stoker.transfer.download.types import DownloadRequest, DownloadTools
 # The digests of a body while it comes: a thread of its own, so that hashing costs no time beside the network.
 #
 # Pieces go through a short queue. Where bytes of an earlier run come first, the thread reads them back from the file
-# while new ones already arrive, goes on reading until it has caught up, and takes pieces from the queue from then on:
+# while new ones already arrive, continues reading until it has caught up, and takes pieces from the queue from then on:
 # the connection never has to wait for a long beginning to be hashed.
 
 QUEUE_BYTES = 8 << 20

@@ -1,6 +1,6 @@
 """The fetch of one file, attempt by attempt, until its bytes are checked, durable and under their final name.
 
-What to do is decided in `deciding`, `judging` and `retrying`; this does it. Whatever ends it, the final name is what it
+What to do is decided in `deciding`, `judging` and `retrying`; this does it. However it ends, the final name is what it
 was before, or a file that passed every check; the partial file stays for another run unless its bytes proved wrong.
 """
 
@@ -383,7 +383,7 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
     """Have a file under its final name, whole, checked and durable; or raise, with the final name as it was.
 
     A file that is there and is the one wanted is kept; another one is replaced if it is ours (`Tools.owns`, or
-    validators lie beside it), else refused before anything is sent; `force` fetches anew, whatever is there. `offline`
+    validators lie beside it), else refused before anything is sent; `force` fetches again, whatever is there. `offline`
     asks nobody. Raises `NotOnServer`, `AuthRefused`, `RateLimited`, `NetworkFailed`, `BadAnswer`, `HashMismatch`,
     `NoSpace`, `LockHeld`, `LocalFile`, `NoPermission`, `BadInput` for a landing whose name is not safe, and whatever
     `stop` is asked with.

@@ -1,7 +1,7 @@
 """The partial file and its sidecar: bytes at explicit offsets, and an honest record of how many of them would survive.
 
 Nothing is ever appended "to the end", wherever that is by then: two writers of one pinned version, which a lying lock
-may bring about, write the same bytes to the same places. A file is begun anew as a new file, never by emptying the old
+may bring about, write the same bytes to the same places. A file is begun again as a new file, never by emptying the old
 one, which somebody else may be about to name. After a failed sync the kernel may have dropped what it could not write,
 so nothing beyond the last good sync is believed any more.
 """

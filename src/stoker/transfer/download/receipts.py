@@ -248,7 +248,7 @@ def _count(body: dict[str, Any], name: str) -> int:
 
 
 def _spelt(body: dict[str, Any]) -> bytes:
-    """Spell a receipt for its checksum: whoever lays its text out anew changes nothing."""
+    """Spell a receipt for its checksum: whoever lays its text out again changes nothing."""
     return dumps(body, sort_keys=True).encode()
 
 

@@ -147,7 +147,7 @@ _REMEMBERED = 64
 
 @frozen
 class ServedFile:
-    """A file that is open to be given away, and closed by whoever asked."""
+    """A file that is open to be given away, and closed by the caller."""
 
     file: BinaryIO
     size_bytes: int
@@ -566,7 +566,7 @@ def share_trees(
 
 
 class OwnContext:
-    """What a machine's server shows and whom it lets in; made anew when its certificate's file is another."""
+    """What a machine's server shows and whom it lets in; made again when its certificate's file is another."""
 
     def __init__(self, identity: FleetIdentity) -> None:
         self._identity = identity
@@ -601,7 +601,7 @@ class OwnContext:
 FRESH_S = 30.0
 """So long an answer counts without being asked again: a machine that was forgotten gets things for no longer."""
 STALE_S = 300.0
-"""So long it counts while the coordinator can't be asked: a copy that is under way goes on over a short cut."""
+"""So long it counts while the coordinator can't be asked: a copy that is under way continues over a short cut."""
 AGAIN_S = 2.0
 """Between two questions: a stranger's certificate must not have the coordinator asked with every connection."""
 

@@ -32,7 +32,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def check_out(store: LocalStore, record: Record, into: str, *, is_writable: bool = True) -> None:
     """Lay a record's tree out in a folder that is not there yet, or is empty. Not synced: it can be made again.
 
-    `CorruptBytes` if bytes of it are not in the store, `LocalFile` if the folder is not empty. Whatever ends it early
+    `CorruptBytes` if bytes of it are not in the store, `LocalFile` if the folder is not empty. However it ends early
     leaves no folder that was not there before.
     """
     with _new_folder(into):

@@ -49,7 +49,7 @@ from stoker.transfer.trees.tree_sources import (
 # Trees on their way here: what nobody went on with is swept, by whoever receives the next one.
 
 GRACE_S = 7 * 86400.0
-"""How long something may rest before nobody is thought to go on with it; whoever does begins it anew."""
+"""How long something may rest before nobody is thought to go on with it; whoever does begins it again."""
 
 
 def sweep_incoming(places: StorePaths, *, now_s: float, grace_s: float = GRACE_S) -> int:
@@ -106,7 +106,7 @@ def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and
 
     `heed` is told of every byte that comes, `on_outlook` once what is missing is known. `NotFound` if nobody in the
     fleet has it, `NoSpace` before anything comes that has no room, `HashMismatch` if even the coordinator sends wrong
-    bytes, the error that `stop` is asked with; the same call goes on from there.
+    bytes, the error that `stop` is asked with; the same call continues from there.
     """
     if not is_digest(tree):
         raise BadInput(f"not a tree's digest: {tree[:80]!r}")
@@ -327,7 +327,7 @@ _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def receive(
     passage: TransferConnection, sha256: str, size_bytes: int, folder: str, *, heed: Heed = lambda _: None
 ) -> str:
-    """Bring an archive into `folder`, whole and verified, and give its path; whoever asked removes it.
+    """Bring an archive into `folder`, whole and verified, and give its path; the caller removes it.
 
     Tries again after a break, as often in a row without a new byte as the passage says. `HashMismatch` if the
     coordinator sends something else, `NotFound` if it has nothing of that digest, `Cancelled` if somebody said stop.

@@ -305,7 +305,7 @@ _PATIENCE = RequestTimeouts(answer_s=15.0, silence_s=20.0, retry_s=0.0)
 CONNECT_S = 3.0
 """A machine that can't be reached costs so much: then the coordinator is asked."""
 UNHEARD_S = 5.0
-"""After a long cut, whoever sends tries again ever more seldom: who receives must not wait for that, but connect anew.
+"""After a long cut, whoever sends tries again ever more seldom: who receives must not wait for that, but connect again.
 So long is less than what a slow program may take, and more than a network takes to lose and repeat some packets."""
 
 

@@ -80,7 +80,7 @@ class Interpreters:
         return self._found
 
     def look_again(self, *, after_s: float) -> None:
-        """Look for them anew where the last look is so long ago: somebody may have put one there."""
+        """Look for them again where the last look is so long ago: somebody may have put one there."""
         if self._clock.monotonic_s() - self._found_s >= after_s:
             self._found = None
 
@@ -490,7 +490,7 @@ def _write_build(user: OtherUser, work: Build, installation: Installation, place
 
 
 def _link(work: Build) -> None:
-    """Make the links of an environment anew, as uv makes them. Raises `BadInput` where a wheel has put a file."""
+    """Make the links of an environment again, as uv makes them. Raises `BadInput` where a wheel has put a file."""
     version = "python" + ".".join(work.base.version.split(".")[:2])
     links = {"bin/python": work.base.path, "bin/python3": "python", f"bin/{version}": "python", "lib64": "lib"}
     for name, target in links.items():

@@ -243,7 +243,7 @@ class InputFetcher:
 
     @contextmanager
     def _feeling(self, pulse: InputActivity) -> Iterator[None]:
-        """Count every second of the block in which something goes on, whoever does it."""
+        """Count every second of the block in which something continues, whoever does it."""
         over = threading.Event()
 
         def feel() -> None:

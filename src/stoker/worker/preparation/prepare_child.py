@@ -1,4 +1,4 @@
-"""Whether work goes on of which nobody tells us: a silent compiler's, or another job's that we wait for.
+"""Whether work continues of which nobody tells us: a silent compiler's, or another job's that we wait for.
 
 A second counts while the processes of uv compute, or while bytes of the tree arrive. One that hangs counts nothing.
 """
@@ -33,7 +33,7 @@ from stoker.worker.environments.environment_builder import Maker
 from stoker.worker.preparation.input_check import LocalInputs, PresentInputs, what_is_missing
 from stoker.worker.worker_state import StartRefusal
 
-# What a preparing child says to its keeper, line by line: how far it is, and how it ended.
+# What a preparing child says to its worker, line by line: how far it is, and how it ended.
 #
 # `count` only grows, and only with honest work: it is what keeps the lease.
 
@@ -292,7 +292,7 @@ class InputPreparer:
         return self.small is not None and self.small.bring(grant.spec.code_tree, stop)
 
     def sweep(self) -> None:
-        """Take away what attempts left that ended with their keeper."""
+        """Take away what attempts left that ended with their worker."""
         with suppress(StokerError):
             self.here.workspaces.sweep(self.clock.wall_s())
 
@@ -301,7 +301,7 @@ _LARGEST_BYTES = 1 << 20
 
 
 class InputActivity(Protocol):
-    """Feels whether something goes on."""
+    """Feels whether something continues."""
 
     def beats(self) -> bool:
         """Return whether it has got on since it was last asked."""

@@ -137,7 +137,7 @@ class Workspaces:
             remove_tree(self.place(run))
 
     def sweep(self, now_s: float) -> None:
-        """Take away what attempts left that were killed with their keeper."""
+        """Take away what attempts left that were killed with their worker."""
         self.spares.sweep()
         for name in names_in(self.folder):
             if not name.startswith(".") and self._is_left(name, now_s):
