@@ -34,7 +34,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    """Return the names above to whoever asks: a rank needs other modules than its owner."""
+    """Import the names above on first use: a rank needs other modules than its owner."""
     from importlib import import_module  # noqa: PLC0415 - see above
 
     if name not in _PLACES:

@@ -21,7 +21,7 @@ from stoker.gang.rank_config import Buffer, RankConfig
 from stoker.gang.rank_processes import START_S
 
 RANKS = 2
-"""Where nobody says how many, and there are not more devices."""
+"""Default number of ranks, if there are not more devices."""
 COLLECTIVE = "ALL_REDUCE"
 """What follows the phases of the bring-up."""
 _VALUES = 1024
@@ -118,9 +118,9 @@ def rehearse(trial: GangSelfTestSetup, *, timeout_s: float = START_S, on_phase: 
     except Cancelled:
         raise
     except StokerError as error:
-        told = error.data.get("phases_s")
-        if isinstance(told, list) and up_s is None:
-            phases = told
+        reached = error.data.get("phases_s")
+        if isinstance(reached, list) and up_s is None:
+            phases = reached
         return GangSelfTest(trial=trial, ranks=_by_rank(names, phases), import_s=import_s, up_s=up_s, error=error)
     return GangSelfTest(trial=trial, ranks=_by_rank(names, phases), import_s=import_s, up_s=up_s)
 

@@ -28,11 +28,11 @@ COLLECT_S = 0.05
 ECHO_COLLECT_S = 2.0
 """The same while only lost peers are reported: a rank is gone whose end is not seen yet (a core dump takes a while)."""
 _NS = 1_000_000_000
-# How an end happened is told by the parent of the process, moments after the end itself is seen.
+# The parent of a process reports how it ended, moments after the end itself is seen.
 _EXIT_WAIT_NS = 2 * _NS
 _ASK_AGAIN_NS = _NS // 500
 
-# What libraries say when somebody else is gone.
+# What libraries report when a peer is gone.
 _ECHO = re.compile(
     r"connection (was )?(closed|reset)|closed by peer|reset by peer|broken pipe|remote process exited"
     r"|socket (has likely |was )?.{0,20}closed|peer (has )?(gone|exited|closed)|end of file|network error",
@@ -61,7 +61,7 @@ class RankSnapshot:
 
     rank: int
     device: str
-    """As people are told: `device 3, GPU-…`."""
+    """For people: `device 3, GPU-…`."""
     page: RankPage
     """The last whole page that was read; a page of zeros before the first."""
     is_torn: bool = False
@@ -100,7 +100,7 @@ class RankFailure:
     text: str = ""
     exit: ProcessExit | None = None
     is_echo: bool = False
-    """Whether it only tells that somebody else is gone."""
+    """Whether it only reports that a peer is gone."""
 
 
 @frozen
@@ -145,7 +145,10 @@ def judge(looks: Sequence[RankSnapshot], now_ns: int, limits: GangDeadlines) -> 
     """Return what has become of the gang; see the top of this file."""
     if any(_is_unclear(look, now_ns) for look in looks):
         return RanksPending(until_ns=now_ns + _ASK_AGAIN_NS)
-    reports = sorted((_report(look, now_ns, limits) for look in looks if _has_failed(look)), key=_order)
+    reports = sorted(
+        (_report(look, now_ns, limits) for look in looks if _has_failed(look)),
+        key=lambda report: (report.is_echo, report.at_ns, report.rank),
+    )
     if reports:
         return _collected(looks, reports, now_ns, limits)
     waiting = [look for look in looks if not look.is_done]
@@ -154,7 +157,7 @@ def judge(looks: Sequence[RankSnapshot], now_ns: int, limits: GangDeadlines) -> 
     late = [look for look in waiting if _is_late(look, now_ns, limits)]
     if late:
         slowest, stuck = min(waiting, key=_progress), min(late, key=_progress)
-        # Who joins the others waits for whoever is not there yet.
+        # A rank that joins the group waits for those that are not there yet.
         cause = slowest if slowest in late or stuck.page.phase is Phase.COMM else stuck
         return _failed(looks, _silent(cause, now_ns, limits), (), now_ns)
     ends = [end for look in waiting if (end := _ends_ns(look, now_ns, limits)) is not None]
@@ -188,7 +191,7 @@ def _innocence(stack: str) -> int:
 
 
 def is_echo(text: str) -> bool:
-    """Return whether an error only tells that somebody else is gone."""
+    """Return True if an error only reports that a peer is gone."""
     return _ECHO.search(text) is not None
 
 
@@ -217,8 +220,8 @@ def _collected(
 def _failed(
     looks: Sequence[RankSnapshot], cause: RankFailure, collateral: tuple[RankFailure, ...], now_ns: int
 ) -> GangFailure:
-    told = {cause.rank, *(report.rank for report in collateral)}
-    rest = [look for look in looks if look.rank not in told]
+    reported = {cause.rank, *(report.rank for report in collateral)}
+    rest = [look for look in looks if look.rank not in reported]
     pending = tuple(
         PendingRank(
             rank=look.rank,
@@ -237,7 +240,7 @@ def _has_failed(look: RankSnapshot) -> bool:
 
 
 def _is_unclear(look: RankSnapshot, now_ns: int) -> bool:
-    """Return whether a rank has ended and it is still to be told how."""
+    """Return True if a rank has ended and its exit status is not known yet."""
     is_over = look.gone_ns is not None and look.page.state is not RankState.ERROR and not look.is_done
     return is_over and look.exit is None and now_ns < (look.gone_ns or 0) + _EXIT_WAIT_NS
 
@@ -263,10 +266,6 @@ def _report(look: RankSnapshot, now_ns: int, limits: GangDeadlines) -> RankFailu
         exit=look.exit,
         is_echo=how is RankFailureMode.RAISED and is_echo(text),
     )
-
-
-def _order(report: RankFailure) -> tuple[bool, int, int]:
-    return report.is_echo, report.at_ns, report.rank
 
 
 def _silent(look: RankSnapshot, now_ns: int, limits: GangDeadlines) -> RankFailure:

@@ -1,4 +1,4 @@
-"""What a gang is to become, worked out from its configs, and what each rank is told of that."""
+"""The plan of a gang, worked out from its configs, and the request that each rank gets."""
 
 from __future__ import annotations
 

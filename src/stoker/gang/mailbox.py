@@ -1,8 +1,8 @@
 """The mailbox page of one rank: 4096 bytes at fixed places, little-endian, written by the rank and read by its owner.
 
 A page is published payload first, then its checksum, and the state as the last four bytes, so that a reader who sees
-the new state sees all that belongs to it. The checksum covers the state, too: whoever reads between two writes, or
-after a rank was killed between them, is told that the page is torn.
+the new state sees all that belongs to it. The checksum covers the state, too: a page that is read between two
+writes, or after a rank was killed between them, reads as torn.
 
 The reader trusts nothing: a length or count beyond what fits is cut, a number that is no state or phase is torn, and
 text is decoded whatever its bytes are.
@@ -282,7 +282,7 @@ def read_at(fd: int, nbytes: int, at: int) -> bytearray:
 # The mailboxes of a gang: for each rank its page and a black box of 64 KiB, in memory that has no name.
 #
 # Each rank gets the descriptor of its own mailbox alone, so none can spoil another's. Nothing can be left behind,
-# whoever is killed when.
+# whichever process is killed when.
 
 BOX_BYTES = 64 * 1024
 TRACEBACK_AT = PAGE_BYTES

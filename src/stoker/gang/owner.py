@@ -57,7 +57,7 @@ from stoker.gang.rank_processes import (
     wait_for,
 )
 from stoker.gang.rendezvous_link import RendezvousLink, cause_of
-from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, SoloRendezvous, has_passed
+from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, has_passed
 from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter
 from stoker.host.command_runner import SubprocessRunner
 from stoker.host.interpreter import pip_install
@@ -67,9 +67,9 @@ from stoker.host.processes import GRACE_S
 
 
 class RunningGang:
-    """The processes. What fails is raised; whoever gets that calls `end`."""
+    """The processes. What fails is raised; the caller then calls `end`."""
 
-    def __init__(self, plan: GangPlan, starter: Starter, cancel: Cancel, meeting: Rendezvous) -> None:
+    def __init__(self, plan: GangPlan, starter: Starter, cancel: Cancel, meeting: Rendezvous | None) -> None:
         self._plan = plan
         self._meeting = meeting
         self._cancel = cancel
@@ -100,13 +100,14 @@ class RunningGang:
                     fds = {**common, **output, **self._staging.fds(index), CALLS: theirs.fileno()}
                     self._ranks.start(RANK_ENTRY, {**rank.to_request(), **surroundings}, fds, cwd=os.getcwd())
         patience = GangTimeouts(total_s=plan.timeout_s, phases_s=plan.phases_s, started_ns=started_ns)
-        if plan.seats is None or plan.seats.is_alone:
+        meeting = self._meeting
+        if meeting is None or plan.seats is None:
             return self._wait(is_ready, patience)
-        self._meeting.on_news(self._ranks.wake)
+        meeting.on_news(self._ranks.wake)
         left_s = max(0.0, plan.timeout_s - (time.monotonic_ns() - started_ns) / 1e9)
-        self._together = RendezvousLink(self._meeting, plan.seats, self._ends, left_s)
+        self._together = RendezvousLink(meeting, plan.seats, self._ends, left_s)
         self._wait(is_ready, patience)
-        self._meeting.arrive(UP)
+        meeting.arrive(UP)
         return self._wait(self._together.has_come_up, GangTimeouts(total_s=None), each_look=self._together.attend_up)
 
     def talk(self, message: bytes, timeout_s: float | None) -> list[bytes]:
@@ -142,13 +143,18 @@ class RunningGang:
         exchange = RankExchange(self._ends, pack(FrameKind.CLOSE))
         patience = GangTimeouts(total_s=min(self._plan.grace_s, CLOSE_S))
         try:
-            wait_for(self._ranks, _has_left, patience, conversation=exchange)
+            wait_for(
+                self._ranks,
+                lambda look: look.exit is not None and look.exit.is_success,
+                patience,
+                conversation=exchange,
+            )
         except RankFailed:
             if self._staging.has_outputs:
                 raise
 
     def end(self) -> None:
-        """Stop whoever is left, confirmed, and let go of everything. Raises `ProcessLost` if somebody survives."""
+        """Stop the ranks that are left, confirmed, and release everything. Raises `ProcessLost` if one survives."""
         try:
             stop(self._ranks, grace_s=min(self._plan.grace_s, ROLLBACK_S / 2))
         finally:
@@ -162,18 +168,12 @@ class RunningGang:
         self._ranks.close()
 
 
-def _has_left(look: RankSnapshot) -> bool:
-    return look.exit is not None and look.exit.is_success
-
-
 def _surroundings(address: str) -> dict[str, Any]:
     """Return what ranks take over from this process: they run its code. With an address, how to reach other hosts."""
     environ = dict(os.environ)  # noqa: TID251 - handed on, no setting of ours
-    return {"environ": {**(variables_for(address) if address else {}), **environ}, "sys_path": _texts(sys.path)}
-
-
-def _texts(path: Sequence[object]) -> list[str]:
-    return [entry for entry in path if isinstance(entry, str)]
+    paths: list[object] = list(sys.path)
+    sys_path = [entry for entry in paths if isinstance(entry, str)]
+    return {"environ": {**(variables_for(address) if address else {}), **environ}, "sys_path": sys_path}
 
 
 def _is_open(fd: int) -> bool:
@@ -186,7 +186,7 @@ def _is_open(fd: int) -> bool:
 
 # A gang of one rank in this very process: no fork, no other process, and a debugger that sees everything.
 #
-# For tests and for looking into things. Nobody can be ended here, so no deadline is kept.
+# For tests and for debugging. No process can be ended here, so no deadline is kept.
 
 
 class InlineGang:
@@ -332,7 +332,7 @@ class Gang(Closable):
         interpreters of their own (`exec`), or one rank `inline`, in this process. `warm` is where they are forked from;
         by default this process keeps one for all its gangs; `starter` is any other way. `on_phase` names a function,
         `module:function`, that every rank calls with a phase's name and its rank as it begins. `grace_s` is how long
-        ranks that are told to end may take. `meeting` is where this host's ranks meet those of others, which are
+        ranks may take to end. `meeting` is where this host's ranks meet those of others, which are
         then one gang: each host's owner does the same, and a failure of one is the failure of all.
         """
         configs = listed(ranks)
@@ -370,7 +370,7 @@ class Gang(Closable):
             on_phase=on_phase,
             grace_s=grace_s,
         )
-        self._meeting = meeting or SoloRendezvous()
+        self._meeting = meeting
         self._mode = mode
         self._warm = warm
         self._given_starter = starter
@@ -412,9 +412,10 @@ class Gang(Closable):
             with _Busy(self):
                 self._plan = self._seated()
                 self._live = live = self._make()
-                # Should nobody close this gang, its ranks end with it.
+                # If this gang is never closed, its ranks end with it.
                 weakref.finalize(self, live.let_go)
-                weakref.finalize(self, self._meeting.close)
+                if self._meeting is not None:
+                    weakref.finalize(self, self._meeting.close)
                 looks = live.bring_up(started_ns)
                 self._contexts = tuple(
                     context_of(config, look.page, self._plan.first_rank + look.rank, self._plan.nranks)
@@ -425,7 +426,7 @@ class Gang(Closable):
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
         """Call a function on every rank; give the results in rank order.
 
-        It has to be importable, and what it is given to be picklable: else `BadCall`, and nobody was called. If a rank
+        It has to be importable, and what it is given to be picklable: else `BadCall`, and no rank was called. If a rank
         raises, ends, returns what can't be pickled, or is silent for too long, that is raised, and the gang is closed.
         """
         with self._turn:
@@ -445,11 +446,11 @@ class Gang(Closable):
             return self._outputs
 
     def cancel(self) -> None:
-        """Have whoever waits for this gang get `Cancelled`, and all ranks ended. Any thread, at any moment, twice."""
+        """Cancel: a thread that waits for this gang gets `Cancelled`, all ranks end. Thread-safe; twice is fine."""
         self._cancel()
 
     def close(self) -> None:
-        """End all ranks: in order, if nothing failed. Twice is fine; while somebody waits for the gang, it cancels."""
+        """End all ranks: in order, if nothing failed. Twice is fine; while a thread waits for the gang, it cancels."""
         if not self._turn.acquire(blocking=False):
             self.cancel()
             self._turn.acquire()
@@ -468,7 +469,8 @@ class Gang(Closable):
         self._why_over = self._why_over or "it is closed"
         try:
             if live is not None and was_up and not self._cancel.is_wanted:
-                has_passed(self._meeting, CLOSED, self._plan.grace_s)
+                if self._meeting is not None:
+                    has_passed(self._meeting, CLOSED, self._plan.grace_s)
                 live.close()
                 self._outputs = live.outputs()
         finally:
@@ -476,11 +478,14 @@ class Gang(Closable):
                 if live is not None:
                     live.end()
             finally:
-                self._meeting.close()
+                if self._meeting is not None:
+                    self._meeting.close()
 
     def _seated(self) -> GangPlan:
         """Meet the other hosts; give the plan with this one's place among them."""
         plan = self._plan
+        if self._meeting is None:
+            return plan
         part = HostPart(ranks=len(self), devices=plan.names)
         seats = self._meeting.gather(part, plan.timeout_s, lambda: self._cancel.is_wanted)
         if seats.is_alone:
@@ -506,7 +511,8 @@ class Gang(Closable):
         """End everything, because of an error."""
         self._why_over = str(error) if isinstance(error, StokerError) else type(error).__name__
         self._contexts = None
-        self._meeting.fail(cause_of(error, "" if self._plan.seats is None else self._plan.seats.name))
+        if self._meeting is not None:
+            self._meeting.fail(cause_of(error, "" if self._plan.seats is None else self._plan.seats.name))
         self._close()
 
     def _see_up(self) -> tuple[RunningGang | InlineGang, tuple[Context, ...]]:
@@ -585,7 +591,7 @@ def _is_meant(device: Device, word: str) -> bool:
     return str(device.index) == word or (len(word) > len("GPU-") and device.uuid.startswith(word))
 
 
-# Which network interface has an address: ranks are told by name through which one to speak with other hosts.
+# Which network interface has an address: gloo and NCCL take its name.
 
 
 _SIOCGIFADDR = 0x8915
@@ -593,7 +599,7 @@ _NAME_BYTES = 16
 
 
 def variables_for(address: str) -> dict[str, str]:
-    """Return the variables by which gloo and NCCL find the way to other hosts; none if it can't be told (IPv6)."""
+    """Return the variables by which gloo and NCCL find the way to other hosts; none if it is not known (IPv6)."""
     name = interface_of(address)
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 

@@ -1,4 +1,4 @@
-"""What the process of a rank does: its phases in order, each told before it begins; then calls, until it is closed.
+"""What the process of a rank does: its phases in order, each published as it begins; then calls, until it is closed.
 
     FORKED → DEVICE → STORE → COMM → WINDOW → STAGING → READY ⇄ RUN
 
@@ -80,7 +80,7 @@ class GangRank:
         for phase, step in (
             (Phase.DEVICE, self._take_device),
             (Phase.STORE, self._open_store),
-            (Phase.COMM, self._join_at_once),
+            (Phase.COMM, self.join if not self._plan.is_lazy else lambda: None),
             (Phase.WINDOW, self._make_window),
             (Phase.STAGING, self._stage_in),
         ):
@@ -122,7 +122,7 @@ class GangRank:
         self._publisher.closed()
 
     def _wait_for_peers(self) -> None:
-        """Wait until nobody has our window open any more: CUDA does not say what freeing it sooner would do."""
+        """Wait until no peer has our window open any more: CUDA does not say what freeing it sooner would do."""
         clock = SystemClock()
         deadline_s = clock.monotonic_s() + _PEERS_WAIT_S
         if self._store is None or self._store.add("window/left", 1) == self._plan.nranks:
@@ -163,10 +163,6 @@ class GangRank:
             self._publisher.show_place(f"{address}:{held.port}")
         place = _told_place(self._fds[CALLS])
         self._store = held or torch_backend.reach_store(place, left_s)
-
-    def _join_at_once(self) -> None:
-        if not self._plan.is_lazy:
-            self.join()
 
     def _make_window(self) -> None:
         plan = self._plan
@@ -226,7 +222,7 @@ class GangRank:
 
 
 def run_rank(request: Mapping[str, Any]) -> None:
-    """Be a rank until told to end. Returns after an orderly close; everything else leaves the process at once."""
+    """Be a rank until asked to end. Returns after an orderly close; everything else leaves the process at once."""
     fds = request["fds"]
     hold_on(fds[LIFE])
     forget_exits()
@@ -241,7 +237,7 @@ def run_rank(request: Mapping[str, Any]) -> None:
         rank = GangRank(plan, publisher, fds)
         rank.bring_up()
         _serve(rank, socket.socket(fileno=fds[CALLS]))
-    except BaseException as error:  # noqa: BLE001 - whatever ends this rank is told
+    except BaseException as error:  # noqa: BLE001 - whatever ends this rank is published
         publisher.fail(error, hidden_frames=own_frames(error))
         leave(1)
 
@@ -281,7 +277,7 @@ def watch_for_crashes(mailbox_fd: int) -> None:
 
 
 def _share_processors(nranks: int, threads: str | None) -> None:
-    """Keep ranks from taking each other's processors, as torchrun does, unless somebody said how many threads."""
+    """Keep ranks from taking each other's processors, as torchrun does, if the number of threads is not set."""
     if nranks > 1 and not threads:
         from stoker.gang import torch_backend  # noqa: PLC0415 - torch, which this process has already
 

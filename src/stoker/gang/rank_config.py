@@ -1,4 +1,4 @@
-"""What a gang is made of, as its user says it, and all that can be wrong with that, told at once.
+"""What a gang is made of, as its user says it, and all that can be wrong with that, reported at once.
 
 Nothing here starts or allocates anything: what can be known to be wrong is known before the first process.
 """
@@ -91,7 +91,7 @@ class RankConfig:
 
 
 def listed(ranks: object) -> tuple[Any, ...]:
-    """Return the configs that somebody listed, whatever they are. Raises `BadGang` if it is no list."""
+    """Return the given configs as a tuple, whatever they are. Raises `BadGang` if it is no list."""
     if isinstance(ranks, Iterable):
         return tuple(ranks)
     fault = Fault("ranks", f"is a {type(ranks).__name__}", "give a list of one RankConfig per rank")
@@ -108,7 +108,7 @@ def check(
 ) -> None:
     """Raise one `BadGang` with every fault there is.
 
-    `device_ids` are those that exist, `None` where that can't be told; `memory_bytes` is what all windows together may
+    `device_ids` are those that exist, `None` where that is not known; `memory_bytes` is what all windows together may
     take; `others` are faults that were found elsewhere.
     """
     faults = [*others, *_count_faults(len(configs), nranks)]

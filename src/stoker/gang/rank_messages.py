@@ -105,7 +105,7 @@ def prepare_main(main: tuple[str, str] | None) -> None:
     _prepared.append(main)
 
 
-# The owner's talk with all ranks at once: one message out to each, one answer in, nobody waited for alone.
+# The owner's talk with all ranks at once: one message out to each, one answer in, waited for together.
 
 
 _ANSWER_READ_BYTES = 1 << 18

@@ -1,10 +1,10 @@
 """The rank processes of one gang, with all that ties them to their owner: mailboxes, a pipe that wakes it, life lines.
 
 Nothing of it has a name. A rank whose owner goes away, by whatever signal, is ended by the kernel: each has a life line
-that nobody ever writes to, and the end of the other side is what it tells. (Beside it stands the zygote, which kills
+that is never written to; it becomes readable when the other side ends. (Beside it stands the zygote, which kills
 its children when the owner is gone, and the kernel, which kills them when the zygote is.)
 
-This only holds and looks. Waiting is `rank_startup`, ending is `stopping`.
+The first part only holds and looks; `wait_for` waits, `stop` ends.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RankProcesses(Closable):
         self.processes: list[RankProcess] = []
         self._seen = [RankObservation() for _ in devices]
         self._life_fds: list[int] = []
-        # Whoever wakes us must not write to a descriptor that has become somebody else's.
+        # A wake-up must not write to a descriptor that has been reused.
         self._waking = threading.RLock()
         self.wake_fd, self._wake_write = os.pipe()
         os.set_blocking(self.wake_fd, False)
@@ -116,7 +116,7 @@ class RankProcesses(Closable):
             self._seen[rank] = changed(self._seen[rank], gone_ns=time.monotonic_ns())
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the thread that waits."""
         with self._waking, suppress(OSError):
             os.write(self._wake_write, b"\1")
 
@@ -140,7 +140,7 @@ class RankProcesses(Closable):
         return seen.exit
 
     def close(self) -> None:
-        """Let go of everything, the life lines first: whoever is still there is ended by that."""
+        """Release everything, the life lines first: that ends the ranks that are still there."""
         while self._life_fds:
             os.close(self._life_fds.pop())
         for process in self.processes:
@@ -179,8 +179,8 @@ class RankProcesses(Closable):
 
 # The end of a gang's processes: asked, then made to, then confirmed.
 #
-# Asked means a request in words where somebody listens (the caller's affair) and SIGTERM to each rank's group; after
-# the grace SIGKILL; and then it is waited until whoever reaps them says that nothing of them is left. Only processes
+# Asked means a message to the rank (the caller's affair) and SIGTERM to each rank's group; after
+# the grace SIGKILL; and then it is waited until their parent confirms that nothing of them is left. Only processes
 # that this gang started are ever signalled, and those by their own parent.
 
 ROLLBACK_S = 10.0
@@ -191,7 +191,7 @@ _LONGEST_PAUSE_S = 0.01
 
 
 def stop(ranks: RankProcesses, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
-    """Stop every rank and all that it started. Returns when nobody is left; raises `ProcessLost` if somebody is."""
+    """Stop every rank and all that it started. Returns when none is left; raises `ProcessLost` if one is."""
     clock = clock or SystemClock()
     if not ranks.living():
         return StopOutcome.ALREADY_GONE
@@ -221,10 +221,10 @@ def wait_gone(ranks: RankProcesses, wait_s: float, clock: Clock) -> bool:
     return True
 
 
-# Waiting for a gang: until every rank got there, the first has failed, the time is over, or somebody cancels.
+# Waiting for a gang: until every rank got there, the first has failed, the time is over, or it is cancelled.
 #
 # One loop for bringing up and for calls. It sleeps until a rank publishes, a process ends, or a limit is reached, looks
-# at all ranks and lets `judging` decide. It ends nobody: whoever called does that (`stopping`).
+# at all ranks and lets `gang_failures.judge` decide. It ends no rank: the caller does that (`stop`).
 
 
 START_S = 120.0
@@ -359,7 +359,7 @@ def _sleep(
         if fd in asked and conversation is not None:
             conversation.act(fd)
         elif fd in watched:
-            # It stays readable, and has told us all it can.
+            # It stays readable, and says no more.
             selector.unregister(fd)
             ranks.saw_end(watched.pop(fd))
 

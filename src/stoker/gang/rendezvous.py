@@ -143,8 +143,8 @@ def read_part(line: Mapping[str, Any], name: str = "") -> HostPart:
     if not isinstance(devices, list) or len(devices) != ranks or not all(isinstance(one, str) for one in devices):
         message = "devices are not one text for each rank"
         raise BadLine(message)
-    told = tuple(one_line(device, _MOST_DEVICE_CHARS) for device in devices)
-    return HostPart(ranks=ranks, devices=told, name=name or name_of(line))
+    shown = tuple(one_line(device, _MOST_DEVICE_CHARS) for device in devices)
+    return HostPart(ranks=ranks, devices=shown, name=name or name_of(line))
 
 
 def read_hosts(line: Mapping[str, Any]) -> tuple[HostPart, ...]:
@@ -210,8 +210,8 @@ def write_verdict(verdict: RendezvousOutcome) -> Line:
 def write_over(verdict: RendezvousOutcome, epoch: int) -> bytes:
     """Return the line that ends a meeting, with as many of those who were dragged along as it holds."""
     for kept in range(min(len(verdict.collateral), _MOST_COLLATERAL), 0, -1):
-        told = RendezvousOutcome(cause=verdict.cause, collateral=verdict.collateral[:kept])
-        if len(line := write("over", epoch=epoch, **write_verdict(told))) <= MOST_LINE_BYTES:
+        shorter = RendezvousOutcome(cause=verdict.cause, collateral=verdict.collateral[:kept])
+        if len(line := write("over", epoch=epoch, **write_verdict(shorter))) <= MOST_LINE_BYTES:
             return line
     return write("over", epoch=epoch, **write_verdict(RendezvousOutcome(cause=verdict.cause)))
 
@@ -235,12 +235,12 @@ def seconds(line: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def first_of(told: Sequence[tuple[float, HostFailure]]) -> RendezvousOutcome:
-    """Decide between causes that were told, each with when it came about by the holder's own clock.
+def first_of(causes: Sequence[tuple[float, HostFailure]]) -> RendezvousOutcome:
+    """Decide between causes, each with when it came about by the host's own clock.
 
     The first by time is the cause; one that only tells of a lost peer comes after all that say more.
     """
-    ordered = [cause for _, cause in sorted(told, key=lambda pair: (pair[1].is_echo, pair[0]))]
+    ordered = [cause for _, cause in sorted(causes, key=lambda pair: (pair[1].is_echo, pair[0]))]
     return RendezvousOutcome(cause=ordered[0], collateral=tuple(ordered[1:]))
 
 
@@ -295,12 +295,8 @@ class RendezvousConnection:
     def own_address(self) -> str:
         return str(self._socket.getsockname()[0])
 
-    @property
-    def peer_address(self) -> str:
-        return str(self._socket.getpeername()[0])
-
     def send(self, line: bytes) -> None:
-        """Send a line. Raises `OSError` if nobody takes it."""
+        """Send a line. Raises `OSError` if the other side does not take it."""
         with self._turn:
             self._socket.sendall(line)
 
@@ -325,7 +321,7 @@ class RendezvousConnection:
         return line
 
     def close(self) -> None:
-        """Close it; whoever receives is told. Twice is fine."""
+        """Close it; a thread that receives returns. Twice is fine."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -390,7 +386,7 @@ class TcpRendezvous:
         self._wake = wake
 
     def _tell_news(self) -> None:
-        """Wake whoever waits; the lock is not held."""
+        """Wake the threads that wait; the lock is not held."""
         with self._news:
             self._news.notify_all()
         self._wake()

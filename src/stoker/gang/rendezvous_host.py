@@ -66,7 +66,7 @@ class RendezvousHost(TcpRendezvous):
         self._guests: dict[str, _Guest] = {}
         self._own_part: HostPart | None = None
         self._own_points: set[str] = set()
-        self._told: list[tuple[float, HostFailure]] = []
+        self._causes: list[tuple[float, HostFailure]] = []
         self._clock = SystemClock()
         self._strangers = threading.Semaphore(_MOST_STRANGERS)
         self._open: set[RendezvousConnection] = set()
@@ -118,7 +118,7 @@ class RendezvousHost(TcpRendezvous):
             self._is_closed = True
             guests = [guest.talk for guest in self._guests.values() if guest.part is not None]
             strangers = self._open.difference(guests)
-            has_failed = bool(self._told)
+            has_failed = bool(self._causes)
         if has_failed:
             self._decide()
         with suppress(OSError):
@@ -274,7 +274,7 @@ class RendezvousHost(TcpRendezvous):
             self._take_cause(vanished(guest.name, why), self._clock.monotonic_s())
 
     def _seat(self) -> None:
-        """Once everybody is there, say so to all."""
+        """Assign the ranks once all hosts are there, and send the list to each."""
         with self._news:
             parts = [self._own_part, *(one.part for one in map(self._guests.get, self._hosts[1:]) if one is not None)]
             hosts = tuple(part for part in parts if part is not None)
@@ -284,8 +284,8 @@ class RendezvousHost(TcpRendezvous):
             self._seats = HostRanks(hosts=hosts, place=0, address=address, epoch=self.epoch)
         for place, host in enumerate(hosts):
             if place:
-                told = [lines.write_part(one) for one in hosts]
-                self._say(host.name, self._line("seated", hosts=told, place=place))
+                parts = [lines.write_part(one) for one in hosts]
+                self._say(host.name, self._line("seated", hosts=parts, place=place))
         self._tell_news()
 
     def _not_here(self) -> tuple[str, ...]:
@@ -304,11 +304,11 @@ class RendezvousHost(TcpRendezvous):
     def _take_cause(self, cause: HostFailure, at_s: float) -> None:
         """Take in that a host gave up. The others have a moment to say what happened to them; then it is decided."""
         with self._news:
-            if self._verdict is not None or any(told.host == cause.host for _, told in self._told):
+            if self._verdict is not None or any(one.host == cause.host for _, one in self._causes):
                 return
-            self._told.append((at_s, cause))
-            is_first = len(self._told) == 1
-            can_come = {host for host in self._hosts if host not in {told.host for _, told in self._told}}
+            self._causes.append((at_s, cause))
+            is_first = len(self._causes) == 1
+            can_come = {host for host in self._hosts if host not in {one.host for _, one in self._causes}}
             can_come -= {name for name in can_come if name in self._guests and self._guests[name].has_left}
         if not can_come:
             self._decide()
@@ -326,7 +326,7 @@ class RendezvousHost(TcpRendezvous):
         with self._news:
             if self._verdict is not None:
                 return
-            self._verdict = lines.first_of(self._told)
+            self._verdict = lines.first_of(self._causes)
         self._broadcast(lines.write_over(self._verdict, self.epoch))
         self._tell_news()
 
@@ -337,7 +337,7 @@ class RendezvousHost(TcpRendezvous):
             self._say(name, line)
 
     def _say(self, name: str, line: bytes) -> None:
-        # Whoever does not take it is lost, which its own connection tells.
+        # The loss of a guest is noticed on its own connection.
         with suppress(OSError):
             self._guests[name].talk.send(line)
 

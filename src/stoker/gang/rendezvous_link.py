@@ -56,7 +56,7 @@ class RendezvousLink:
         if place and not self._have_ranks_heard:
             self._have_ranks_heard = True
             for end in self._ends:
-                # One that is gone is told of better by its process.
+                # The end of a rank is reported by its process.
                 with suppress(ConnectionError):
                     end.sendall(pack(FrameKind.PLACE, place.encode()))
 
@@ -106,7 +106,7 @@ class RendezvousLink:
 
 
 def cause_of(error: BaseException, host: str) -> HostFailure:
-    """Return an error as other hosts are told of it."""
+    """Return an error as other hosts get it."""
     if not isinstance(error, StokerError):
         return HostFailure(host=host, message=type(error).__name__)
     facts = {name: error.data.get(name) for name in _FACTS} if isinstance(error, RankFailed) else {}
@@ -129,7 +129,7 @@ def _elsewhere(verdict: RendezvousOutcome, but: str = "") -> list[dict[str, Any]
 
 
 def _failures(looks: Sequence[RankSnapshot], first_rank: int) -> list[dict[str, Any]]:
-    """Return the ranks here that have told of a failure by now."""
+    """Return the ranks here that have reported a failure by now."""
     return [
         {
             "rank": first_rank + look.rank,

@@ -2,11 +2,11 @@
 
     seats = meeting.gather(HostPart(ranks=2, devices=(…)), timeout_s=…)     every host, in one order
     meeting.publish("10.0.0.1:41233")                                       the first host: where the store is
-    meeting.arrive("up"); meeting.has_passed("up")                          all of them, or nobody
+    meeting.arrive("up"); meeting.has_passed("up")                          all of them, or none
     meeting.fail(cause); meeting.verdict()                                  one that fails, fails it for all
 
-A meeting is for one bring-up, its epoch: what a member of an older one says is refused. One host or many, a gang uses
-the same words: `SoloRendezvous` answers at once, `stoker.gang.rendezvous.TcpRendezvous` speaks with other hosts.
+A rendezvous is for one bring-up, its epoch: what a member of an older one says is refused. `RendezvousHost` and
+`RendezvousClient` are its two sides; a gang on one host needs none.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from stoker.core.clock import Clock, SystemClock
+from stoker.core.clock import SystemClock
 from stoker.core.errors import RendezvousFailed
 from stoker.core.frozen import fresh, frozen
 
 UP = "up"
 """The point at which every rank of every host is ready."""
 CLOSED = "closed"
-"""The point from which on nobody needs the others any more."""
+"""The point from which on no host needs the others any more."""
 COLLECT_S = 0.2
 """How long others have to say what happened to them, after the first has."""
 SETTLE_S = 1.0
@@ -77,7 +77,7 @@ class HostFailure:
     """That of its error."""
     hint: str = ""
     is_echo: bool = False
-    """Whether it only tells that somebody else is gone."""
+    """Whether it only reports that a peer is gone."""
     missing: tuple[str, ...] = ()
     """Hosts that did not arrive, or vanished, if that is why."""
     facts: Mapping[str, Any] = fresh(factory=dict)
@@ -126,53 +126,9 @@ class Rendezvous(Protocol):
         """Leave. Twice is fine."""
 
 
-class SoloRendezvous:
-    """The meeting of a host that needs no other."""
-
-    def __init__(self) -> None:
-        self._place = ""
-
-    def gather(self, part: HostPart, timeout_s: float, is_cancelled: Callable[[], bool] = bool) -> HostRanks:
-        return HostRanks(hosts=(part,))
-
-    def publish(self, place: str) -> None:
-        self._place = place
-
-    def published(self) -> str:
-        return self._place
-
-    def arrive(self, point: str) -> None:
-        pass
-
-    def has_passed(self, point: str) -> bool:
-        return True
-
-    def missing(self, point: str) -> tuple[str, ...]:
-        return ()
-
-    def fail(self, cause: HostFailure) -> None:
-        pass
-
-    def verdict(self) -> RendezvousOutcome | None:
-        return None
-
-    def on_news(self, wake: Callable[[], None]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def barrier(meeting: Rendezvous, point: str, timeout_s: float, *, clock: Clock | None = None) -> None:
-    """Arrive, and wait for everybody. Raises `RendezvousFailed` with who did not arrive, or with why it is over."""
-    if not has_passed(meeting, point, timeout_s, clock=clock):
-        verdict = meeting.verdict()
-        raise failed(verdict or settled(meeting, not_arrived(meeting.missing(point), timeout_s, point), clock))
-
-
-def has_passed(meeting: Rendezvous, point: str, timeout_s: float, *, clock: Clock | None = None) -> bool:
-    """Arrive, and wait for everybody; say whether all did. Nobody is told of those who did not."""
-    clock = clock or SystemClock()
+def has_passed(meeting: Rendezvous, point: str, timeout_s: float) -> bool:
+    """Arrive, and wait for all hosts; return whether all did."""
+    clock = SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
     meeting.arrive(point)
     while not meeting.has_passed(point) and meeting.verdict() is None and clock.monotonic_s() < deadline_s:
@@ -180,9 +136,9 @@ def has_passed(meeting: Rendezvous, point: str, timeout_s: float, *, clock: Cloc
     return meeting.has_passed(point)
 
 
-def settled(meeting: Rendezvous, own: HostFailure, clock: Clock | None = None) -> RendezvousOutcome:
+def settled(meeting: Rendezvous, own: HostFailure) -> RendezvousOutcome:
     """Report that this host gives up, and wait a moment for what all hosts agree to be the first cause."""
-    clock = clock or SystemClock()
+    clock = SystemClock()
     deadline_s = clock.monotonic_s() + SETTLE_S
     meeting.fail(own)
     while (verdict := meeting.verdict()) is None and clock.monotonic_s() < deadline_s:

@@ -84,7 +84,7 @@ class Mailbox:
         page[320 : 320 + len(kind)] = kind
         page[384 : 384 + len(text)] = text
         struct.pack_into("<IIII", page, 0, 0x47504753, 1, 0, zlib.crc32(memoryview(page)[16:], state))
-        # The state comes last: whoever sees it sees all that belongs to it.
+        # The state comes last: a reader that sees it sees all that belongs to it.
         os.pwrite(self._fd, page[12:], 12)
         os.pwrite(self._fd, page[:8], 0)
         os.pwrite(self._fd, struct.pack("<I", state), 8)
@@ -108,7 +108,7 @@ def run(order: Mapping[str, Any], report: Any) -> int:
         status, text = _status_of(end)
         if status:
             report.tell(f"exit {status}", text, failed_ns=time.monotonic_ns())
-    except BaseException as error:  # noqa: BLE001 - whatever ends the script is told
+    except BaseException as error:  # noqa: BLE001 - whatever ends the script is published
         failed_ns = time.monotonic_ns()
         trace = _without_us(error.__traceback__)
         told = "".join(traceback.format_exception(type(error), error, trace))

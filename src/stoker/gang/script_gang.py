@@ -43,7 +43,7 @@ from stoker.host.zygote import Zygote
 # What ranks print, as whole lines: each has pipes of its own, and one thread reads them all.
 #
 # A carriage return ends a line as a line end does, so a progress bar is seen, too. A line is given when it is whole;
-# one that is longer than `LONGEST_BYTES` comes in pieces. Whoever hears holds up the ranks, as a slow terminal would.
+# one that is longer than `LONGEST_BYTES` comes in pieces. A slow callback holds up the ranks, as a slow terminal would.
 
 LONGEST_BYTES = 1 << 20
 TAIL_LINES = 30
@@ -131,7 +131,7 @@ class RankOutput(Closable):
         return [line.decode(errors="replace") for line in self._tails[rank]]
 
     def close(self) -> None:
-        """Hear out what has been said, and stop; whoever still holds an end open is not waited for.
+        """Read what has been written, and stop; an end that another process holds open is not waited for.
 
         A listener who does not come back keeps what he has, once he is given up.
         """
@@ -251,7 +251,7 @@ class ScriptGang:
         """Check what can be checked; start nothing. Raises `BadGang`.
 
         `timeout_s` is for coming through `init_process_group`. `sys_path` is where scripts find modules, beside their
-        own folder: what this interpreter was started with, unless told.
+        own folder: by default what this interpreter was started with.
         """
         check_ranks(nranks)
         self._script = script
@@ -349,7 +349,7 @@ class ScriptGang:
         return ZygoteStarter(zygote)
 
     def _see_warm(self, zygote: Zygote) -> None:
-        """Wait until libraries are imported, or nobody wants that any more."""
+        """Wait until libraries are imported. Raises the reason if the run is cancelled."""
         while True:
             if self._cancel.is_wanted:
                 raise self._why or Cancelled("interrupted")

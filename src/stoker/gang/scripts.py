@@ -44,7 +44,7 @@ class Script:
     args: tuple[str, ...] = ()
 
     def order(self, rank: int, nranks: int) -> dict[str, Any] | None:
-        """Return what `script_boot` is told; nothing for a program."""
+        """Return the order for `script_boot`; None for a program."""
         if not self.how:
             return None
         args = [word.replace(_LOCAL_RANK, str(rank)) for word in self.args]
@@ -225,7 +225,7 @@ def rank_variables(rank: int, nranks: int, *, port: int, run_id: str) -> dict[st
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # Rank 0 serves the store of whoever asks for that port, as without torchrun.
+        # Rank 0 serves the store on that port, as without torchrun.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
 
@@ -248,7 +248,7 @@ def shared_variables(environment: Mapping[str, str], nranks: int) -> dict[str, s
 
 
 class HeldPort(Closable):
-    """A port that nobody else is given while this stands; who says SO_REUSEADDR, as torch does, can listen on it.
+    """A port that the kernel gives to no other program while this is open; with SO_REUSEADDR torch can listen on it.
 
     Only a script that meets by address and port uses it: ours needs none.
     """

@@ -87,7 +87,7 @@ class Starter(Protocol):
 
 
 class RankProcessBase:
-    """The part that all sorts have in common: a descriptor that stays with its process, whoever gets its number."""
+    """The part that all sorts have in common: a descriptor that stays with its process, even if its pid is reused."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self.identity = identity
@@ -97,7 +97,7 @@ class RankProcessBase:
                 self._fd = os.pidfd_open(identity.pid)
         row = read_row(identity.pid)
         if row is None or row.start_ticks != identity.start_ticks:
-            # It has ended already, and somebody else may have its number.
+            # It has ended already, and its pid may have been reused.
             self.close()
 
     def fd(self) -> int | None:
@@ -140,7 +140,7 @@ class ExecRank(RankProcessBase):
 
     def exit(self) -> ProcessExit | None:
         if self._exit is None and (ended := self.child.poll()) is not None:
-            # What it left behind has nobody any more who would end it.
+            # What it left behind has no other parent that would end it.
             stop_group(self.identity, grace_s=0.0)
             self._exit = ended
         return self._exit
@@ -185,7 +185,7 @@ class ExecStarter:
             raise Unavailable("gangs can't be brought up on Windows", hint="run them under WSL")
         numbers = dict(order.fds)
         body = jsontext.dumps({"entry": order.entry, "request": {**order.request, "fds": numbers}}).encode()
-        # Arguments and variables can be read by everybody on the machine, and have a limit.
+        # Arguments and variables can be read by all users of the machine, and have a limit.
         fd = unnamed_memory("stoker-rank-order", len(body))
         try:
             os.pwrite(fd, body, 0)
@@ -324,7 +324,7 @@ class LocalForkedRank(RankProcessBase):
 
     @property
     def is_reaped(self) -> bool:
-        """Whether its number may be somebody else's by now."""
+        """Whether its pid may have been reused by now."""
         return self._exit is not None
 
     def exit(self) -> ProcessExit | None:
@@ -380,7 +380,7 @@ class ForkStarter:
                 os.chdir(order.cwd)
             entry_point(order.entry)({**order.request, "fds": fds})
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - there is nobody above us
+        except BaseException:  # noqa: BLE001 - there is no caller above us
             traceback.print_exc()
         finally:
             os._exit(1)

@@ -93,7 +93,7 @@ def destroy() -> None:
         distributed.destroy_process_group()
 
 
-# Tensors over memory that somebody else made.
+# Tensors over memory of a window.
 
 
 def over_memory(view: memoryview, dtype: str) -> torch.Tensor:
@@ -121,7 +121,7 @@ class _Shown:
         }
 
 
-# The smallest collective there is: everybody's numbers, added up on everybody's device.
+# The smallest collective: the numbers of all ranks, added up on each rank's device.
 
 
 def all_reduced(values: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Meetings: the one of a host alone, and those over TCP, with both sides in this process."""
+"""Rendezvous over TCP, with both sides in this process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,27 @@ from stoker.gang import rendezvous as lines
 from stoker.gang.rendezvous import RendezvousConnection
 from stoker.gang.rendezvous_guest import RendezvousClient
 from stoker.gang.rendezvous_host import RendezvousHost
-from stoker.gang.rendezvous_types import UP, HostFailure, HostPart, RendezvousOutcome, SoloRendezvous, barrier
+from stoker.gang.rendezvous_types import (
+    UP,
+    HostFailure,
+    HostPart,
+    Rendezvous,
+    RendezvousOutcome,
+    failed,
+    has_passed,
+    not_arrived,
+    settled,
+)
 from tests.unit.host.real_processes import wait_until
 
 TOKEN = "sixteen letters and more"
 HOME = "127.0.0.1"
+
+
+def barrier(meeting: Rendezvous, point: str, timeout_s: float) -> None:
+    """Arrive, and wait for all hosts. Raises `RendezvousFailed` with those that did not arrive, or with the cause."""
+    if not has_passed(meeting, point, timeout_s):
+        raise failed(meeting.verdict() or settled(meeting, not_arrived(meeting.missing(point), timeout_s, point)))
 
 
 class CuttingProxy:
@@ -145,14 +161,6 @@ def hosts() -> Iterator[Hosts]:
     made = Hosts("lab1", "lab2")
     with made.stack:
         yield made
-
-
-def test_a_host_alone_is_answered_at_once():
-    meeting = SoloRendezvous()
-    seats = meeting.gather(part(3), 1.0)
-    assert (seats.first_rank, seats.nranks, seats.is_alone) == (0, 3, True)
-    barrier(meeting, UP, 0.0)
-    assert meeting.verdict() is None
 
 
 def test_hosts_are_seated_in_the_order_they_were_named_in_whoever_comes_first():

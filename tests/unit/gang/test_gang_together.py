@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,12 +16,16 @@ from stoker.gang.gang_failures import RankSnapshot
 from stoker.gang.mailbox import RankPage
 from stoker.gang.owner import interface_of, variables_for, warm_here
 from stoker.gang.rendezvous_link import RendezvousLink
-from stoker.gang.rendezvous_types import HostPart, HostRanks, SoloRendezvous
+from stoker.gang.rendezvous_types import HostPart, HostRanks
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running
 
 TOKEN = "sixteen letters and more"
 HOME = "127.0.0.1"
+
+
+def one_host() -> RendezvousHost:
+    return RendezvousHost(["lab1"], at=(HOME, 0), token=TOKEN, epoch=1)
 
 
 @pytest.fixture
@@ -99,11 +104,10 @@ def test_an_owner_that_is_cancelled_ends_the_other_with_its_name(meetings):
 
 
 def test_a_rank_that_is_gone_when_the_store_is_known_is_left_to_its_process_to_tell():
-    meeting = SoloRendezvous()
-    meeting.publish("lab1:1")
     ours, theirs = socket.socketpair()
     theirs.close()
-    with ours:
+    with ours, closing(one_host()) as meeting:
+        meeting.publish("lab1:1")
         RendezvousLink(meeting, HostRanks(hosts=(HostPart(ranks=1),)), [ours], 1.0).attend(
             [RankSnapshot(rank=0, device="device 0", page=RankPage())]
         )
@@ -111,13 +115,13 @@ def test_a_rank_that_is_gone_when_the_store_is_known_is_left_to_its_process_to_t
 
 def test_one_host_alone_is_as_if_it_had_not_met():
     warm_here().wait_ready()
-    with Gang([RankConfig(0), RankConfig(1)], meeting=SoloRendezvous()) as gang:
+    with Gang([RankConfig(0), RankConfig(1)], meeting=one_host()) as gang:
         assert gang.run(functions.add, 1) == [3.0, 3.0]
 
 
 def test_a_rank_in_this_very_process_meets_nobody():
-    with pytest.raises(BadGang, match="inline is for one host"):
-        Gang([RankConfig(0)], mode="inline", meeting=SoloRendezvous())
+    with closing(one_host()) as meeting, pytest.raises(BadGang, match="inline is for one host"):
+        Gang([RankConfig(0)], mode="inline", meeting=meeting)
 
 
 def test_ranks_are_told_the_interface_that_has_their_hosts_address():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,18 +11,12 @@ from stoker.cookbooks.language.arguments import FullArgs, device_of
 from stoker.cookbooks.language.kinds import Examples, Model
 from stoker.cookbooks.language.schemas import (
     BaseFacts,
-    LanguageCurve,
-    LanguageTrainingRecord,
-    Metadata,
-    significant,
     write_training,
 )
 from stoker.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from stoker.cookbooks.language.shared.tenant import AdapterMember
 
 
 @stage(
@@ -50,7 +43,7 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) 
     from stoker.cookbooks.language.bases import read_base, read_weights, write_model
     from stoker.cookbooks.language.compute.frozen_base import shape_of
     from stoker.cookbooks.language.full_training import FullTraining
-    from stoker.cookbooks.language.shared.outputs import write_checkpoint
+    from stoker.cookbooks.language.shared.outputs import metadata_of, training_record, write_checkpoint
     from stoker.cookbooks.language.shared.tenant import AdapterMember
 
     base = read_base(Path(args.base), name=args.base_name)
@@ -71,47 +64,20 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) 
         write_checkpoint(
             Path(args.checkpoints or ""),
             name,
-            _metadata(member),
+            metadata_of(member, "full"),
             lambda folder: write_model(folder, base, now, width),
         )
 
     training = FullTraining(member, shape, weights, device=device, dtype=args.dtype, clock=clock)
     trained = training.run(write_folder)
     write_model(job.out, base, trained.weights, width)
-    write_training(
-        LanguageTrainingRecord(
-            method="full",
-            base=BaseFacts(name=base.name, family=base.family, parameters=base.shape.parameters),
-            data=dict(member.examples.facts),
-            settings=member.settings,
-            weights=count,
-            curve=LanguageCurve(
-                points=member.curve.points,
-                kept=trained.kept,
-                before=None if member.before is None else significant(member.before),
-            ),
-            device=device,
-            dtype=args.dtype,
-            notes=list(member.notes),
-            versions={library: version(library) for library in ("numpy", "safetensors", "torch")},
-        ),
-        job.out,
+    record = training_record(
+        member,
+        method="full",
+        base=BaseFacts(name=base.name, family=base.family, parameters=base.shape.parameters),
+        weights=count,
+        kept=trained.kept,
+        device=device,
+        dtype=args.dtype,
     )
-
-
-def _metadata(member: AdapterMember) -> Metadata:
-    def rounded(loss: float | None) -> float | None:
-        return None if loss is None else significant(loss)
-
-    return Metadata(
-        mode="full",
-        adapter_index=0,
-        epoch=member.epoch,
-        train_loss=rounded(member.curve.last_loss),
-        val_loss=rounded(member.judged.last),
-        avg_loss=rounded(member.curve.mean_loss),
-        rank=0,
-        alpha=0.0,
-        global_step=member.update,
-        label=member.args.label or member.seat.job.node,
-    )
+    write_training(record, job.out)

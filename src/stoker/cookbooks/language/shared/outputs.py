@@ -28,7 +28,7 @@ from stoker.cookbooks.language.schemas import (
     LanguageCurve,
     LanguageTrainingRecord,
     Metadata,
-    best_folder,
+    Method,
     read_metadata,
     significant,
     write_metadata,
@@ -46,7 +46,7 @@ from stoker.trainer.stoker_trainer import keep_checkpoint
 # Folders that a user asked for, which outlive the run: `epoch-N` after every epoch, `best` at the best evaluation.
 #
 # Each is an adapter that PEFT loads with `metadata.json` beside it, and appears whole or not at all. `best` takes the
-# place of the one before it; a crash in that moment leaves `best.old`, which `read_best` knows.
+# place of the one before it; a crash in that moment leaves `best.old`, which `best_folder` knows.
 
 _HINT = "move it away, or name another folder for the checkpoints"
 
@@ -122,11 +122,6 @@ def _is_checkpoint(there: Path) -> bool:
     return True
 
 
-def read_best(root: Path) -> Metadata:
-    """Read what is known of the best below `root`. Raises `BadInput` if there is none."""
-    return read_metadata(best_folder(root))
-
-
 def epoch_folder(epoch: int) -> str:
     """Return the name of an epoch's folder, counted from 1."""
     return f"epoch-{epoch}"
@@ -141,24 +136,36 @@ def write_result(member: AdapterMember, weights: Pairs, base: BaseWeights) -> Ad
     name = _base_name(member)
     write_adapter(job.out, member.spec, weights, base_name=name)
     is_best = args.keep == "best" and member.best is not None
-    training = LanguageTrainingRecord(
+    record = training_record(
+        member,
         method="lora",
         base=BaseFacts(name=name, family=base.shape.model.family, parameters=base.shape.model.parameters),
-        data=dict(member.examples.facts),
-        settings=member.settings,
-        weights=_count(weights),
-        curve=LanguageCurve(
-            points=member.curve.points,
-            kept=member.judged.best_update if is_best else member.update,
-            before=None if member.before is None else significant(member.before),
-        ),
+        weights=sum(matrix.numel() for pair in weights.values() for matrix in pair),
+        kept=member.judged.best_update if is_best else member.update,
         device=base.device.partition(":")[0],
         dtype=str(base.dtype).rpartition(".")[2],
+    )
+    write_training(record, job.out)
+    return job.made(Adapter)
+
+
+def training_record(  # noqa: PLR0913 - what a record is made of
+    member: AdapterMember, *, method: Method, base: BaseFacts, weights: int, kept: int, device: str, dtype: str
+) -> LanguageTrainingRecord:
+    """Return what `training.json` says of a member's training; `weights` were learned, those of update `kept` stay."""
+    before = None if member.before is None else significant(member.before)
+    return LanguageTrainingRecord(
+        method=method,
+        base=base,
+        data=dict(member.examples.facts),
+        settings=member.settings,
+        weights=weights,
+        curve=LanguageCurve(points=member.curve.points, kept=kept, before=before),
+        device=device,
+        dtype=dtype,
         notes=list(member.notes),
         versions={library: version(library) for library in ("numpy", "safetensors", "torch")},
     )
-    write_training(training, job.out)
-    return job.made(Adapter)
 
 
 def write_folder(member: AdapterMember, name: str, weights: Pairs) -> None:
@@ -184,18 +191,21 @@ def folders_due(member: AdapterMember, *, is_improved: bool) -> tuple[str, ...]:
     return (*epoch, BEST) if is_best else epoch
 
 
-def metadata_of(member: AdapterMember) -> Metadata:
-    """Return what a folder of this moment holds."""
+def metadata_of(member: AdapterMember, method: Method = "lora") -> Metadata:
+    """Return what a checkpoint's `metadata.json` says of this moment."""
     args, curve = member.args, member.curve
+    is_adapter = method == "lora"
+    losses = {"train_loss": curve.last_loss, "val_loss": member.judged.last, "avg_loss": curve.mean_loss}
+    rounded = {name: None if loss is None else significant(loss) for name, loss in losses.items()}
     return Metadata(
-        mode="lora",
-        adapter_index=args.adapter_index,
+        mode=method,
+        adapter_index=args.adapter_index if is_adapter else 0,
         epoch=member.epoch,
-        train_loss=_rounded(curve.last_loss),
-        val_loss=_rounded(member.judged.last),
-        avg_loss=_rounded(curve.mean_loss),
-        rank=args.rank,
-        alpha=args.alpha,
+        train_loss=rounded["train_loss"],
+        val_loss=rounded["val_loss"],
+        avg_loss=rounded["avg_loss"],
+        rank=args.rank if is_adapter else 0,
+        alpha=args.alpha if is_adapter else 0.0,
         global_step=member.update,
         label=args.label or member.seat.job.node,
     )
@@ -203,14 +213,6 @@ def metadata_of(member: AdapterMember) -> Metadata:
 
 def _base_name(member: AdapterMember) -> str:
     return member.args.base_name or Path(member.args.base).resolve().name
-
-
-def _rounded(loss: float | None) -> float | None:
-    return None if loss is None else significant(loss)
-
-
-def _count(weights: Any) -> int:
-    return sum(matrix.numel() for pair in weights.values() for matrix in pair)
 
 
 LOOK_S = 0.1

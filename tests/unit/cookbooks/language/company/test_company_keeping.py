@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.cookbooks.language.schemas import Metadata, read_metadata
-from stoker.cookbooks.language.shared.outputs import epoch_folder, keep, read_best, recall, write_checkpoint
+from stoker.cookbooks.language.schemas import Metadata, best_folder, read_metadata
+from stoker.cookbooks.language.shared.outputs import epoch_folder, keep, recall, write_checkpoint
 from stoker.core.digests import digest_bytes
 from stoker.core.errors import BadInput, LocalFile
 from stoker.core.jsontext import dumps, loads
@@ -120,7 +120,7 @@ def test_a_folder_takes_the_place_of_the_one_before_it(tmp_path: Path) -> None:
     root = tmp_path / "deep" / "folder"
     for step in (1, 2):
         write_checkpoint(root, "best", metadata(step), fill)
-    assert read_best(root) == metadata(2)
+    assert read_metadata(best_folder(root)) == metadata(2)
     assert [path.name for path in root.iterdir()] == ["best"]
     assert epoch_folder(3) == "epoch-3"
 
@@ -134,7 +134,7 @@ def test_a_writer_that_fails_leaves_the_one_before_it(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="half way"):
         write_checkpoint(tmp_path, "best", metadata(2), fail)
-    assert read_best(tmp_path) == metadata(1)
+    assert read_metadata(best_folder(tmp_path)) == metadata(1)
     assert [path.name for path in tmp_path.iterdir()] == ["best"], "half of one is in the way on a full disk"
     write_checkpoint(tmp_path, "best", metadata(3), fill)
     assert read_metadata(tmp_path / "best") == metadata(3)
@@ -168,7 +168,7 @@ def test_what_a_crash_left_of_the_one_before_is_no_stranger(tmp_path: Path, left
     for name in left:
         (tmp_path / "best.old" / name).touch()
     write_checkpoint(tmp_path, "best", metadata(2), fill)
-    assert read_best(tmp_path) == metadata(2)
+    assert read_metadata(best_folder(tmp_path)) == metadata(2)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
@@ -186,12 +186,12 @@ def test_the_best_is_found_after_a_crash_while_it_was_replaced(tmp_path: Path, m
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path, "best", metadata(2), fill)
     monkeypatch.undo()
-    assert read_best(tmp_path) == metadata(1)
+    assert read_metadata(best_folder(tmp_path)) == metadata(1)
     write_checkpoint(tmp_path, "best", metadata(3), fill)
-    assert read_best(tmp_path) == metadata(3)
+    assert read_metadata(best_folder(tmp_path)) == metadata(3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best"]
 
 
 def test_where_no_best_is_there_is_none_to_read(tmp_path: Path) -> None:
     with pytest.raises(BadInput):
-        read_best(tmp_path)
+        read_metadata(best_folder(tmp_path))

@@ -342,14 +342,13 @@ def test_data_of_another_tokenizer_end_their_member_alone(person: People) -> Non
 
 def test_folders_that_were_asked_for_hold_every_epoch_and_the_best(person: People, tmp_path: Any) -> None:
     from stoker.cookbooks.language.peft import read_adapter
-    from stoker.cookbooks.language.schemas import read_metadata
-    from stoker.cookbooks.language.shared.outputs import read_best
+    from stoker.cookbooks.language.schemas import best_folder, read_metadata
 
     asked = tmp_path / "asked"
     one = person(0, checkpoints=str(asked), label="first", adapter_index=3)
     train(one)
     assert sorted(path.name for path in asked.iterdir()) == ["best", "epoch-1", "epoch-2"]
-    best, last = read_best(asked), read_metadata(asked / "epoch-2")
+    best, last = read_metadata(best_folder(asked)), read_metadata(asked / "epoch-2")
     points = {point["step"]: point for point in one.training["curve"]["points"]}
     assert (best["label"], best["adapter_index"], best["rank"], best["alpha"], best["mode"]) == (
         "first",
