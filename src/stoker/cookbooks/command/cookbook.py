@@ -1,6 +1,6 @@
 """The recipe `command`: one program as one stage.
 
-A program whose inputs nobody declared is never skipped: who can say what it reads? With `inputs` declared, its result
+A program without declared inputs is never skipped: what it reads is not known. With `inputs` declared, its result
 is known by them, its words and its own code, like any other stage's.
 """
 
@@ -65,7 +65,7 @@ class ProgramArgs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenProgramArgs(ProgramArgs):
-    """A program of which nobody knows what it reads: the same words elsewhere may be another program's."""
+    """A program whose inputs are not declared: the same words elsewhere may be another program's."""
 
     folder: str = arg(".", help="where it runs; of one that runs in a workspace, which project that is a copy of")
 
@@ -104,7 +104,7 @@ def _program(job: StageContext, args: OpenProgramArgs | KnownProgramArgs) -> Pro
 
 @stage("command/run", cached=False, deterministic=False, program=Output)
 def run(job: StageContext, args: OpenProgramArgs) -> Program:
-    """Run a program of which nobody knows what it reads."""
+    """Run a program whose inputs are not declared."""
     return _program(job, args)
 
 

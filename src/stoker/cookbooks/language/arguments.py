@@ -165,7 +165,7 @@ class DataArgs:
 
 
 def device_of(devices: tuple[str, ...]) -> tuple[str, str]:
-    """Return `cpu` or `cuda`, and what a person should be told about it."""
+    """Return `cpu` or `cuda`, and a note for people about it."""
     import torch
 
     if not devices:

@@ -1,7 +1,7 @@
 """Finding a base by what a user types.
 
 `tiny` is bundled; a folder is a folder; `org/name` (or `org/name@revision`) is looked for in the hub's cache; what is
-not there yet is said, for whoever can fetch it (`lacking`).
+not there yet is returned by `lacking`.
 """
 
 from __future__ import annotations
@@ -77,21 +77,21 @@ def lacking(text: str, argument: str) -> MissingRepoFiles | None:
     return MissingRepoFiles(argument=argument, repo=text.strip(), names=names, whole=_WHOLE) if names else None
 
 
-def is_another_base(told: object, base: TrainableBase) -> bool:
+def is_another_base(named: object, base: TrainableBase) -> bool:
     """Return whether what an adapter tells of its base, a name or a path, means another one than this.
 
     The same bytes are the same base wherever they lie. Of a folder only its own name is known, and one that a
     digest or a commit names says nothing.
     """
-    if not isinstance(told, str) or not told.strip() or _OF_NO_MEANING.fullmatch(base.name):
+    if not isinstance(named, str) or not named.strip() or _OF_NO_MEANING.fullmatch(base.name):
         return False
-    theirs, ours = (text.partition("@")[0].strip().rstrip("/") for text in (told, base.name))
+    theirs, ours = (text.partition("@")[0].strip().rstrip("/") for text in (named, base.name))
     if not (_is_of_hub(theirs) and _is_of_hub(ours)):
         theirs, ours = theirs.rpartition("/")[2], ours.rpartition("/")[2]
     if theirs.lower() == ours.lower() or _OF_NO_MEANING.fullmatch(theirs):
         return False
     with suppress(StokerError, OSError, ValueError):
-        return base_word(_folder_of(told.strip())[1]) != base.word
+        return base_word(_folder_of(named.strip())[1]) != base.word
     return True
 
 
@@ -165,7 +165,7 @@ def _hub_cache() -> HubCache:
     return HubCache(surroundings().hub_cache() or os.path.expanduser("~/.cache/huggingface/hub"))
 
 
-# What people are told of a base before anything is trained over it: how large, from where, and whether it is whole.
+# What is shown of a base before anything is trained over it: how large, from where, and whether it is whole.
 
 
 def base_facts(base: TrainableBase, digest_of: Callable[[str], str]) -> str:

@@ -1,7 +1,7 @@
 """Bases: all that can be known of one in its folder before anything runs.
 
-Whatever is wrong with a base is told at once. Nothing here reads more of the weights than their headers and a pinch of
-each tensor, and nothing imports torch or transformers.
+Everything that is wrong with a base is reported at once. Nothing here reads more of the weights than their headers and
+a pinch of each tensor. Importing this costs no library.
 """
 
 from __future__ import annotations
@@ -203,17 +203,17 @@ def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
 def _config(folder: Path, faults: list[str]) -> Mapping[str, Any] | None:
     path = folder / CONFIG
     try:
-        told = read_foreign_json(path)
+        config = read_foreign_json(path)
     except FileNotFoundError:
         faults.append(f"it has no {CONFIG}")
         return None
     except (OSError, ValueError) as error:
         faults.append(f"its {CONFIG} can't be read: {_reason(error)}")
         return None
-    if not isinstance(told, dict):
+    if not isinstance(config, dict):
         faults.append(f"its {CONFIG} is no table")
         return None
-    return told
+    return config
 
 
 def _shape(config: Mapping[str, Any], faults: list[str]) -> DecoderShape | None:

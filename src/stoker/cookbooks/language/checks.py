@@ -159,7 +159,7 @@ class LanguageArgsChecker:
             inputs, outputs = size
             found = [shapes[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB"]
             if found != [(rank, inputs), (outputs, rank)]:
-                told = " and ".join("×".join(map(str, one)) for one in found)
-                message = f"beside {module} it has {told}; {base.name} wants {rank}×{inputs} and {outputs}×{rank}"
+                shown = " and ".join("×".join(map(str, one)) for one in found)
+                message = f"beside {module} it has {shown}; {base.name} wants {rank}×{inputs} and {outputs}×{rank}"
                 self.note("adapter", message, "give the base that it was trained on")
                 return

@@ -105,7 +105,7 @@ def _arrays(value: ExampleSet) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 # Rows of tokens for one member, batch after batch: shuffled by seed and epoch, and resumable anywhere.
 #
 # Which examples share a row is settled once, by the seed, so that every epoch has the same number of batches; the order
-# of the rows is drawn anew for each epoch. The same seed gives the same batches on every machine.
+# of the rows is drawn again for each epoch. The same seed gives the same batches on every machine.
 
 
 # Putting examples into rows: each into the first row that has room for it. Pure.

@@ -311,7 +311,7 @@ class FullTraining:
     def _go_on(self) -> None:
         member, job = self._member, self._member.seat.job
         kept = recall(job.scratch, member.config)
-        for why in kept.told:
+        for why in kept.notes:
             job.log(f"checkpoint: {why}")
         if kept.state is None:
             return

@@ -95,7 +95,7 @@ def _company(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapt
 def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDeviceMemory | None:
     """Return why nothing here could ever hold one adapter over a base, and what would fit; nothing if something could.
 
-    On a GPU its devices have to, else the machine's own memory. Of what nobody knows how large it is, nothing is said.
+    On a GPU its devices have to, else the machine's own memory. What is of unknown size is not judged.
     """
     there = rooms_here(gpus=gpus)
     company = _company(base.shape, load, MemoryLocation.CUDA if gpus else MemoryLocation.CPU)
@@ -111,12 +111,12 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
 
 
 def _as_asked(company: MultiAdapterTraining) -> MultiAdapterEstimate:
-    """Foretell as it is asked for: with what many hold once, since nobody knows how many will come."""
+    """Estimate as it is requested: with what many hold once, since the number of members is not known."""
     return changed(estimate_company(changed(company, adapters=MANY)), adapters=company.adapters)
 
 
 def rooms_here(*, gpus: int) -> list[MultiAdapterCapacity]:
-    """Give how much memory there is at the most: of each device, or else of the machine; none of what nobody knows."""
+    """Return how much memory there is at most: of each device, or else of the machine; nothing of unknown size."""
     return _devices() if gpus else _machine()
 
 
@@ -176,7 +176,7 @@ def reading_needs(base: TrainableBase) -> Needs:
     return Needs(memory_gib=(2 * base.size_bytes + IMPORTS_BYTES) / GIB)
 
 
-# What an adapter's training shares with its like on a machine that nobody has seen yet: its base, and how large.
+# What an adapter's training shares with its like on a machine that is not known yet: its base, and how large.
 
 
 class _Asked(Protocol):
@@ -297,7 +297,7 @@ def full_needs(whole: FullTrainingSpec, *, gpus: int) -> Needs:
 def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceMemory | None:
     """Return why nothing here could ever hold such a training, and what would fit; nothing if something could.
 
-    On a GPU its devices have to, else the machine's own memory. Of what nobody knows how large it is, nothing is said.
+    On a GPU its devices have to, else the machine's own memory. What is of unknown size is not judged.
     """
     rooms = rooms_here(gpus=gpus)
     if not rooms:
@@ -313,18 +313,18 @@ def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceM
 
 
 def on_gpu_bytes(whole: FullTrainingSpec) -> int:
-    """Foretell what it takes of a device, in the context that such a device has."""
+    """Estimate what it takes of a device, in the context that such a device has."""
     return estimate(whole.training, gpu=next(iter(surroundings().rooms()), "")).total_bytes
 
 
 def on_cpu_bytes(whole: FullTrainingSpec) -> int:
-    """Foretell what it takes of the machine's memory: while it learns, or while it writes its weights down.
+    """Estimate what it takes of the machine's memory: while it learns, or while it writes its weights down.
 
     Beside what is learned stand the best weights so far. A base that is narrower stays as it was read.
     """
     every_bytes, read_bytes = whole.copy_bytes, whole.base.size_bytes
-    told = estimate(whole.training)
-    learning_bytes = sum(map(told.term, _OF_TENSORS))
+    estimated = estimate(whole.training)
+    learning_bytes = sum(map(estimated.term, _OF_TENSORS))
     writing_bytes = _STATES * every_bytes + min(read_bytes, SHARD_BYTES)
     narrow_bytes = read_bytes if read_bytes < every_bytes else 0
     return IMPORTS_BYTES + narrow_bytes + every_bytes + max(learning_bytes, writing_bytes)

@@ -42,8 +42,8 @@ def merge_weights(job: StageContext, args: MergeArgs) -> Model:
     from stoker.cookbooks.language.peft import read_adapter
 
     base = read_base(Path(args.base), name=args.base_name, use="merged")
-    if told := told_of_base(args):
-        job.tell(told)
+    if note := told_of_base(args):
+        job.tell(note)
     adapter = read_adapter(Path(args.adapter))
     weights = read_weights(base)
     # Not of whichever comes first: a stranger's file may hold integers, too.

@@ -27,7 +27,7 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
 _MOST_FAULTS = 20
 _MOST_MESSAGES = 2000
-"""Of one conversation: a template writes it anew up to each answer, which takes seconds here and hours far beyond."""
+"""Of one conversation: a template writes it again up to each answer, which takes seconds here and hours far beyond."""
 _FORMS = 'such as {"text": …}, {"prompt": …, "completion": …} or {"messages": […]}'
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
@@ -90,13 +90,13 @@ class InvalidLines:
             return
         more = self._count - len(self._kept)
         lines = [*self._kept, f"and {more:,} more lines like these"] if more else self._kept
-        told = [] if self._count == 1 else [f"{self._count:,} lines of {self._name} are no examples:"]
+        head = [] if self._count == 1 else [f"{self._count:,} lines of {self._name} are no examples:"]
         hint = f"one JSON object on each line, {_FORMS}"
-        raise StageInputError("\n".join([*told, *lines]), hint=hint, count=self._count, lines=list(self._kept))
+        raise StageInputError("\n".join([*head, *lines]), hint=hint, count=self._count, lines=list(self._kept))
 
 
 def read_lines(path: Path, layout: Layout, faults: InvalidLines) -> Iterator[RawExample]:
-    """Read a file's examples in order; what is wrong is noted, and reading goes on.
+    """Read a file's examples in order; what is wrong is noted, and reading continues.
 
     Raises `StageInputError` if the file as a whole can't be what it should be.
     """

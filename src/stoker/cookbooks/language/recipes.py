@@ -196,7 +196,7 @@ def _refuse_too_large(checking: LanguageArgsChecker, short: InsufficientDeviceMe
 
 
 def _called(base: TrainableBase, name: str) -> TrainableBase:
-    """Return a base under the name that whoever submitted it had for it: in a fleet it lies in places of no meaning."""
+    """Return a base under the name that it was submitted with: in a fleet its folder has a name of no meaning."""
     return changed(base, name=name) if name else base
 
 
@@ -226,7 +226,7 @@ def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleAr
 
 
 def _base(base: TrainableBase, names: tuple[str, ...]) -> dict[str, Any]:
-    # The stage works elsewhere than whoever typed it.
+    # The stage runs in another folder than the command.
     folder = os.path.abspath(base.folder)
     return {
         "base": InputPath(folder),
@@ -239,7 +239,7 @@ def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs]) -> 
     """Return the values of arguments that recipe and stage have in common, settled where the stage has to know."""
     taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)} | {"dtype": load.dtype}
     folder = taken["checkpoints"]
-    # The stage works elsewhere than whoever typed it.
+    # The stage runs in another folder than the command.
     taken["checkpoints"] = os.path.abspath(os.path.expanduser(folder)) if folder else None
     return taken
 

@@ -147,23 +147,23 @@ def _table(text: bytes) -> dict[str, Any]:
     """Return what a header says of each tensor, as it says it."""
     try:
         # From bytes it would take UTF-16, too.
-        told = json.loads(text.decode())
+        raw = json.loads(text.decode())
     except UnicodeDecodeError:
         raise DamagedHeader("its header is not UTF-8") from None
     except (ValueError, RecursionError):
         raise DamagedHeader("its header is no JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(raw, dict):
         raise DamagedHeader("its header is no table of tensors")
-    told.pop("__metadata__", None)
+    raw.pop("__metadata__", None)
     # Before each is looked at, which is what takes long.
-    if len(told) > _MOST_TENSORS:
+    if len(raw) > _MOST_TENSORS:
         raise DamagedHeader(f"its header lists more than {_MOST_TENSORS:,} tensors, as no model has them in one file")
-    return told
+    return raw
 
 
-def _tensor(name: str, told: Any, data: int) -> SafetensorsEntry:
+def _tensor(name: str, raw: Any, data: int) -> SafetensorsEntry:
     try:
-        dtype, shape, (begin, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
+        dtype, shape, (begin, end) = raw["dtype"], tuple(raw["shape"]), raw["data_offsets"]
         numbers = (*shape, begin, end)
         is_plain = len(shape) <= _MOST_AXES and set(map(type, numbers)) == {int} and isinstance(dtype, str)
         is_plain = is_plain and min(numbers) >= 0 and max(numbers) <= _LARGEST

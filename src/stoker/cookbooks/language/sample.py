@@ -38,9 +38,9 @@ def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, 
     from stoker.cookbooks.language.peft import read_adapter
     from stoker.cookbooks.language.tokens import open_tokenizer
 
-    device, told = device_of(job.devices)
-    if told:
-        job.log(told)
+    device, note = device_of(job.devices)
+    if note:
+        job.log(note)
     held = load_base(base, device=device, dtype=args.dtype)
     adapter = read_adapter(trained) if has_adapter else None
     spec = adapter.spec if adapter is not None else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))

@@ -3,7 +3,7 @@
     training.json    beside an adapter or a model: what it was trained on, how, and how that went
     metadata.json    beside a checkpoint that a user asked for: one line of a leaderboard
 
-Neither holds a time: the same work gives the same bytes. How fast it was is told as metrics. Standard library only.
+Neither holds a time: the same work gives the same bytes. How fast it was is reported as metrics. Standard library only.
 """
 
 from __future__ import annotations

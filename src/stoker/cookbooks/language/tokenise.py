@@ -61,7 +61,7 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     from stoker.cookbooks.language.bundled import data_lines
     from stoker.cookbooks.language.reading import InvalidLines, read_lines, read_texts
 
-    # What is wrong with it is told before libraries load, which takes longer than reading it twice.
+    # What is wrong with it is reported before libraries load, which takes longer than reading it twice.
     look_through(args, job.check)
     if args.file is not None:
         source = Path(args.file).name

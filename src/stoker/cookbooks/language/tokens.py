@@ -59,8 +59,8 @@ def _class_for(folder: Path) -> Any:
 
     logging.set_verbosity_error()
     try:
-        told = json.loads((folder / "tokenizer_config.json").read_bytes())
-        is_plain = told["tokenizer_class"] in _PLAIN and "auto_map" not in told
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+        is_plain = config["tokenizer_class"] in _PLAIN and "auto_map" not in config
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_plain = False
     if is_plain and (folder / "tokenizer.json").is_file():
@@ -73,7 +73,7 @@ def _class_for(folder: Path) -> Any:
 
 
 class ExampleTokeniser:
-    """Examples on their way, and what is to be told of them."""
+    """Examples on their way, and what to report of them."""
 
     def __init__(self, tokenizer: Any, wanted: TokeniseOptions) -> None:
         self._tokenizer = tokenizer

@@ -47,9 +47,9 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) 
     from stoker.cookbooks.language.shared.tenant import AdapterMember
 
     base = read_base(Path(args.base), name=args.base_name)
-    device, told = device_of(job.devices)
-    if told:
-        job.log(told)
+    device, note = device_of(job.devices)
+    if note:
+        job.log(note)
     if args.threads is not None:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
     (seat,) = Alone(job, {"examples": examples}, args).arrivals(0.0)

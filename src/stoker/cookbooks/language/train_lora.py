@@ -19,7 +19,7 @@ def same_base(args: LoraArgs, digests: Digests) -> str:
     diverges_on=("loss",),
     # In company sums are added in another order than alone: the last digits differ.
     deterministic=False,
-    # The process that trains many may be lost by a fault of one; each goes on from its own checkpoint.
+    # The process that trains many may be lost by a fault of one; each resumes from its own checkpoint.
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
     together=Together(
         run="stoker.cookbooks.language.shared.loop:run_company",

@@ -125,13 +125,13 @@ def _quantity_scores(truth: npt.NDArray[np.float64], answers: npt.NDArray[np.flo
     from stoker.cookbooks.sequence.training import significant
     from stoker.cookbooks.tabular.metrics import Predictions, plain_scores
 
-    told = Predictions(
+    predictions = Predictions(
         problem="regression",
         truth=truth.reshape(-1),
         answers=answers.reshape(-1),
         probabilities=np.empty((truth.size, 0)),
     )
-    scores = plain_scores(told)
+    scores = plain_scores(predictions)
     return {name: significant(scores[name]) for name in ("rmse", "mae", "r2")}
 
 

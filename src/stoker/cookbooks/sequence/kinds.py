@@ -100,7 +100,7 @@ class Model(Kind["FittedNetwork"]):
         write_model(value, path)
 
     def load(self) -> FittedNetwork:
-        # By computed name: whoever trains one family would else be made of the code of them all.
+        # By computed name: else the code identity of one family's training would cover all families.
         restore = import_module(f"{__package__}.restore")
         model: FittedNetwork = restore.read_model(self.path)
         return model

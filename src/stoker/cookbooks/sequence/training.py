@@ -416,7 +416,7 @@ class SupervisedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedTask:
-    """Windows without answers: spans of rows are hidden, and what they held is to be told from the rest."""
+    """Windows without answers: spans of rows are hidden, and what they held is predicted from the rest."""
 
     part: PartWindows
     percent: int

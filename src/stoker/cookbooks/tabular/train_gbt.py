@@ -43,7 +43,7 @@ def train_gbt(job: StageContext, data: Split, args: GbtArgs) -> Model:
 # makes no choice. Both grow the trees in small groups, so that they can be watched and stopped.
 
 
-# After every group of trees scikit-learn answers all rows anew, which counts in a large table.
+# After every group of trees scikit-learn predicts all rows again, which counts in a large table.
 _GROUPS = 50
 _GROUPS_OF_LARGE = 20
 _LARGE_ROWS = 10_000

@@ -68,7 +68,7 @@ def _mix(word: Tensor) -> Tensor:
 
 
 Banks = Mapping[str, Bank]
-"""The adapters of one layer: `qkv`, `o`, `gate_up`, `down`; those that nobody trains are missing."""
+"""The adapters of one layer: `qkv`, `o`, `gate_up`, `down`; those without an adapter are missing."""
 _GROUPS = tuple(MEMBERS)
 
 
@@ -107,7 +107,7 @@ def forward_block(
 ) -> tuple[Tensor, Tensor, SavedActivations | None]:
     """Return what a block makes of `[n, rows, hidden]`, and what its backward pass needs.
 
-    What it is given and what it gives is a sum of two that nobody has added up yet: the next norm does so as it reads.
+    What it is given and what it gives is a sum of two that is not added up yet: the next norm does so as it reads.
     """
     model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
     narrow: dict[str, Tensor] = {}

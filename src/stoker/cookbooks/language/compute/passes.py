@@ -289,13 +289,13 @@ class AdapterSlotRows:
 class PassResult:
     """What became of a pass. On a GPU it is fetched when first read: until then the next rows can be prepared."""
 
-    def __init__(self, told: Tensor) -> None:
+    def __init__(self, losses: Tensor) -> None:
         """Of `[3, n]`: losses, norms, and whether both are finite."""
-        self._told = told
+        self._losses = losses
 
     @cached_property
     def _rows(self) -> list[list[float]]:
-        rows: list[list[float]] = self._told.tolist()
+        rows: list[list[float]] = self._losses.tolist()
         return rows
 
     @property

@@ -57,7 +57,7 @@ _MOST_FAILED_IN_ALL = 8
 class _Recorded:
     graph: torch.cuda.CUDAGraph
     given: PassInput
-    told: Tensor
+    result: Tensor
 
 
 class Graphs:
@@ -84,7 +84,7 @@ class Graphs:
         for name, tensor in _tensors(given).items():
             _tensors(recorded.given)[name].copy_(tensor, non_blocking=True)
         recorded.graph.replay()
-        return recorded.told.clone()
+        return recorded.result.clone()
 
     def plainly(self, compute: Callable[[PassInput], Tensor], given: PassInput) -> Tensor:
         """Compute a pass without a record, in the memory of those that there are."""
@@ -92,8 +92,8 @@ class Graphs:
             return compute(given)
         self._passing.prepare(given.tokens.shape[2])
         with self._in_pool(self._pool):
-            told = compute(given)
-        return told.clone()
+            result = compute(given)
+        return result.clone()
 
     def let_go(self) -> bool:
         """Give back the memory of all records; says whether there was any."""
@@ -147,10 +147,10 @@ class Graphs:
         self._passing.prepare(given.tokens.shape[2])
         graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         with _recording(graph, pool, self._stream):
-            told = self._passing.step(kept)
+            result = self._passing.step(kept)
         # Not before: a pool exists as long as a graph has it.
         self._pool = pool
-        return _Recorded(graph=graph, given=kept, told=told)
+        return _Recorded(graph=graph, given=kept, result=result)
 
     @contextmanager
     def _in_pool(self, pool: _Pool) -> Iterator[None]:
@@ -245,7 +245,7 @@ class Slots:
         compiles: bool | None = None,
         records: bool | None = None,
     ) -> None:
-        """Make room. `compiles` and `records`: kernels and CUDA graphs; unless told, wherever they are to be had."""
+        """Make room. `compiles` and `records`: kernels and CUDA graphs; by default wherever they are available."""
         is_gpu = base.device != "cpu"
         self.base = base
         self.count = count

@@ -1,4 +1,4 @@
-"""The engine's slots as a company uses them: made anew, with everybody in them, for somebody who does not fit."""
+"""The engine's slots as a company uses them: made again, with all members in them, for one that does not fit."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class BankSize:
 
 def room_for(seated: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
     """Return the least room, of so many slots at least, for adapters in these slots; targets in the given order."""
-    everybody = list(seated)
-    wanted = {target for _, spec in everybody for target in spec.targets}
+    members = list(seated)
+    wanted = {target for _, spec in members for target in spec.targets}
     return BankSize(
-        count=max([least, *(slot + 1 for slot, _ in everybody)]),
-        rank=max((spec.rank for _, spec in everybody), default=1),
+        count=max([least, *(slot + 1 for slot, _ in members)]),
+        rank=max((spec.rank for _, spec in members), default=1),
         targets=tuple(target for target in order if target in wanted),
     )
 
@@ -51,7 +51,7 @@ class ResizableSlots:
         self._seated: dict[int, tuple[AdapterSpec, Optim]] = {}
 
     def seat(self, newcomers: dict[int, tuple[AdapterState, Optim]]) -> bool:
-        """Seat adapters in their slots, all at once; says whether the banks had to be made anew for that."""
+        """Seat adapters in their slots, all at once; says whether the banks had to be made again for that."""
         order = tuple(linear.name for linear in self.base.shape.model.linears)
         specs = {slot: adapter.spec for slot, (adapter, _) in newcomers.items()}
         seated = {**{slot: spec for slot, (spec, _) in self._seated.items()}, **specs}
@@ -75,7 +75,7 @@ class ResizableSlots:
             self._in_use.clear(slot)
 
     def leave_out(self, slot: int) -> None:
-        """Give back what was kept for steps with whoever had a slot."""
+        """Give back what was kept for steps with the member that had a slot."""
         if self.slots is not None:
             self.slots.leave_out(slot)
 
@@ -107,7 +107,7 @@ class ResizableSlots:
 
 # A company keeps to what it was given of a device: what it takes beyond that fails here, and not in a neighbour.
 #
-# An estimate may be wrong, and a device is shared. So torch's allocator is told where to stop, whenever somebody came
+# An estimate may be wrong, and a device is shared. So torch's allocator gets a limit, whenever a member came
 # or left; a pass that does not fit then is divided, as it is where the device itself is full.
 
 
@@ -148,7 +148,7 @@ class AllocatorLimit:
 def _fraction(ceiling_bytes: int | None, allocator: TorchAllocator) -> float:
     if ceiling_bytes is None:
         return 1.0
-    # What it holds by now nobody else was given: others were let in by what the driver had free.
+    # What it holds by now was given to no other process: those were admitted by what the driver had free.
     most_bytes = max(ceiling_bytes - allocator.context_bytes, allocator.reserved_bytes())
     return min(1.0, most_bytes / allocator.total_bytes)
 
@@ -173,7 +173,7 @@ class CurrentDeviceAllocator:
         torch.cuda.set_per_process_memory_fraction(fraction, 0)
 
 
-# What people are told of a company's first step on a GPU, which takes long where kernels are compiled for it.
+# What is reported of the first step on a GPU, which takes long where kernels are compiled for it.
 
 BEGINS = "first step: kernels are compiled, or taken from an earlier run"
 
@@ -191,8 +191,8 @@ def kernels_so_far() -> Kernels:
     with suppress(ImportError, KeyError, TypeError):
         from torch._dynamo.utils import counters
 
-        told = counters["inductor"]
-        return Kernels(compiled=int(told["fxgraph_cache_miss"]), kept=int(told["fxgraph_cache_hit"]))
+        found = counters["inductor"]
+        return Kernels(compiled=int(found["fxgraph_cache_miss"]), kept=int(found["fxgraph_cache_hit"]))
     return Kernels()
 
 
@@ -215,7 +215,7 @@ def undisturbed() -> Iterator[None]:
         yield
         return
     came: list[tuple[Any, ...]] = []
-    signal.signal(signal.SIGTERM, lambda *told: came.append(told))
+    signal.signal(signal.SIGTERM, lambda *arguments: came.append(arguments))
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
-"""The company's loop: seat who comes, train whose turn it is, evaluate, report, keep, and part with whoever is done.
+"""The loop of the shared process: admit members, train those whose turn it is, evaluate, report, checkpoint, release.
 
     arrivals ──▶ seated ──▶ [ whose turn ──▶ one update each ──▶ evaluations ──▶ reports, checkpoints, ends ] ──▶ …
 
 Whatever goes wrong with one member ends that member alone. A request to end this process is heard between steps, when
-everybody's state is whole, and everybody's state is kept before it takes effect.
+each member's state is whole, and each one's state is kept before it takes effect.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import Cancelled, StageDiverged
 
 _WAIT_S = 1.0
-"""For somebody to come, where nobody is seated."""
+"""Wait for a member while there is none."""
 _NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
 """Metrics that are of the company as much as of a member; its log tells what it learned."""
 
 
 def run_company(company: Company, clock: Clock | None = None) -> None:
-    """Train everybody who takes a seat, until the company is over."""
+    """Train all members until the shared process is done."""
     _Running(company, clock or SystemClock()).run()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """When something was last told or kept of a member, and what has gathered since."""
+    """When a member was last reported or checkpointed, and what has gathered since."""
 
     reported_s: float
     kept_s: float
@@ -88,9 +88,9 @@ class _Running:
         self._watches: dict[int, _Watch] = {}
         self._folders = OwnFolders(clock)
         self._waiting: list[Seat] = []
-        """For a folder that somebody else has."""
-        self._device, told = device_of(company.devices)
-        self._notes = [told] if told else []
+        """Members that wait for a folder of another training."""
+        self._device, note = device_of(company.devices)
+        self._notes = [note] if note else []
         self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
         self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
         self._step = 0
@@ -128,7 +128,7 @@ class _Running:
             self._try_to_open(seats[0].args)
             seats = [*seats, *self._arrivals(0.0)]
         if seats or self._waiting:
-            # A request to end is for everybody, and not one member's fault.
+            # A request to end is for all members, and not one member's fault.
             with undisturbed():
                 self._take_in(seats)
 
@@ -137,7 +137,7 @@ class _Running:
             self._opened(args)
         except Cancelled:
             raise
-        except Exception:  # noqa: BLE001 - what is wrong with the base is told to each who wants it
+        except Exception:  # noqa: BLE001 - what is wrong with the base is reported to each member
             return
 
     def _take_in(self, seats: list[Seat]) -> None:
@@ -206,7 +206,7 @@ class _Running:
         member = AdapterMember(seat, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
         adapter = fresh_adapter(base.shape, member.spec)
         kept = recall(seat.job.scratch, member.config)
-        for why in kept.told:
+        for why in kept.notes:
             seat.job.log(f"checkpoint: {why}")
         if kept.state is not None:
             member.go_on(kept.state)
@@ -242,7 +242,7 @@ class _Running:
         for slot, error in stepped.failed.items():
             self._part(chosen[slot], error)
         self._share_cost(stepped.done, self._clock.monotonic_s() - begun_s)
-        went_on = [chosen[slot] for slot, told in finished.items() if self._note_update(chosen[slot], *told)]
+        went_on = [chosen[slot] for slot, figures in finished.items() if self._note_update(chosen[slot], *figures)]
         due = [
             member
             for member in went_on
@@ -262,7 +262,7 @@ class _Running:
             self._members[slot].cost_s += spent_s * tally.padded_tokens / max(1, everything)
 
     def _note_update(self, member: AdapterMember, loss: float, is_finite: bool) -> bool:  # noqa: FBT001 - as a step tells it
-        """Take in what an update gave; says whether the member goes on."""
+        """Take in what an update gave; return whether the member continues."""
         verdict = after_update(member.left_out, loss=loss, is_finite=is_finite)
         if isinstance(verdict, MemberDivergence):
             self._part(member, _diverged(verdict, member.update + 1))
@@ -356,7 +356,7 @@ class _Running:
     # Keeping and parting
 
     def _keep(self, member: AdapterMember) -> None:
-        """Write a checkpoint. One that can't be written is told, and costs nothing but what it would have saved."""
+        """Write a checkpoint. One that can't be written is reported, and costs nothing but what it would have saved."""
         if self._places is None or member.seat.is_gone or member.update == 0:
             return
         watch, begun_s = self._watches[member.slot], self._clock.monotonic_s()
@@ -386,7 +386,7 @@ class _Running:
         member.seat.finished(made)
 
     def _check_all(self) -> None:
-        """Part with whoever is cancelled, or whose run is gone."""
+        """Release members that are cancelled, or whose run is gone."""
         for member in list(self._members.values()):
             self._of(member, member.seat.job.check)
 
@@ -418,8 +418,8 @@ class _Running:
 
 
 def _progress_text(member: AdapterMember, metrics: dict[str, float]) -> str:
-    told = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
-    return f"update {member.update} of {member.updates}: {told}"
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
+    return f"update {member.update} of {member.updates}: {shown}"
 
 
 def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:

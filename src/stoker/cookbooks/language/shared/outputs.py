@@ -1,4 +1,4 @@
-"""The folders that members' users asked for: each is one training's alone while it goes on, whichever run it is of.
+"""The folders that members' users asked for: each belongs to one training while that runs, whichever run it is of.
 
 Two that share one would each replace, and remove, what the other is just writing; so would one whose folder is a
 checkpoint of the other's.
@@ -216,10 +216,10 @@ def _base_name(member: AdapterMember) -> str:
 
 
 LOOK_S = 0.1
-"""From one look at a folder that somebody has to the next."""
+"""Interval between two tries to lock a folder."""
 _NAME = ".lock"
 _NO_LOCKS = frozenset({"ENOLCK", "ENOSYS", "EOPNOTSUPP", "ENOTSUP"})
-"""What a file system says that has no locks: nobody can hold one there."""
+"""Errors of a file system that has no locks."""
 
 
 class OwnFolders:
@@ -231,9 +231,9 @@ class OwnFolders:
         self._asked_s: dict[int, float] = {}
 
     def take(self, slot: int, folder: str | None, who: str) -> bool:
-        """Make a member's folder, if it wants one, and take it; `False`: somebody has it, so ask again.
+        """Make a member's folder, if it wants one, and take it; `False`: another training has it, so ask again.
 
-        Whoever had it may be just leaving. Raises `LockHeld` with who has it when that takes too long, and what is
+        The other one may be just ending. Raises `LockHeld` with who has it when that takes too long, and what is
         wrong with a folder that can't be made: found out now, not after the first epoch.
         """
         if folder is None or slot in self._locks:
@@ -283,7 +283,7 @@ def own_folder(folder: str | None, who: str, clock: Clock) -> Iterator[None]:
 
 
 def _refuse_nested(root: Path) -> None:
-    """Raise `LockHeld` if a checkpoint around the folder, or one in it, is of a training that goes on."""
+    """Raise `LockHeld` if a checkpoint around the folder, or one in it, is of a training that runs."""
     whole = root.resolve()
     around = [place.parent for place in (whole, *whole.parents) if is_checkpoint_name(place.name)]
     within = [place for place in whole.iterdir() if is_checkpoint_name(place.name)]
@@ -304,11 +304,11 @@ def _taken(root: Path, held: LockHeld) -> LockHeld:
     return LockHeld(message, hint=hint, **held.data)
 
 
-# A member's checkpoint in its scratch folder: all that it needs to go on as if it had never been interrupted.
+# A member's checkpoint in its scratch folder: all that it needs to resume as if it had never been interrupted.
 #
 # One file with the keys model, opt, config, step, rng, sched and best; numbers and names alone, nothing that could run.
 # It is kept, with the one before it, by the rule that programs' checkpoints are kept by, so a fleet brings it along to
-# the next machine. Another configuration's, other data's or a damaged one is refused, and told.
+# the next machine. Another configuration's, other data's or a damaged one is refused, with a note.
 
 CONTRACT = 1
 _KEEPING_NAME = "adapter.pt"
@@ -317,10 +317,10 @@ _KEYS = ("model", "opt", "config", "step", "rng", "sched", "best")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberResumeState:
-    """What was found in a scratch folder: a state to go on from, if one may be used, and what to tell."""
+    """What was found in a scratch folder: a state to resume from, if one may be used, and notes for people."""
 
     state: dict[str, Any] | None
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def keep(scratch: Path, state: dict[str, Any]) -> None:
@@ -336,18 +336,20 @@ def keep(scratch: Path, state: dict[str, Any]) -> None:
 def recall(scratch: Path, config: dict[str, Any]) -> MemberResumeState:
     """Find the newest state that was kept for this very configuration."""
     choice = choose_checkpoint(str(scratch), resume_key(scratch, config))
-    told = list(choice.refused)
+    notes = list(choice.refused)
     if choice.checkpoint is None:
-        return MemberResumeState(state=None, told=tuple(told))
+        return MemberResumeState(state=None, notes=tuple(notes))
     name = os.path.basename(choice.checkpoint.path)
     try:
         raw = torch.load(choice.checkpoint.path, map_location="cpu", weights_only=True)
         state = {key: raw[key] for key in _KEYS}
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        return MemberResumeState(state=None, told=(*told, f"{name} can't be used ({type(error).__name__})"))
+        return MemberResumeState(state=None, notes=(*notes, f"{name} can't be used ({type(error).__name__})"))
     if state["config"] != config:
-        return MemberResumeState(state=None, told=(*told, f"{name} was made from another configuration or other data"))
-    return MemberResumeState(state=state, told=tuple(told))
+        return MemberResumeState(
+            state=None, notes=(*notes, f"{name} was made from another configuration or other data")
+        )
+    return MemberResumeState(state=state, notes=tuple(notes))
 
 
 def resume_key(scratch: Path, config: dict[str, Any]) -> Digest:

@@ -214,15 +214,15 @@ def _worst_first(one: AdapterProgress) -> tuple[float, int, int]:
     return (-loss, one.updates, one.slot)
 
 
-# How often a member's state is written and its progress told: so that little is lost, and little is spent on it.
+# How often a member's state is written and its progress reported: so that little is lost, and little is spent on it.
 
 LEAST_S = 60.0
-"""Between two checkpoints that nobody asked for by number."""
+"""Default interval between two checkpoints."""
 SHARE = 50
 """A checkpoint that took a second is followed by this many without one, at least."""
 REPORTS_PER_S = 20.0
 COUNTED_S = 5.0
-"""How long tokens are counted before the count begins anew."""
+"""How long tokens are counted before the count restarts."""
 
 
 def is_checkpoint_due(updates_since: int, *, every: int | None, since_s: float, cost_s: float) -> bool:

@@ -1,8 +1,8 @@
 """One step of a company: members' batches through the engine in as few passes as is wise, and what to do if one fails.
 
-A pass that runs out of memory is divided, and what was gathered for the updates under way is gathered anew; a pass that
+A pass that runs out of memory is divided, and what was gathered for the updates under way is gathered again; one that
 fails otherwise is tried member by member, so that only the one who caused it ends. After an error of the device itself
-nothing in this process can be computed any more: everybody goes on elsewhere, from their checkpoints.
+nothing in this process can be computed any more: all members resume elsewhere, from their checkpoints.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MemberBatch(Protocol):
 def lay_rows(
     one: MultiAdapterPass, batches: Mapping[int, MemberBatch], denominators: Sequence[float]
 ) -> AdapterSlotRows:
-    """Return what the engine is shown: rows `first` to `first + rows` of each member; whoever has fewer, padding."""
+    """Return the engine's input: rows `first` to `first + rows` of each member; padding where a member has fewer."""
     shape = (len(one.slots), one.rows, one.length)
     tokens = np.zeros(shape, dtype=np.int64)
     labels = np.full(shape, IGNORED, dtype=np.int64)
@@ -77,7 +77,7 @@ def lay_rows(
 
 
 def _padding(length: int, batches: Mapping[int, MemberBatch]) -> npt.NDArray[np.int32]:
-    """Return the segments of padding, of which nobody is part: none is longer than the longest that somebody is.
+    """Return the segments of padding, of which no token is part: none is longer than the longest of a member.
 
     Attention is paid within padding, too, and takes the square of its length.
     """
@@ -243,8 +243,8 @@ class MultiAdapterStepper:
         pending: Mapping[int, tuple[AdapterMember, Update]],
         closes: set[int],
     ) -> PassResult:
-        nobody: tuple[Any, Any] = (None, None)
-        who = [pending.get(slot, nobody) if slot in batches else nobody for slot in one.slots]
+        absent: tuple[Any, Any] = (None, None)
+        who = [pending.get(slot, absent) if slot in batches else absent for slot in one.slots]
         denominators = [float(update.supervised) if update else 0.0 for _, update in who]
         rows = lay_rows(one, {slot: batches[slot] for slot in one.slots if slot in batches}, denominators)
         rates = [member.rate if member else 0.0 for member, _ in who]
@@ -362,7 +362,7 @@ class _PassFailed(Exception):
 
 
 def _in_short(error: object) -> str:
-    """Return the first two sentences of what it says: torch goes on with advice for programmers."""
+    """Return the first two sentences of what it says: torch continues with advice for programmers."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return ". ".join(line.split(". ")[:2]).removesuffix(".")
 

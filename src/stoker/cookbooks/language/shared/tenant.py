@@ -404,7 +404,7 @@ class AdapterMember:
 
 
 def _check(examples: ExampleSet, vocabulary: int) -> None:
-    """Refuse tokens that the base has no row for: on a GPU they would end the process, and everybody in it."""
+    """Refuse tokens that the base has no row for: on a GPU they would end the process, and all its members."""
     largest = int(examples.tokens.max(initial=0))
     if largest >= vocabulary:
         raise BadInput(
@@ -417,7 +417,7 @@ def _check(examples: ExampleSet, vocabulary: int) -> None:
 #
 # A loss that is not finite ends it at once: the same weights would give the same loss again. A gradient that is not
 # finite under a finite loss may be a single overflow, so that update is left out and the next batch is tried; the third
-# such update in a row ends it. Weights and moments stay as they were before each of them, and nobody else notices.
+# such update in a row ends it. Weights and moments stay as they were before each of them, and no other member notices.
 
 PATIENCE = 3
 """Updates in a row whose gradient may be other than finite."""
@@ -425,7 +425,7 @@ PATIENCE = 3
 
 @frozen
 class SkippedUpdates:
-    """It goes on, with so many updates in a row left out."""
+    """It continues, with so many updates in a row left out."""
 
     left_out: int
 

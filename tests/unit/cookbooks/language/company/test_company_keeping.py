@@ -44,7 +44,7 @@ def test_the_newest_state_comes_back_as_it_was(scratch: Path) -> None:
     keep(scratch, state(2))
     found = recall(scratch, CONFIG)
     assert found.state is not None
-    assert found.told == ()
+    assert found.notes == ()
     assert found.state["step"] == 2
     assert torch.equal(found.state["model"]["q"][0], torch.full((2, 3), 2.0))
     assert found.state["sched"] == {"curve": [1.5]}
@@ -59,14 +59,14 @@ def test_a_damaged_state_is_passed_over_for_the_one_before_it(scratch: Path) -> 
     found = recall(scratch, CONFIG)
     assert found.state is not None
     assert found.state["step"] == 2
-    assert "is not what was saved" in found.told[0]
+    assert "is not what was saved" in found.notes[0]
 
 
 def test_a_state_of_another_configuration_is_refused(scratch: Path, tmp_path: Path) -> None:
     keep(scratch, state(1))
     found = recall(scratch, {**CONFIG, "lr": 0.2})
     assert found.state is None
-    assert "another configuration" in found.told[0]
+    assert "another configuration" in found.notes[0]
     elsewhere = scratch.rename(tmp_path / digest_bytes(b"another key"))
     assert recall(elsewhere, CONFIG).state is None
 
@@ -82,12 +82,12 @@ def test_a_state_with_something_missing_is_refused(scratch: Path) -> None:
     (scratch / INDEX).write_text(dumps(index))
     found = recall(scratch, CONFIG)
     assert found.state is None
-    assert "can't be used (KeyError)" in found.told[0]
+    assert "can't be used (KeyError)" in found.notes[0]
 
 
 def test_nothing_kept_is_nothing_to_go_on_from(scratch: Path) -> None:
     assert recall(scratch, CONFIG).state is None
-    assert recall(scratch, CONFIG).told == ()
+    assert recall(scratch, CONFIG).notes == ()
 
 
 def test_a_fleet_finds_the_state_under_the_key_that_names_the_folder(scratch: Path) -> None:
