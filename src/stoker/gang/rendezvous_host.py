@@ -282,10 +282,9 @@ class RendezvousHost(TcpRendezvous):
                 return
             address = next((guest.talk.own_address for guest in self._guests.values()), "")
             self._seats = HostRanks(hosts=hosts, place=0, address=address, epoch=self.epoch)
-        for place, host in enumerate(hosts):
-            if place:
-                parts = [lines.write_part(one) for one in hosts]
-                self._say(host.name, self._line("seated", hosts=parts, place=place))
+        written = [lines.write_part(one) for one in hosts]
+        for place, host in enumerate(hosts[1:], start=1):
+            self._say(host.name, self._line("seated", hosts=written, place=place))
         self._tell_news()
 
     def _not_here(self) -> tuple[str, ...]:
