@@ -13,7 +13,7 @@ def __getattr__(name: str) -> object:
         try:
             from stoker.client import Client  # noqa: PLC0415 - other imports of `stoker` do without it
         except ModuleNotFoundError as error:
-            from stoker.host.interpreter import missing_extra  # noqa: PLC0415 - for the message alone
+            from stoker.host.install import missing_extra  # noqa: PLC0415 - for the message alone
 
             missing = missing_extra(error)
             if missing is None:

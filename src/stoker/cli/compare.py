@@ -15,7 +15,7 @@ from stoker.core.errors import Usage
 from stoker.core.frozen import changed
 from stoker.engine.ranking import Direction
 from stoker.host.durable import translated, write_file
-from stoker.host.interpreter import pip_install
+from stoker.host.install import pip_install
 from stoker.jobs.comparison import Comparison, JobFacts, compare_trials, read_curves
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides, side_of
 from stoker.jobs.trials import trial_numbered

@@ -157,7 +157,7 @@ def error_lines(error: StokerError) -> list[str]:
 def _missing_extra(error: BaseException) -> StokerError | None:
     if not isinstance(error, ModuleNotFoundError):
         return None
-    from stoker.host.interpreter import missing_extra
+    from stoker.host.install import missing_extra
 
     return missing_extra(error)
 

@@ -9,7 +9,7 @@ from stoker.cli.grammar import Grammar, Option, Positional
 from stoker.core.errors import Usage
 from stoker.core.frozen import fields_of
 from stoker.core.text import did_you_mean
-from stoker.host.interpreter import pip_install
+from stoker.host.install import pip_install
 from stoker.views.recipe_lines import argument_rows, example_line
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from stoker.core.jsontext import dumps, loads
 from stoker.engine.stage import Stage
 from stoker.host.durable import SETTLED_NS, stamp_of, write_file
 from stoker.host.import_watch import ModuleSource, read_source
-from stoker.host.interpreter import pip_install
+from stoker.host.install import pip_install
 
 OWN = "(module)"
 """What a stage's own module goes by, whatever it is called: moving it changes nothing."""

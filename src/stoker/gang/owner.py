@@ -60,7 +60,7 @@ from stoker.gang.rendezvous_link import RendezvousLink, cause_of
 from stoker.gang.rendezvous_types import CLOSED, UP, HostPart, Rendezvous, has_passed
 from stoker.gang.starters import RANK_ENTRY, RankZygote, Starter
 from stoker.host.command_runner import SubprocessRunner
-from stoker.host.interpreter import pip_install
+from stoker.host.install import pip_install
 from stoker.host.processes import GRACE_S
 
 # The ranks of a gang as processes: started together, spoken to together, ended together.

@@ -16,7 +16,7 @@ from xml.parsers.expat import ExpatError
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fresh, frozen
-from stoker.host.interpreter import UV_SETTINGS
+from stoker.host.install import UV_SETTINGS
 
 HOPELESS = (2, *range(20, 30), 33, 35, 78)
 """Exit codes that a restart can't mend: usage, configuration, not allowed, another version."""

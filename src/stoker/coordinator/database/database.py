@@ -48,7 +48,7 @@ from stoker.core import jsontext
 from stoker.core.clock import Clock
 from stoker.core.errors import AlreadyServing, BadInput, DatabaseTrouble, LockHeld, MissingExtra, NotFound, VersionSkew
 from stoker.core.text import one_line
-from stoker.host.interpreter import pip_install
+from stoker.host.install import pip_install
 from stoker.host.locks import FileLock
 
 # What databases' own exceptions become, once and here: `DatabaseTrouble`, with what to do about it.

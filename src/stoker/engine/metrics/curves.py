@@ -18,7 +18,7 @@ from stoker.core.errors import MissingExtra
 from stoker.core.frozen import fresh, frozen
 from stoker.engine.metrics.metrics_file import Damage, MetricFrame, MetricSource, OnDamage, pass_over, read_frames
 from stoker.host.durable import move_into, sync_dir, temp_name, translated
-from stoker.host.interpreter import pip_install
+from stoker.host.install import pip_install
 
 POINTS = 1000
 """Of one curve: more than a screen has columns."""

@@ -24,7 +24,8 @@ from stoker.core.text import one_line
 from stoker.devices.detection import read_interpreter
 from stoker.host.durable import read_regular, write_file
 from stoker.host.identity import ProcessIdentity
-from stoker.host.interpreter import find_python, packages_in
+from stoker.host.install import packages_in
+from stoker.host.interpreter import find_python
 from stoker.host.locks import FileLock, read_owner
 from stoker.host.processes import stop_group
 from stoker.host.users import OtherUser, may_execute, no_such_program

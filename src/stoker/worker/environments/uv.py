@@ -26,7 +26,7 @@ from stoker.core.text import one_line
 from stoker.host.box_entry import find_program
 from stoker.host.durable import open_regular, read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity
-from stoker.host.interpreter import UV_SETTINGS, package_folders
+from stoker.host.install import UV_SETTINGS, package_folders
 from stoker.host.processes import Child, start
 from stoker.host.user_switch import end_everybody_of, start_as
 from stoker.host.users import OtherUser, acting_as, give_to, may_execute, take_back

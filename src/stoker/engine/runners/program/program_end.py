@@ -17,7 +17,7 @@ from stoker.engine.program import CollectedOutputs
 from stoker.engine.runners.stage_runner import AttemptUsage, StageFailure
 from stoker.engine.scratch import newest_checkpoint
 from stoker.host.identity import ProcessExit
-from stoker.host.interpreter import packages_in
+from stoker.host.install import packages_in
 
 if TYPE_CHECKING:
     from stoker.engine.runners.program.launch import Launch
