@@ -80,6 +80,10 @@ def test_a_plain_install_is_small(plain: Path):
 
 
 ON_ONE_MACHINE = """
+jobs
+explain true
+jobs show true
+jobs wait true
 status
 logs true
 get true out
@@ -91,6 +95,10 @@ store du
 store verify
 config show -- true
 submit --help
+serve --help
+join --help
+pause
+pause --off
 work --help
 admin simulate --help
 """

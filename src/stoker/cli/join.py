@@ -17,7 +17,6 @@ from stoker.devices.this_machine import host_name
 from stoker.host.locks import is_locked
 from stoker.jobs.submitter import user_name
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
-from stoker.protocol.view_messages import MachineRequest
 from stoker.views.device_lines import check_lines
 from stoker.worker.worker_options import Pause, clear_pause, read_pause, write_pause
 from stoker.worker.worker_state import Journal, workers_folder
@@ -25,6 +24,7 @@ from stoker.worker.worker_state import Journal, workers_folder
 if TYPE_CHECKING:
     from stoker.launch.service import SupervisedService
     from stoker.protocol.discovery import Membership
+    from stoker.protocol.view_messages import MachineRequest
     from stoker.worker.enrolment import VerifiedCoordinator
 
 
@@ -292,7 +292,10 @@ def perform_pause(call: CommandContext, given: dict[str, Any]) -> int:
     until_s = None if for_s is None else now_s + for_s
     write_pause(settings.state, Pause(until_s=until_s, since_s=now_s, by=user_name()))
     workers = _workers(settings.state)
-    _tell_coordinators(call, workers, MachineRequest(why="its owner needs it", for_s=for_s, by=user_name()))
+    if workers:
+        from stoker.protocol.view_messages import MachineRequest
+
+        _tell_coordinators(call, workers, MachineRequest(why="its owner needs it", for_s=for_s, by=user_name()))
     call.out.object({"is_paused": True, "until_s": until_s, "workers": workers})
     span = "until `stoker pause --off`" if for_s is None else f"for {format_duration(for_s)}"
     call.out.line(f"paused {span}: {_told(workers)}")

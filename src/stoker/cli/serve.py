@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.grammar import Grammar, Option, duration, size
 from stoker.cli.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.coordinator.http.server_options import KeepTree, ListeningCoordinator, ServeOptions
 from stoker.core.text import format_duration
-from stoker.protocol.job_messages import Submission
+
+if TYPE_CHECKING:
+    from stoker.protocol.job_messages import Submission
 
 GRAMMAR = Grammar(
     "serve",

@@ -12,12 +12,12 @@ from stoker.cli.screens import open_screen
 from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
-from stoker.protocol.job_messages import JobSubmissionResult
 from stoker.views.stage_lines import metrics_text
 from stoker.views.text_tables import ASCII, UNICODE, span
 
 if TYPE_CHECKING:
     from stoker.protocol.client import FleetClient
+    from stoker.protocol.job_messages import JobSubmissionResult
     from stoker.protocol.view_messages import JobView
 
 

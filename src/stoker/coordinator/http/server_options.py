@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from stoker.core.digests import OpenEntry, Tree
 from stoker.core.frozen import frozen
 from stoker.core.leases import FleetTimes
-from stoker.protocol.job_messages import Submission
-from stoker.protocol.view_messages import DoneView
+
+if TYPE_CHECKING:
+    from stoker.protocol.job_messages import Submission
+    from stoker.protocol.view_messages import DoneView
 
 KeepTree = Callable[[Tree, OpenEntry], None]
 """Takes a tree in whose files lie on the coordinator's own machine."""
-ReadManifest = Callable[[str, KeepTree, str], Submission]
+ReadManifest: TypeAlias = "Callable[[str, KeepTree, str], Submission]"
 """Reads the manifest at a path, for a coordinator at an address, which keeps what its jobs need."""
 
 
