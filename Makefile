@@ -8,6 +8,12 @@ ARGS ?=
 # watch the clock.
 JOBS ?= 3
 
+# `make test ONLY=store`: the tests of one package, and those elsewhere that are named after it.
+ONLY ?=
+TESTS = $(if $(ONLY),$(wildcard tests/unit/$(ONLY) tests/*/test_$(ONLY)*.py tests/*/test_*_$(ONLY)*.py))
+# Packages whose unit tests start no process and open no socket.
+QUICK := $(addprefix tests/unit/,core config scheduler views protocol)
+
 VENV := .venv
 BIN := $(VENV)/bin
 # Stamps live inside .venv, so they vanish together with what they vouch for.
@@ -22,7 +28,7 @@ export UV_SYSTEM_CERTS := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench soak docs pins clean
+.PHONY: help setup run test quick check format bench soak docs pins clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +39,12 @@ run: setup ## show it all on this machine: a coordinator, two workers, a manifes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/15_a_fleet_on_one_machine/run.sh $(ARGS)
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
-test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ARGS=…)
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
+test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ONLY=store, ARGS=…)
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(TESTS) $(ARGS)
+
+quick: $(STAMPS)/dev ## lint, and the tests of pure rules: no torch, database or process (ARGS=…)
+	$(BIN)/ruff check --quiet .
+	$(BIN)/python -m pytest -m "not slow" -n 2 -q -p no:cacheprovider $(QUICK) $(ARGS)
 
 check: $(STAMPS)/dev ## format, lint, types, layers and the length of a run's journey, without changing a file
 	$(BIN)/ruff format --check .

@@ -117,8 +117,8 @@ def test_whoever_wants_the_whole_past_keeps_nobody_from_reading() -> None:
 
     async def ask() -> None:
         reader = SimpleNamespace(events=past)
-        queue = SimpleNamespace(reader=reader, on_change=_deaf, on_wish=_deaf, is_current=_deaf)
-        keeping = SimpleNamespace(on_growth=_deaf)
+        queue = SimpleNamespace(reader=reader, post=_deaf, on_change=_deaf, on_wish=_deaf, is_current=_deaf)
+        keeping = SimpleNamespace(attempt_files=SimpleNamespace(on_growth=_deaf))
         office = ServiceContext(queue=queue, keeping=keeping, views=None, about=None, clock=None, reload=None)  # type: ignore[arg-type]
         listeners = [asyncio.ensure_future(office.feed.after(0, 0.01)) for _ in range(20)]
         try:
