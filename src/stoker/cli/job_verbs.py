@@ -12,7 +12,6 @@ from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.core.errors import NotFound, Refused, Usage
 from stoker.core.job import JobState
 from stoker.core.text import format_size, some_of
-from stoker.jobs.stop import JobStopMethod, stop_job, stop_trial
 from stoker.jobs.trials import TRIALS, read_trials, trial_numbered
 from stoker.views.text_tables import span
 
@@ -93,6 +92,8 @@ CANCEL_GRAMMAR = Grammar(
 
 def perform_cancel(call: CommandContext, given: dict[str, Any]) -> int:
     """Stop one job, and say so only when it has stopped."""
+    from stoker.jobs.stop import JobStopMethod, stop_job
+
     job = _running_of_name(call, call.lookup.job(given["name"], given["at"]), given)
     if not isinstance(job, LocalJob):
         return cancel_fleet_job(call, job, waits=not given["no_wait"])
@@ -127,6 +128,8 @@ def _running_of_name(call: CommandContext, found: LocalJob | FleetJob, given: di
 
 def _cancel_trial(call: CommandContext, job: LocalJob, point: str) -> int:
     """Stop one trial of a sweep that runs here; exit 1 if it ended otherwise before."""
+    from stoker.jobs.stop import stop_trial
+
     folder, name, out = job.folder, job.spec.name, call.out
     trial = trial_numbered(read_trials(folder.paper(TRIALS)), point, name)
     title = f"{name}/{trial.number}  {trial.label}"
