@@ -182,10 +182,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _read(hint: Any, plain: object, where: str, name: str, bounds: Bounds) -> Any:
     origin = get_origin(hint)
     if origin is UnionType:
-        if plain is None:
-            return None
         (hint,) = [one for one in get_args(hint) if one is not NoneType]
-        return _read(hint, plain, where, name, bounds)
+        return None if plain is None else _read(hint, plain, where, name, bounds)
     if origin is tuple:
         return _read_tuple(get_args(hint), plain, where, name, bounds)
     if origin is Mapping:
