@@ -13,6 +13,7 @@ from stoker.scheduler.simulation.simulator import NOWHERE, Log
 from stoker.scheduler.simulation.workload import WorkloadBatch
 
 MIB = 1024**2
+GIB = 1024**3
 SPEEDS = {
     "RTX 4090": 1.0,
     "RTX 4080": 0.72,
@@ -41,7 +42,8 @@ class Held:
         if node.cpu_cores is not None and cores > node.cpu_cores:
             found.append(f"{cores} cores of {node.cpu_cores}")
         ram = sum(asked.ram_bytes for asked, _ in self.jobs.values())
-        if node.ram_mb is not None and ram > node.ram_mb * MIB:
+        # A tenth of a machine's RAM, at most 6 GiB, is the system's.
+        if node.ram_mb is not None and ram > node.ram_mb * MIB - min(6 * GIB, node.ram_mb * MIB // 10):
             found.append(f"{ram} bytes of RAM of {node.ram_mb} MiB")
         for gpu in node.gpus:
             on_it = [asked for asked, devices in self.jobs.values() if gpu.uuid in devices]
