@@ -37,7 +37,8 @@ from stoker.worker.attempt_process import Worker
 from stoker.worker.coordinator_calls import WorkerConnections
 from stoker.worker.daemon import keep
 from stoker.worker.machine_checks import LocalMachine, MachineOffer
-from stoker.worker.worker_state import STOP_GRACE_S, WorkerPolicy, workers_folder
+from stoker.worker.worker_options import workers_folder
+from stoker.worker.worker_state import STOP_GRACE_S, WorkerPolicy
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts, AppSettings

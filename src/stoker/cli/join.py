@@ -18,8 +18,7 @@ from stoker.host.locks import is_locked
 from stoker.jobs.submitter import user_name
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.views.device_lines import check_lines
-from stoker.worker.worker_options import Pause, clear_pause, read_pause, write_pause
-from stoker.worker.worker_state import Journal, workers_folder
+from stoker.worker.worker_options import LOCK_FILE, Pause, clear_pause, read_pause, workers_folder, write_pause
 
 if TYPE_CHECKING:
     from stoker.launch.service import SupervisedService
@@ -326,6 +325,8 @@ def _told(workers: list[str]) -> str:
 def _tell_coordinators(call: CommandContext, workers: list[str], ask: MachineRequest | None) -> None:
     """Show it to the fleet at once. The workers act on the file by themselves, so no coordinator has to answer."""
     for name in workers:
+        from stoker.worker.worker_state import Journal
+
         written = Journal(os.path.join(workers_folder(call.parts.settings.state), name)).read()
         if written is None:
             continue
@@ -344,5 +345,5 @@ def _workers(state: str) -> list[str]:
     """Name the workers of this home that run now."""
     place = workers_folder(state)
     with suppress(OSError):
-        return [name for name in sorted(os.listdir(place)) if is_locked(Journal(os.path.join(place, name)).lock_path)]
+        return [name for name in sorted(os.listdir(place)) if is_locked(os.path.join(place, name, LOCK_FILE))]
     return []

@@ -12,7 +12,7 @@ from stoker.core.device import Backend, Device
 from stoker.core.digests import Digest, digest_value
 from stoker.core.errors import BadInput
 from stoker.core.frozen import fresh, frozen
-from stoker.core.jsontext import MOST_WHOLE, from_plain
+from stoker.core.jsontext import MOST_WHOLE, ReadRules, from_plain
 
 SCHEMA = 1
 
@@ -162,15 +162,18 @@ def _gib(size_bytes: int) -> float:
 MOST_BYTES = MOST_WHOLE
 MOST_DEVICES = 1024
 _MOST_CORES = 1 << 20
-_BOUNDS = {
-    "cpu_cores": (1, _MOST_CORES),
-    "cpu_threads": (1, _MOST_CORES),
-    "index": (0, 1 << 20),
-    "devices": (0, MOST_DEVICES),
-    "interpreters": (0, MOST_DEVICES),
-    "findings": (0, MOST_DEVICES),
-    "recipes": (0, 10_000),
-}
+_RULES = ReadRules(
+    bounds={
+        "cpu_cores": (1, _MOST_CORES),
+        "cpu_threads": (1, _MOST_CORES),
+        "index": (0, 1 << 20),
+        "devices": (0, MOST_DEVICES),
+        "interpreters": (0, MOST_DEVICES),
+        "findings": (0, MOST_DEVICES),
+        "recipes": (0, 10_000),
+    },
+    null_is_missing=True,
+)
 
 
 @frozen
@@ -185,11 +188,12 @@ def capability_from_dict(plain: object) -> Capability:
         BadInput: it is none, or is larger than any machine's.
 
     """
-    schema = from_plain(_Versioned, plain, "capability", {"schema": (0, 1 << 30)}).schema
+    rules = ReadRules(bounds={"schema": (0, 1 << 30)}, null_is_missing=True)
+    schema = from_plain(_Versioned, plain, "capability", rules).schema
     if schema > SCHEMA:
         message = f"capability.schema: {schema} is newer than {SCHEMA}"
         raise BadInput(message, hint="the coordinator is older than the worker: bring it up to date")
-    capability = from_plain(Capability, plain, "capability", _BOUNDS)
+    capability = from_plain(Capability, plain, "capability", _RULES)
     for at, device in enumerate(capability.devices):
         if not device.uuid:
             message = f"capability.devices[{at}].uuid: a device without a UUID"

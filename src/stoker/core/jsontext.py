@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from stoker.core.errors import BadInput
-from stoker.core.frozen import fields_of
+from stoker.core.frozen import fields_of, frozen
 from stoker.core.text import whole_number
 
 _TAGS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -136,8 +136,16 @@ MOST_ITEMS = 1_000_000
 LONGEST_TEXT = 4000
 
 T = TypeVar("T")
-Bounds = Mapping[str, tuple[int, int]]
-"""By a field's name, the least and the most that its whole number, or the length of its list, may be."""
+
+
+@frozen
+class ReadRules:
+    """How objects are read from JSON."""
+
+    bounds: Mapping[str, tuple[int, int]]
+    """By a field's name, the least and the most that its whole number, or the length of its list, may be."""
+    null_is_missing: bool = False
+    """A field that is null counts as not given; otherwise it is refused, unless its type allows none."""
 
 
 def to_plain(value: object) -> Any:
@@ -151,7 +159,7 @@ def to_plain(value: object) -> Any:
     return {name: to_plain(one) for name, one in fields_of(value).items()}
 
 
-def from_plain(kind: type[T], plain: object, where: str, bounds: Bounds) -> T:
+def from_plain(kind: type[T], plain: object, where: str, rules: ReadRules) -> T:
     """Return the object of a frozen class that JSON describes.
 
     Raises:
@@ -162,9 +170,9 @@ def from_plain(kind: type[T], plain: object, where: str, bounds: Bounds) -> T:
         raise _wrong(where, "an object", plain)
     made: Any = kind
     fields = {
-        name: _read(hint, plain[name], f"{where}.{name}", name, bounds)
+        name: _read(hint, plain[name], f"{where}.{name}", name, rules)
         for name, hint in _hints(made).items()
-        if plain.get(name) is not None
+        if name in plain and not (plain[name] is None and rules.null_is_missing)
     }
     try:
         return kind(**fields)
@@ -179,13 +187,13 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {name: hints[name] for name in kind.__slots__}
 
 
-def _read(hint: Any, plain: object, where: str, name: str, bounds: Bounds) -> Any:
+def _read(hint: Any, plain: object, where: str, name: str, rules: ReadRules) -> Any:
     origin = get_origin(hint)
     if origin is UnionType:
         (hint,) = [one for one in get_args(hint) if one is not NoneType]
-        return None if plain is None else _read(hint, plain, where, name, bounds)
+        return None if plain is None else _read(hint, plain, where, name, rules)
     if origin is tuple:
-        return _read_tuple(get_args(hint), plain, where, name, bounds)
+        return _read_tuple(get_args(hint), plain, where, name, rules)
     if origin is Mapping:
         if not isinstance(plain, dict) or len(plain) > MOST_ITEMS:
             raise _wrong(where, f"an object of at most {MOST_ITEMS} texts", plain)
@@ -193,26 +201,26 @@ def _read(hint: Any, plain: object, where: str, name: str, bounds: Bounds) -> An
         items = {one: "" if text is None else text for one, text in plain.items()}
         return {_read_scalar(key, one, where): _read_scalar(value, text, where) for one, text in items.items()}
     if hint is int:
-        least, most = bounds.get(name, (0, MOST_WHOLE))
+        least, most = rules.bounds.get(name, (0, MOST_WHOLE))
         number = whole_number(plain)
         if number is None or not least <= number <= most:
             raise _wrong(where, f"a whole number from {least} to {most}", plain)
         return number
     if hint in (bool, float, str) or issubclass(hint, StrEnum):
         return _read_scalar(hint, plain, where)
-    return from_plain(hint, plain, where, bounds)
+    return from_plain(hint, plain, where, rules)
 
 
-def _read_tuple(hints: tuple[Any, ...], plain: object, where: str, name: str, bounds: Bounds) -> tuple[Any, ...]:
+def _read_tuple(hints: tuple[Any, ...], plain: object, where: str, name: str, rules: ReadRules) -> tuple[Any, ...]:
     is_any_length = len(hints) == 2 and hints[1] is Ellipsis
-    _, most = bounds.get(name, (0, MOST_ITEMS))
+    _, most = rules.bounds.get(name, (0, MOST_ITEMS))
     if not isinstance(plain, list | tuple) or len(plain) > most or not (is_any_length or len(plain) == len(hints)):
         length = f"at most {most}" if is_any_length else f"{len(hints)}"
         raise _wrong(where, f"a list of {length}", plain)
     kinds = [hints[0]] * len(plain) if is_any_length else hints
     pairs = enumerate(zip(kinds, plain, strict=True))
     # A bound of a list is of its length, and not of the numbers in it.
-    return tuple([_read(kind, one, f"{where}[{at}]", "", bounds) for at, (kind, one) in pairs])
+    return tuple([_read(kind, one, f"{where}[{at}]", "", rules) for at, (kind, one) in pairs])
 
 
 def _read_scalar(kind: Any, plain: object, where: str) -> Any:

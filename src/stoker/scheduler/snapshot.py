@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
-from stoker.core.jsontext import MOST_WHOLE, from_plain, to_plain
+from stoker.core.jsontext import MOST_WHOLE, ReadRules, from_plain, to_plain
 from stoker.core.machine import SchedulableJob, UserPolicy
 from stoker.scheduler.machine_index import LeaseAllocation, MachineLease, MatchableMachine
 from stoker.scheduler.offers import NodeOffer
@@ -167,7 +167,7 @@ def snapshot_from_dict(said: object) -> Snapshot:
     if isinstance(said, Mapping) and said.get("format") != FORMAT:
         message = f"schedule.format: {said.get('format')!r}, and this program reads {FORMAT}"
         raise BadInput(message, hint="use the same version of Stoker here and on the coordinator")
-    snapshot = from_plain(Snapshot, said, "schedule", {"priority": (-MOST_WHOLE, MOST_WHOLE)})
+    snapshot = from_plain(Snapshot, said, "schedule", ReadRules(bounds={"priority": (-MOST_WHOLE, MOST_WHOLE)}))
     classes = {one.class_id for one in snapshot.classes}
     named = sorted(_used_ids(snapshot))
     named += [class_id for held in snapshot.held for class_id in held.class_ids]

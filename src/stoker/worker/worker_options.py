@@ -102,6 +102,15 @@ PAUSED = "paused"
 _LARGEST_BYTES = 4096
 
 
+LOCK_FILE = "lock"
+"""In a worker's folder: held while it runs."""
+
+
+def workers_folder(state: str) -> str:
+    """Return where the workers of a home keep their files, each in a folder of its name."""
+    return os.path.join(state, "worker")
+
+
 @frozen
 class Pause:
     """Take no work until then."""

@@ -19,6 +19,7 @@ from stoker.host.durable import read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity, mine
 from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Grant, RenewalResponse, Welcome
 from stoker.worker.assignment import AttemptEnd, LeaseFile
+from stoker.worker.worker_options import LOCK_FILE
 
 # What a worker knows at one moment: its leases, where each stands, and what is wished of it. Only nouns.
 #
@@ -491,17 +492,12 @@ class Predecessor:
     leases: tuple[JournaledLease, ...]
 
 
-def workers_folder(state: str) -> str:
-    """Return where the workers of a home keep their files, each in a folder of its name."""
-    return os.path.join(state, "worker")
-
-
 class Journal:
     """The files of one worker."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.lock_path = os.path.join(folder, "lock")
+        self.lock_path = os.path.join(folder, LOCK_FILE)
         self.said_folder = os.path.join(folder, "said")
         self.spool_folder = os.path.join(folder, "spool")
         self._path = os.path.join(folder, "journal.json")

@@ -288,7 +288,9 @@ def test_a_submission_does_not_wait_for_the_forecast_of_a_dry_run(tmp_path: Path
 
 def idle_office() -> ServiceContext:
     """Make an office that is asked for bytes alone."""
-    queue: Any = SimpleNamespace(reader=None, post=None, is_current=None, on_change=lambda _: None, on_wish=lambda _: None)
+    queue: Any = SimpleNamespace(
+        reader=None, post=None, is_current=None, on_change=lambda _: None, on_wish=lambda _: None
+    )
     keeping: Any = SimpleNamespace(attempt_files=SimpleNamespace(on_growth=lambda _: None))
     rest: Any = {"views": None, "about": None, "clock": SystemClock(), "reload": None}
     return ServiceContext(queue=queue, keeping=keeping, **rest)
