@@ -18,7 +18,7 @@ from stoker.coordinator.queue.machines import limits_of
 from stoker.core.capability import capability_from_dict
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
-from stoker.core.jsontext import from_plain
+from stoker.core.jsontext import ReadRules, from_plain
 from stoker.core.text import whole_number
 from stoker.engine.arg_types import arg_type_of
 from stoker.engine.runners.program.trainer_lines import Eval, parse_control
@@ -92,7 +92,7 @@ def in_a_capability(text: str, _folder: Path) -> object:
 
 
 def in_a_frozen_object(text: str, _folder: Path) -> object:
-    return from_plain(Counted, {"count": json.loads(text)}, "it", {}).count
+    return from_plain(Counted, {"count": json.loads(text)}, "it", ReadRules(bounds={})).count
 
 
 def in_limits_of_a_worker(text: str, _folder: Path) -> object:
