@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from stoker.api.fleet_job import FleetJob, wait_for
-from stoker.api.job import LogLine
+from stoker.api.job import StageLogLine
 from stoker.api.job_lookup import open_client
 from stoker.app import App
 from stoker.core.clock import Closable
@@ -125,7 +125,7 @@ class Client(Closable):
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
         """Return what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
         lines = self._job(name).logs(attempt=attempt, follow=follow)
-        return (one.text for one in lines if isinstance(one, LogLine))
+        return (one.text for one in lines if isinstance(one, StageLogLine))
 
     def explain(self, name: str) -> JobExplanation:
         """Return why a job is where it is: every machine and device with its reason, and what would change it."""

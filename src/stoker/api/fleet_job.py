@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.job import Job, LogLine, job_story
+from stoker.api.job import Job, StageLogLine, job_story
 from stoker.api.job_logs import JobLogReader
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
@@ -102,7 +102,9 @@ class FleetJob(Job):
         for mirror in self._opened:
             mirror.close()
 
-    def logs(self, stage: str = "", *, attempt: int | None = None, follow: bool = False) -> Iterator[LogLine | str]:
+    def logs(
+        self, stage: str = "", *, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[StageLogLine | str]:
         """Return what the last attempt printed, or a numbered one; with `follow` every later one, until the job ends.
 
         It continues by offset: across attempts on other machines, and across restarts of the coordinator.
@@ -121,7 +123,7 @@ class FleetJob(Job):
         else:
             yield from self._follow(stage)
 
-    def _follow(self, stage: str) -> Iterator[LogLine | str]:
+    def _follow(self, stage: str) -> Iterator[StageLogLine | str]:
         story, shown, said = self.story, 0, ""
         client = self.client.more_patient()
         while True:
@@ -143,7 +145,7 @@ class FleetJob(Job):
                 yield waits
             self._parts.clock.sleep(_LOOK_AGAIN_S)
 
-    def _logs_of(self, attempt: AttemptView, stage: str, *, follow: bool) -> Iterator[LogLine | str]:
+    def _logs_of(self, attempt: AttemptView, stage: str, *, follow: bool) -> Iterator[StageLogLine | str]:
         if attempt.number > 1:
             yield f"attempt {attempt.number}, on {attempt.machine}"
         # A coordinator may start again while its jobs are followed; what was shown is not shown twice.
@@ -162,7 +164,7 @@ class FleetJob(Job):
                     beside.pop("output", None)
                     reading = JobLogReader(mirror.folder, stage, self._parts)
                 for name, line in _fresh_lines(mirror, beside):
-                    yield LogLine(node=name, text=line, heading="" if shown == name else name)
+                    yield StageLogLine(node=name, text=line, heading="" if shown == name else name)
                     shown = name
                 if reading is not None:
                     yield from reading.read_on()

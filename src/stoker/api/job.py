@@ -24,7 +24,9 @@ class Job(ABC):
     """A job of this machine (`LocalJob`) or of a fleet (`FleetJob`), found by a name."""
 
     @abstractmethod
-    def logs(self, stage: str = "", *, attempt: int | None = None, follow: bool = False) -> Iterator[LogLine | str]:
+    def logs(
+        self, stage: str = "", *, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[StageLogLine | str]:
         """Return what its stages printed, and as plain texts what else is to be known; with `follow` until it ends."""
 
     @abstractmethod
@@ -33,7 +35,7 @@ class Job(ABC):
 
 
 @frozen
-class LogLine:
+class StageLogLine:
     """A line that a stage printed, or that was printed beside the stages."""
 
     node: str

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from stoker.api.job import LogLine, nodes_named
+from stoker.api.job import StageLogLine, nodes_named
 from stoker.core.digests import Digest
 from stoker.core.events import Kinds
 from stoker.core.jsontext import loads
@@ -40,7 +40,7 @@ class JobLogReader:
         self._printed: set[str] = set()
         self._shown = ""
 
-    def read_on(self) -> Iterator[LogLine]:
+    def read_on(self) -> Iterator[StageLogLine]:
         """Return what was printed since the last look."""
         said = []
         for line in self._journal.fresh():
@@ -61,7 +61,7 @@ class JobLogReader:
                 for line in self._log(name).fresh():
                     yield self._line(name, line.decode(errors="backslashreplace"))
 
-    def finish(self) -> Iterator[LogLine | str]:
+    def finish(self) -> Iterator[StageLogLine | str]:
         """Return last lines without an end, and why there is nothing if there is nothing."""
         for name, log in self._logs.items():
             for line in log.rest():
@@ -113,10 +113,10 @@ class JobLogReader:
     def _titles(self) -> dict[str, str]:
         return {node: one.label for one in self._trials for node in one.nodes.nodes if one.label}
 
-    def _line(self, name: str, text: str) -> LogLine:
+    def _line(self, name: str, text: str) -> StageLogLine:
         self._printed.add(name)
         if self._stage or self._shown == name:
-            return LogLine(node=name, text=text)
+            return StageLogLine(node=name, text=text)
         before, self._shown = self._shown, name
         title = f" ({self._titles[name]})" if name[:1].isdigit() and name in self._titles else ""
-        return LogLine(node=name, text=text, heading=f"{name}{title}", has_gap=bool(before))
+        return StageLogLine(node=name, text=text, heading=f"{name}{title}", has_gap=bool(before))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.job import Job, LogLine, job_facts, job_story, trial_ends
+from stoker.api.job import Job, StageLogLine, job_facts, job_story, trial_ends
 from stoker.api.job_logs import JobLogReader
 from stoker.core.errors import NotFound, StokerError
 from stoker.core.job import JobState
@@ -45,7 +45,9 @@ class LocalJob(Job):
         """Whether it is an attempt that this machine made for a fleet."""
         return "fleet" in self.spec.options
 
-    def logs(self, stage: str = "", *, attempt: int | None = None, follow: bool = False) -> Iterator[LogLine | str]:
+    def logs(
+        self, stage: str = "", *, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[StageLogLine | str]:
         """Return what its stages printed; `attempt` is for jobs of a fleet: here each run is a job of its own."""
         reading = JobLogReader(self.folder, stage, self._parts)
         while True:
