@@ -77,6 +77,9 @@ def is_imported_from(source: ModuleSource) -> bool:
     text = _finder.texts.get(source.path)
     if text is not None:
         return text == source.text
+    if source.seen is not None and _is_installed(source.path):
+        # It may be a second old, and its ctime changes when an installer links it into another environment, too.
+        return _finder.stamps.setdefault(source.path, source.seen)[:3] == source.seen[:3]
     # Imported before anybody watched: it is taken for what lies there when this is first asked.
     return source.stamp is not None and _finder.stamps.setdefault(source.path, source.stamp) == source.stamp
 

@@ -167,3 +167,20 @@ def test_watches_at_the_same_time_are_separate(module: Module) -> None:
         with watching(watched) as second:
             assert first.may_have_run_other_code()
             assert not second.may_have_run_other_code()
+
+
+def test_an_installed_module_counts_as_imported_a_moment_after_it_was_installed_or_linked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch_imports()
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    monkeypatch.syspath_prepend(str(packages))
+    installed = Module(packages)
+    assert installed.text() == 1
+    assert is_imported_from(installed.source(now_ns=0)), "too new for its times to prove anything"
+    os.link(installed.path, tmp_path / "another_environment.py")
+    assert is_imported_from(installed.source(now_ns=0)), "a further link changes the ctime alone"
+    installed.path.write_text("TEXT = 12\n")
+    assert not is_imported_from(installed.source(now_ns=0))
+    sys.modules.pop(installed.name)
