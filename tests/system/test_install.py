@@ -36,9 +36,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     uv = shutil.which("uv", path=os.path.dirname(sys.executable)) or "uv"
     made = folder / "env"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, made], check=True, timeout=LIMIT_S)
-    pinned = ["-c", ROOT / "requirements" / "dev.txt", *wheels]
+    pinned: list[str | Path] = ["-c", ROOT / "requirements" / "dev.txt", *wheels]
     into = made / "bin" / "python"
-    # From uv's cache if it has everything, as after `make test`; else from the index, which pip may see where uv doesn't.
+    # From the cache of uv if it has everything, as after `make test`; else from the index, which pip may see and uv not.
     ways: tuple[list[str | Path], ...] = (
         [uv, "pip", "install", "--quiet", "--python", into, "--offline", *pinned],
         [uv, "pip", "install", "--quiet", "--python", into, *pinned],
