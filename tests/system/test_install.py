@@ -38,7 +38,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, made], check=True, timeout=LIMIT_S)
     pinned: list[str | Path] = ["-c", ROOT / "requirements" / "dev.txt", *wheels]
     into = made / "bin" / "python"
-    # From the cache of uv if it has everything, as after `make test`; else from the index, which pip may see and uv not.
+    # From the cache of uv if it has everything, as after `make test`; else from the index, which pip may see.
     ways: tuple[list[str | Path], ...] = (
         [uv, "pip", "install", "--quiet", "--python", into, "--offline", *pinned],
         [uv, "pip", "install", "--quiet", "--python", into, *pinned],
