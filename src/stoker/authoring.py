@@ -1,7 +1,7 @@
 """What a cookbook imports: everything to declare kinds, stages, recipes and plans, and nothing else."""
 
 from stoker.core.device import Needs
-from stoker.core.errors import ArgsFaults, BadInput, Fault, PlanFaults, StageInputError, TemplateFailed
+from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidPlan, StageInputError, TemplateFailed
 from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.core.text import parse_duration, parse_size
 from stoker.engine.arg_types import Duration, InputPath, Plain, Size
@@ -10,17 +10,17 @@ from stoker.engine.plan import Plan, PlanBuilder, Tip, Tips
 from stoker.engine.program import Program, checked_output, fill, gang_words
 from stoker.engine.recipe import Category, Cookbook, Recipe, recipe
 from stoker.engine.stage import (
-    Alone,
-    Company,
     Digests,
     JsonKind,
     Kind,
-    Seat,
+    Member,
+    ProcessSharing,
     SharedBase,
+    SharedContext,
+    SoloContext,
     Stage,
     StageContext,
     TextKind,
-    Together,
     TreeKind,
     check_files,
     check_json,
@@ -28,30 +28,31 @@ from stoker.engine.stage import (
 )
 
 __all__ = [
-    "Alone",
-    "ArgsFaults",
     "BadInput",
     "Category",
-    "Company",
     "Cookbook",
+    "Diagnostic",
     "Digests",
     "Duration",
-    "Fault",
     "InputPath",
+    "InvalidArgs",
+    "InvalidPlan",
     "JsonKind",
     "Kind",
+    "Member",
     "Needs",
     "Plain",
     "Plan",
     "PlanBuilder",
-    "PlanFaults",
+    "ProcessSharing",
     "Program",
     "Recipe",
     "RetryOn",
     "RetryPolicy",
-    "Seat",
     "SharedBase",
+    "SharedContext",
     "Size",
+    "SoloContext",
     "Stage",
     "StageContext",
     "StageInputError",
@@ -59,7 +60,6 @@ __all__ = [
     "TextKind",
     "Tip",
     "Tips",
-    "Together",
     "TreeKind",
     "arg",
     "check_files",

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.core.errors import StokerError
 from stoker.gang import Gang, RankConfig
-from stoker.gang.rendezvous_guest import RendezvousClient
+from stoker.gang.rendezvous_client import RendezvousClient
 from stoker.gang.rendezvous_host import RendezvousHost
 from tests.unit.gang import gang_functions as functions
 
@@ -34,10 +34,10 @@ def say(**said: Any) -> None:
 
 def gang_of(name: str, at: tuple[str, int], epoch: int, **more: Any) -> Gang:
     if name == HOSTS[0]:
-        meeting: Any = RendezvousHost(HOSTS, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
+        rendezvous: Any = RendezvousHost(HOSTS, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
     else:
-        meeting = RendezvousClient(name, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
-    return Gang([RankConfig(0), RankConfig(1)], meeting=meeting, timeout_s=30, grace_s=2, **more)
+        rendezvous = RendezvousClient(name, at=at, token=TOKEN, epoch=epoch, unheard_s=_UNHEARD_S)
+    return Gang([RankConfig(0), RankConfig(1)], rendezvous=rendezvous, timeout_s=30, grace_s=2, **more)
 
 
 def main(name: str, address: str, port: str) -> None:

@@ -32,7 +32,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from stoker.authoring import Alone, JsonKind, Needs, Program, StageContext, Together, TreeKind, arg, stage
+from stoker.authoring import SoloContext, JsonKind, Needs, Program, StageContext, ProcessSharing, TreeKind, arg, stage
 from {package} import helper
 
 TEXT = 1
@@ -119,15 +119,15 @@ def gang(job: StageContext, args: Args) -> Told:
 def run_together(company):
     seated = []
     while not company.is_over:
-        seated += company.arrivals(0.01 if seated else 0.5)
+        seated += company.new_members(0.01 if seated else 0.5)
         for seat in list(seated):
             seated.remove(seat)
             seat.finished(seat.job.save(Told, texts(seat.args)))
 
 
-@stage("edited/shared", together=Together(run="{package}.stages:run_together", key=lambda args, _: "same"))
+@stage("edited/shared", together=ProcessSharing(run="{package}.stages:run_together", key=lambda args, _: "same"))
 def shared(job: StageContext, args: Args) -> Told:
-    alone = Alone(job, {{}}, args)
+    alone = SoloContext(job, {{}}, args)
     run_together(alone)
     return alone.result()
 
@@ -250,13 +250,16 @@ def around_inline(job: StageContext, args: AroundArgs) -> Told:
 
 def run_around_together(company):
     while not company.is_over:
-        for seat in company.arrivals(0.5):
+        for seat in company.new_members(0.5):
             seat.finished(seat.job.save(Told, around_texts(seat.args)))
 
 
-@stage("edited/around-shared", together=Together(run="{package}.stages:run_around_together", key=lambda args, _: "one"))
+around = ProcessSharing(run="{package}.stages:run_around_together", key=lambda args, _: "one")
+
+
+@stage("edited/around-shared", together=around)
 def around_shared(job: StageContext, args: AroundArgs) -> Told:
-    alone = Alone(job, {{}}, args)
+    alone = SoloContext(job, {{}}, args)
     run_around_together(alone)
     return alone.result()
 

@@ -19,7 +19,7 @@ from stoker.config.sweep import points
 from stoker.config.toml_file import read_toml
 from stoker.config.values import NOTHING, Schema, found, leaf_paths, merged, replaced, with_value, without
 from stoker.config.yaml_file import read_yaml
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.jsontext import loads
 
 FREE = Schema(leaves={}, is_open=True)
@@ -50,7 +50,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def read_yaml_text(text: str) -> Any:
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     tree = read_yaml(SourceFile(name="a.yaml", path="a.yaml", text=text, lines=tuple(text.split("\n"))), faults)
     assert not faults, (text, faults)
     assert tree is not None
@@ -106,7 +106,7 @@ def test_whatever_bytes_a_file_holds_it_is_read_or_refused_with_a_place(data: by
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, name)
         path.write_bytes(data)
-        faults: list[Fault] = []
+        faults: list[Diagnostic] = []
         _, tree = read_config(name, str(path), faults)
     assert faults or tree is not None
     assert all(fault.where.startswith(name) for fault in faults)
@@ -126,7 +126,7 @@ LINES = st.lists(
 @given(LINES)
 def test_whatever_lines_stand_together_every_place_is_one_of_the_file(lines: list[str]) -> None:
     text = "\n".join(lines)
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     source = SourceFile(name="a.yaml", path="a.yaml", text=text, lines=tuple(text.split("\n")))
     tree = read_yaml(source, faults)
     assert faults or tree is not None
@@ -170,7 +170,7 @@ TOML_LINES = st.one_of(
 def test_every_place_in_toml_is_where_the_key_and_the_value_stand(lines: list[str]) -> None:
     text = "\n".join(lines)
     source = SourceFile(name="a.toml", path="a.toml", text=text, lines=tuple(text.split("\n")))
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     tree = read_toml(source, faults)
     if tree is None:
         assert len(faults) == 1

@@ -29,7 +29,7 @@ from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput,
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
-from stoker.cookbooks.language.shared.loop import run_company
+from stoker.cookbooks.language.shared.loop import train_members
 from tests.unit.cookbooks.language.company.companions import Gathering, Person, some_examples
 from tests.unit.cookbooks.language.engine.peft_alone import (
     Batch,
@@ -235,7 +235,7 @@ def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, f
     plenty = people("plenty")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run_company(gathering(plenty))
+    train_members(gathering(plenty))
     peak = torch.cuda.max_memory_reserved()
     torch.cuda.empty_cache()
     rest = torch.cuda.memory_reserved()
@@ -244,7 +244,7 @@ def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, f
     capped: Any = type("Capped", (gathering,), {"ceiling_bytes": ceiling})
     try:
         scarce = people("scarce")
-        run_company(capped(scarce))
+        train_members(capped(scarce))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert any("did not fit into memory" in one.log for one in scarce)

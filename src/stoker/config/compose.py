@@ -24,7 +24,7 @@ from stoker.config.typed_values import Vocabulary, check_resolved, typed
 from stoker.config.values import ABSENT, NOTHING, Schema, found, without
 from stoker.config.yaml_file import read_plain
 from stoker.core.digests import Digest, digest_encoded, digest_value, encode
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps
 
@@ -293,7 +293,7 @@ class _Composition:
     """One pass over all layers, with an option fixed for each group that a sweep varies."""
 
     def __init__(self, request: _Request, fixed: Mapping[str, str]) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
         self._request = request
         self._words = Vocabulary(request.schema)
         self._shelf = ConfigFiles(request.folder, self.faults)
@@ -335,7 +335,7 @@ class _Composition:
                 for fault in variant.faults:
                     if (fault.where, fault.message) not in known:
                         said = f"{fault.message}, with {path}={choice.text}"
-                        self.faults.append(Fault(fault.where, said, fault.hint, fault.shown))
+                        self.faults.append(Diagnostic(fault.where, said, fault.hint, fault.shown))
 
     def _finish(self, tree: LayeredTree, notes: tuple[str, ...]) -> ComposedConfig:
         sweep = self._typed_sweep()
@@ -344,7 +344,7 @@ class _Composition:
         self._refuse_unknown_axes(tree, axes)
         required = self._required(tree)
         self.faults += [
-            Fault(path, f"is required ({self._words.leaves[path].says})", f"write {path}=…")
+            Diagnostic(path, f"is required ({self._words.leaves[path].says})", f"write {path}=…")
             for path in required
             if path not in axes
         ]
@@ -454,7 +454,7 @@ def _with_first_choices(
     return lent.root, lent.referring, tuple(absent)
 
 
-def _faults_at(trials: Trials, choices: Mapping[str, AxisValue]) -> Sequence[Fault]:
+def _faults_at(trials: Trials, choices: Mapping[str, AxisValue]) -> Sequence[Diagnostic]:
     try:
         trials.at(list(choices.items()))
     except InvalidConfig as error:

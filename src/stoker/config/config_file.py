@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from stoker.config.positions import LARGEST_BYTES, MOST_VALUES, LocatedValue, SourceFile, fault_at
-from stoker.core.errors import Fault, LocalFile, StokerError
+from stoker.core.errors import Diagnostic, LocalFile, StokerError
 from stoker.core.frozen import changed
 from stoker.core.text import nearest
 from stoker.host.durable import translated
@@ -17,7 +17,7 @@ SUFFIXES: Final = (".yaml", ".yml", ".toml")
 def read_config(
     name: str,
     path: str,
-    faults: list[Fault],
+    faults: list[Diagnostic],
     *,
     what: str = "configuration file",
     most_values: int = MOST_VALUES,
@@ -100,7 +100,7 @@ def _near(path: str) -> str:
     return f"there are: {', '.join(files[:10])}" if files else ""
 
 
-def _source_of(name: str, path: str, data: bytes, faults: list[Fault]) -> SourceFile:
+def _source_of(name: str, path: str, data: bytes, faults: list[Diagnostic]) -> SourceFile:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -125,7 +125,7 @@ def _source(name: str, path: str, text: str) -> SourceFile:
 class ConfigFiles:
     """Files and folders by their name. `faults` collects what is wrong with any of them."""
 
-    def __init__(self, folder: str, faults: list[Fault]) -> None:
+    def __init__(self, folder: str, faults: list[Diagnostic]) -> None:
         self.faults = faults
         self._folder = os.path.normpath(folder)
         self._files: dict[str, tuple[SourceFile, LocatedValue | None]] = {}

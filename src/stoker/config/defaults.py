@@ -18,7 +18,7 @@ from stoker.config.overrides import Override, OverrideKind
 from stoker.config.positions import ConfigLayer, FileLayer, LocatedValue, SourceFile, ValueOrigin, fault_at
 from stoker.config.sweep import Axis, AxisValue
 from stoker.config.values import DeclaredLeaf
-from stoker.core.errors import Fault, StokerError
+from stoker.core.errors import Diagnostic, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
 
@@ -53,7 +53,7 @@ class DefaultsEntry:
         return not self.is_group and self.path == SELF
 
 
-def read_defaults(source: SourceFile, tree: LocatedValue, faults: list[Fault]) -> list[DefaultsEntry]:
+def read_defaults(source: SourceFile, tree: LocatedValue, faults: list[Diagnostic]) -> list[DefaultsEntry]:
     """Read a file's defaults list, which always says where the file itself comes."""
     node = tree.value.get("defaults")
     if node is None:
@@ -69,7 +69,7 @@ def read_defaults(source: SourceFile, tree: LocatedValue, faults: list[Fault]) -
     return entries
 
 
-def _read_entry(source: SourceFile, item: LocatedValue, faults: list[Fault]) -> DefaultsEntry | None:
+def _read_entry(source: SourceFile, item: LocatedValue, faults: list[Diagnostic]) -> DefaultsEntry | None:
     if type(item.value) is str:
         return _entry(source.value_of(item), item.value, None, faults)
     if item.is_map and len(item.value) == 1:
@@ -82,7 +82,7 @@ def _read_entry(source: SourceFile, item: LocatedValue, faults: list[Fault]) -> 
     return None
 
 
-def _options_of(source: SourceFile, node: LocatedValue, faults: list[Fault]) -> tuple[str, ...] | None:
+def _options_of(source: SourceFile, node: LocatedValue, faults: list[Diagnostic]) -> tuple[str, ...] | None:
     if node.value is None:
         return ()
     items = node.value if type(node.value) is list else [node]
@@ -99,7 +99,7 @@ def _options_of(source: SourceFile, node: LocatedValue, faults: list[Fault]) -> 
 
 
 def _entry(
-    origin: ValueOrigin, name: str, options: tuple[str, ...] | None, faults: list[Fault]
+    origin: ValueOrigin, name: str, options: tuple[str, ...] | None, faults: list[Diagnostic]
 ) -> DefaultsEntry | None:
     found = _NAME.fullmatch(name)
     if found is None or (found["word"] == "override" and options is None):

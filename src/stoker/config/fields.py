@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from stoker.config.config_file import read_config
 from stoker.config.positions import LocatedValue, SourceFile, fault_at
-from stoker.core.errors import Fault, InvalidInput
+from stoker.core.errors import Diagnostic, InvalidInput
 from stoker.core.frozen import frozen, frozen_by_position
 from stoker.core.machine import PLATFORM_RULE, is_platform
 from stoker.core.text import did_you_mean, parse_size, whole_number
@@ -41,7 +41,7 @@ _MOST_BITS = 128
 class FileDiagnostics:
     """One file on its way into nouns: where it was read from, and its faults. The first are kept, all are counted."""
 
-    def __init__(self, source: SourceFile, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, source: SourceFile, faults: Iterable[Diagnostic] = ()) -> None:
         self.source = source
         self.faults = list(faults)
         self.count = len(self.faults)
@@ -59,7 +59,7 @@ class FileDiagnostics:
             self.faults.append(fault_at(origin, message, hint=hint, key=key))
         return WRONG
 
-    def add(self, faults: Iterable[Fault]) -> None:
+    def add(self, faults: Iterable[Diagnostic]) -> None:
         """Note faults that somebody else found."""
         for fault in faults:
             self.count += 1
@@ -81,7 +81,7 @@ class FileDiagnostics:
         raise kind(message, faults=shown, hint=hint, file=self.source.name, count=self.count)
 
 
-def _line_of(fault: Fault) -> int:
+def _line_of(fault: Diagnostic) -> int:
     found = _LINE.search(fault.where)
     return int(found[1]) if found else 0
 
@@ -509,7 +509,7 @@ def read_as(what: str, name: str, path: str, make: Callable[[FileDiagnostics, Lo
 
 
 def _opened(what: str, name: str, path: str, *, is_placed: bool) -> tuple[FileDiagnostics, LocatedValue | None]:
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     source, tree = read_config(name, path, faults, what=what, most_values=MOST_DECLARED, is_placed=is_placed)
     is_torn = bool(faults) and not source.text
     return FileDiagnostics(source, faults), None if is_torn else tree

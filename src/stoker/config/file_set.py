@@ -30,7 +30,7 @@ from stoker.config.sweep import (
 )
 from stoker.config.sweep_file import Place, read_sweep, unequal_lengths
 from stoker.config.values import DeclaredLeaf
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changed
 
 # A file's sweep and a command line's: the words win, path by path, and whatever is new multiplies.
@@ -44,21 +44,21 @@ Words = Mapping[str, Axis | AxisValue | None]
 """What a command line says of a path, the last word of each: an axis, a value, or nothing if it deletes it."""
 
 
-def combined(sweep: Sweep | None, words: Words) -> tuple[Sweep | None, list[Fault]]:
+def combined(sweep: Sweep | None, words: Words) -> tuple[Sweep | None, list[Diagnostic]]:
     """Return the sweep of a file and a command line together, or nothing if no path is swept, and every fault."""
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     made = _with_all(sweep if sweep is not None else SweepProduct(()), words, faults)
     if made is None or not paths_of(made):
         return None, faults
     try:
         if not faults and size(made) == 0:
-            faults.append(Fault("sweep.exclude", "every point is left out", "exclude less, or give other values"))
+            faults.append(Diagnostic("sweep.exclude", "every point is left out", "exclude less, or give other values"))
     except InvalidConfig as error:
         faults += error.faults
     return made, faults
 
 
-def _with_all(sweep: Sweep, words: Words, faults: list[Fault]) -> Sweep | None:
+def _with_all(sweep: Sweep, words: Words, faults: list[Diagnostic]) -> Sweep | None:
     """Put words in their places in a sweep, and multiply it with the axes that have none there."""
     match sweep:
         case SweepSample():
@@ -83,7 +83,7 @@ def _with_all(sweep: Sweep, words: Words, faults: list[Fault]) -> Sweep | None:
     return SweepProduct((*_parts_of(replaced), *new))
 
 
-def _replaced(sweep: Sweep, words: Words, faults: list[Fault]) -> Sweep | None:
+def _replaced(sweep: Sweep, words: Words, faults: list[Diagnostic]) -> Sweep | None:
     """Put words in their places; nothing if no axis is left."""
     match sweep:
         case Axis():
@@ -103,7 +103,7 @@ def _replaced(sweep: Sweep, words: Words, faults: list[Fault]) -> Sweep | None:
             return _with_all(sweep, words, faults)
 
 
-def _replaced_zip(sweep: Zip, words: Words, faults: list[Fault]) -> Sweep | None:
+def _replaced_zip(sweep: Zip, words: Words, faults: list[Diagnostic]) -> Sweep | None:
     found = [words.get(axis.path, axis) for axis in sweep.parts]
     axes = tuple(axis for axis in found if isinstance(axis, Axis))
     if axes and (unequal := unequal_lengths(axes)):
@@ -112,7 +112,7 @@ def _replaced_zip(sweep: Zip, words: Words, faults: list[Fault]) -> Sweep | None
         if given.origin is not None:
             faults.append(fault_at(given.origin, unequal, hint=hint))
         else:
-            faults.append(Fault("sweep.zip", unequal, hint))
+            faults.append(Diagnostic("sweep.zip", unequal, hint))
         return sweep
     return Zip(axes) if axes else None
 
@@ -126,7 +126,7 @@ def _parts_of(sweep: Sweep | None) -> tuple[Sweep, ...]:
 # The sweep of a configuration, where it stands: what a file's `sweep` says, and the last word on each path.
 
 
-def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tuple[Sweep | None, list[Fault]]:
+def sweep_in(source: SourceFile, node: LocatedValue, key: str = "sweep") -> tuple[Sweep | None, list[Diagnostic]]:
     """Read what stands under `sweep` in a file, or under another key; nothing if there are faults."""
 
     def origin_of(place: Place) -> ValueOrigin:
@@ -234,10 +234,10 @@ class ConfigGatherer:
                 choices[key] = GroupChoice(kind=OverrideKind.CHANGE, key=key, options=(option,), origin=origin)
         return choices
 
-    def _sweep_of(self, layers: Sequence[FileLayer]) -> tuple[Sweep | None, list[Fault]]:
+    def _sweep_of(self, layers: Sequence[FileLayer]) -> tuple[Sweep | None, list[Diagnostic]]:
         """Return the sweep of the files and the overrides together; of several files the last that has one counts."""
         of_file: Sweep | None = None
-        faults: list[Fault] = []
+        faults: list[Diagnostic] = []
         nodes = [
             (layer.source, layer.tree.value["sweep"])
             for layer in layers

@@ -16,7 +16,7 @@ from typing import Any
 from stoker.config.positions import DEEPEST, MOST_VALUES, ConfigLayer, ValueOrigin, fault_at
 from stoker.config.values import ABSENT, extent, fill_text, found, leaf_paths, step_into, with_value
 from stoker.core.digests import Digest, digest_value
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen_by_position
 from stoker.core.text import did_you_mean, did_you_mean_path
 
@@ -149,7 +149,7 @@ class Resolution:
         folder: str,
         typed: Typed,
     ) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
         self.read: dict[str, Digest] = {}
         """The variables that were asked for, each with a digest of what it held; the value is never kept here."""
         self.touched: set[str] = set()

@@ -24,7 +24,7 @@ from stoker.config.sweep import AxisValue
 from stoker.config.typed_values import Vocabulary, check_value, owner_of, quoting_hint, value_of
 from stoker.config.value_grammar import read_value
 from stoker.config.values import ABSENT, NOTHING, DeclaredLeaf, copied, found, merged, refers, step_into
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 
 # Keys at the top of a file that are about the configuration, not in it.
 _ABOUT = frozenset({"defaults", "sweep"})
@@ -35,7 +35,7 @@ _HOLDING = (str, list, dict, tuple)
 class LayeredTree:
     """The tree while it grows."""
 
-    def __init__(self, vocabulary: Vocabulary, faults: list[Fault]) -> None:
+    def __init__(self, vocabulary: Vocabulary, faults: list[Diagnostic]) -> None:
         self.root: dict[str, Any] = {}
         self.stacks: dict[str, list[LayerValue]] = {}
         self.referring: dict[str, ValueOrigin] = {}

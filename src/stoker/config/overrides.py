@@ -23,7 +23,7 @@ from stoker.config.sweep import Axis, AxisValue, AxisValues, ValueForm
 from stoker.config.typed_values import check_value, value_of
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import ABSENT, quoted, refers, replaced, same, scalar, text_of
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changed, frozen
 
 # Nearly every word is one of these, and is understood without looking at each character.
@@ -103,10 +103,10 @@ def parse_override(text: str, position: int = 1) -> Override:
     return override
 
 
-def read_overrides(words: Iterable[str]) -> tuple[list[Override], list[Fault]]:
+def read_overrides(words: Iterable[str]) -> tuple[list[Override], list[Diagnostic]]:
     """Understand words: those that can be, and the faults of all others. Positions count from 1."""
     overrides: list[Override] = []
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     for position, word in enumerate(words, start=1):
         override, found = _read(word, position)
         faults += found
@@ -120,7 +120,7 @@ def is_key(text: str) -> bool:
     return _PATH.fullmatch(text) is not None or _GROUP.fullmatch(text) is not None
 
 
-def _read(text: str, position: int) -> tuple[Override | None, Sequence[Fault]]:
+def _read(text: str, position: int) -> tuple[Override | None, Sequence[Diagnostic]]:
     if len(text) > 2 * DEEPEST and _is_too_deep(text.partition("=")[0]):
         return None, _Faulty(text, position).too_deep()
     simple = _SIMPLE.fullmatch(text)
@@ -170,11 +170,11 @@ class _Faulty:
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.origin = ValueOrigin(layer=ConfigLayer.OVERRIDE, where=f"argument {position}", text=text)
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
         self.kind = OverrideKind.CHANGE
         self.equals = text.find("=")
 
-    def all(self) -> list[Fault]:
+    def all(self) -> list[Diagnostic]:
         if not _is_unicode(self.text):
             self.fault("is not valid Unicode text", 0, len(self.text))
             return self.faults
@@ -183,7 +183,7 @@ class _Faulty:
             self.look_at_value(self.equals + 1)
         return self.faults
 
-    def too_deep(self) -> list[Fault]:
+    def too_deep(self) -> list[Diagnostic]:
         self.fault(f"is nested deeper than {DEEPEST} levels", 0)
         return self.faults
 

@@ -14,7 +14,7 @@ from stoker.config.sweep import AxisValue, ValueForm
 from stoker.config.typed_values import check_value, owner_of, value_of
 from stoker.config.values import ABSENT, DeclaredLeaf, found, merged, refers, replaced, with_value, without
 from stoker.core.digests import Digest
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import fresh, frozen
 
 # An axis may have a billion values; those met first are remembered.
@@ -30,7 +30,7 @@ class ResolvedReferences:
 
     leaves: Mapping[str, Any] = fresh(factory=dict)
     """The leaves that had references, by their path."""
-    faults: Sequence[Fault] = ()
+    faults: Sequence[Diagnostic] = ()
     read: Mapping[str, Digest] = fresh(factory=dict)
     """The variables that were asked for, each with a digest of what it held."""
     touched: frozenset[str] = frozenset()
@@ -102,7 +102,7 @@ class Trials:
     def _refuse_missing(self, choices: Choices) -> None:
         given = {path for path, _ in choices}
         faults = [
-            Fault(path, f"is required ({self._base.leaves[path].says})", "a point of the sweep does not set it")
+            Diagnostic(path, f"is required ({self._base.leaves[path].says})", "a point of the sweep does not set it")
             for path in self._base.required
             if path not in given
         ]
@@ -195,7 +195,7 @@ def finished(root: dict[str, Any], resolved: Mapping[str, Any], notes: Sequence[
     return root
 
 
-def faulty(faults: Sequence[Fault], where: str) -> InvalidConfig:
+def faulty(faults: Sequence[Diagnostic], where: str) -> InvalidConfig:
     """Return the one error for some faults."""
     message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults {where}"
     return InvalidConfig(message, faults=tuple(faults))
@@ -206,7 +206,7 @@ def _origin(path: str, choice: AxisValue) -> ValueOrigin:
 
 
 def _refused(path: str, choice: AxisValue, message: str) -> InvalidConfig:
-    return faulty([Fault(str(_origin(path, choice)), message)], "")
+    return faulty([Diagnostic(str(_origin(path, choice)), message)], "")
 
 
 # Points that mean the same are run once: the first stays, later ones are merged into it and told.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
 
 # Where a value came from: a layer and a place in it that a person can find again.
@@ -78,14 +78,14 @@ def caret_lines(line: str, column: int, width: int = 1) -> str:
 
 def fault_at(
     origin: ValueOrigin, message: str, *, hint: str = "", key: str = "", column: int = 0, width: int = 1
-) -> Fault:
+) -> Diagnostic:
     """Make the fault of a place, with the line that stands there and carets under it where the place has one.
 
     `column` is for a part of the line other than the one where the place begins.
     """
     where = origin.where if not origin.line else str(origin)
     shown = caret_lines(origin.text, column or origin.column, width) if origin.text else ""
-    return Fault(f"{where}: {key}" if key else where, message, hint, shown)
+    return Diagnostic(f"{where}: {key}" if key else where, message, hint, shown)
 
 
 def _visible(character: str) -> str:
@@ -149,16 +149,16 @@ class LocatedValue(NamedTuple):
 class StopReading(Exception):
     """The rest of a file can't be read."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: Diagnostic) -> None:
         super().__init__(fault.message)
         self.fault = fault
 
 
-def note(faults: list[Fault], fault: Fault) -> None:
+def note(faults: list[Diagnostic], fault: Diagnostic) -> None:
     """Add a fault to those of a file; `StopReading` when there are more than anybody will read."""
     if len(faults) >= MOST_FAULTS:
         message = f"there are more than {MOST_FAULTS} faults; the rest is not read"
-        raise StopReading(Fault(fault.where, message, shown=fault.shown))
+        raise StopReading(Diagnostic(fault.where, message, shown=fault.shown))
     faults.append(fault)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from stoker.config.positions import ValueOrigin
 from stoker.config.values import same, scalar, text_of
 from stoker.core.digests import digest_value
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import frozen, frozen_by_position
 
 # One thing that a sweep varies: a path and the values that it takes, in order.
@@ -431,7 +431,7 @@ def _both(one: Condition, other: Condition) -> Condition | None:
 def _walk_and_count(of: Sweep, condition: Condition, others: tuple[Condition, ...]) -> int:
     if size(of) > _MOST_WALKED:
         message = f"{len(others)} exclusions overlap in too many ways to be counted"
-        raise InvalidConfig(message, faults=(Fault("sweep.exclude", message),), hint="exclude less, or sweep less")
+        raise InvalidConfig(message, faults=(Diagnostic("sweep.exclude", message),), hint="exclude less, or sweep less")
     return sum(
         1 for choices in _walk(of) if _agrees_with_any(choices, (condition,)) and _agrees_with_any(choices, others)
     )

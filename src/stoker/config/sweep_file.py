@@ -37,7 +37,7 @@ from stoker.config.sweep import (
 )
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import fill_text
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.text import did_you_mean, whole_number
 
 Place = tuple[str | int, ...]
@@ -50,7 +50,7 @@ _WORDS = ("zip", "repeat", "concat", "axes", "exclude", "sample")
 
 def read_sweep(
     tree: Any, origin_of: Callable[[Place], ValueOrigin], *, key: str = "sweep"
-) -> tuple[Sweep | None, list[Fault]]:
+) -> tuple[Sweep | None, list[Diagnostic]]:
     """Read the map under `key`; nothing if there are faults, which carry the places that `origin_of` gives."""
     reader = _Reader(origin_of, key)
     sweep = reader.sweep(tree, ())
@@ -61,7 +61,7 @@ class _Reader:
     def __init__(self, origin_of: Callable[[Place], ValueOrigin], key: str) -> None:
         self.origin_of = origin_of
         self.key = key
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
 
     def sweep(self, tree: Any, at: Place) -> Sweep | None:
         if not self.is_map(tree, at, "a sweep is a map of paths and their values"):

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReading, ValueOrigin, fault_at, note
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen_by_position
 
 # Where things stand in a TOML text: the place of every key and of every value.
@@ -274,7 +274,7 @@ _MOST_BITS = 8192
 _LARGE = 32 * 1024
 
 
-def read_toml(source: SourceFile, faults: list[Fault], *, is_placed: bool = True) -> LocatedValue | None:
+def read_toml(source: SourceFile, faults: list[Diagnostic], *, is_placed: bool = True) -> LocatedValue | None:
     """Read a file; nothing if it could not be read to its end. Without places, it takes half the time."""
     import tomllib  # noqa: PLC0415 - milliseconds that only a TOML file should cost
 
@@ -292,15 +292,15 @@ def read_toml(source: SourceFile, faults: list[Fault], *, is_placed: bool = True
     except tomllib.TOMLDecodeError as error:
         faults.append(_syntax_fault(source, str(error)))
     except RecursionError:
-        faults.append(Fault(source.name, f"is nested deeper than {DEEPEST} levels"))
+        faults.append(Diagnostic(source.name, f"is nested deeper than {DEEPEST} levels"))
     except ValueError as error:
-        faults.append(_number_fault(source) or Fault(source.name, f"is not TOML: {error}"))
+        faults.append(_number_fault(source) or Diagnostic(source.name, f"is not TOML: {error}"))
     except StopReading as stop:
         faults.append(stop.fault)
     return None
 
 
-def _number_fault(source: SourceFile) -> Fault | None:
+def _number_fault(source: SourceFile) -> Diagnostic | None:
     """Python limits the digits that it reads, and tomllib passes that on without a place: find the place."""
     found = find_long_number(source, sys.get_int_max_str_digits())
     if found is None:
@@ -309,10 +309,10 @@ def _number_fault(source: SourceFile) -> Fault | None:
     return fault_at(origin, f"a whole number of {count} digits is too large", hint="put it in quotes if it is text")
 
 
-def _syntax_fault(source: SourceFile, said: str) -> Fault:
+def _syntax_fault(source: SourceFile, said: str) -> Diagnostic:
     found = _SAID.fullmatch(said)
     if found is None:
-        return Fault(source.name, f"is not TOML: {said}")
+        return Diagnostic(source.name, f"is not TOML: {said}")
     what = found["what"][:1].lower() + found["what"][1:]
     if found["line"]:
         origin = source.at(int(found["line"]), int(found["column"]))
@@ -368,7 +368,7 @@ class _Odd(Exception):
 class _Locating:
     """Joins values with their places."""
 
-    def __init__(self, source: SourceFile, faults: list[Fault], places: dict[Path, Spot]) -> None:
+    def __init__(self, source: SourceFile, faults: list[Diagnostic], places: dict[Path, Spot]) -> None:
         self._source = source
         self._faults = faults
         self._places = places

@@ -29,7 +29,7 @@ from stoker.config.sweep import (
     Zip,
 )
 from stoker.config.values import DeclaredLeaf, Schema, found, same
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import did_you_mean_path
 
@@ -49,13 +49,13 @@ def read_choice(choice: AxisValue, declared: DeclaredLeaf) -> Any:
     return declared.read(choice.text)
 
 
-def typed(sweep: Sweep, schema: Schema) -> tuple[Sweep, list[Fault]]:
+def typed(sweep: Sweep, schema: Schema) -> tuple[Sweep, list[Diagnostic]]:
     """Return the sweep with every choice of a declared leaf read by its type, and all faults."""
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     return _typed(sweep, schema.leaves, faults), faults
 
 
-def _typed(sweep: Sweep, leaves: Mapping[str, DeclaredLeaf], faults: list[Fault]) -> Sweep:
+def _typed(sweep: Sweep, leaves: Mapping[str, DeclaredLeaf], faults: list[Diagnostic]) -> Sweep:
     match sweep:
         case Axis():
             return _typed_axis(sweep, leaves, faults)
@@ -72,13 +72,13 @@ def _typed(sweep: Sweep, leaves: Mapping[str, DeclaredLeaf], faults: list[Fault]
             return SweepSample(of=_typed(sweep.of, leaves, faults), count=sweep.count, seed=sweep.seed)
 
 
-def _typed_axis(axis: Axis, leaves: Mapping[str, DeclaredLeaf], faults: list[Fault]) -> Axis:
+def _typed_axis(axis: Axis, leaves: Mapping[str, DeclaredLeaf], faults: list[Diagnostic]) -> Axis:
     declared = leaves.get(axis.path)
     if declared is None:
         return axis
     read = _Read(choices=axis.choices, declared=declared, axis=axis)
     items: list[AxisValue] = []
-    refused: list[Fault] = []
+    refused: list[Diagnostic] = []
     for choice in islice(axis.choices, axis.count if isinstance(axis.choices, ListedAxisValues) else _TRIED):
         try:
             items.append(_valued(choice, declared))
@@ -135,10 +135,10 @@ def _valued(choice: AxisValue, declared: DeclaredLeaf) -> AxisValue:
     return choice if choice.refers else AxisValue(choice.text, read_choice(choice, declared), choice.form)
 
 
-def _fault(axis: Axis, choice: AxisValue, declared: DeclaredLeaf, error: ValueError) -> Fault:
+def _fault(axis: Axis, choice: AxisValue, declared: DeclaredLeaf, error: ValueError) -> Diagnostic:
     message = f"{choice.text}: {error}" if choice.text not in str(error) else str(error)
     if axis.origin is None:
-        return Fault(axis.path, message, f"{axis.path} is {declared.says}")
+        return Diagnostic(axis.path, message, f"{axis.path} is {declared.says}")
     column = _column_of(choice.text, axis)
     return fault_at(
         axis.origin,

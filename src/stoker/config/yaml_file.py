@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from stoker.config.positions import DEEPEST, LocatedValue, SourceFile, StopReading, fault_at, note
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 
 # What a plain word of YAML stands for, by the core schema of YAML 1.2.
 #
@@ -120,7 +120,7 @@ _HINTS = (
 )
 
 
-def read_yaml(source: SourceFile, faults: list[Fault]) -> LocatedValue | None:
+def read_yaml(source: SourceFile, faults: list[Diagnostic]) -> LocatedValue | None:
     """Read a file's one document; an empty file is an empty map. Nothing if it could not be read to its end."""
     bad = _CONTROL.search(source.text) if source.text.isascii() else _not_text().search(source.text)
     if bad:
@@ -134,7 +134,7 @@ def read_yaml(source: SourceFile, faults: list[Fault]) -> LocatedValue | None:
         return None
 
 
-def _compose(source: SourceFile, faults: list[Fault]) -> LocatedValue | None:
+def _compose(source: SourceFile, faults: list[Diagnostic]) -> LocatedValue | None:
     import yaml  # noqa: PLC0415 - tens of milliseconds that only a YAML file should cost
 
     parser = _parser(source.text)
@@ -173,7 +173,7 @@ def _parser(text: str) -> Any:
     return CParser(text)
 
 
-def _syntax_fault(source: SourceFile, error: Any) -> Fault:
+def _syntax_fault(source: SourceFile, error: Any) -> Diagnostic:
     # What is never closed is noticed only at the end of the file; where it was opened says more.
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
     places = [source.at(mark.line + 1, mark.column + 1) for mark in marks]
@@ -222,7 +222,7 @@ class _Frame:
 class _Composer:
     """Builds one document from events."""
 
-    def __init__(self, source: SourceFile, faults: list[Fault]) -> None:
+    def __init__(self, source: SourceFile, faults: list[Diagnostic]) -> None:
         self.root: LocatedValue | None = None
         self._source = source
         self._faults = faults

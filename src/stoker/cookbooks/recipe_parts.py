@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker.authoring import ArgsFaults, Fault
+from stoker.authoring import Diagnostic, InvalidArgs
 from stoker.core.text import nearest
 
 A = TypeVar("A")
@@ -19,27 +19,27 @@ def stage_args(of: type[A], recipe_args: Any, **given: Any) -> A:
     return of(**taken, **given)
 
 
-def find_table(where: str, text: str, bundled: Sequence[str], *, one: str, several: str) -> Path | Fault | None:
+def find_table(where: str, text: str, bundled: Sequence[str], *, one: str, several: str) -> Path | Diagnostic | None:
     """Return the CSV or Parquet file that an argument names, None for a bundled name, or what is wrong with it."""
     usual = f"a CSV or Parquet file, or one of {', '.join(bundled)}"
     if text in bundled:
         return None
     if not text.strip():
-        return Fault(where, "is empty", usual)
+        return Diagnostic(where, "is empty", usual)
     path = Path(text).expanduser()
     if path.is_file():
         return path
     if path.is_dir():
-        return Fault(where, f"{text} is a folder", "give one CSV or Parquet file")
+        return Diagnostic(where, f"{text} is a folder", "give one CSV or Parquet file")
     if path.suffix or path.parent != Path():
-        return Fault(where, f"there is no file {text}", f"{several} are {', '.join(bundled)}")
+        return Diagnostic(where, f"there is no file {text}", f"{several} are {', '.join(bundled)}")
     candidate = nearest(text, bundled)
     hint = f"did you mean {candidate!r}?" if candidate else usual
-    return Fault(where, f"{text!r} is neither a file nor a {one}", hint)
+    return Diagnostic(where, f"{text!r} is neither a file nor a {one}", hint)
 
 
-def refuse(recipe: str, faults: Sequence[Fault]) -> None:
-    """Raise `ArgsFaults` if there is any fault in a recipe's arguments."""
+def refuse(recipe: str, faults: Sequence[Diagnostic]) -> None:
+    """Raise `InvalidArgs` if there is any fault in a recipe's arguments."""
     if faults:
         message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe}"
-        raise ArgsFaults(message, faults=tuple(faults), hint=f"stoker recipes show {recipe}")
+        raise InvalidArgs(message, faults=tuple(faults), hint=f"stoker recipes show {recipe}")

@@ -22,7 +22,7 @@ from stoker.core.frozen import frozen, frozen_by_position
 
 
 @frozen_by_position
-class Fault:
+class Diagnostic:
     """One thing wrong: where it is, what it is, what would be right; `shown` is the line itself, carets under it."""
 
     where: str
@@ -35,7 +35,7 @@ class Fault:
         return f"{text} ({self.hint})" if self.hint else text
 
     def __repr__(self) -> str:
-        return f"Fault({str(self)!r})"
+        return f"Diagnostic({str(self)!r})"
 
     def to_dict(self) -> dict[str, str]:
         more = {"hint": self.hint, "shown": self.shown}
@@ -130,7 +130,7 @@ class InvalidInput(BadInput, code="faults", exit_code=20):
         self,
         message: str,
         *,
-        faults: tuple[Fault, ...],
+        faults: tuple[Diagnostic, ...],
         hint: str = "",
         count: int = 0,
         lacks: tuple[MissingRepoFiles, ...] = (),
@@ -182,7 +182,7 @@ class BadCookbook(BadInput, code="bad_cookbook", exit_code=29):
     """A cookbook can't be loaded or contradicts another one."""
 
 
-class ArgsFaults(InvalidInput, code="args_faults", exit_code=28):
+class InvalidArgs(InvalidInput, code="args_faults", exit_code=28):
     """Arguments of a recipe or a stage do not fit their declaration."""
 
 
@@ -194,7 +194,7 @@ class InvalidProgram(InvalidInput, code="program_faults", exit_code=28):
     """A program's words and its parameters do not fit together."""
 
 
-class PlanFaults(InvalidInput, code="plan_faults", exit_code=40):
+class InvalidPlan(InvalidInput, code="plan_faults", exit_code=40):
     """A plan is wired wrongly; nothing has run."""
 
 

@@ -204,13 +204,13 @@ def _are_files(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(_is_file, value))
 
 
-# By which names a company is found: the word that members have in common, and the company's own key.
+# The share key of an attempt, and the key of its shared process.
 
 
-def company_word(stage: Stage, args: Mapping[str, Any], action: Action) -> str:
-    """Return the word by which an attempt finds its like; an empty one if it works alone.
+def share_key_of(stage: Stage, args: Mapping[str, Any], action: Action) -> str:
+    """Return the share key of an attempt; empty if it has a process of its own.
 
-    Raises `StageFailed` if the cookbook can't say.
+    Raises `StageFailed` if the cookbook's function fails.
     """
     if stage.together is None:
         return ""
@@ -221,12 +221,12 @@ def company_word(stage: Stage, args: Mapping[str, Any], action: Action) -> str:
     try:
         return stage.together.key(stage.args.make(args) if stage.args.type is not None else None, digests)
     except Exception as error:
-        raise StageFailed(f"with whom it shares a process can't be told: {type(error).__name__}: {error}") from error
+        raise StageFailed(f"share key: {type(error).__name__}: {error}") from error
 
 
-def company_key(stage: Stage, word: str, action: Action) -> str:
-    """Name a company so that only the same code, in the same words, joins it."""
-    return digest_value("company", [stage.together.run if stage.together else "", word, action.facts_digest])
+def shared_process_key(stage: Stage, share_key: str, action: Action) -> str:
+    """Return the key of a shared process: equal for attempts with the same share key and the same code."""
+    return digest_value("company", [stage.together.run if stage.together else "", share_key, action.facts_digest])
 
 
 def _contents(value: Any) -> Iterator[str]:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.config.values import NOTHING, DeclaredLeaf, Schema
-from stoker.core.errors import ArgsFaults, Fault
+from stoker.core.errors import Diagnostic, InvalidArgs
 from stoker.core.frozen import changed, frozen, frozen_by_position
 from stoker.core.text import did_you_mean_path
 from stoker.engine.arg_types import ArgType, ListType, OptionalType, arg_type_of, said
@@ -173,20 +173,20 @@ class ArgsSchema:
                 raise TypeError(message) from None
 
     def build(self, given: Mapping[str, Any], *, owner: str) -> Any:
-        """Make the args object from values; every fault in one `ArgsFaults`."""
+        """Make the args object from values; every fault in one `InvalidArgs`."""
         values, faults = self.check(given, owner=owner)
         if faults:
-            raise ArgsFaults(_headline(owner, faults), faults=tuple(faults), hint=f"stoker recipes show {owner}")
+            raise InvalidArgs(_headline(owner, faults), faults=tuple(faults), hint=f"stoker recipes show {owner}")
         return self.make(values)
 
-    def check(self, given: Mapping[str, Any], *, owner: str) -> tuple[dict[str, Any], list[Fault]]:
+    def check(self, given: Mapping[str, Any], *, owner: str) -> tuple[dict[str, Any], list[Diagnostic]]:
         """Check values against the declaration: normal forms, defaults filled, and all faults."""
         faults = []
         values: dict[str, Any] = {}
         for name in given:
             if name not in self.specs:
                 hint = did_you_mean_path(str(name), list(dict(self.leaves()))) or self._known()
-                faults.append(Fault(f"{owner}.{name}", "there is no such argument", hint))
+                faults.append(Diagnostic(f"{owner}.{name}", "there is no such argument", hint))
         for name, spec in self.specs.items():
             value, found = _checked(spec, given.get(name, REQUIRED), f"{owner}.{name}")
             faults += found
@@ -194,7 +194,7 @@ class ArgsSchema:
                 values[name] = value
         return values, faults
 
-    def read(self, texts: Mapping[str, str], *, owner: str) -> tuple[dict[str, Any], list[Fault]]:
+    def read(self, texts: Mapping[str, str], *, owner: str) -> tuple[dict[str, Any], list[Diagnostic]]:
         """Read `key=value` texts by the declared types. Unknown names stay texts, for `check` to refuse."""
         leaves = dict(self.leaves())
         values: dict[str, Any] = {}
@@ -204,7 +204,7 @@ class ArgsSchema:
             try:
                 value = spec.type.read(text) if spec else text
             except ValueError as error:
-                faults.append(Fault(f"{owner}.{name}", str(error)))
+                faults.append(Diagnostic(f"{owner}.{name}", str(error)))
             else:
                 _put(values, name.split(".") if name in leaves else [name], value)
         return values, faults
@@ -361,11 +361,11 @@ class RecordType(ArgType):
             raise ValueError("; ".join(str(fault).removeprefix(".") for fault in faults))
         return values
 
-    def faults_in(self, value: Any, where: str) -> tuple[dict[str, Any], list[Fault]]:
+    def faults_in(self, value: Any, where: str) -> tuple[dict[str, Any], list[Diagnostic]]:
         """Check a map, or a record itself, and give every fault with its dotted place."""
         plain = self.plain(value)
         if not isinstance(plain, Mapping):
-            return {}, [Fault(where, f"expected fields of {self.describe()}, got {said(value)}")]
+            return {}, [Diagnostic(where, f"expected fields of {self.describe()}, got {said(value)}")]
         return self.args.check(plain, owner=where)
 
     def schema(self) -> dict[str, Any]:
@@ -419,18 +419,18 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
     return spec if spec.is_required else changed(spec, default=spec.check(default))
 
 
-def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Fault]]:
+def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
     """Return the normal form of a value, or of the default where none is given, and all that is wrong with it."""
     if isinstance(spec.type, RecordType):
         return spec.type.faults_in({} if value is REQUIRED else value, where)
     if value is REQUIRED:
         if spec.is_required:
-            return None, [Fault(where, f"is required ({spec.type.describe()})", spec.help)]
+            return None, [Diagnostic(where, f"is required ({spec.type.describe()})", spec.help)]
         return _copy_of(spec.default), []
     try:
         return spec.check(value), []
     except ValueError as error:
-        return None, [Fault(where, str(error))]
+        return None, [Diagnostic(where, str(error))]
 
 
 class _Path(str):
@@ -472,6 +472,6 @@ def _items_of(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _headline(owner: str, faults: Iterable[Fault]) -> str:
+def _headline(owner: str, faults: Iterable[Diagnostic]) -> str:
     listed = list(faults)
     return f"{listed[0]}" if len(listed) == 1 else f"{len(listed)} faults in the arguments of {owner}"

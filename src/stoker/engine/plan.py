@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.core.device import Needs
 from stoker.core.digests import encode
-from stoker.core.errors import Fault, InvalidFile, PlanFaults, StokerError
+from stoker.core.errors import Diagnostic, InvalidFile, InvalidPlan, StokerError
 from stoker.core.frozen import changeable, changed, fresh, frozen
 from stoker.core.retry import RetryPolicy
 from stoker.core.text import did_you_mean
@@ -202,44 +202,44 @@ class UncheckedNode:
 
 
 def compile_plan(name: str, drafts: Sequence[UncheckedNode], *, final: str | None, keep: Sequence[str] = ()) -> Plan:
-    """Turn drafts into a plan, or raise `PlanFaults` (or `InvalidFile`) with everything that is wrong."""
+    """Turn drafts into a plan, or raise `InvalidPlan` (or `InvalidFile`) with everything that is wrong."""
     with searched_seldom():
         return _compile(name, drafts, final, keep)
 
 
 def _compile(name: str, drafts: Sequence[UncheckedNode], final: str | None, keep: Sequence[str]) -> Plan:
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     by_id: dict[str, UncheckedNode] = {}
     for draft in drafts:
         if draft.id in by_id:
-            faults.append(Fault(draft.id, "is the name of two nodes"))
+            faults.append(Diagnostic(draft.id, "is the name of two nodes"))
         elif not _ID.fullmatch(draft.id):
-            faults.append(Fault(repr(draft.id), "can't be a node's name", "letters, digits, and - _ . inside"))
+            faults.append(Diagnostic(repr(draft.id), "can't be a node's name", "letters, digits, and - _ . inside"))
         by_id.setdefault(draft.id, draft)
     if not drafts:
-        faults.append(Fault(name, "the plan is empty"))
+        faults.append(Diagnostic(name, "the plan is empty"))
     nodes = {draft.id: _check_node(draft, by_id, faults) for draft in by_id.values()}
     for node in nodes.values():
         faults.extend(_fan_faults(node, nodes))
     order = _order(nodes, faults)
     if final is not None and final not in nodes:
-        faults.append(Fault(name, f"the final node {final!r} is not in the plan", did_you_mean(final, nodes)))
+        faults.append(Diagnostic(name, f"the final node {final!r} is not in the plan", did_you_mean(final, nodes)))
     faults.extend(
-        Fault(name, f"the kept node {kept!r} is not in the plan", did_you_mean(kept, nodes))
+        Diagnostic(name, f"the kept node {kept!r} is not in the plan", did_you_mean(kept, nodes))
         for kept in keep
         if kept not in nodes
     )
     if faults:
         headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in plan {name}; nothing has run"
         # A plan that is right but for its files is not the plan's fault.
-        kind = InvalidFile if all(isinstance(fault, _FileFault) for fault in faults) else PlanFaults
+        kind = InvalidFile if all(isinstance(fault, _FileDiagnostic) for fault in faults) else InvalidPlan
         raise kind(headline, faults=tuple(faults), plan=name)
     last = final or order[-1]
     kept_ids = tuple(dict.fromkeys(kept for kept in keep if kept != last))
     return Plan(name=name, nodes=tuple(nodes[node_id] for node_id in order), final=last, keep=kept_ids)
 
 
-def _check_node(draft: UncheckedNode, by_id: Mapping[str, UncheckedNode], faults: list[Fault]) -> PlanNode:
+def _check_node(draft: UncheckedNode, by_id: Mapping[str, UncheckedNode], faults: list[Diagnostic]) -> PlanNode:
     stage = draft.stage
     values: dict[str, Any] = {}
     given, arg_faults = _given(draft)
@@ -252,7 +252,7 @@ def _check_node(draft: UncheckedNode, by_id: Mapping[str, UncheckedNode], faults
         if stage.preflight is not None and not file_faults:
             faults.extend(_preflight_faults(draft, stage.preflight, stage.args.make(values)))
     if draft.needs is not None:
-        faults.extend(Fault(f"{draft.id}.needs", what) for what in contradictions_in(draft.needs))
+        faults.extend(Diagnostic(f"{draft.id}.needs", what) for what in contradictions_in(draft.needs))
     return PlanNode(
         id=draft.id,
         stage=stage,
@@ -265,7 +265,7 @@ def _check_node(draft: UncheckedNode, by_id: Mapping[str, UncheckedNode], faults
     )
 
 
-def _given(draft: UncheckedNode) -> tuple[Mapping[str, Any], list[Fault]]:
+def _given(draft: UncheckedNode) -> tuple[Mapping[str, Any], list[Diagnostic]]:
     args, wanted = draft.args, draft.stage.args.type
     if args is None:
         return {}, []
@@ -274,65 +274,69 @@ def _given(draft: UncheckedNode) -> tuple[Mapping[str, Any], list[Fault]]:
     if wanted is type(args):
         return draft.stage.args.values_of(args), []
     takes = f"takes {wanted.__name__}" if wanted else "takes no arguments"
-    return {}, [Fault(draft.id, f"{takes}, was given {type(args).__name__}")]
+    return {}, [Diagnostic(draft.id, f"{takes}, was given {type(args).__name__}")]
 
 
-def _preflight_faults(draft: UncheckedNode, preflight: Callable[[Any], list[str]], args: Any) -> list[Fault]:
+def _preflight_faults(draft: UncheckedNode, preflight: Callable[[Any], list[str]], args: Any) -> list[Diagnostic]:
     try:
-        return [Fault(draft.id, text) for text in preflight(args)]
+        return [Diagnostic(draft.id, text) for text in preflight(args)]
     except StokerError as error:
-        return [Fault(draft.id, str(error), error.hint)]
+        return [Diagnostic(draft.id, str(error), error.hint)]
     except Exception as error:  # noqa: BLE001 - a cookbook's code may raise anything, and the other faults count too
-        return [Fault(draft.id, f"its preflight raised {type(error).__name__}: {error}")]
+        return [Diagnostic(draft.id, f"its preflight raised {type(error).__name__}: {error}")]
 
 
-class _FileFault(Fault):
+class _FileDiagnostic(Diagnostic):
     """A file of the user's that can't be read."""
 
     __slots__ = ()
 
 
-def _file_faults(draft: UncheckedNode, values: Mapping[str, Any]) -> list[Fault]:
-    faults: list[Fault] = []
+def _file_faults(draft: UncheckedNode, values: Mapping[str, Any]) -> list[Diagnostic]:
+    faults: list[Diagnostic] = []
     for path in draft.stage.args.paths_in(values):
         if not os.path.exists(path):
-            faults.append(_FileFault(draft.id, f"{path}: no such file or folder"))
+            faults.append(_FileDiagnostic(draft.id, f"{path}: no such file or folder"))
         elif not os.access(path, os.R_OK):
-            faults.append(_FileFault(draft.id, f"{path}: may not be read"))
+            faults.append(_FileDiagnostic(draft.id, f"{path}: may not be read"))
     return faults
 
 
-def _wire(draft: UncheckedNode, by_id: Mapping[str, UncheckedNode], faults: list[Fault]) -> dict[str, tuple[str, ...]]:
+def _wire(
+    draft: UncheckedNode, by_id: Mapping[str, UncheckedNode], faults: list[Diagnostic]
+) -> dict[str, tuple[str, ...]]:
     fed: dict[str, list[str]] = {port.name: [] for port in draft.stage.ports}
     for port_name, producer_id in draft.feeds:
         producer = by_id.get(producer_id)
         if producer is None:
             hint = did_you_mean(producer_id, by_id)
-            faults.append(Fault(draft.id, f"is fed by {producer_id!r}, which is not in the plan", hint))
+            faults.append(Diagnostic(draft.id, f"is fed by {producer_id!r}, which is not in the plan", hint))
             continue
         port = _port_for(draft, port_name, producer, faults)
         if port is not None:
             fed[port.name].append(producer_id)
             fault = _edge_fault(draft, port, producer)
             if fault:
-                faults.append(Fault(draft.id, fault))
+                faults.append(Diagnostic(draft.id, fault))
     for port in draft.stage.ports:
         count = len(fed[port.name])
         if count == 0:
-            faults.append(Fault(draft.id, f"input {port.name} ({port.kind.ref()}) is fed by nothing"))
+            faults.append(Diagnostic(draft.id, f"input {port.name} ({port.kind.ref()}) is fed by nothing"))
         elif count > 1 and not port.takes_many:
-            faults.append(Fault(draft.id, f"input {port.name} takes one, is fed by {', '.join(fed[port.name])}"))
+            faults.append(Diagnostic(draft.id, f"input {port.name} takes one, is fed by {', '.join(fed[port.name])}"))
     return {name: tuple(producers) for name, producers in fed.items()}
 
 
-def _port_for(draft: UncheckedNode, port_name: str | None, producer: UncheckedNode, faults: list[Fault]) -> Port | None:
+def _port_for(
+    draft: UncheckedNode, port_name: str | None, producer: UncheckedNode, faults: list[Diagnostic]
+) -> Port | None:
     stage = draft.stage
     if port_name is not None:
         port = stage.port(port_name)
         if port is None:
             names = [port.name for port in stage.ports]
             known = f"inputs: {', '.join(names)}" if names else "it has none"
-            faults.append(Fault(draft.id, f"has no input {port_name!r}", did_you_mean(port_name, names) or known))
+            faults.append(Diagnostic(draft.id, f"has no input {port_name!r}", did_you_mean(port_name, names) or known))
         return port
     fitting = [port for port in stage.ports if port.kind.ref() == producer.stage.output.ref()]
     if len(fitting) > 1:
@@ -343,12 +347,12 @@ def _port_for(draft: UncheckedNode, port_name: str | None, producer: UncheckedNo
         return fitting[0]
     if len(fitting) > 1:
         could = ", ".join(port.name for port in fitting)
-        faults.append(Fault(draft.id, f"{producer.id} could feed {could}: name the input"))
+        faults.append(Diagnostic(draft.id, f"{producer.id} could feed {could}: name the input"))
     elif not stage.ports:
-        faults.append(Fault(draft.id, f"stage {stage.name} has no inputs but is fed by {producer.id}"))
+        faults.append(Diagnostic(draft.id, f"stage {stage.name} has no inputs but is fed by {producer.id}"))
     else:
         wanted = " or ".join(str(port.kind.ref()) for port in stage.ports)
-        faults.append(Fault(draft.id, f"takes {wanted}, but {producer.id} gives {producer.stage.output.ref()}"))
+        faults.append(Diagnostic(draft.id, f"takes {wanted}, but {producer.id} gives {producer.stage.output.ref()}"))
     return None
 
 
@@ -362,21 +366,21 @@ def _edge_fault(draft: UncheckedNode, port: Port, producer: UncheckedNode) -> st
     return ""
 
 
-def _fan_faults(node: PlanNode, nodes: Mapping[str, PlanNode]) -> list[Fault]:
+def _fan_faults(node: PlanNode, nodes: Mapping[str, PlanNode]) -> list[Diagnostic]:
     if not node.fans_out:
         return []
     ports = node.fanned_ports(nodes)
     feeding = [nodes[one] for port in ports for one in node.inputs[port] if one in nodes]
     if not feeding and all(one in nodes for one in node.producers()):
-        return [Fault(node.id, "fans out, but nothing that feeds it gives a list")]
+        return [Diagnostic(node.id, "fans out, but nothing that feeds it gives a list")]
     return [
-        Fault(node.id, f"fans out over {one.id}, which already fans out: nested fan-out is not supported")
+        Diagnostic(node.id, f"fans out over {one.id}, which already fans out: nested fan-out is not supported")
         for one in feeding
         if one.stage.gives_list and one.fans_out
     ]
 
 
-def _order(nodes: Mapping[str, PlanNode], faults: list[Fault]) -> list[str]:
+def _order(nodes: Mapping[str, PlanNode], faults: list[Diagnostic]) -> list[str]:
     """Sort by dependency, keeping the written order among the free ones; what is left over is in cycles."""
     waiting = {node_id: {one for one in node.producers() if one in nodes} for node_id, node in nodes.items()}
     consumers: dict[str, list[str]] = {node_id: [] for node_id in nodes}
@@ -397,7 +401,7 @@ def _order(nodes: Mapping[str, PlanNode], faults: list[Fault]) -> list[str]:
                 if not waiting[consumer]:
                     following.append(consumer)
         ready = following
-    faults.extend(Fault(cycle, "needs itself: a cycle") for cycle in _cycles(set(nodes) - set(order), waiting))
+    faults.extend(Diagnostic(cycle, "needs itself: a cycle") for cycle in _cycles(set(nodes) - set(order), waiting))
     return order
 
 

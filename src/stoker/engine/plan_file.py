@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.core.device import Needs
-from stoker.core.errors import Fault, InvalidFile, PlanFaults
+from stoker.core.errors import Diagnostic, InvalidFile, InvalidPlan
 from stoker.core.frozen import fields_of
 from stoker.core.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.core.jsontext import loads
@@ -44,7 +44,7 @@ _NEEDS = {name: value for name, value in fields_of(Needs()).items() if name != "
 
 
 def read_plan(path: str, stages: Mapping[str, Stage]) -> Plan:
-    """Read a plan file. Raises `PlanFaults` with every fault of it."""
+    """Read a plan file. Raises `InvalidPlan` with every fault of it."""
     with translated(path), open(path, "rb") as file:
         data = file.read(LARGEST_BYTES + 1)
     try:
@@ -53,9 +53,9 @@ def read_plan(path: str, stages: Mapping[str, Stage]) -> Plan:
         text = data.decode()
         raw = loads(text)
     except UnicodeDecodeError as error:
-        raise PlanFaults(f"{path} is not UTF-8 text", faults=(Fault(path, str(error)),)) from None
+        raise InvalidPlan(f"{path} is not UTF-8 text", faults=(Diagnostic(path, str(error)),)) from None
     except ValueError as error:
-        raise PlanFaults(f"{path} is not JSON: {error}", faults=(Fault(path, str(error)),)) from None
+        raise InvalidPlan(f"{path} is not JSON: {error}", faults=(Diagnostic(path, str(error)),)) from None
     return _compile(_Reader(stages, path, text), raw)
 
 
@@ -107,12 +107,12 @@ def _compile(reader: _Reader, raw: Any) -> Plan:
         _beside(reader.path, node)
     try:
         plan = compile_plan(draft.name, draft.nodes, final=draft.final, keep=draft.keep)
-    except (PlanFaults, InvalidFile) as error:
-        kind = PlanFaults if reader.faults else type(error)
+    except (InvalidPlan, InvalidFile) as error:
+        kind = InvalidPlan if reader.faults else type(error)
         for fault in error.faults:
             reader.compiled_fault(fault)
     else:
-        kind = PlanFaults
+        kind = InvalidPlan
         if not reader.faults:
             return plan
     faults = tuple(reader.faults)
@@ -140,7 +140,7 @@ class _Reader:
 
     def __init__(self, stages: Mapping[str, Stage], path: str, text: str) -> None:
         self.path = path
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
         self._text = text
         self._stages = stages
         self._places: JsonPlaces | None = None
@@ -169,13 +169,13 @@ class _Reader:
         draft.keep = [kept for kept in keep if kept is not None]
         return draft
 
-    def compiled_fault(self, fault: Fault) -> None:
+    def compiled_fault(self, fault: Diagnostic) -> None:
         """Take a fault that names a node, perhaps with an argument after a dot, and say on which line that is."""
         node, _, argument = fault.where.partition(".")
         inner = ("needs",) if argument == "needs" else ("args", *argument.split(".")) if argument else ()
         line = self._line(("nodes", node, *inner))
         place = f"{self.path}:{line}" if line else self.path
-        self.faults.append(Fault(f"{place}: {fault.where}" if place else fault.where, fault.message, fault.hint))
+        self.faults.append(Diagnostic(f"{place}: {fault.where}" if place else fault.where, fault.message, fault.hint))
 
     def _node(self, node_id: str, body: Any) -> UncheckedNode | None:
         place: Place = ("nodes", node_id)
@@ -280,12 +280,12 @@ class _Reader:
     def _refuse_repeated(self) -> None:
         if self._text and has_repeated_keys(self._text):
             for place, line in self._found().repeated:
-                self.faults.append(Fault(f"{self.path}:{line}: {_spell(place)}", "is given twice"))
+                self.faults.append(Diagnostic(f"{self.path}:{line}: {_spell(place)}", "is given twice"))
 
     def _fault(self, place: Place, message: str, hint: str = "") -> None:
         line = self._line(place)
         parts = [part for part in (f"{self.path}:{line}" if line else self.path, _spell(place)) if part]
-        self.faults.append(Fault(": ".join(parts), message, hint))
+        self.faults.append(Diagnostic(": ".join(parts), message, hint))
 
     def _line(self, place: Place) -> int | None:
         return self._found().line_of(place) if self._text else None

@@ -162,27 +162,26 @@ def check_json(path: Path, key: str) -> None:
 # Stages: typed units of work. Declared by decorating a function whose annotations are the declaration.
 
 
-# Working together: what a stage says of itself whose attempts may share one process.
+# Shared processes: attempts with equal share keys become members of one process, of one user, on one device.
 #
-# Attempts whose words are equal become members of one company: one process, of one user, on one device, that runs
-# `run(company)`. The stage's own function does the same work for one member alone, where companies are not wanted.
+# It runs `run(shared)`. The stage's own function does the same work for one attempt in a process of its own.
 
 Digests = Mapping[str, tuple[str, ...]]
 """What a stage reads, by content: of each input port and of each argument that names files."""
 
 
 @frozen
-class Together:
+class ProcessSharing:
     """How attempts of a stage share a process."""
 
     run: str
-    """What the process runs, `module:function`: it is called with a `Company`."""
+    """The function of the process, `module:function`; its argument is a `SharedContext`."""
     key: Callable[[Any, Digests], str]
-    """Give the word of an attempt, from its arguments and what it reads: all that members must have in common, such as
-    the content of a base model and how it is held. An empty one works alone."""
+    """Returns the share key of an attempt, from its arguments and the digests of what it reads: all that members must
+    have in common, such as the content of a base model and its precision. An attempt with an empty key runs alone."""
     fits: str = ""
-    """What says how to ask for less, `module:function`: of an attempt's arguments, and of how much of the machine's
-    memory there is now, it gives what would fit; empty if nothing would."""
+    """A function, `module:function`, of an attempt's arguments and the free bytes of the machine's memory; it returns
+    smaller arguments that would fit, as text, empty if none would."""
 
 
 DEFAULT_RETRY = RetryPolicy()
@@ -228,7 +227,7 @@ class Stage:
     preflight: Callable[[Any], list[str]] | None
     fingerprint: Callable[[], str] | None
     """More code identity, for stages whose work is done by files outside Python."""
-    together: Together | None = None
+    together: ProcessSharing | None = None
     """How its attempts share a process; nothing: each has its own."""
     foresee: Callable[[Any], str | None] | None = None
     """Reads what its arguments name, for a dry run: raises what running would find wrong there, gives what it would
@@ -270,7 +269,7 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
     preflight: Callable[[Any], list[str]] | None = None,
     fingerprint: Callable[[], str] | None = None,
     program: type[Kind[Any]] | None = None,
-    together: Together | None = None,
+    together: ProcessSharing | None = None,
     foresee: Callable[[Any], str | None] | None = None,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Declare a function as a stage.
@@ -486,38 +485,38 @@ def _path(of: str) -> Path:
     return Path(of)
 
 
-# What jobs of one recipe may have in common: a base, held once by the process that works for all of them. Only nouns.
+# What jobs of one recipe may have in common: a base that their shared process holds once.
 #
-# A recipe says it of checked arguments (`@recipe(shares=…)`), without running anything, so that a job can be placed
-# beside its like on machines that the submitter has never seen.
+# A recipe derives it from checked arguments (`@recipe(shares=…)`) without running anything, so that the scheduler can
+# place jobs with the same base on one machine.
 
 
 @frozen
 class SharedBase:
-    """What one job shares, and how much memory that and its own part take."""
+    """The base that a job shares, and the memory of the base and of the job's own part."""
 
-    word: str
-    """What the base is and how it is held, by content: as the stage says it that works together (`Together.key`)."""
+    share_key: str
+    """The share key, as `ProcessSharing.key` of the stage returns it."""
     base_bytes: int
     """On a device: of the base, once."""
     member_bytes: int
     """On a device: of this job, beside the base."""
     base_ram_bytes: int
-    """The same two where it computes on the CPU."""
+    """In RAM, if it computes on the CPU: of the base, and of this job."""
     member_ram_bytes: int
     about: str = ""
-    """The base, for people."""
+    """The base, for display."""
 
 
 Shares = Callable[[Any, Callable[[str], str]], SharedBase | None]
-"""Says of a recipe's checked arguments, and by a function that digests the file at a path, what such a job shares."""
+"""Returns what a job shares, from a recipe's checked arguments and a function that digests the file at a path."""
 
 
-# Seats: how work that shares one process sees those it works for.
+# What the function of a shared process sees.
 
 
-class Seat:
-    """One member's place. Its number is that of no other member who is seated."""
+class Member:
+    """One member of a shared process. No other current member has its number."""
 
     def __init__(
         self,
@@ -531,82 +530,82 @@ class Seat:
     ) -> None:
         self.number = number
         self.job = job
-        """As a stage has it; `job.check()` raises `Cancelled` if this member alone is to stop, or its run is gone."""
+        """The context of its stage; `job.check()` raises `Cancelled` if this member must stop, or its run is gone."""
         self.inputs = inputs
-        """By port: a kind's handle, or a list of them."""
+        """Handles of kinds by port: one, or a list."""
         self.args = args
-        """The stage's dataclass, or nothing if it has none."""
+        """The stage's dataclass, or None."""
         self._answer = answer
         self._is_gone = is_gone
-        self._is_taken = True
+        self._is_active = True
 
     @property
     def is_gone(self) -> bool:
-        """True if this member's run is gone. `finished` or `failed` has to be called all the same."""
+        """True if this member's run is gone. Call `finished` or `failed` in this case too."""
         return self._is_gone()
 
     @property
-    def is_taken(self) -> bool:
-        """Whether it has not been said yet how this member ended."""
-        return self._is_taken
+    def is_active(self) -> bool:
+        """True until `finished` or `failed` was called."""
+        return self._is_active
 
     def finished(self, made: Kind[Any]) -> None:
-        """Say that it has made what its stage promises: a handle from `job.save` or `job.made`."""
-        self._say(made)
+        """Report the result of its stage: a handle from `job.save` or `job.made`."""
+        self._end(made)
 
     def failed(self, error: BaseException) -> None:
-        """Say why it ended without a result. The others do not notice."""
-        self._say(error)
+        """Report why it ended without a result. Other members are not affected."""
+        self._end(error)
 
-    def _say(self, answer: Kind[Any] | BaseException) -> None:
-        if not self._is_taken:
-            raise InternalError(f"seat {self.number} ({self.job.node}) was said to have ended twice")
-        self._is_taken = False
-        self._answer(answer)
+    def _end(self, outcome: Kind[Any] | BaseException) -> None:
+        if not self._is_active:
+            raise InternalError(f"member {self.number} ({self.job.node}) was reported to have ended twice")
+        self._is_active = False
+        self._answer(outcome)
 
 
-class Company(Protocol):
-    """Who there is to work for. One thread uses it, that which does the work."""
+class SharedContext(Protocol):
+    """The members of one shared process. Not thread-safe."""
 
     devices: tuple[str, ...]
-    """Those that the process was given, by UUID."""
+    """Devices of the process, by UUID."""
 
     @property
     def ceiling_bytes(self) -> int | None:
-        """The most that it may take of a device for those who are seated now; nothing: all there is."""
+        """The maximum memory of a device for the current members; None: all of it."""
 
-    def arrivals(self, wait_s: float) -> list[Seat]:
-        """Return the members that came since the last call; wait up to `wait_s` if there are none."""
+    def new_members(self, wait_s: float) -> list[Member]:
+        """Return the members that joined since the last call; wait up to `wait_s` if there are none."""
 
     @property
     def is_over(self) -> bool:
-        """True if there are no members and none can come any more: time to return."""
+        """True if there are no members and no more can join: the function should return."""
 
 
-class Alone:
-    """A company of one, in the stage's own process; the stage's function gives its result."""
+class SoloContext:
+    """A `SharedContext` with one member, in the stage's own process; the stage's function returns its result."""
 
     def __init__(self, job: StageContext, inputs: Mapping[str, Any], args: Any) -> None:
         self.devices = job.devices
         self.ceiling_bytes: int | None = None
-        self._said: Kind[Any] | BaseException | None = None
-        self._arriving = [Seat(0, job=job, inputs=inputs, args=args, answer=self._take)]
+        self._outcome: Kind[Any] | BaseException | None = None
+        self._joining = [Member(0, job=job, inputs=inputs, args=args, answer=self._take)]
 
-    def arrivals(self, wait_s: float) -> list[Seat]:
-        arrived, self._arriving = self._arriving, []
-        return arrived
+    def new_members(self, wait_s: float) -> list[Member]:
+        joined, self._joining = self._joining, []
+        return joined
 
     @property
     def is_over(self) -> bool:
-        return self._said is not None
+        return self._outcome is not None
 
     def result(self) -> Any:
-        """Return what was made, for the stage to return. Raises what it failed with."""
-        if self._said is None:
-            raise InternalError("the work ended without saying how")
-        if isinstance(self._said, BaseException):
-            raise self._said
-        return self._said
+        """Return what the member made. Raises the error that it failed with."""
+        if self._outcome is None:
+            raise InternalError("the member did not report an outcome")
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
 
-    def _take(self, answer: Kind[Any] | BaseException) -> None:
-        self._said = answer
+    def _take(self, outcome: Kind[Any] | BaseException) -> None:
+        self._outcome = outcome

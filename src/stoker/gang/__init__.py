@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.gang.owner import Gang
     from stoker.gang.rank_config import Buffer, RankConfig
     from stoker.gang.rank_context import this_rank
-    from stoker.gang.rendezvous_guest import RendezvousClient
+    from stoker.gang.rendezvous_client import RendezvousClient
     from stoker.gang.rendezvous_host import RendezvousHost
 
 __all__ = ["Buffer", "Gang", "Phase", "RankConfig", "RendezvousClient", "RendezvousHost", "this_rank"]
@@ -26,7 +26,7 @@ _PLACES = {
     "Buffer": "rank_config",
     "Gang": "owner",
     "RendezvousHost": "rendezvous_host",
-    "RendezvousClient": "rendezvous_guest",
+    "RendezvousClient": "rendezvous_client",
     "Phase": "mailbox",
     "RankConfig": "rank_config",
     "this_rank": "rank_context",

@@ -36,16 +36,16 @@ class GangPlan:
     is_lazy: bool = False
     on_phase: str = ""
     grace_s: float = 10.0
-    seats: HostRanks | None = None
+    host_ranks: HostRanks | None = None
     """Its place among other hosts, once they have met."""
 
     @property
     def first_rank(self) -> int:
-        return 0 if self.seats is None else self.seats.first_rank
+        return 0 if self.host_ranks is None else self.host_ranks.first_rank
 
     @property
     def nranks(self) -> int:
-        return len(self.configs) if self.seats is None else self.seats.nranks
+        return len(self.configs) if self.host_ranks is None else self.host_ranks.nranks
 
 
 @frozen
@@ -117,7 +117,7 @@ def rank_plans(gang: GangPlan, staged: Sequence[tuple[StagedAt, StagedAt]], star
             is_lazy=gang.is_lazy,
             deadline_ns=started_ns + round(gang.timeout_s * 1e9),
             window_bytes=config.wanted_bytes,
-            store_address="" if gang.seats is None else gang.seats.address,
+            store_address="" if gang.host_ranks is None else gang.host_ranks.address,
             on_phase=gang.on_phase,
             region=placed[index],
             places=places,

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from stoker.core.clock import Closable
 from stoker.core.device import Backend, Device
-from stoker.core.errors import Fault, GangClosed, GangNotUp, MissingExtra, RankFailed, StokerError
+from stoker.core.errors import Diagnostic, GangClosed, GangNotUp, MissingExtra, RankFailed, StokerError
 from stoker.core.frozen import changed
 from stoker.devices.this_machine import devices_here
 from stoker.gang import rank_context
@@ -69,9 +69,9 @@ from stoker.host.processes import GRACE_S
 class RunningGang:
     """The processes. What fails is raised; the caller then calls `end`."""
 
-    def __init__(self, plan: GangPlan, starter: Starter, cancel: Cancel, meeting: Rendezvous | None) -> None:
+    def __init__(self, plan: GangPlan, starter: Starter, cancel: Cancel, rendezvous: Rendezvous | None) -> None:
         self._plan = plan
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._cancel = cancel
         self._ends: list[socket.socket] = []
         self._ranks = RankProcesses(starter, plan.names, first_rank=plan.first_rank)
@@ -88,7 +88,7 @@ class RunningGang:
         plan = self._plan
         staged = [self._staging.orders(rank) for rank in range(len(plan.configs))]
         ranks = rank_plans(plan, staged, started_ns)
-        surroundings = _surroundings(plan.seats.address if plan.seats is not None else "")
+        surroundings = _surroundings(plan.host_ranks.address if plan.host_ranks is not None else "")
         with memory_of_all(ranks) as common:
             output = {name: number for name, number in ((OUT, 1), (ERR, 2)) if _is_open(number)}
             for index, rank in enumerate(ranks):
@@ -100,14 +100,14 @@ class RunningGang:
                     fds = {**common, **output, **self._staging.fds(index), CALLS: theirs.fileno()}
                     self._ranks.start(RANK_ENTRY, {**rank.to_request(), **surroundings}, fds, cwd=os.getcwd())
         patience = GangTimeouts(total_s=plan.timeout_s, phases_s=plan.phases_s, started_ns=started_ns)
-        meeting = self._meeting
-        if meeting is None or plan.seats is None:
+        rendezvous = self._rendezvous
+        if rendezvous is None or plan.host_ranks is None:
             return self._wait(is_ready, patience)
-        meeting.on_news(self._ranks.wake)
+        rendezvous.on_news(self._ranks.wake)
         left_s = max(0.0, plan.timeout_s - (time.monotonic_ns() - started_ns) / 1e9)
-        self._together = RendezvousLink(meeting, plan.seats, self._ends, left_s)
+        self._together = RendezvousLink(rendezvous, plan.host_ranks, self._ends, left_s)
         self._wait(is_ready, patience)
-        meeting.arrive(UP)
+        rendezvous.arrive(UP)
         return self._wait(self._together.has_come_up, GangTimeouts(total_s=None), each_look=self._together.attend_up)
 
     def talk(self, message: bytes, timeout_s: float | None) -> list[bytes]:
@@ -322,7 +322,7 @@ class Gang(Closable):
         starter: Starter | None = None,
         on_phase: str = "",
         grace_s: float = GRACE_S,
-        meeting: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         """Check everything that can be checked. Raises `BadGang` with all faults; starts nothing.
 
@@ -332,7 +332,7 @@ class Gang(Closable):
         interpreters of their own (`exec`), or one rank `inline`, in this process. `warm` is where they are forked from;
         by default this process keeps one for all its gangs; `starter` is any other way. `on_phase` names a function,
         `module:function`, that every rank calls with a phase's name and its rank as it begins. `grace_s` is how long
-        ranks may take to end. `meeting` is where this host's ranks meet those of others, which are
+        ranks may take to end. `rendezvous` is where this host's ranks meet those of others, which are
         then one gang: each host's owner does the same, and a failure of one is the failure of all.
         """
         configs = listed(ranks)
@@ -348,8 +348,8 @@ class Gang(Closable):
         faults += time_faults({"timeout_s": timeout_s, "grace_s": grace_s})
         faults += limit_faults({} if phase_limits_s is None else phase_limits_s)
         faults += _fitting_faults(backend, kind, mode, len(configs))
-        if mode == "inline" and meeting is not None:
-            faults.append(Fault("mode", "inline is for one host, and there is a meeting"))
+        if mode == "inline" and rendezvous is not None:
+            faults.append(Diagnostic("mode", "inline is for one host, and there is a rendezvous"))
         if kind == "cuda" and devices is None:
             devices = cuda_here(os.environ)  # noqa: TID251 - what its own ranks will see
         check(
@@ -370,7 +370,7 @@ class Gang(Closable):
             on_phase=on_phase,
             grace_s=grace_s,
         )
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._mode = mode
         self._warm = warm
         self._given_starter = starter
@@ -410,12 +410,12 @@ class Gang(Closable):
                 raise GangClosed(f"the gang can't be brought up: {self._why_over or 'it is up'}", hint="make another")
             started_ns = time.monotonic_ns()
             with _Busy(self):
-                self._plan = self._seated()
+                self._plan = self._with_host_ranks()
                 self._live = live = self._make()
                 # If this gang is never closed, its ranks end with it.
                 weakref.finalize(self, live.let_go)
-                if self._meeting is not None:
-                    weakref.finalize(self, self._meeting.close)
+                if self._rendezvous is not None:
+                    weakref.finalize(self, self._rendezvous.close)
                 looks = live.bring_up(started_ns)
                 self._contexts = tuple(
                     context_of(config, look.page, self._plan.first_rank + look.rank, self._plan.nranks)
@@ -469,8 +469,8 @@ class Gang(Closable):
         self._why_over = self._why_over or "it is closed"
         try:
             if live is not None and was_up and not self._cancel.is_wanted:
-                if self._meeting is not None:
-                    has_passed(self._meeting, CLOSED, self._plan.grace_s)
+                if self._rendezvous is not None:
+                    has_passed(self._rendezvous, CLOSED, self._plan.grace_s)
                 live.close()
                 self._outputs = live.outputs()
         finally:
@@ -478,26 +478,26 @@ class Gang(Closable):
                 if live is not None:
                     live.end()
             finally:
-                if self._meeting is not None:
-                    self._meeting.close()
+                if self._rendezvous is not None:
+                    self._rendezvous.close()
 
-    def _seated(self) -> GangPlan:
+    def _with_host_ranks(self) -> GangPlan:
         """Meet the other hosts; give the plan with this one's place among them."""
         plan = self._plan
-        if self._meeting is None:
+        if self._rendezvous is None:
             return plan
         part = HostPart(ranks=len(self), devices=plan.names)
-        seats = self._meeting.gather(part, plan.timeout_s, lambda: self._cancel.is_wanted)
-        if seats.is_alone:
+        host_ranks = self._rendezvous.gather(part, plan.timeout_s, lambda: self._cancel.is_wanted)
+        if host_ranks.is_alone:
             return plan
-        return changed(plan, seats=seats, names=tuple(f"{name} on {seats.name}" for name in plan.names))
+        return changed(plan, host_ranks=host_ranks, names=tuple(f"{name} on {host_ranks.name}" for name in plan.names))
 
     def _make(self) -> RunningGang | InlineGang:
         if find_spec("torch") is None:
             raise MissingExtra("gangs need torch, which is not installed", hint=pip_install("stoker[torch]"))
         if self._mode == "inline":
             return InlineGang(self._plan)
-        return RunningGang(self._plan, self._starter(), self._cancel, self._meeting)
+        return RunningGang(self._plan, self._starter(), self._cancel, self._rendezvous)
 
     def _starter(self) -> Starter:
         if self._given_starter is not None:
@@ -511,8 +511,8 @@ class Gang(Closable):
         """End everything, because of an error."""
         self._why_over = str(error) if isinstance(error, StokerError) else type(error).__name__
         self._contexts = None
-        if self._meeting is not None:
-            self._meeting.fail(cause_of(error, "" if self._plan.seats is None else self._plan.seats.name))
+        if self._rendezvous is not None:
+            self._rendezvous.fail(cause_of(error, "" if self._plan.host_ranks is None else self._plan.host_ranks.name))
         self._close()
 
     def _see_up(self) -> tuple[RunningGang | InlineGang, tuple[Context, ...]]:
@@ -538,12 +538,12 @@ class _Busy:
             self._gang._give_up(error)  # noqa: SLF001 - a part of it
 
 
-def _fitting_faults(backend: str, kind: str, mode: str, count: int) -> list[Fault]:
+def _fitting_faults(backend: str, kind: str, mode: str, count: int) -> list[Diagnostic]:
     faults = []
     if (backend, kind) == ("nccl", "cpu"):
-        faults.append(Fault("backend", "nccl speaks between GPUs only", "use gloo"))
+        faults.append(Diagnostic("backend", "nccl speaks between GPUs only", "use gloo"))
     if mode == "inline" and count > 1:
-        faults.append(Fault("mode", f"inline is for one rank, and there are {count}"))
+        faults.append(Diagnostic("mode", f"inline is for one rank, and there are {count}"))
     return faults
 
 

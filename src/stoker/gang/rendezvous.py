@@ -1,6 +1,6 @@
-"""What hosts of a meeting say to each other: a line of JSON each, read as if a stranger had written it. Nothing acts.
+"""Messages between the hosts of a rendezvous: one line of JSON each, read as untrusted input.
 
-    holder                                  guest
+    host                                    client
       challenge {nonce}               →
                                       ←     hello {name, epoch, nonce, proof}
       welcome {proof} | refused {why} →
@@ -13,7 +13,7 @@
       over {verdict}                  →
       bye                             ↔     bye
 
-Each proves to the other that it knows the token, over both nonces, the epoch and the guest's name. What comes after is
+Each proves to the other that it knows the token, over both nonces, the epoch and the client's name. What comes after is
 not sealed: this is for a private network, or a tunnel.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 from stoker.core import jsontext
 from stoker.core.clock import SystemClock
 from stoker.core.digests import encode
-from stoker.core.errors import BadGang, Cancelled, Fault
+from stoker.core.errors import BadGang, Cancelled, Diagnostic
 from stoker.core.text import one_line, printable
 from stoker.gang.rank_config import MOST_RANKS
 from stoker.gang.rendezvous_types import HostFailure, HostPart, HostRanks, RendezvousOutcome
@@ -208,7 +208,7 @@ def write_verdict(verdict: RendezvousOutcome) -> Line:
 
 
 def write_over(verdict: RendezvousOutcome, epoch: int) -> bytes:
-    """Return the line that ends a meeting, with as many of those who were dragged along as it holds."""
+    """Return the line that ends a rendezvous, with as many of those who were dragged along as it holds."""
     for kept in range(min(len(verdict.collateral), _MOST_COLLATERAL), 0, -1):
         shorter = RendezvousOutcome(cause=verdict.cause, collateral=verdict.collateral[:kept])
         if len(line := write("over", epoch=epoch, **write_verdict(shorter))) <= MOST_LINE_BYTES:
@@ -217,7 +217,7 @@ def write_over(verdict: RendezvousOutcome, epoch: int) -> bytes:
 
 
 def read_verdict(line: Mapping[str, Any]) -> RendezvousOutcome:
-    """Read why a meeting is over. Raises `BadLine`."""
+    """Read why a rendezvous is over. Raises `BadLine`."""
     collateral = line.get("collateral")
     if not isinstance(collateral, list) or len(collateral) > _MOST_COLLATERAL:
         message = "collateral is not a list of causes"
@@ -275,7 +275,7 @@ def object_of(value: object) -> Mapping[str, Any]:
     return value
 
 
-# A connection between two hosts of a meeting: lines with a limit, each side with a deadline.
+# A connection between two hosts of a rendezvous: lines with a limit, each side with a deadline.
 
 UNHEARD_S = 10.0
 """How long a host may be out of reach before its connection counts as lost."""
@@ -343,10 +343,10 @@ class RendezvousConnection:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-# A meeting over TCP: one host, the first, holds it; the others are its guests.
+# A rendezvous over TCP: one host, the first, holds it; the others are its clients.
 #
-#     HeldMeeting(["lab1", "lab2"], at=("10.0.0.1", 29400), token=token, epoch=3)      on lab1
-#     JoinedMeeting("lab2", at=("10.0.0.1", 29400), token=token, epoch=3)              on lab2
+#     RendezvousHost(["lab1", "lab2"], at=("10.0.0.1", 29400), token=token, epoch=3)      on lab1
+#     RendezvousClient("lab2", at=("10.0.0.1", 29400), token=token, epoch=3)              on lab2
 #
 # A shared token proves who belongs here, both ways, and is never sent. Nothing is encrypted, neither here nor in what
 # ranks say to each other later: use it on a private network, or through a tunnel.
@@ -365,7 +365,7 @@ class TcpRendezvous:
         self.epoch = epoch
         self._token = token
         self._news = threading.Condition()
-        self._seats: HostRanks | None = None
+        self._host_ranks: HostRanks | None = None
         self._place = ""
         self._passed: set[str] = set()
         self._verdict: RendezvousOutcome | None = None
@@ -392,7 +392,7 @@ class TcpRendezvous:
         self._wake()
 
     def _wait(self, is_there: Callable[[], bool], timeout_s: float, is_cancelled: Callable[[], bool]) -> bool:
-        """Wait until something holds or the meeting is over; say whether that was in time. Raises `Cancelled`."""
+        """Wait until something holds or the rendezvous is over; say whether that was in time. Raises `Cancelled`."""
         clock = SystemClock()
         deadline_s = clock.monotonic_s() + timeout_s
         with self._news:
@@ -406,7 +406,7 @@ class TcpRendezvous:
         return True
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=work, args=arguments, name=f"meeting of {self.name}", daemon=True)
+        thread = threading.Thread(target=work, args=arguments, name=f"rendezvous of {self.name}", daemon=True)
         with self._news:
             self._threads = [one for one in self._threads if one.is_alive()] + [thread]
             thread.start()
@@ -418,14 +418,16 @@ class TcpRendezvous:
 
 
 def check_words(names: Sequence[str], token: str, epoch: int) -> None:
-    """See that a meeting can be called that. Raises `BadGang`."""
-    faults = [Fault("host", f"{name!r} is not the name of a host") for name in names if not is_name(name)]
+    """See that a rendezvous can be called that. Raises `BadGang`."""
+    faults = [Diagnostic("host", f"{name!r} is not the name of a host") for name in names if not is_name(name)]
     if len(set(names)) != len(names) or not 1 <= len(names) <= MOST_HOSTS:
-        faults.append(Fault("hosts", f"{len(names)} names, of which {len(set(names))} differ", "name each host once"))
+        faults.append(
+            Diagnostic("hosts", f"{len(names)} names, of which {len(set(names))} differ", "name each host once")
+        )
     if len(token) < LEAST_TOKEN_CHARS:
-        faults.append(Fault("token", f"has fewer than {LEAST_TOKEN_CHARS} characters", "openssl rand -hex 16"))
+        faults.append(Diagnostic("token", f"has fewer than {LEAST_TOKEN_CHARS} characters", "openssl rand -hex 16"))
     if not 0 <= epoch <= _MOST_EPOCH:
-        faults.append(Fault("epoch", f"{epoch} is not the number of an attempt"))
+        faults.append(Diagnostic("epoch", f"{epoch} is not the number of an attempt"))
     if faults:
         raise BadGang(f"hosts can't meet like that: {'; '.join(map(str, faults))}", faults=tuple(faults))
 

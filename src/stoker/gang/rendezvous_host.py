@@ -1,7 +1,7 @@
-"""The side of a TCP meeting that holds it: it lets members in, keeps the list, and decides what was the first cause.
+"""The listening side of a TCP rendezvous: admits clients, assigns ranks, and decides which failure was first.
 
-A guest has arrived once it says what it brings. A connection that breaks before that is no failure: the guest connects
-again, and the meeting goes on as if the first connection had never been.
+A client has arrived once it sent its part. A connection that breaks before that is no failure: the client connects
+again, and the first connection has no effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_POINTS = 64
 _MOST_EPOCH = 2**53
 
 
-class _Guest:
+class _Client:
     """One host that has proven itself."""
 
     def __init__(self, name: str, talk: RendezvousConnection) -> None:
@@ -50,12 +50,12 @@ class _Guest:
 
 
 class RendezvousHost(TcpRendezvous):
-    """A meeting of these hosts, in this order; the first is this one. It listens from the beginning."""
+    """A rendezvous of these hosts, in this order; the first is this one. It listens from the beginning."""
 
     def __init__(
         self, hosts: Sequence[str], *, at: tuple[str, int], token: str, epoch: int, unheard_s: float = UNHEARD_S
     ) -> None:
-        """`at` is where guests come to, port 0 for any; `unheard_s` is how long a guest may be out of reach.
+        """`at` is where clients come to, port 0 for any; `unheard_s` is how long a client may be out of reach.
 
         Raises `BadGang`, `NetworkFailed`.
         """
@@ -63,7 +63,7 @@ class RendezvousHost(TcpRendezvous):
         super().__init__(hosts[0], token, epoch)
         self._unheard_s = unheard_s
         self._hosts = tuple(hosts)
-        self._guests: dict[str, _Guest] = {}
+        self._clients: dict[str, _Client] = {}
         self._own_part: HostPart | None = None
         self._own_points: set[str] = set()
         self._causes: list[tuple[float, HostFailure]] = []
@@ -79,18 +79,18 @@ class RendezvousHost(TcpRendezvous):
 
     @property
     def port(self) -> int:
-        """Where guests come to."""
+        """Where clients come to."""
         return int(self._listener.getsockname()[1])
 
     def gather(self, part: HostPart, timeout_s: float, is_cancelled: Callable[[], bool] = bool) -> HostRanks:
         with self._news:
             self._own_part = HostPart(ranks=part.ranks, devices=part.devices, name=self.name)
-        self._seat()
-        if not self._wait(lambda: self._seats is not None, timeout_s, is_cancelled):
+        self._assign_ranks()
+        if not self._wait(lambda: self._host_ranks is not None, timeout_s, is_cancelled):
             raise failed(settled(self, not_arrived(self._not_here(), timeout_s)))
-        if self._seats is None or self._verdict is not None:
+        if self._host_ranks is None or self._verdict is not None:
             raise failed(self._verdict or RendezvousOutcome(cause=vanished(self.name, "closed")))
-        return self._seats
+        return self._host_ranks
 
     def publish(self, place: str) -> None:
         self._place = place
@@ -104,7 +104,7 @@ class RendezvousHost(TcpRendezvous):
 
     def missing(self, point: str) -> tuple[str, ...]:
         with self._news:
-            here = {name for name, guest in self._guests.items() if point in guest.points}
+            here = {name for name, client in self._clients.items() if point in client.points}
             here |= {self.name} if point in self._own_points else set()
         return tuple(name for name in self._hosts if name not in here)
 
@@ -116,15 +116,15 @@ class RendezvousHost(TcpRendezvous):
             if self._is_closed:
                 return
             self._is_closed = True
-            guests = [guest.talk for guest in self._guests.values() if guest.part is not None]
-            strangers = self._open.difference(guests)
+            clients = [client.talk for client in self._clients.values() if client.part is not None]
+            strangers = self._open.difference(clients)
             has_failed = bool(self._causes)
         if has_failed:
             self._decide()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for talk in guests:
+        for talk in clients:
             with suppress(OSError):
                 talk.send(self._line("bye"))
             talk.close()
@@ -146,29 +146,29 @@ class RendezvousHost(TcpRendezvous):
 
     def _attend(self, talk: RendezvousConnection) -> None:
         """See one connection through, from its first word to its last."""
-        guest: _Guest | None = None
+        client: _Client | None = None
         with self._news:
             self._open.add(talk)
         try:
             try:
-                guest = self._welcome(talk)
+                client = self._welcome(talk)
             finally:
                 self._strangers.release()
-            if guest is not None:
-                self._listen(guest)
+            if client is not None:
+                self._listen(client)
         except BadLine as error:
-            if guest is not None:
-                self._lose(guest, str(error))
+            if client is not None:
+                self._lose(client, str(error))
         except OSError as error:
-            if guest is not None:
-                self._disconnected(guest, str(error) or type(error).__name__)
+            if client is not None:
+                self._disconnected(client, str(error) or type(error).__name__)
         finally:
             talk.close()
             with self._news:
                 self._open.discard(talk)
 
-    def _welcome(self, talk: RendezvousConnection) -> _Guest | None:
-        """Return a guest that has proven itself; `None` if it was refused. Raises `OSError`, `BadLine`."""
+    def _welcome(self, talk: RendezvousConnection) -> _Client | None:
+        """Return a client that has proven itself; `None` if it was refused. Raises `OSError`, `BadLine`."""
         nonce = secrets.token_hex(32)
         talk.send(lines.write("challenge", v=lines.VERSION, nonce=nonce))
         got = talk.receive(most_bytes=lines.MOST_STRANGE_BYTES, within_s=_HANDSHAKE_S)
@@ -180,22 +180,22 @@ class RendezvousHost(TcpRendezvous):
         if hello["kind"] != "hello" or not lines.is_proven(lines.text(hello, "proof"), self._token, "guest", **proven):
             talk.send(lines.write("refused", why="the token is another", epoch=-1))
             return None
-        guest = _Guest(name, talk)
-        why = self._register(name, guest, epoch)
+        client = _Client(name, talk)
+        why = self._register(name, client, epoch)
         if why:
             talk.send(lines.write("refused", why=why, epoch=self.epoch))
             return None
         try:
             talk.send(lines.write("welcome", proof=lines.proof(self._token, "holder", **proven), name=self.name))
         except OSError as error:
-            self._disconnected(guest, str(error))
+            self._disconnected(client, str(error))
             return None
-        return guest
+        return client
 
-    def _register(self, name: str, guest: _Guest, epoch: int) -> str:
-        """Register a guest, in the place of one that has not arrived yet; return why not, empty if it is done."""
+    def _register(self, name: str, client: _Client, epoch: int) -> str:
+        """Register a client, in the place of one that has not arrived yet; return why not, empty if it is done."""
         with self._news:
-            older = self._guests.get(name)
+            older = self._clients.get(name)
             if epoch != self.epoch:
                 return f"this is epoch {self.epoch}, and {name} is of epoch {epoch}"
             if name not in self._hosts[1:]:
@@ -203,85 +203,85 @@ class RendezvousHost(TcpRendezvous):
             if older is not None and older.part is not None:
                 return f"{name} is here already"
             if self._verdict is not None or self._is_closed:
-                return "the meeting is over"
-            self._guests[name] = guest
+                return "the rendezvous is over"
+            self._clients[name] = client
         if older is not None:
             # The host connected again before the end of its first connection was noticed here.
             older.talk.close()
         return ""
 
-    def _listen(self, guest: _Guest) -> None:
-        while (got := guest.talk.receive()) is not None:
+    def _listen(self, client: _Client) -> None:
+        while (got := client.talk.receive()) is not None:
             line = lines.read(got)
             if line.get("epoch") != self.epoch:
                 message = f"said something of epoch {line.get('epoch')!r}, and this is {self.epoch}"
                 raise BadLine(message)
-            if not self._hear(guest, line):
+            if not self._hear(client, line):
                 return
-        self._disconnected(guest, "the connection ended")
+        self._disconnected(client, "the connection ended")
 
-    def _hear(self, guest: _Guest, line: lines.Line) -> bool:
-        """Take in what a guest says; `False`: it was its last word. Raises `BadLine`."""
+    def _hear(self, client: _Client, line: lines.Line) -> bool:
+        """Take in what a client says; `False`: it was its last word. Raises `BadLine`."""
         kind = line["kind"]
-        if kind == "attending" and guest.part is None:
-            self._take_part(guest, lines.read_part(line, guest.name))
-        elif kind == "arrived" and len(guest.points) < _MOST_POINTS:
+        if kind == "attending" and client.part is None:
+            self._take_part(client, lines.read_part(line, client.name))
+        elif kind == "arrived" and len(client.points) < _MOST_POINTS:
             point = lines.name_of(line, "point")
             with self._news:
-                guest.points.add(point)
+                client.points.add(point)
             self._see_passed(point)
         elif kind == "failed":
-            cause = lines.read_cause(lines.object_of(line.get("cause")), guest.name)
+            cause = lines.read_cause(lines.object_of(line.get("cause")), client.name)
             self._take_cause(cause, self._clock.monotonic_s() - lines.seconds(line, "ago_s"))
         elif kind == "bye":
-            self._lose(guest, "it left before all were up", is_bye=True)
+            self._lose(client, "it left before all were up", is_bye=True)
             return False
         else:
             message = f"said {kind!r}, which was not its turn"
             raise BadLine(message)
         return True
 
-    def _take_part(self, guest: _Guest, part: HostPart) -> None:
-        """Count a guest as arrived, unless a newer connection has taken its place."""
+    def _take_part(self, client: _Client, part: HostPart) -> None:
+        """Count a client as arrived, unless a newer connection has taken its place."""
         with self._news:
-            if self._guests.get(guest.name) is not guest:
+            if self._clients.get(client.name) is not client:
                 return
-            guest.part = part
+            client.part = part
             verdict = self._verdict
         if verdict is not None:
-            self._say(guest.name, lines.write_over(verdict, self.epoch))
-        self._seat()
+            self._say(client.name, lines.write_over(verdict, self.epoch))
+        self._assign_ranks()
 
-    def _disconnected(self, guest: _Guest, why: str) -> None:
-        """Note the end of a guest's connection; forget a guest that had not arrived yet, so that it may come again."""
+    def _disconnected(self, client: _Client, why: str) -> None:
+        """Note the end of a client's connection; forget a client that had not arrived yet: it may connect again."""
         with self._news:
-            has_arrived = guest.part is not None
-            if not has_arrived and self._guests.get(guest.name) is guest:
-                del self._guests[guest.name]
+            has_arrived = client.part is not None
+            if not has_arrived and self._clients.get(client.name) is client:
+                del self._clients[client.name]
         if has_arrived:
-            self._lose(guest, why)
+            self._lose(client, why)
 
-    def _lose(self, guest: _Guest, why: str, *, is_bye: bool = False) -> None:
-        """Note that a guest is gone. In order that is, once all were up and it said so, or everything is over."""
+    def _lose(self, client: _Client, why: str, *, is_bye: bool = False) -> None:
+        """Note that a client is gone. In order that is, once all were up and it said so, or everything is over."""
         with self._news:
-            guest.has_left = True
+            client.has_left = True
             is_in_order = self._is_closed or self._verdict is not None or (is_bye and UP in self._passed)
             if is_in_order:
-                guest.points.add(CLOSED)
+                client.points.add(CLOSED)
         if is_in_order:
             self._see_passed(CLOSED)
         else:
-            self._take_cause(vanished(guest.name, why), self._clock.monotonic_s())
+            self._take_cause(vanished(client.name, why), self._clock.monotonic_s())
 
-    def _seat(self) -> None:
+    def _assign_ranks(self) -> None:
         """Assign the ranks once all hosts are there, and send the list to each."""
         with self._news:
-            parts = [self._own_part, *(one.part for one in map(self._guests.get, self._hosts[1:]) if one is not None)]
+            parts = [self._own_part, *(one.part for one in map(self._clients.get, self._hosts[1:]) if one is not None)]
             hosts = tuple(part for part in parts if part is not None)
-            if len(hosts) != len(self._hosts) or self._seats is not None:
+            if len(hosts) != len(self._hosts) or self._host_ranks is not None:
                 return
-            address = next((guest.talk.own_address for guest in self._guests.values()), "")
-            self._seats = HostRanks(hosts=hosts, place=0, address=address, epoch=self.epoch)
+            address = next((client.talk.own_address for client in self._clients.values()), "")
+            self._host_ranks = HostRanks(hosts=hosts, place=0, address=address, epoch=self.epoch)
         written = [lines.write_part(one) for one in hosts]
         for place, host in enumerate(hosts[1:], start=1):
             self._say(host.name, self._line("seated", hosts=written, place=place))
@@ -289,7 +289,7 @@ class RendezvousHost(TcpRendezvous):
 
     def _not_here(self) -> tuple[str, ...]:
         with self._news:
-            here = {name for name, guest in self._guests.items() if guest.part is not None}
+            here = {name for name, client in self._clients.items() if client.part is not None}
         return tuple(name for name in self._hosts[1:] if name not in here)
 
     def _see_passed(self, point: str) -> None:
@@ -308,7 +308,7 @@ class RendezvousHost(TcpRendezvous):
             self._causes.append((at_s, cause))
             is_first = len(self._causes) == 1
             can_come = {host for host in self._hosts if host not in {one.host for _, one in self._causes}}
-            can_come -= {name for name in can_come if name in self._guests and self._guests[name].has_left}
+            can_come -= {name for name in can_come if name in self._clients and self._clients[name].has_left}
         if not can_come:
             self._decide()
         elif is_first:
@@ -331,14 +331,14 @@ class RendezvousHost(TcpRendezvous):
 
     def _broadcast(self, line: bytes) -> None:
         with self._news:
-            names = [name for name, guest in self._guests.items() if guest.part is not None and not guest.has_left]
+            names = [name for name, client in self._clients.items() if client.part is not None and not client.has_left]
         for name in names:
             self._say(name, line)
 
     def _say(self, name: str, line: bytes) -> None:
-        # The loss of a guest is noticed on its own connection.
+        # The loss of a client is noticed on its own connection.
         with suppress(OSError):
-            self._guests[name].talk.send(line)
+            self._clients[name].talk.send(line)
 
     def _line(self, kind: str, **fields: object) -> bytes:
         return lines.write(kind, epoch=self.epoch, **fields)

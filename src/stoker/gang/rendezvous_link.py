@@ -31,12 +31,14 @@ _NS = 1_000_000_000
 
 
 class RendezvousLink:
-    """What ties one host's ranks to the meeting."""
+    """What ties one host's ranks to the rendezvous."""
 
-    def __init__(self, meeting: Rendezvous, seats: HostRanks, ends: Sequence[socket.socket], timeout_s: float) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, host_ranks: HostRanks, ends: Sequence[socket.socket], timeout_s: float
+    ) -> None:
         """`ends` are our ends of what the owner tells each rank, there once all ranks are started."""
-        self._meeting = meeting
-        self._seats = seats
+        self._rendezvous = rendezvous
+        self._host_ranks = host_ranks
         self._ends = ends
         self._timeout_s = timeout_s
         self._deadline_ns = time.monotonic_ns() + round(timeout_s * _NS)
@@ -45,14 +47,14 @@ class RendezvousLink:
 
     def attend(self, looks: Sequence[RankSnapshot]) -> None:
         """Hand on what is new on either side. Raises `RankFailed`, `RendezvousFailed` if another host gave up."""
-        verdict = self._meeting.verdict()
+        verdict = self._rendezvous.verdict()
         if verdict is not None:
-            self._raised = self._told(verdict, _failures(looks, self._seats.first_rank))
+            self._raised = self._told(verdict, _failures(looks, self._host_ranks.first_rank))
             raise self._raised
         page = looks[0].page
-        if self._seats.first_rank == 0 and not self._meeting.published() and page.handle_kind == STORE_PLACE:
-            self._meeting.publish(page.handle.decode(errors="replace"))
-        place = self._meeting.published()
+        if self._host_ranks.first_rank == 0 and not self._rendezvous.published() and page.handle_kind == STORE_PLACE:
+            self._rendezvous.publish(page.handle.decode(errors="replace"))
+        place = self._rendezvous.published()
         if place and not self._have_ranks_heard:
             self._have_ranks_heard = True
             for end in self._ends:
@@ -63,22 +65,22 @@ class RendezvousLink:
     def attend_up(self, looks: Sequence[RankSnapshot]) -> None:
         """Do the same while all ranks here are ready, and others' are waited for."""
         self.attend(looks)
-        missing = self._meeting.missing(UP)
+        missing = self._rendezvous.missing(UP)
         if missing and time.monotonic_ns() >= self._deadline_ns:
-            verdict = settled(self._meeting, not_arrived(missing, self._timeout_s, UP))
+            verdict = settled(self._rendezvous, not_arrived(missing, self._timeout_s, UP))
             self._raised = self._told(verdict, [])
             raise self._raised
 
     def has_come_up(self, look: RankSnapshot) -> bool:
         """Return whether a rank is up, and all hosts are."""
-        return look.page.state is RankState.SUCCESS and self._meeting.has_passed(UP)
+        return look.page.state is RankState.SUCCESS and self._rendezvous.has_passed(UP)
 
     def settle(self, error: StokerError) -> StokerError:
         """Tell the others of an error here; give it, or the one on another host that came before it."""
         if error is self._raised:
             return error
-        own = cause_of(error, self._seats.name)
-        verdict = settled(self._meeting, own)
+        own = cause_of(error, self._host_ranks.name)
+        verdict = settled(self._rendezvous, own)
         if isinstance(error, Cancelled):
             return error
         if verdict.cause.host != own.host:
@@ -98,9 +100,9 @@ class RendezvousLink:
             cause.message,
             hint=cause.hint,
             host=cause.host,
-            nranks=self._seats.nranks,
+            nranks=self._host_ranks.nranks,
             **cause.facts,
-            collateral=[*_elsewhere(verdict, but=self._seats.name), *here],
+            collateral=[*_elsewhere(verdict, but=self._host_ranks.name), *here],
             pending=[],
         )
 

@@ -1,9 +1,9 @@
 """Several hosts that bring up one gang: who is there, where the ranks' store is, who got there, and who did not.
 
-    seats = meeting.gather(HostPart(ranks=2, devices=(…)), timeout_s=…)     every host, in one order
-    meeting.publish("10.0.0.1:41233")                                       the first host: where the store is
-    meeting.arrive("up"); meeting.has_passed("up")                          all of them, or none
-    meeting.fail(cause); meeting.verdict()                                  one that fails, fails it for all
+    host_ranks = rendezvous.gather(HostPart(ranks=2, devices=(…)), timeout_s=…)     every host, in one order
+    rendezvous.publish("10.0.0.1:41233")                                       the first host: where the store is
+    rendezvous.arrive("up"); rendezvous.has_passed("up")                          all of them, or none
+    rendezvous.fail(cause); rendezvous.verdict()                                  one that fails, fails it for all
 
 A rendezvous is for one bring-up, its epoch: what a member of an older one says is refused. `RendezvousHost` and
 `RendezvousClient` are its two sides; a gang on one host needs none.
@@ -86,7 +86,7 @@ class HostFailure:
 
 @frozen
 class RendezvousOutcome:
-    """The end of a meeting: the first cause on any host, and who was dragged along."""
+    """The end of a rendezvous: the first cause on any host, and who was dragged along."""
 
     cause: HostFailure
     collateral: tuple[HostFailure, ...] = ()
@@ -117,7 +117,7 @@ class Rendezvous(Protocol):
         """Say that this host gives up, and why; only the first time counts."""
 
     def verdict(self) -> RendezvousOutcome | None:
-        """Return why the meeting failed, once it did."""
+        """Return why the rendezvous failed, once it did."""
 
     def on_news(self, wake: Callable[[], None]) -> None:
         """Have this called, by another thread, when something above has changed."""
@@ -126,22 +126,22 @@ class Rendezvous(Protocol):
         """Leave. Twice is fine."""
 
 
-def has_passed(meeting: Rendezvous, point: str, timeout_s: float) -> bool:
+def has_passed(rendezvous: Rendezvous, point: str, timeout_s: float) -> bool:
     """Arrive, and wait for all hosts; return whether all did."""
     clock = SystemClock()
     deadline_s = clock.monotonic_s() + timeout_s
-    meeting.arrive(point)
-    while not meeting.has_passed(point) and meeting.verdict() is None and clock.monotonic_s() < deadline_s:
+    rendezvous.arrive(point)
+    while not rendezvous.has_passed(point) and rendezvous.verdict() is None and clock.monotonic_s() < deadline_s:
         clock.sleep(_LOOK_S)
-    return meeting.has_passed(point)
+    return rendezvous.has_passed(point)
 
 
-def settled(meeting: Rendezvous, own: HostFailure) -> RendezvousOutcome:
+def settled(rendezvous: Rendezvous, own: HostFailure) -> RendezvousOutcome:
     """Report that this host gives up, and wait a moment for what all hosts agree to be the first cause."""
     clock = SystemClock()
     deadline_s = clock.monotonic_s() + SETTLE_S
-    meeting.fail(own)
-    while (verdict := meeting.verdict()) is None and clock.monotonic_s() < deadline_s:
+    rendezvous.fail(own)
+    while (verdict := rendezvous.verdict()) is None and clock.monotonic_s() < deadline_s:
         clock.sleep(_LOOK_S)
     return verdict or RendezvousOutcome(cause=own)
 
@@ -159,7 +159,7 @@ def not_arrived(missing: Sequence[str], after_s: float, point: str = "") -> Host
 
 
 def failed(verdict: RendezvousOutcome) -> RendezvousFailed:
-    """Return the error of a host that learns why the meeting failed."""
+    """Return the error of a host that learns why the rendezvous failed."""
     cause = verdict.cause
     return RendezvousFailed(
         cause.message if cause.missing else f"{cause.host} gave up: {cause.message}",

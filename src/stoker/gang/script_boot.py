@@ -2,7 +2,7 @@
 
 One file, standard library only, Python 3.8 or newer: where the script's interpreter is not ours, that one is started on
 this very file by its path. In our own interpreter it is imported in a forked rank. The script is `__main__`, with its
-own arguments, folder and import path; nothing of us stands in its tracebacks. `init_process_group` without a meeting
+own arguments, folder and import path; nothing of us stands in its tracebacks. `init_process_group` without a rendezvous
 place of its own meets in memory that all ranks have open, so no port is needed, and tells its begin and its end.
 """
 
@@ -37,7 +37,7 @@ FILE, MODULE, CODE = "file", "module", "code"
 _C10D = "torch.distributed.distributed_c10d"
 _STARTED, _SUCCESS, _ERROR = 1, 2, 3
 _INTERRUPTED = 130
-_OWN_MEETINGS = ("mpi", "fake")
+_OWN_RENDEZVOUS = ("mpi", "fake")
 
 
 class Mailbox:
@@ -97,7 +97,7 @@ def run(order: Mapping[str, Any], report: Any) -> int:
 
     `report` is a `Mailbox`, or whatever else has its `begin` and `tell`.
     """
-    _follow_torch(_Meeting(order, report))
+    _follow_torch(_GroupStore(order, report))
     status = 1
     try:
         main = _prepare(order)
@@ -118,8 +118,8 @@ def run(order: Mapping[str, Any], report: Any) -> int:
     return status
 
 
-class _Meeting:
-    """Where the ranks meet when the script does not say where."""
+class _GroupStore:
+    """The store of the process group, if the script names none."""
 
     def __init__(self, order: Mapping[str, Any], report: Any) -> None:
         self._rank: int = order["rank"]
@@ -152,13 +152,13 @@ class _Meeting:
                 names["init_process_group"] = init_process_group
 
     def _with_store(self, c10d: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with our meeting place, unless the script has one or means another group than all."""
+        """Return the arguments with our store, unless the script has one or means another group than all."""
         is_ours = (
             given.get("store") is None
             and given.get("init_method") in (None, "env://")
             and given.get("rank", -1) in (-1, None, self._rank)
             and given.get("world_size", -1) in (-1, None, self._nranks)
-            and str(given.get("backend")).lower() not in _OWN_MEETINGS
+            and str(given.get("backend")).lower() not in _OWN_RENDEZVOUS
         )
         if not is_ours:
             return given
@@ -175,19 +175,19 @@ class _Meeting:
         return {**rest, "store": own, "rank": self._rank, "world_size": self._nranks}
 
 
-def _follow_torch(meeting: _Meeting) -> None:
+def _follow_torch(store: _GroupStore) -> None:
     """Attach to torch: now, if it is here, or as soon as the script imports it."""
     if _C10D in sys.modules:
-        meeting.attach(sys.modules[_C10D])
+        store.attach(sys.modules[_C10D])
     else:
-        sys.meta_path.insert(0, _Finder(meeting))
+        sys.meta_path.insert(0, _Finder(store))
 
 
 class _Finder:
     """Sees one module being imported, and has it found as ever."""
 
-    def __init__(self, meeting: _Meeting) -> None:
-        self._meeting = meeting
+    def __init__(self, store: _GroupStore) -> None:
+        self._store = store
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != _C10D:
@@ -202,7 +202,7 @@ class _Finder:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                self._meeting.attach(module)
+                self._store.attach(module)
 
             loader.exec_module = exec_module
         return spec

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.core.clock import Closable
-from stoker.core.errors import BadGang, Fault, LocalFile, NoPermission, ProgramNotFound
+from stoker.core.errors import BadGang, Diagnostic, LocalFile, NoPermission, ProgramNotFound
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
 from stoker.gang.rank_config import MOST_RANKS
@@ -80,7 +80,7 @@ def check_ranks(nranks: int) -> None:
     """Refuse a number of ranks that can't be. Raises `BadGang`."""
     if not 1 <= nranks <= MOST_RANKS:
         hint = f"1 to {MOST_RANKS:,}" if nranks < 1 else f"{MOST_RANKS:,} are the most on one machine"
-        fault = Fault("ranks", f"{nranks:,} can't be", hint)
+        fault = Diagnostic("ranks", f"{nranks:,} can't be", hint)
         raise BadGang(str(fault), faults=(fault,), hint=hint)
 
 

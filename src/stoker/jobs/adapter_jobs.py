@@ -24,7 +24,15 @@ from stoker.config.fields import FileDiagnostics
 from stoker.config.positions import ConfigLayer
 from stoker.config.values import Schema, found, same, with_value
 from stoker.core.digests import encode
-from stoker.core.errors import ArgsFaults, Damaged, Fault, InvalidAdapters, InvalidInput, MissingRepoFiles, StokerError
+from stoker.core.errors import (
+    Damaged,
+    Diagnostic,
+    InvalidAdapters,
+    InvalidArgs,
+    InvalidInput,
+    MissingRepoFiles,
+    StokerError,
+)
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import is_job_name
 from stoker.engine.plan import Plan
@@ -190,10 +198,10 @@ class _Making:
         if not faults:
             try:
                 return _Checked(args=args, plan=self._desk.compile(self._recipe, args))
-            except ArgsFaults as error:
+            except InvalidArgs as error:
                 faults, lacks = list(error.faults), error.lacks
             except Damaged as error:
-                faults = [Fault(str(error.data.get("where", "")), str(error.data.get("why", error)), error.hint)]
+                faults = [Diagnostic(str(error.data.get("where", "")), str(error.data.get("why", error)), error.hint)]
         if lacks and reading.count > self._lacking and self._desk.surroundings.fetches():
             # It comes by itself once the rest is right.
             return _Refused(lacks=lacks)
@@ -202,7 +210,7 @@ class _Making:
         return _Refused(lacks=lacks)
 
     def _note(
-        self, fault: Fault, one: ParsedAdapter, whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
+        self, fault: Diagnostic, one: ParsedAdapter, whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
     ) -> None:
         """Note a fault where the value stands: in the adapter, at the top of the file, or beside it, once."""
         argument = fault.where.removeprefix(f"{self._recipe.name}.")
@@ -215,13 +223,13 @@ class _Making:
         told.add(str(fault))
 
     def _note_of_all(
-        self, argument: str, fault: Fault, whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
+        self, argument: str, fault: Diagnostic, whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
     ) -> None:
         """Note a fault of what holds for all adapters, at the top of the file or beside it, once."""
         if str(fault) in told:
             return
         if argument in self._typed.values:
-            reading.add([Fault(f"{argument}=", fault.message, fault.hint)])
+            reading.add([Diagnostic(f"{argument}=", fault.message, fault.hint)])
         else:
             whole.top.note(argument, fault.message, fault.hint, reading)
 
@@ -234,7 +242,7 @@ class _Making:
             return
         try:
             self._desk.compile(self._recipe, args)
-        except ArgsFaults as error:
+        except InvalidArgs as error:
             if error.lacks and self._desk.surroundings.fetches():
                 return
             for fault in error.faults:
@@ -269,13 +277,15 @@ def _typed(desk: JobCompiler, words: Sequence[str], schema: Schema) -> _Typed:
         hint = "; ".join(swept_lists(overrides, schema)) or (
             "one [[adapter]] for each; or without a file: stoker run language/lora with the same values"
         )
-        fault = Fault("", "the adapters of a file are not swept", hint)
-        raise ArgsFaults(str(fault), faults=(fault,))
+        fault = Diagnostic("", "the adapters of a file are not swept", hint)
+        raise InvalidArgs(str(fault), faults=(fault,))
     paths = [path for path, stack in composed.origins.items() if stack[-1].origin.layer in _TYPED]
     of_one = [path for path in paths if path in ("data", *_NOT_COMPARED)]
     if of_one:
-        faults = tuple(Fault(path, "every adapter of the file has its own", "say it in the file") for path in of_one)
-        raise ArgsFaults(str(faults[0]), faults=faults)
+        faults = tuple(
+            Diagnostic(path, "every adapter of the file has its own", "say it in the file") for path in of_one
+        )
+        raise InvalidArgs(str(faults[0]), faults=faults)
     return _Typed(
         values={path: found(composed.values, path.split(".")) for path in paths},
         notes=tuple(given_twice(overrides)),

@@ -20,7 +20,7 @@ from stoker.config.values import Schema
 from stoker.core.clock import Clock
 from stoker.core.device import Capacity
 from stoker.core.digests import Digest
-from stoker.core.errors import ArgsFaults, BadCookbook, BadInput, Fault, InvalidProgram, PlanFaults
+from stoker.core.errors import BadCookbook, BadInput, Diagnostic, InvalidArgs, InvalidPlan, InvalidProgram
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import attempt_id, job_id
 from stoker.core.text import JOB_NAME_RULE, LONGEST_NAME, is_job_name
@@ -163,7 +163,7 @@ class JobCompiler:
     def draft(self, wanted: RunRequest) -> ComposedJob:
         """Compose the configuration of a recipe or a program; `InvalidConfig` names everything that is wrong in it.
 
-        Without a file, what is wrong is what was typed, and the faults are `ArgsFaults`.
+        Without a file, what is wrong is what was typed, and the faults are `InvalidArgs`.
         """
         recipe = self.catalogue.load(RECIPE if wanted.program else wanted.target)
         schema = recipe.args.declared()
@@ -252,7 +252,7 @@ class JobCompiler:
             now = program.today(files.of(trial.args.get("argv", ()), trial.args.get("outputs", ()))) if program else {}
             checked, faults = recipe.args.check({**trial.args, **now}, owner=recipe.name)
             if faults:
-                raise ArgsFaults(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
+                raise InvalidArgs(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
             for path in recipe.args.paths_in(checked):
                 refuse_unreadable(path, self.readable)
             if program and checked["inputs"]:
@@ -326,7 +326,7 @@ class JobCompiler:
         checked, faults = recipe.args.check(values, owner=recipe.name)
         if faults:
             headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
-            raise ArgsFaults(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
+            raise InvalidArgs(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
         return recipe.args.with_paths(checked, self.from_here) if recipe.args.paths_in(checked) else checked
 
     def _compiled(self, recipe: Recipe, made: Sequence[UncompiledTrial]) -> list[Plan]:
@@ -368,8 +368,8 @@ class JobCompiler:
             plan = recipe.compile(recipe.args.make(args)) if recipe.args.type else recipe.compile()
         given = plan.node(plan.final).stage.output.ref()
         if given != recipe.output.ref():
-            fault = Fault(plan.final, f"gives {given}, but recipe {recipe.name} promises {recipe.output.ref()}")
-            raise PlanFaults(str(fault), faults=(fault,), plan=plan.name)
+            fault = Diagnostic(plan.final, f"gives {given}, but recipe {recipe.name} promises {recipe.output.ref()}")
+            raise InvalidPlan(str(fault), faults=(fault,), plan=plan.name)
         return plan
 
     def shared_by(self, recipe: Recipe, args: Mapping[str, Any]) -> SharedBase | None:

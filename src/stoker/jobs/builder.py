@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.fields import ANY, is_version
-from stoker.core.errors import ArgsFaults, Fault
+from stoker.core.errors import Diagnostic, InvalidArgs
 from stoker.core.frozen import fields_of, fresh, frozen
 from stoker.core.job import JobSpec, job_id
 from stoker.core.machine import Requirements
@@ -56,7 +56,7 @@ def orders_of_draft(
 ) -> PreparedSubmission:
     """Make the orders of a composed configuration, a program's with its code packed (`PreparedSubmission.packed`).
 
-    Raises `ArgsFaults`, what making its trials raises and what packing raises.
+    Raises `InvalidArgs`, what making its trials raises and what packing raises.
     """
     check_name(draft.name)
     batch = desk.make_trials(draft)
@@ -73,7 +73,7 @@ def orders_of_draft(
         )
     else:
         if wishes.env:
-            fault = Fault("env", "only a program has an environment of its own", "leave --env out")
+            fault = Diagnostic("env", "only a program has an environment of its own", "leave --env out")
             raise _refused(draft.recipe, [fault])
         jobs = _recipe_jobs(draft.recipe, batch, places, shared, making=RecipeSpecBuilder(desk, shapes, inputs))
     notes = (*batch.notes, *(note for one in packing.packed for note in one.notes))
@@ -99,7 +99,7 @@ def _recipe_jobs(
     for one, place in zip(batch.made, places, strict=True):
         said = tuple(name for name, value in one.args.items() if value != form.base.get(name, form))
         wanted = RecipeJobTemplate(form=form, said=said, required=_required_of)
-        faults: list[Fault] = []
+        faults: list[Diagnostic] = []
         order = making.order(wanted, one.args, {**shared, **place}, faults.append)
         if order is None:
             raise _refused(recipe, faults)
@@ -184,6 +184,6 @@ def _place(made: UncompiledTrial, *, is_sweep: bool) -> dict[str, Any]:
     return {"number": made.number, "label": made.label, "point": dict(made.point)} if is_sweep else {}
 
 
-def _refused(recipe: Recipe, faults: list[Fault], *, hint: str = "") -> ArgsFaults:
+def _refused(recipe: Recipe, faults: list[Diagnostic], *, hint: str = "") -> InvalidArgs:
     message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
-    return ArgsFaults(message, faults=tuple(faults), hint=hint or f"stoker recipes show {recipe.name}")
+    return InvalidArgs(message, faults=tuple(faults), hint=hint or f"stoker recipes show {recipe.name}")

@@ -17,7 +17,7 @@ from stoker.config.sweep import Sweep, axes_of, paths_of, size
 from stoker.config.typed_values import typed
 from stoker.config.values import Schema
 from stoker.core.device import Capacity
-from stoker.core.errors import Fault, StokerError, UnknownRecipe
+from stoker.core.errors import Diagnostic, StokerError, UnknownRecipe
 from stoker.core.text import did_you_mean_path
 from stoker.engine.args import ArgSpec, RecordType
 from stoker.engine.catalogue import Catalogue
@@ -53,16 +53,16 @@ class RecipeForm:
         """Return whether it has an argument of that name at its top."""
         return name in self.recipe.args.specs
 
-    def filled(self, hyper: Mapping[str, Any], swept: Iterable[str] = ()) -> tuple[dict[str, Any], list[Fault]]:
+    def filled(self, hyper: Mapping[str, Any], swept: Iterable[str] = ()) -> tuple[dict[str, Any], list[Diagnostic]]:
         """Give all values, defaults filled, and all faults, `where` being a dotted path. What is swept comes later."""
         values = dict(self.base)
-        faults: list[Fault] = []
+        faults: list[Diagnostic] = []
         specs = self.recipe.args.specs
         given = _nested(hyper, self.schema.leaves) if "." in "".join(hyper) else hyper
         for name, value in given.items():
             spec = specs.get(name)
             if spec is None:
-                faults.append(Fault(name, f"{self.name} has no argument {name!r}", self.suggestion(name)))
+                faults.append(Diagnostic(name, f"{self.name} has no argument {name!r}", self.suggestion(name)))
             elif isinstance(spec.type, RecordType):
                 values[name], found = spec.type.faults_in(value, name)
                 faults += found
@@ -70,7 +70,7 @@ class RecipeForm:
                 try:
                     values[name] = spec.check(value)
                 except ValueError as error:
-                    faults.append(Fault(name, str(error), _help(spec)))
+                    faults.append(Diagnostic(name, str(error), _help(spec)))
         if self._required:
             faults += self._missing(given, swept)
         return values, faults
@@ -105,11 +105,11 @@ class RecipeForm:
             name: specs[name].type.identity(values[name], digest_of) for name in names if not specs[name].is_runtime
         }
 
-    def _missing(self, given: Mapping[str, Any], swept: Iterable[str]) -> Iterator[Fault]:
+    def _missing(self, given: Mapping[str, Any], swept: Iterable[str]) -> Iterator[Diagnostic]:
         tops = {path.partition(".")[0] for path in swept}
         for spec in self._required:
             if spec.name not in given and spec.name not in tops:
-                yield Fault("", f"{self.name} needs {spec.name} ({spec.type.describe()})", spec.help)
+                yield Diagnostic("", f"{self.name} needs {spec.name} ({spec.type.describe()})", spec.help)
 
 
 def _no_path(_path: str) -> str:
@@ -329,7 +329,7 @@ def count_of(sweep: Sweep | None) -> int:
     return 1 if sweep is None else size(sweep)
 
 
-def note_value_fault(given: ParsedMap, fault: Fault, reading: FileDiagnostics) -> None:
+def note_value_fault(given: ParsedMap, fault: Diagnostic, reading: FileDiagnostics) -> None:
     """Note a fault in a job's values, as near to where it stands as the file says it."""
     path = fault.where
     top = path.partition(".")[0]
@@ -360,9 +360,9 @@ def _refuse(given: ParsedMap, key: str, reading: FileDiagnostics, message: str, 
     reading.refuse(given.at(key), f"{given.key}.{key}", message, hint)
 
 
-def _below(fault: Fault, key: str) -> Fault:
+def _below(fault: Diagnostic, key: str) -> Diagnostic:
     where, colon, path = fault.where.rpartition(": ")
-    return Fault(f"{where}{colon}{key}.{path}", fault.message, fault.hint, fault.shown)
+    return Diagnostic(f"{where}{colon}{key}.{path}", fault.message, fault.hint, fault.shown)
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.config.fields import FileDiagnostics
 from stoker.config.manifest_file import HostEntry, JobEntry, KnownNames, ParsedJobEntry, read_manifest_into
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec
 from stoker.core.text import parse_duration
@@ -170,10 +170,10 @@ class _Making:
         self._reading.refuse(given.at("name"), f"{given.key}.name", message, "leave out one, or give it another seed")
         return False
 
-    def _noting(self, checked: CheckedJob) -> Callable[[Fault], None]:
+    def _noting(self, checked: CheckedJob) -> Callable[[Diagnostic], None]:
         given, reading = checked.job.given, self._reading
 
-        def note(fault: Fault) -> None:
+        def note(fault: Diagnostic) -> None:
             top, _, inner = fault.where.partition(".")
             if top in _BESIDE_VALUES and checked.program is not None:
                 node = given.at(top)

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.config.values import fill_text
 from stoker.core.device import Capacity
 from stoker.core.digests import Digest, digest_value
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean, nearest
 from stoker.engine.code_identity import files_behind
@@ -191,7 +191,7 @@ class ProgramWords:
     at_once: int = 1
     """How many of it share the machine's cores, if nothing says how many one takes."""
 
-    def faults(self, paths: Iterable[str], settings: Collection[str] = ()) -> list[Fault]:
+    def faults(self, paths: Iterable[str], settings: Collection[str] = ()) -> list[Diagnostic]:
         """Return a fault for each place that nothing fills and each parameter that has a reserved name.
 
         `paths` are the parameters that are set, `settings` those of Stoker's own: no place takes one of them.
@@ -201,7 +201,7 @@ class ProgramWords:
         faults = [
             _setting_as_place(place)
             if not only_params([place], settings)
-            else Fault(
+            else Diagnostic(
                 f"{{{place}}}",
                 "nothing gives it a value",
                 did_you_mean(place, known) or f"set {place}=VALUE before --, or write {{{{{place}}}}} for plain braces",
@@ -210,7 +210,9 @@ class ProgramWords:
             if place not in known
         ]
         faults += [
-            Fault(place, "names a place of its own, where the program's files go", "call the parameter something else")
+            Diagnostic(
+                place, "names a place of its own, where the program's files go", "call the parameter something else"
+            )
             for place in PLACES
             if place in paths
         ]
@@ -287,6 +289,6 @@ def split(values: Mapping[str, Any], declared: Container[str]) -> tuple[dict[str
     return settings, {name: value for name, value in values.items() if name not in declared}
 
 
-def _setting_as_place(place: str) -> Fault:
+def _setting_as_place(place: str) -> Diagnostic:
     hint = f"set a parameter as well: x=VALUE before --, {{x}} after it; or write {{{{{place}}}}} for plain braces"
-    return Fault(f"{{{place}}}", "is a setting of Stoker's own, not a parameter of the program", hint)
+    return Diagnostic(f"{{{place}}}", "is a setting of Stoker's own, not a parameter of the program", hint)

@@ -16,7 +16,7 @@ from stoker.config.manifest_file import CodePlace, JobEntry
 from stoker.config.sweep import SweepPoint, label_of, points
 from stoker.config.values import fill_text
 from stoker.core.device import Needs
-from stoker.core.errors import ArgsFaults, Fault, InvalidInput, StokerError
+from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.job import EnvironmentChoice, JobIds, JobSpec, job_id
 from stoker.core.machine import DevicePreference, Requirements
@@ -212,9 +212,9 @@ class ProgramSpecBuilder:
                 yield order
         except InvalidInput as error:
             for fault in error.faults:
-                note(Fault(fault.where.removeprefix("."), fault.message, fault.hint))
+                note(Diagnostic(fault.where.removeprefix("."), fault.message, fault.hint))
         except StokerError as error:
-            note(Fault("", error.message, error.hint))
+            note(Diagnostic("", error.message, error.hint))
 
     def look_at(self, checked: CheckedJob, note: Note) -> None:
         """Note what is wrong with the files of a job that can't be for other reasons."""
@@ -225,7 +225,7 @@ class ProgramSpecBuilder:
         recipe = making.recipe
         values, faults = recipe.args.check({**args, **FOUND_ANYWHERE, "folder": making.project}, owner="")
         if faults:
-            raise ArgsFaults(str(faults[0]), faults=tuple(faults))
+            raise InvalidArgs(str(faults[0]), faults=tuple(faults))
         code = {name: self._digest(path) for name, path in args["code"].items()}
         code |= {one.path: one.digest for one in making.environment if one.path and one.kind != "python"}
         if making.environment:
@@ -260,9 +260,9 @@ class ProgramSpecBuilder:
             return self._code.of(include=entry.include, needed=chosen.files, is_in_place=is_in_place)
         except InvalidInput as error:
             for fault in error.faults:
-                note(Fault("", str(fault), fault.hint or error.hint))
+                note(Diagnostic("", str(fault), fault.hint or error.hint))
         except StokerError as error:
-            note(Fault("include" if error.message.startswith("include:") else "", error.message, error.hint))
+            note(Diagnostic("include" if error.message.startswith("include:") else "", error.message, error.hint))
         return None
 
     def _data(self, entry: JobEntry, note: Note) -> dict[str, DataInput]:
@@ -272,7 +272,7 @@ class ProgramSpecBuilder:
             try:
                 found[name] = self._inputs.of(f"env:{name}", text)
             except StokerError as error:
-                note(Fault(f"data.{name}", error.message, error.hint))
+                note(Diagnostic(f"data.{name}", error.message, error.hint))
         return found
 
     def _look_at(self, entry: JobEntry, note: Note) -> JobEnvironmentChoices:

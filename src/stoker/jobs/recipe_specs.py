@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stoker.config.sweep import label_of, points
 from stoker.core.digests import digest_value
-from stoker.core.errors import ArgsFaults, Fault, InvalidInput, StokerError
+from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import JobIds, JobInput, JobSpec
 from stoker.core.machine import Requirements
@@ -59,7 +59,7 @@ class HubInputs:
         unseen = [one.digest for name, one in self.found.items() if name in self.stand_ins]
         if shared is None or not unseen:
             return shared
-        return changed(shared, word=digest_value("base of the hub", [*unseen, shared.word])[:32])
+        return changed(shared, share_key=digest_value("base of the hub", [*unseen, shared.share_key])[:32])
 
 
 _NOTHING = HubInputs()
@@ -110,7 +110,7 @@ def names_of(form: RecipeForm, args: Mapping[str, Any], brought: HubInputs) -> d
 
 Shared = Mapping[str, Any]
 """What all points of a job have in common."""
-Note = Callable[[Fault], None]
+Note = Callable[[Diagnostic], None]
 
 
 class RecipeJobTemplate(NamedTuple):
@@ -200,12 +200,12 @@ class RecipeSpecBuilder:
             inputs += brought.inputs
             args |= names_of(form, args, brought)
             shared_base = brought.named(self._desk.shared_by(form.recipe, {**args, **brought.measured}))
-        except ArgsFaults as error:
+        except InvalidArgs as error:
             for fault in error.faults:
-                note(Fault(fault.where.removeprefix(f"{form.name}."), fault.message, fault.hint))
+                note(Diagnostic(fault.where.removeprefix(f"{form.name}."), fault.message, fault.hint))
             return None
         except StokerError as error:
-            note(Fault("", error.message, error.hint))
+            note(Diagnostic("", error.message, error.hint))
             return None
         made: dict[str, Any] = {
             "id": self._ids_of(wanted).of(own),

@@ -16,7 +16,7 @@ from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import Override, OverrideKind, read_overrides
 from stoker.config.sweep import Axis, ListedAxisValues, paths_of
 from stoker.config.values import Schema
-from stoker.core.errors import ArgsFaults, Fault, InvalidConfig, InvalidInput, InvalidProgram, MissingRepoFiles
+from stoker.core.errors import Diagnostic, InvalidArgs, InvalidConfig, InvalidInput, InvalidProgram, MissingRepoFiles
 from stoker.jobs.program import ProgramWords, flat, only_params, split
 
 _REPLACING = frozenset({OverrideKind.CHANGE, OverrideKind.FORCE})
@@ -37,7 +37,7 @@ def read_all(  # noqa: PLR0913 - everything that may say something
     """Compose a configuration, or raise one error with every fault.
 
     That is `InvalidProgram` if only the program's words are wrong; without files and program, what is wrong is what was
-    typed, `ArgsFaults`; else `InvalidConfig`.
+    typed, `InvalidArgs`; else `InvalidConfig`.
     """
     overrides, unread = read_overrides(words)
     composed: ComposedConfig | None = None
@@ -84,7 +84,7 @@ class TrialDiagnostics:
     """Gathers what is wrong with trials."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, str], tuple[str, Fault]] = {}
+        self._first: dict[tuple[str, str], tuple[str, Diagnostic]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._error: InvalidInput | None = None
         self._lacks: dict[MissingRepoFiles, None] = {}
@@ -116,7 +116,7 @@ class TrialDiagnostics:
         faults = []
         for known, (label, fault) in self._first.items():
             where = "" if self._counts[known] == self._seen else _in_trials(label, self._counts[known])
-            faults.append(Fault(fault.where, f"{fault.message}{where}", fault.hint, fault.shown))
+            faults.append(Diagnostic(fault.where, f"{fault.message}{where}", fault.hint, fault.shown))
         message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the trials of this sweep"
         lacks = tuple(self._lacks) if self._is_lacking else ()
         raise type(self._error)(message, faults=tuple(faults), hint=self._error.hint, lacks=lacks)
@@ -134,7 +134,7 @@ def _wrong_words(
     words: Sequence[str],
     files: Sequence[str],
     schema: Schema,
-) -> list[Fault]:
+) -> list[Diagnostic]:
     """Find places that nothing fills. Where files could not be read, nobody knows what they would have filled."""
     if program is None:
         return []
@@ -154,9 +154,11 @@ def _keys_of(words: Iterable[str]) -> set[str]:
     return {found[1] for word in words if (found := _KEY.match(word))}
 
 
-def _error_of(faults: list[Fault], wrong_words: list[Fault], *, owner: str, hint: str, is_typed: bool) -> InvalidInput:
+def _error_of(
+    faults: list[Diagnostic], wrong_words: list[Diagnostic], *, owner: str, hint: str, is_typed: bool
+) -> InvalidInput:
     found = tuple(dict.fromkeys([*faults, *wrong_words]))
-    kind = InvalidProgram if not faults else ArgsFaults if is_typed else InvalidConfig
+    kind = InvalidProgram if not faults else InvalidArgs if is_typed else InvalidConfig
     where = f"the arguments of {owner}" if is_typed else "the configuration"
     if not faults:
         where = "the program's words"
@@ -166,7 +168,7 @@ def _error_of(faults: list[Fault], wrong_words: list[Fault], *, owner: str, hint
     return kind(message, faults=found, hint=hint)
 
 
-def _position(fault: Fault) -> int:
+def _position(fault: Diagnostic) -> int:
     """Return which word a fault is about, from 1; 0 if it is about none."""
     found = _ARGUMENT.match(fault.where)
     return int(found[1]) if found else 0

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.config.manifest_file import JobEntry
 from stoker.core.device import GIB, Needs
 from stoker.core.digests import digest_value
-from stoker.core.errors import Fault, InvalidInput
+from stoker.core.errors import Diagnostic, InvalidInput
 from stoker.core.frozen import changed, frozen
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.core.text import parse_size
@@ -89,7 +89,7 @@ def _sharing(wanted: Requirements, said: Collection[str], shared: SharedBase, gp
     ram_bytes = wanted.ram_bytes if "min_ram_gib" in said else base_ram + own_ram
     found |= {"ram_bytes": ram_bytes, "base_ram_bytes": min(base_ram, ram_bytes)}
     if "base" not in said:
-        found["base"] = shared.word
+        found["base"] = shared.share_key
     if "gpus" not in said and gpus:
         found["device_count"] = gpus
     if wish is not DevicePreference.NEVER:
@@ -138,7 +138,7 @@ class PlanShape:
     """The user's files that its stages read."""
     code: str = ""
     """A digest of the code of all its stages."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
     """Why it can't be compiled."""
 
 
@@ -179,7 +179,7 @@ class PlanShapes:
             prefix = f"{recipe.name}."
             return PlanShape(
                 faults=tuple(
-                    Fault(fault.where.removeprefix(prefix), fault.message, fault.hint) for fault in error.faults
+                    Diagnostic(fault.where.removeprefix(prefix), fault.message, fault.hint) for fault in error.faults
                 )
             )
         needs = [node.needs for node in plan.nodes]

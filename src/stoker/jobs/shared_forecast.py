@@ -70,9 +70,9 @@ def foretell_companies(
     for trial in trials:
         needs = next((together[name] for name in trial.nodes.nodes if name in together), None)
         base = shared(trial) if needs is not None else None
-        if needs is not None and base is not None and base.word:
-            groups.setdefault(base.word, []).append(needs)
-            about.setdefault(base.word, base.about)
+        if needs is not None and base is not None and base.share_key:
+            groups.setdefault(base.share_key, []).append(needs)
+            about.setdefault(base.share_key, base.about)
     return [_forecast(members, room, about[word]) for word, members in groups.items()]
 
 

@@ -13,7 +13,7 @@ from stoker.core.errors import (
     BadAnswer,
     BadInput,
     Conflict,
-    Fault,
+    Diagnostic,
     Forbidden,
     InternalError,
     InvalidInput,
@@ -84,14 +84,14 @@ def error_of(said: dict[str, Any], status: int = 400) -> StokerError:
     return kind(message, hint=hint, **data)
 
 
-def _faults(said: dict[str, Any]) -> tuple[Fault, ...]:
+def _faults(said: dict[str, Any]) -> tuple[Diagnostic, ...]:
     data = said.get("data")
     listed = data.get("faults") if isinstance(data, dict) else None
     found = []
     for one in (listed if isinstance(listed, list) else [])[:_MOST_FAULTS]:
         if isinstance(one, dict):
             where, message, hint = (one_line(str(one.get(key, ""))) for key in ("where", "message", "hint"))
-            found.append(Fault(where, message, hint))
+            found.append(Diagnostic(where, message, hint))
     return tuple(found)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
-from stoker.core.errors import CorruptBytes, Fault, InvalidInput, NotFound, StokerError
+from stoker.core.errors import CorruptBytes, Diagnostic, InvalidInput, NotFound, StokerError
 from stoker.core.frozen import frozen
 from stoker.host.durable import (
     NO_STEP,
@@ -232,7 +232,7 @@ class LocalStore:
         Afterwards the folder holds rubbish. Gives the tree and the inline contents for a record.
         """
         if not os.path.isdir(folder) or os.path.islink(folder):
-            fault = Fault(
+            fault = Diagnostic(
                 os.path.basename(folder), "the folder to write to was removed, or something else put in its place"
             )
             raise InvalidInput(fault.message, faults=(fault,))

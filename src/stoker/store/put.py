@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_value
-from stoker.core.errors import Fault, InvalidInput, LocalFile, NoSpace, Refused
+from stoker.core.errors import Diagnostic, InvalidInput, LocalFile, NoSpace, Refused
 from stoker.core.frozen import frozen
 from stoker.core.text import format_size
 from stoker.host.durable import NO_STEP, open_regular, remove_tree, stamp_of, sync_dir, translated, write_all
@@ -352,7 +352,7 @@ def survey(path: str) -> PutSurvey:
     try:
         name.encode()
     except UnicodeEncodeError:
-        fault = Fault(repr(name), "the name is not valid Unicode")
+        fault = Diagnostic(repr(name), "the name is not valid Unicode")
         raise InvalidInput(str(fault), faults=(fault,)) from None
     entry = TreeEntry(name, 0, Digest(""), executable=bool(info.st_mode & stat.S_IXUSR))
     return PutSurvey(path=real, found=(WalkedEntry(entry, real, info),))

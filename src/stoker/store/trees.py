@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from stoker.core.clock import Closable
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
-from stoker.core.errors import Fault, InvalidInput
+from stoker.core.errors import Diagnostic, InvalidInput
 from stoker.host.durable import translated
 from stoker.host.folders import FolderWalk
 
@@ -122,12 +122,12 @@ class _Walk(FolderWalk):
     def __init__(self, root: str, hasher: Hasher) -> None:
         super().__init__(root)
         self.found: list[WalkedEntry] = []
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
         self._hasher = hasher
 
     def _take(self, path: str, entry: os.DirEntry[str]) -> None:
         if not _is_text(path):
-            self.faults.append(Fault(repr(path), "the name is not valid Unicode"))
+            self.faults.append(Diagnostic(repr(path), "the name is not valid Unicode"))
         elif entry.is_dir(follow_symlinks=False):
             self._enter(path)
         elif entry.is_file(follow_symlinks=False):
@@ -138,14 +138,14 @@ class _Walk(FolderWalk):
         elif entry.is_symlink():
             self._take_link(path, entry)
         else:
-            self.faults.append(Fault(path, "is neither a file, a folder nor a symlink"))
+            self.faults.append(Diagnostic(path, "is neither a file, a folder nor a symlink"))
 
     def _take_link(self, path: str, entry: os.DirEntry[str]) -> None:
         target = os.readlink(entry.path)
         if not _is_text(target):
-            self.faults.append(Fault(path, "symlink whose target is not valid Unicode"))
+            self.faults.append(Diagnostic(path, "symlink whose target is not valid Unicode"))
         elif leads_out(self._root, path, target):
-            self.faults.append(Fault(path, f"symlink leads out of the folder, to {target}"))
+            self.faults.append(Diagnostic(path, f"symlink leads out of the folder, to {target}"))
         else:
             text = target.encode()
             link = TreeEntry(path, len(text), digest_bytes(text), link_to=target)

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.authoring import (
-    Alone,
     Category,
-    Company,
     Cookbook,
     InputPath,
     JsonKind,
+    Member,
     Needs,
     Plan,
     PlanBuilder,
+    ProcessSharing,
     RetryOn,
     RetryPolicy,
-    Seat,
     SharedBase,
+    SharedContext,
+    SoloContext,
     StageContext,
-    Together,
     arg,
     recipe,
     stage,
@@ -63,7 +63,7 @@ def same_song(_args: SingArgs, digests: Digests) -> str:
 
 def shared_by_choir(args: ChoirArgs, digest_of: Callable[[str], str]) -> SharedBase:
     return SharedBase(
-        word=digest_of(args.song)[-16:],
+        share_key=digest_of(args.song)[-16:],
         base_bytes=200 * MIB,
         member_bytes=10 * MIB,
         base_ram_bytes=200 * MIB,
@@ -71,17 +71,17 @@ def shared_by_choir(args: ChoirArgs, digest_of: Callable[[str], str]) -> SharedB
     )
 
 
-def sing_together(company: Company) -> None:
+def sing_together(company: SharedContext) -> None:
     """Sing a verse of each voice in turn."""
-    seated: list[Seat] = []
+    seated: list[Member] = []
     while not company.is_over:
-        seated += company.arrivals(wait_s=0.02)
+        seated += company.new_members(wait_s=0.02)
         for seat in seated:
             _verse(seat)
-        seated = [seat for seat in seated if seat.is_taken]
+        seated = [seat for seat in seated if seat.is_active]
 
 
-def _verse(seat: Seat) -> None:
+def _verse(seat: Member) -> None:
     args, notes = seat.args, seat.job.scratch / "verses"
     verse = int(notes.read_text()) + 1 if notes.exists() else 1
     try:
@@ -105,11 +105,11 @@ def _replace(path: Path, text: str) -> None:
 @stage(
     "choir/sing",
     retry=RetryPolicy(attempts=3, backoff_s=0.01, on=RetryOn.INTERRUPTED),
-    together=Together(run="stoker_choir:sing_together", key=same_song),
+    together=ProcessSharing(run="stoker_choir:sing_together", key=same_song),
 )
 def sing(job: StageContext, args: SingArgs) -> Sung:
     """Sing alone."""
-    alone = Alone(job, {}, args)
+    alone = SoloContext(job, {}, args)
     sing_together(alone)
     made: Sung = alone.result()
     return made

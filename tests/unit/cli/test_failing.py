@@ -8,7 +8,7 @@ import pytest
 
 from stoker.cli.context import CliOutput
 from stoker.cli.dispatch import error_lines, report
-from stoker.core.errors import ArgsFaults, Fault, Forbidden, NotFound
+from stoker.core.errors import Diagnostic, Forbidden, InvalidArgs, NotFound
 
 
 def test_an_error_is_one_line_and_a_hint() -> None:
@@ -23,9 +23,9 @@ def test_what_was_wrong_before_an_error_is_shown_after_it(capfd: pytest.CaptureF
 
 
 def test_several_faults_have_a_line_each_and_a_single_one_is_the_line() -> None:
-    two = ArgsFaults("2 faults", faults=(Fault("a", "is bad"), Fault("b", "is worse", "try c")))
+    two = InvalidArgs("2 faults", faults=(Diagnostic("a", "is bad"), Diagnostic("b", "is worse", "try c")))
     assert error_lines(two) == ["stoker: 2 faults", "  a: is bad", "  b: is worse (try c)"]
-    one = ArgsFaults("a: is bad", faults=(Fault("a", "is bad"),))
+    one = InvalidArgs("a: is bad", faults=(Diagnostic("a", "is bad"),))
     assert error_lines(one) == ["stoker: a: is bad"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import parse_overrides
 from stoker.config.values import NOTHING, DeclaredLeaf, Schema
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 
 FREE = Schema(leaves={}, is_open=True)
 
@@ -70,13 +70,13 @@ class Desk:
     def values(self, *words: str, **more: Any) -> dict[str, Any]:
         return self.compose(*words, **more).values
 
-    def faults(self, *words: str, **more: Any) -> tuple[Fault, ...]:
+    def faults(self, *words: str, **more: Any) -> tuple[Diagnostic, ...]:
         with pytest.raises(InvalidConfig) as caught:
             self.compose(*words, **more)
         assert caught.value.exit_code == 21
         return caught.value.faults
 
-    def fault(self, *words: str, **more: Any) -> Fault:
+    def fault(self, *words: str, **more: Any) -> Diagnostic:
         """The one fault that there is."""
         (fault,) = self.faults(*words, **more)
         return fault

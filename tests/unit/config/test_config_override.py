@@ -9,7 +9,7 @@ import pytest
 from stoker.config.overrides import Override, OverrideKind, parse_override, parse_overrides, read_overrides
 from stoker.config.positions import ConfigLayer
 from stoker.config.sweep import Axis, AxisValue, ValueForm
-from stoker.core.errors import Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, InvalidConfig
 
 
 def value_of(word: str) -> Any:
@@ -24,7 +24,7 @@ def swept(word: str) -> list[Any]:
     return [choice.value for choice in value.choices]
 
 
-def fault_of(word: str) -> Fault:
+def fault_of(word: str) -> Diagnostic:
     overrides, faults = read_overrides([word])
     assert not overrides
     assert len(faults) == 1

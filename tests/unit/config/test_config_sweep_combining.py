@@ -11,10 +11,10 @@ from stoker.config.overrides import parse_overrides
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import Axis, Sweep, points, size
 from stoker.config.sweep_file import read_sweep
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 
 
-def both(tree: Any, *words: str) -> tuple[Sweep | None, list[Fault]]:
+def both(tree: Any, *words: str) -> tuple[Sweep | None, list[Diagnostic]]:
     sweep, faults = (
         read_sweep(tree, lambda _: ValueOrigin(layer=ConfigLayer.FILE, where="s.yaml")) if tree else (None, [])
     )

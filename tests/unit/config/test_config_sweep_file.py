@@ -9,7 +9,7 @@ import pytest
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import Axis, Sweep, ValueForm, axes_of, points, size
 from stoker.config.sweep_file import Place, read_sweep
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 
 
 def origin_of(place: Place) -> ValueOrigin:
@@ -30,7 +30,7 @@ def labels(tree: Any) -> list[str]:
     return found
 
 
-def faults_of(tree: Any) -> list[Fault]:
+def faults_of(tree: Any) -> list[Diagnostic]:
     sweep, faults = read_sweep(tree, origin_of)
     assert sweep is None
     return faults

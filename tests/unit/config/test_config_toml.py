@@ -10,7 +10,7 @@ import pytest
 
 from stoker.config.positions import LocatedValue, SourceFile
 from stoker.config.toml_file import find_places, read_toml
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 
 EVERY_FORM = """\
 # a comment with [brackets] and = signs
@@ -49,12 +49,12 @@ def source_of(text: str) -> SourceFile:
     return SourceFile(name="a.toml", path="/x/a.toml", text=text, lines=tuple(text.split("\n")))
 
 
-def read(text: str) -> tuple[LocatedValue | None, list[Fault]]:
-    faults: list[Fault] = []
+def read(text: str) -> tuple[LocatedValue | None, list[Diagnostic]]:
+    faults: list[Diagnostic] = []
     return read_toml(source_of(text), faults), faults
 
 
-def fault(text: str) -> Fault:
+def fault(text: str) -> Diagnostic:
     _, faults = read(text)
     assert len(faults) == 1, faults
     return faults[0]

@@ -12,15 +12,15 @@ import pytest
 from stoker.config import yaml_file
 from stoker.config.positions import DEEPEST, MOST_VALUES, LocatedValue, SourceFile
 from stoker.config.yaml_file import read_plain, read_yaml
-from stoker.core.errors import Fault
+from stoker.core.errors import Diagnostic
 
 
 def source_of(text: str) -> SourceFile:
     return SourceFile(name="a.yaml", path="/x/a.yaml", text=text, lines=tuple(text.split("\n")))
 
 
-def read(text: str) -> tuple[LocatedValue | None, list[Fault]]:
-    faults: list[Fault] = []
+def read(text: str) -> tuple[LocatedValue | None, list[Diagnostic]]:
+    faults: list[Diagnostic] = []
     return read_yaml(source_of(text), faults), faults
 
 
@@ -31,7 +31,7 @@ def plain(text: str):
     return tree.plain()
 
 
-def fault(text: str) -> Fault:
+def fault(text: str) -> Diagnostic:
     _, faults = read(text)
     assert len(faults) == 1, faults
     return faults[0]

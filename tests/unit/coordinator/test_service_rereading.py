@@ -7,7 +7,7 @@ import pytest
 
 from stoker.coordinator.http.reload import CoordinatorFiles, cluster_changes, lines_of, manifest_changes, trouble_of
 from stoker.coordinator.queue.commands import Answer, Command, Declare, QueueCommandResult, Submit
-from stoker.core.errors import DatabaseTrouble, Fault, InvalidCluster, InvalidManifest
+from stoker.core.errors import DatabaseTrouble, Diagnostic, InvalidCluster, InvalidManifest
 from stoker.core.machine import Cluster, Node, UserPolicy
 from stoker.protocol.job_messages import JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 from stoker.protocol.view_messages import NOTHING_GIVEN
@@ -76,7 +76,7 @@ def test_what_is_another_of_users_is_said_user_by_user():
 
 def test_both_files_are_read_before_anything_holds():
     queue = Told()
-    faults = InvalidManifest("one fault", faults=(Fault("manifest.toml:3", "no such recipe"),))
+    faults = InvalidManifest("one fault", faults=(Diagnostic("manifest.toml:3", "no such recipe"),))
     files = CoordinatorFiles(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(faults))
     with pytest.raises(InvalidManifest):
         files.read_again()
@@ -132,7 +132,7 @@ def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():
 
 
 def test_trouble_is_told_with_every_fault():
-    faults = (Fault("c.yaml:2", "host is missing"), Fault("c.yaml:4", "no such key"))
+    faults = (Diagnostic("c.yaml:2", "host is missing"), Diagnostic("c.yaml:4", "no such key"))
     lines = trouble_of(InvalidCluster("c.yaml has 2 faults", faults=faults))
     assert lines == [
         "c.yaml has 2 faults — everything stays as it was",

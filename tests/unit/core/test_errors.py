@@ -6,7 +6,7 @@ import re
 import pytest
 
 from stoker.core import errors
-from stoker.core.errors import Fault, InvalidInput, StokerError
+from stoker.core.errors import Diagnostic, InvalidInput, StokerError
 from stoker.core.jsontext import dumps, loads
 
 CLASSES = [found for found in vars(errors).values() if inspect.isclass(found) and issubclass(found, StokerError)]
@@ -16,7 +16,7 @@ EVERY_CLASS = pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.
 
 def make(error: type[StokerError]) -> StokerError:
     if issubclass(error, InvalidInput):
-        return error("it is wrong", hint="make it right", faults=(Fault("lr", "is not a number"),), path="a.toml")
+        return error("it is wrong", hint="make it right", faults=(Diagnostic("lr", "is not a number"),), path="a.toml")
     return error("it is wrong", hint="make it right", path="a.toml")
 
 
@@ -80,8 +80,8 @@ def test_no_error_sits_on_two_branches(error):
         (errors.Usage, errors.BadInput, 2),
         (errors.LocalFile, errors.BadInput, 16),
         (errors.UnknownRecipe, errors.BadInput, 27),
-        (errors.ArgsFaults, errors.BadInput, 28),
-        (errors.PlanFaults, errors.BadInput, 40),
+        (errors.InvalidArgs, errors.BadInput, 28),
+        (errors.InvalidPlan, errors.BadInput, 40),
         (errors.LockHeld, errors.Refused, 16),
         (errors.NoSpace, errors.Unavailable, 10),
         (errors.NoPermission, errors.Unavailable, 16),
@@ -107,8 +107,8 @@ def test_hint_and_data_are_left_out_of_the_object_where_there_are_none():
 
 
 def test_several_faults_are_reported_together_as_objects_and_as_data():
-    faults = (Fault("lr", "is not a number", "write 0.1"), Fault("depth", "must be at least 1"))
-    error = errors.ArgsFaults("2 faults in the arguments", faults=faults, recipe="tabular/gbt")
+    faults = (Diagnostic("lr", "is not a number", "write 0.1"), Diagnostic("depth", "must be at least 1"))
+    error = errors.InvalidArgs("2 faults in the arguments", faults=faults, recipe="tabular/gbt")
     assert error.faults == faults
     assert error.data == {
         "recipe": "tabular/gbt",
@@ -122,9 +122,9 @@ def test_several_faults_are_reported_together_as_objects_and_as_data():
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        (Fault("lr", "is not a number"), "lr: is not a number"),
-        (Fault("lr", "is not a number", "write 0.1"), "lr: is not a number (write 0.1)"),
-        (Fault("", "the plan is empty"), "the plan is empty"),
+        (Diagnostic("lr", "is not a number"), "lr: is not a number"),
+        (Diagnostic("lr", "is not a number", "write 0.1"), "lr: is not a number (write 0.1)"),
+        (Diagnostic("", "the plan is empty"), "the plan is empty"),
     ],
 )
 def test_a_fault_is_one_line(fault, text):
@@ -133,9 +133,20 @@ def test_a_fault_is_one_line(fault, text):
 
 
 def test_faults_are_values():
-    assert Fault("a", "b") == Fault("a", "b")
-    assert len({Fault("a", "b"), Fault("a", "b"), Fault("a", "b", "c"), Fault("a", "c"), Fault("b", "b")}) == 4
-    assert Fault("a", "b") != "a: b"  # type: ignore[comparison-overlap]  # that is the point
+    assert Diagnostic("a", "b") == Diagnostic("a", "b")
+    assert (
+        len(
+            {
+                Diagnostic("a", "b"),
+                Diagnostic("a", "b"),
+                Diagnostic("a", "b", "c"),
+                Diagnostic("a", "c"),
+                Diagnostic("b", "b"),
+            }
+        )
+        == 4
+    )
+    assert Diagnostic("a", "b") != "a: b"  # type: ignore[comparison-overlap]  # that is the point
 
 
 def test_every_exit_code_has_a_meaning_and_fits_a_shell():

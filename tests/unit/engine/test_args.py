@@ -9,7 +9,7 @@ import pytest
 
 from stoker.authoring import Duration, InputPath, Size, arg
 from stoker.core.digests import encode
-from stoker.core.errors import ArgsFaults
+from stoker.core.errors import InvalidArgs
 from stoker.engine.arg_types import arg_type_of
 from stoker.engine.args import ArgsSchema
 
@@ -253,7 +253,7 @@ def test_every_fault_is_reported_at_once() -> None:
         "laber": "x",
         "unheard": 1,
     }
-    with pytest.raises(ArgsFaults) as raised:
+    with pytest.raises(InvalidArgs) as raised:
         SCHEMA.build(given, owner="cook/book")
     told = {fault.where.removeprefix("cook/book."): str(fault) for fault in raised.value.faults}
     assert sorted(told) == ["count", "data", "depth", "flag", "laber", "mode", "rate", "unheard", "weights", "widths"]
@@ -269,7 +269,7 @@ def test_every_fault_is_reported_at_once() -> None:
 
 
 def test_one_fault_is_its_own_headline() -> None:
-    with pytest.raises(ArgsFaults, match=r"o\.count: expected a whole number, got 'x'"):
+    with pytest.raises(InvalidArgs, match=r"o\.count: expected a whole number, got 'x'"):
         SCHEMA.build({"data": "d", "count": "x"}, owner="o")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.authoring import InputPath, JsonKind, PlanBuilder, Stage, StageContext, Tips, arg, stage
-from stoker.core.errors import InvalidFile, PlanFaults, StageInputError
+from stoker.core.errors import InvalidFile, InvalidPlan, StageInputError
 from stoker.core.retry import RetryPolicy
 from stoker.engine.plan import UncheckedNode, compile_plan
 from tests.unit.engine.lab import faults_of
@@ -76,7 +76,7 @@ def drafts(*written: tuple[str, Stage, dict[str, Any], list[tuple[str | None, st
 
 
 def faults(*written: tuple[str, Stage, dict[str, Any], list[tuple[str | None, str]]], **options: Any) -> list[str]:
-    with pytest.raises((PlanFaults, InvalidFile)) as raised:
+    with pytest.raises((InvalidPlan, InvalidFile)) as raised:
         compile_plan("demo", drafts(*written), **{"final": None, **options})
     return faults_of(raised)
 
@@ -111,12 +111,12 @@ def test_a_name_that_the_author_chose_twice_is_a_fault() -> None:
     builder = PlanBuilder("demo")
     builder.start(number, id="a")
     builder.start(number, id="a")
-    with pytest.raises(PlanFaults, match="a: is the name of two nodes"):
+    with pytest.raises(InvalidPlan, match="a: is the name of two nodes"):
         builder.finish()
 
 
 def test_a_fork_into_nothing_merges_into_a_fault() -> None:
-    with pytest.raises(PlanFaults, match=r"input numbers .* is fed by nothing"):
+    with pytest.raises(InvalidPlan, match=r"input numbers .* is fed by nothing"):
         PlanBuilder("demo").start(number).fork().merge(add).finish()
 
 
@@ -125,16 +125,16 @@ def test_a_tip_of_another_plan_is_not_taken_for_one_of_ours() -> None:
     builder = PlanBuilder("demo")
     builder.start(number)
     tip = builder.start(number).then(pair, right=other, left=other)
-    with pytest.raises(PlanFaults) as raised:
+    with pytest.raises(InvalidPlan) as raised:
         tip.finish()
     assert any("'number (of plan other)', which is not in the plan" in fault for fault in faults_of(raised))
 
 
 def test_arguments_of_another_stage_are_a_fault() -> None:
-    with pytest.raises(PlanFaults, match="count: takes CountArgs, was given NumberArgs"):
+    with pytest.raises(InvalidPlan, match="count: takes CountArgs, was given NumberArgs"):
         PlanBuilder("demo").start(count, NumberArgs()).finish()
     one = PlanBuilder("demo").start(number)
-    with pytest.raises(PlanFaults, match="pair: takes no arguments, was given NumberArgs"):
+    with pytest.raises(InvalidPlan, match="pair: takes no arguments, was given NumberArgs"):
         one.then(pair, NumberArgs(), right=one).finish()
 
 
@@ -280,7 +280,7 @@ def test_a_preflight_has_its_say() -> None:
 
 
 def test_faults_of_every_sort_come_together() -> None:
-    with pytest.raises(PlanFaults) as raised:
+    with pytest.raises(InvalidPlan) as raised:
         compile_plan(
             "demo",
             drafts(
@@ -305,7 +305,7 @@ def test_faults_of_every_sort_come_together() -> None:
 
 
 def test_a_list_is_collected_or_fanned_out_over() -> None:
-    with pytest.raises(PlanFaults, match=r"takes one test-number@1, but count gives a list: collect it or fan out"):
+    with pytest.raises(InvalidPlan, match=r"takes one test-number@1, but count gives a list: collect it or fan out"):
         PlanBuilder("demo").start(count).then(double).finish()
     assert PlanBuilder("demo").start(count).then(add).finish().node("add").fans_out is False
     assert PlanBuilder("demo").start(count).each(double).finish().node("double").fans_out is True
@@ -313,7 +313,7 @@ def test_a_list_is_collected_or_fanned_out_over() -> None:
 
 def test_a_fan_out_is_collected_like_a_list() -> None:
     fanned = PlanBuilder("demo").start(count).each(double)
-    with pytest.raises(PlanFaults, match="double gives a list"):
+    with pytest.raises(InvalidPlan, match="double gives a list"):
         fanned.then(double).finish()
 
 
@@ -323,12 +323,12 @@ def test_a_fan_out_goes_over_a_fan_out_item_by_item() -> None:
 
 
 def test_fan_out_needs_a_list() -> None:
-    with pytest.raises(PlanFaults, match="fans out, but nothing that feeds it gives a list"):
+    with pytest.raises(InvalidPlan, match="fans out, but nothing that feeds it gives a list"):
         PlanBuilder("demo").start(number).each(double).finish()
 
 
 def test_nested_fan_out_is_refused() -> None:
-    with pytest.raises(PlanFaults, match="fans out over lists, which already fans out: nested fan-out"):
+    with pytest.raises(InvalidPlan, match="fans out over lists, which already fans out: nested fan-out"):
         PlanBuilder("demo").start(count, CountArgs(n=2)).each(lists).each(double).finish()
 
 

@@ -12,7 +12,7 @@ import pytest
 from stoker.authoring import InputPath, PlanBuilder, arg
 from stoker.config.values import NOTHING
 from stoker.core.digests import encode
-from stoker.core.errors import ArgsFaults, BadInput, PlanFaults
+from stoker.core.errors import BadInput, InvalidArgs, InvalidPlan
 from stoker.core.jsontext import dumps, loads
 from stoker.engine.args import ArgsSchema
 from stoker.engine.plan_file import plan_to_json, read_plan
@@ -95,7 +95,7 @@ def test_every_fault_at_every_depth_is_reported_at_once_with_its_dotted_place() 
         "source": {"also": "x", "weights": {"a": -1.0}},
         "sed": 1,
     }
-    with pytest.raises(ArgsFaults) as raised:
+    with pytest.raises(InvalidArgs) as raised:
         SCHEMA.build(given, owner="cook/book")
     told = {fault.where.removeprefix("cook/book."): str(fault) for fault in raised.value.faults}
     assert sorted(told) == [
@@ -303,13 +303,13 @@ def test_a_plan_file_holds_records_as_objects_and_says_on_which_line_their_fault
     again.write_text(dumps(plan_to_json(plan)))
     assert read_plan(str(again), stages) == plan
     path.write_text(path.read_text().replace("7", "0"))
-    with pytest.raises(PlanFaults) as raised:
+    with pytest.raises(InvalidPlan) as raised:
         read_plan(str(path), stages)
     assert str(raised.value) == f"{path}:3: it.shape.width: must be at least 1, got 0"
 
 
 def test_a_plan_in_python_takes_a_record_of_another_class_for_a_fault() -> None:
-    with pytest.raises(PlanFaults, match=r"it\.shape: expected fields of record \(width, file, ledger\)"):
+    with pytest.raises(InvalidPlan, match=r"it\.shape: expected fields of record \(width, file, ledger\)"):
         PlanBuilder("p").start(process_shaped, ShapedArgs(shape=Trees()), id="it").finish()  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.authoring import PlanBuilder
 from stoker.core.device import Needs
-from stoker.core.errors import LocalFile, PlanFaults
+from stoker.core.errors import InvalidPlan, LocalFile
 from stoker.core.json_places import find_places, has_repeated_keys
 from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import RetryOn, RetryPolicy
@@ -47,7 +47,7 @@ def written(tmp_path: Path, text: str) -> str:
 
 def faults(tmp_path: Path, text: str) -> list[str]:
     path = written(tmp_path, text)
-    with pytest.raises(PlanFaults) as raised:
+    with pytest.raises(InvalidPlan) as raised:
         read_plan(path, STAGES)
     return [fault.replace(f"{path}:", "FILE:").replace(path, "FILE") for fault in faults_of(raised)]
 
@@ -152,7 +152,7 @@ def test_wiring_faults_of_the_whole_come_together(tmp_path: Path) -> None:
 )
 def test_text_that_is_not_json_is_refused_in_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(PlanFaults, match=says) as raised:
+    with pytest.raises(InvalidPlan, match=says) as raised:
         read_plan(path, STAGES)
     assert "\n" not in str(raised.value)
 
@@ -160,13 +160,13 @@ def test_text_that_is_not_json_is_refused_in_one_line(tmp_path: Path, text: str,
 def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b'{"name": "\xff"}')
-    with pytest.raises(PlanFaults, match="is not UTF-8 text"):
+    with pytest.raises(InvalidPlan, match="is not UTF-8 text"):
         read_plan(str(path), STAGES)
 
 
 @pytest.mark.parametrize("raw", [None, 1, "x", [], [1], True])
 def test_a_plan_is_an_object(raw: Any) -> None:
-    with pytest.raises(PlanFaults) as raised:
+    with pytest.raises(InvalidPlan) as raised:
         plan_from(raw, STAGES)
     assert "a plan is an object" in str(raised.value.faults[0])
 
@@ -290,7 +290,7 @@ def test_an_amount_that_is_no_finite_number_is_a_fault(tmp_path: Path, value: fl
 
 
 def test_a_builder_refuses_needs_that_contradict_themselves() -> None:
-    with pytest.raises(PlanFaults, match="device memory without a device"):
+    with pytest.raises(InvalidPlan, match="device memory without a device"):
         PlanBuilder("demo").start(number, id="one", needs=Needs(vram_gib=1)).finish()
 
 
@@ -306,7 +306,7 @@ def test_an_argument_that_is_given_twice_is_a_fault(tmp_path: Path) -> None:
 
 def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.engine.plan_file.LARGEST_BYTES", 100)
-    with pytest.raises(PlanFaults, match="larger than"):
+    with pytest.raises(InvalidPlan, match="larger than"):
         read_plan(written(tmp_path, GOOD), STAGES)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.authoring import Alone, Company, JsonKind, Seat, StageContext, Together, arg, stage
+from stoker.authoring import JsonKind, Member, ProcessSharing, SharedContext, SoloContext, StageContext, arg, stage
 from stoker.core.errors import Cancelled, StageDiverged
 from stoker.core.retry import RetryPolicy
 
@@ -36,11 +36,11 @@ def same_base(args: CountArgs, _digests: Mapping[str, tuple[str, ...]]) -> str:
     return args.base
 
 
-def count_together(company: Company) -> None:
+def count_together(company: SharedContext) -> None:
     """Count for everybody who is seated, one each per round."""
-    counts: dict[Seat, int] = {}
+    counts: dict[Member, int] = {}
     while not company.is_over:
-        for seat in company.arrivals(0.002 if counts else 0.5):
+        for seat in company.new_members(0.002 if counts else 0.5):
             counts[seat] = _kept(seat)
             print(f"seated {seat.args.member}, at most {company.ceiling_bytes} bytes")
             if seat.args.marks:
@@ -49,7 +49,7 @@ def count_together(company: Company) -> None:
             _count_one(seat, counts)
 
 
-def _count_one(seat: Seat, counts: dict[Seat, int]) -> None:
+def _count_one(seat: Member, counts: dict[Member, int]) -> None:
     args: CountArgs = seat.args
     try:
         seat.job.check()
@@ -72,62 +72,62 @@ def _count_one(seat: Seat, counts: dict[Seat, int]) -> None:
         seat.failed(error)
 
 
-def _kept(seat: Seat) -> int:
+def _kept(seat: Member) -> int:
     kept = seat.job.scratch / "count"
     return int(kept.read_text()) if kept.exists() else 0
 
 
 @stage(
     "test/count",
-    together=Together(run="tests.unit.engine.together_stages:count_together", key=same_base),
+    together=ProcessSharing(run="tests.unit.engine.together_stages:count_together", key=same_base),
     retry=RetryPolicy(attempts=3, backoff_s=0.0),
 )
 def count(job: StageContext, args: CountArgs) -> Counted:
     """Count, alone."""
-    alone = Alone(job, {}, args)
+    alone = SoloContext(job, {}, args)
     count_together(alone)
     made: Counted = alone.result()
     return made
 
 
-@stage("test/hang", together=Together(run="tests.unit.engine.together_stages:hang", key=same_base))
+@stage("test/hang", together=ProcessSharing(run="tests.unit.engine.together_stages:hang", key=same_base))
 def hanging(job: StageContext, args: CountArgs) -> Counted:
     """Never ends."""
-    hang(Alone(job, {}, args))
+    hang(SoloContext(job, {}, args))
     return job.made(Counted)
 
 
-def hang(company: Company) -> None:
-    """Seat whoever comes, and never look at them again."""
-    while not company.arrivals(1.0):
+def hang(company: SharedContext) -> None:
+    """Admit whoever comes, and never look at them again."""
+    while not company.new_members(1.0):
         pass
     time.sleep(600)
 
 
-@stage("test/broken", together=Together(run="tests.unit.engine.together_stages:break_down", key=same_base))
+@stage("test/broken", together=ProcessSharing(run="tests.unit.engine.together_stages:break_down", key=same_base))
 def broken(job: StageContext, args: CountArgs) -> Counted:
     """Fails, alone, too."""
-    break_down(Alone(job, {}, args))
+    break_down(SoloContext(job, {}, args))
     return job.made(Counted)
 
 
-def break_down(company: Company) -> None:
+def break_down(company: SharedContext) -> None:
     """Wait for somebody, and fail for everybody."""
-    company.arrivals(10.0)
+    company.new_members(10.0)
     message = "nothing works"
     raise RuntimeError(message)
 
 
-@stage("test/greedy", together=Together(run="tests.unit.engine.together_stages:eat", key=same_base))
+@stage("test/greedy", together=ProcessSharing(run="tests.unit.engine.together_stages:eat", key=same_base))
 def greedy(job: StageContext, args: CountArgs) -> Counted:
     """Takes more memory than there is."""
-    eat(Alone(job, {}, args))
+    eat(SoloContext(job, {}, args))
     return job.made(Counted)
 
 
-def eat(company: Company) -> None:
+def eat(company: SharedContext) -> None:
     """Take memory until somebody objects."""
-    company.arrivals(10.0)
+    company.new_members(10.0)
     print("hungry")
     eaten = []
     while True:

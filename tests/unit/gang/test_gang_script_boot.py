@@ -181,7 +181,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 def attached(torch: FakeTorch) -> Report:
     report = Report()
-    script_boot._Meeting({"rank": 1, "nranks": 2, "store_fd": 9}, report).attach(torch)
+    script_boot._GroupStore({"rank": 1, "nranks": 2, "store_fd": 9}, report).attach(torch)
     return report
 
 

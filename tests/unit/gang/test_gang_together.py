@@ -59,7 +59,7 @@ def on_each(gangs: list[Gang], work: Callable[[Gang], Any]) -> list[Any]:
 
 def gangs_of(meetings: tuple[Any, Any], **more: Any) -> list[Gang]:
     pairs = zip((1, 2), meetings, strict=True)
-    return [Gang([RankConfig(0)] * count, meeting=one, timeout_s=20, **more) for count, one in pairs]
+    return [Gang([RankConfig(0)] * count, rendezvous=one, timeout_s=20, **more) for count, one in pairs]
 
 
 def test_ranks_of_both_owners_are_one_gang(meetings):
@@ -106,22 +106,22 @@ def test_an_owner_that_is_cancelled_ends_the_other_with_its_name(meetings):
 def test_a_rank_that_is_gone_when_the_store_is_known_is_left_to_its_process_to_tell():
     ours, theirs = socket.socketpair()
     theirs.close()
-    with ours, closing(one_host()) as meeting:
-        meeting.publish("lab1:1")
-        RendezvousLink(meeting, HostRanks(hosts=(HostPart(ranks=1),)), [ours], 1.0).attend(
+    with ours, closing(one_host()) as rendezvous:
+        rendezvous.publish("lab1:1")
+        RendezvousLink(rendezvous, HostRanks(hosts=(HostPart(ranks=1),)), [ours], 1.0).attend(
             [RankSnapshot(rank=0, device="device 0", page=RankPage())]
         )
 
 
 def test_one_host_alone_is_as_if_it_had_not_met():
     warm_here().wait_ready()
-    with Gang([RankConfig(0), RankConfig(1)], meeting=one_host()) as gang:
+    with Gang([RankConfig(0), RankConfig(1)], rendezvous=one_host()) as gang:
         assert gang.run(functions.add, 1) == [3.0, 3.0]
 
 
 def test_a_rank_in_this_very_process_meets_nobody():
-    with closing(one_host()) as meeting, pytest.raises(BadGang, match="inline is for one host"):
-        Gang([RankConfig(0)], mode="inline", meeting=meeting)
+    with closing(one_host()) as rendezvous, pytest.raises(BadGang, match="inline is for one host"):
+        Gang([RankConfig(0)], mode="inline", rendezvous=rendezvous)
 
 
 def test_ranks_are_told_the_interface_that_has_their_hosts_address():

@@ -264,10 +264,10 @@ def test_what_the_coordinator_refuses_is_the_same_error_here(serve, error):
 
 
 def test_faults_come_back_one_by_one(serve):
-    from stoker.core.errors import Fault
+    from stoker.core.errors import Diagnostic
 
     error = InvalidManifest(
-        "2 faults", faults=(Fault("m.toml:3", "no such key", "did you mean"), Fault("", "too long"))
+        "2 faults", faults=(Diagnostic("m.toml:3", "no such key", "did you mean"), Diagnostic("", "too long"))
     )
     client, _ = serve(lambda _asked: said(error.to_dict(), 422))
     with pytest.raises(InvalidManifest) as caught:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.authoring import (
-    ArgsFaults,
     Category,
     Cookbook,
-    Fault,
+    Diagnostic,
     InputPath,
+    InvalidArgs,
     Plan,
     PlanBuilder,
     SharedBase,
@@ -69,8 +69,8 @@ class BranchArgs:
 def total(args: SumArgs) -> Plan:
     """Add numbers up."""
     if 13 in args.values:
-        fault = Fault("test/sum.values", "thirteen is not added up")
-        raise ArgsFaults(str(fault), faults=(fault,))
+        fault = Diagnostic("test/sum.values", "thirteen is not added up")
+        raise InvalidArgs(str(fault), faults=(fault,))
     builder = PlanBuilder("sum")
     tips = [builder.start(number, NumberArgs(value=value, ledger=args.ledger)) for value in args.values]
     last = NumberArgs(value=args.plus, ledger=args.ledger)
@@ -97,7 +97,7 @@ def shared_by_tuned(args: TunedArgs, digest_of: Callable[[str], str]) -> SharedB
         return None
     gib = 1024**3
     return SharedBase(
-        word=digest_of(args.base)[-8:],
+        share_key=digest_of(args.base)[-8:],
         base_bytes=4 * gib,
         member_bytes=args.rank * gib // 8,
         base_ram_bytes=2 * gib,
@@ -109,8 +109,8 @@ def shared_by_tuned(args: TunedArgs, digest_of: Callable[[str], str]) -> SharedB
 def tuned(args: TunedArgs) -> Plan:
     """Read what others read, too."""
     if args.rank > 1000:
-        fault = Fault("test/tuned.rank", "more than a thousand")
-        raise ArgsFaults(str(fault), faults=(fault,))
+        fault = Diagnostic("test/tuned.rank", "more than a thousand")
+        raise InvalidArgs(str(fault), faults=(fault,))
     return PlanBuilder("tuned").start(read, FileArgs(path=InputPath(args.base))).finish()
 
 

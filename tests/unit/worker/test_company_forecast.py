@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.authoring import JsonKind, Together, stage
+from stoker.authoring import JsonKind, ProcessSharing, stage
 from stoker.core.device import GIB, Needs
 from stoker.core.digests import digest_value
 from stoker.engine.plan import PlanNode, TrialNodes
@@ -18,7 +18,7 @@ class Made(JsonKind):
     version = 1
 
 
-@stage("forecast/train", version=1, together=Together(run="x:y", key=lambda _args, _digests: "w"))
+@stage("forecast/train", version=1, together=ProcessSharing(run="x:y", key=lambda _args, _digests: "w"))
 def train() -> Made:
     raise NotImplementedError
 
@@ -40,7 +40,7 @@ def foretell(words: str, needs: Needs, room: SharedProcessCapacity, known: int =
 
     def shared(one: Trial) -> SharedBase:
         word = "" if one.args["w"] == "-" else one.args["w"]
-        return SharedBase(word=word, base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
+        return SharedBase(share_key=word, base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
 
     told = foretell_companies(nodes[known:], trials, shared, room)
     return [(one.members, one.at_once, one.predicted_bytes / GIB) for one in told]

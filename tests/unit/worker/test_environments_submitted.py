@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.submit_environments import read_env
-from stoker.core.errors import ArgsFaults
+from stoker.core.errors import InvalidArgs
 from stoker.core.leases import AttemptToken
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs.build_context import RunRequest
@@ -55,9 +55,9 @@ def test_a_path_stays_a_setting_and_a_version_becomes_a_choice(office: Office) -
 
 
 def test_what_is_wrong_with_a_typed_environment_is_a_fault(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match=r"there is no file gone\.txt"):
+    with pytest.raises(InvalidArgs, match=r"there is no file gone\.txt"):
         typed(office, env={"": "gone.txt"})
-    with pytest.raises(ArgsFaults, match="is an interpreter of the machine"):
+    with pytest.raises(InvalidArgs, match="is an interpreter of the machine"):
         typed(office, "python=/usr/bin/python3", env={"": "requirements.txt"})
 
 

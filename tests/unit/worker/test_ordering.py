@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.core.errors import ArgsFaults, BadInput, InvalidFile, LocalFile, PlanFaults, UnknownRecipe
+from stoker.core.errors import BadInput, InvalidArgs, InvalidFile, InvalidPlan, LocalFile, UnknownRecipe
 from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
 from stoker.engine.plan_file import plan_to_json
@@ -38,7 +38,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest(office: Office) -> None:
 
 
 def test_every_fault_of_the_arguments_is_told_at_once_and_once(office: Office) -> None:
-    with pytest.raises(ArgsFaults) as raised:
+    with pytest.raises(InvalidArgs) as raised:
         office.order("test/sum", values="[1,x]", plus="much", plsu="3")
     told = [fault.where for fault in raised.value.faults]
     assert told == ["argument 1: values", "argument 2: plus", "argument 3: plsu"]
@@ -47,22 +47,22 @@ def test_every_fault_of_the_arguments_is_told_at_once_and_once(office: Office) -
 
 
 def test_one_fault_is_its_own_headline(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match="argument 1: values: must be at least 0, got -1"):
+    with pytest.raises(InvalidArgs, match="argument 1: values: must be at least 0, got -1"):
         office.order("test/sum", values="[1,-1]")
 
 
 def test_what_a_recipe_refuses_itself_is_passed_on(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match="thirteen"):
+    with pytest.raises(InvalidArgs, match="thirteen"):
         office.order("test/sum", values="13")
 
 
 def test_a_plan_that_is_wired_wrongly_is_passed_on(office: Office) -> None:
-    with pytest.raises(PlanFaults, match="fed by nothing"):
+    with pytest.raises(InvalidPlan, match="fed by nothing"):
         office.order("test/crooked")
 
 
 def test_a_recipe_gives_the_kind_that_it_promises(office: Office) -> None:
-    with pytest.raises(PlanFaults, match="number: gives test-number@1, but recipe test/liar promises test-blob@1"):
+    with pytest.raises(InvalidPlan, match="number: gives test-number@1, but recipe test/liar promises test-blob@1"):
         office.order("test/liar")
 
 
@@ -174,7 +174,7 @@ def test_an_order_whose_recipe_changed_says_so(office: Office) -> None:
     trials = [changed(trial, args={"values": [1], "old": True}) for trial in order.trials]
     papers = {"trials.jsonl": write_trials(trials)}
     folder = JobFolder.begin(office.runs, order.spec, mine(), papers)
-    with pytest.raises(ArgsFaults, match="no longer takes these arguments"):
+    with pytest.raises(InvalidArgs, match="no longer takes these arguments"):
         reorder(office.desk, folder)
 
 

@@ -9,7 +9,7 @@ import pytest
 from stoker.config.manifest_file import JobEntry
 from stoker.cookbooks.language.recipes import lora
 from stoker.core.device import GIB, Needs
-from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
 from stoker.core.job import InputKind, JobSpec
 from stoker.core.leases import AttemptToken
@@ -29,7 +29,7 @@ from tests.unit.worker.conftest import Office
 from tests.unit.worker.test_submitting_typed import orders
 
 SHARED = SharedBase(
-    word="3f2a", base_bytes=4 * GIB, member_bytes=GIB, base_ram_bytes=2 * GIB, member_ram_bytes=GIB // 2
+    share_key="3f2a", base_bytes=4 * GIB, member_bytes=GIB, base_ram_bytes=2 * GIB, member_ram_bytes=GIB // 2
 )
 LARGE = changed(SHARED, base_ram_bytes=28 * GIB)
 
@@ -243,12 +243,12 @@ def test_a_base_of_which_one_file_was_seen_has_a_word_of_its_own(office: Office)
 
 
 def test_what_else_is_wrong_with_a_job_is_told_before_its_base_is_anywhere(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match="more than a thousand"):
+    with pytest.raises(InvalidArgs, match="more than a thousand"):
         _submitted(office, Hub(office), "base=org/name", "rank=1001")
 
 
 def test_a_repository_that_nobody_knows_is_told_so(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match="there is nothing at org/name here, and as a repository of the hub"):
+    with pytest.raises(InvalidArgs, match="there is nothing at org/name here, and as a repository of the hub"):
         orders(office, "base=org/name", target="test/tuned")
 
 
@@ -256,6 +256,6 @@ def test_what_this_machine_has_no_room_for_may_be_submitted(office: Office) -> N
     memory = MachineMemory(total_bytes=GIB // 4, available_bytes=GIB // 4)
     desk = changed(office.desk, surroundings=changed(office.desk.surroundings, memory=lambda: memory))
     values, _ = lora.args.check({}, owner="")
-    with pytest.raises(ArgsFaults):
+    with pytest.raises(InvalidArgs):
         desk.compile(lora, values)
     assert PlanShapes(desk, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()

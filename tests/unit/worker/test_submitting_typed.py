@@ -8,7 +8,7 @@ import pytest
 
 from stoker.config.manifest_file import JobEntry
 from stoker.core.device import GIB, Needs
-from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.engine.args import ArgsSchema
 from stoker.engine.code_identity import CodeIdentity
@@ -79,12 +79,12 @@ def test_the_same_program_in_a_manifest_and_on_a_command_line_is_one_job(office:
 
 
 def test_what_only_shows_when_a_program_is_compiled_is_refused(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match="shares"):
+    with pytest.raises(InvalidArgs, match="shares"):
         orders(office, "shares=true", program=("true",))
 
 
 def test_what_a_recipe_refuses_is_refused(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match="thirteen"):
+    with pytest.raises(InvalidArgs, match="thirteen"):
         orders(office, "values=[13]", target="test/sum")
     with pytest.raises(BadInput, match="can't be a job's name"):
         orders(office, target="test/sum", name="a/b")
@@ -147,6 +147,6 @@ def test_values_are_checked_as_a_recipes_own_schema_checks_them(recipe: Any, hyp
 
 
 def test_a_file_of_an_environment_that_is_not_there_is_told_with_where_it_was_looked_for(office: Office) -> None:
-    with pytest.raises(ArgsFaults, match=r"there is no file foo\.txt") as refused:
+    with pytest.raises(InvalidArgs, match=r"there is no file foo\.txt") as refused:
         orders(office, program=("true",), env={"": "foo.txt"})
     assert refused.value.hint.startswith(f"--env names a file in {office.desk.folder} or below it: uv.lock, ")

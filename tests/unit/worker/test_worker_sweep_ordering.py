@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.config.overrides import parse_overrides
-from stoker.core.errors import ArgsFaults, BadInput, Fault, InvalidConfig, InvalidProgram, MissingRepoFiles
+from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidConfig, InvalidProgram, MissingRepoFiles
 from stoker.core.jsontext import loads
 from stoker.engine.args import ArgsSchema, arg
 from stoker.jobs.build_context import ComposedJob, RunRequest
@@ -62,7 +62,7 @@ def test_a_size_is_known_before_any_trial_is_made(sweeps: Sweeps) -> None:
 
 
 def test_every_way_of_being_wrong_is_told_once_with_the_first_trial_that_showed_it(sweeps: Sweeps) -> None:
-    with pytest.raises(ArgsFaults) as raised:
+    with pytest.raises(InvalidArgs) as raised:
         sweeps.order("values=[1],[13],[2,13]", "plus=1,2", target="test/sum")
     (fault,) = faults_of(raised)
     assert fault.startswith("test/sum.values: thirteen is not added up, with values=")
@@ -72,24 +72,24 @@ def test_every_way_of_being_wrong_is_told_once_with_the_first_trial_that_showed_
 
 def test_what_all_trials_lack_is_said_only_if_nothing_else_is_wrong_with_any() -> None:
     lack = MissingRepoFiles(argument="base", repo="org/name", names=("a",), whole=("a", "b"))
-    absent = ArgsFaults("", faults=(Fault("base", "not here"),), lacks=(lack,))
-    for others, lacks in (((absent,), (lack,)), ((ArgsFaults("", faults=(Fault("rank", "too large"),)),), ())):
+    absent = InvalidArgs("", faults=(Diagnostic("base", "not here"),), lacks=(lack,))
+    for others, lacks in (((absent,), (lack,)), ((InvalidArgs("", faults=(Diagnostic("rank", "too large"),)),), ())):
         faulty = TrialDiagnostics()
         for number, error in enumerate((absent, *others)):
             with faulty.of(f"trial {number}"):
                 raise error
-        with pytest.raises(ArgsFaults) as caught:
+        with pytest.raises(InvalidArgs) as caught:
             faulty.refuse()
         assert caught.value.lacks == lacks
 
 
 def test_what_is_wrong_with_every_trial_is_told_of_none(sweeps: Sweeps) -> None:
-    with pytest.raises(ArgsFaults, match=r"^test/sum\.values: thirteen is not added up$"):
+    with pytest.raises(InvalidArgs, match=r"^test/sum\.values: thirteen is not added up$"):
         sweeps.order("values=[13]", "plus=1,2,3", target="test/sum")
 
 
 def test_a_single_job_that_can_not_be_has_no_trials_in_its_message(sweeps: Sweeps) -> None:
-    with pytest.raises(ArgsFaults, match=r"^test/sum\.values: thirteen is not added up$"):
+    with pytest.raises(InvalidArgs, match=r"^test/sum\.values: thirteen is not added up$"):
         sweeps.order("values=[13]", target="test/sum")
 
 
@@ -122,7 +122,7 @@ def test_a_parameter_may_not_be_called_like_a_place(sweeps: Sweeps) -> None:
 
 
 def test_what_is_wrong_with_typed_arguments_alone_is_faults_of_arguments(sweeps: Sweeps) -> None:
-    with pytest.raises(ArgsFaults) as raised:
+    with pytest.raises(InvalidArgs) as raised:
         draft(sweeps, "factor=many", "base=-1", "fcator=1", target="test/branches")
     assert str(raised.value) == "3 faults in the arguments of test/branches"
     assert [fault.where for fault in raised.value.faults] == [
@@ -141,7 +141,7 @@ def test_with_a_file_it_is_the_configuration_that_is_wrong(sweeps: Sweeps) -> No
 
 
 def test_a_required_argument_whose_word_can_not_be_read_is_not_also_missing(sweeps: Sweeps) -> None:
-    with pytest.raises(ArgsFaults) as raised:
+    with pytest.raises(InvalidArgs) as raised:
         draft(sweeps, "data=(", target="test/read")
     assert [fault.where for fault in raised.value.faults] == ["argument 1"]
 

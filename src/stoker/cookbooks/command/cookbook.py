@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.authoring import (
-    ArgsFaults,
     BadInput,
     Category,
     Cookbook,
+    Diagnostic,
     Duration,
-    Fault,
     InputPath,
+    InvalidArgs,
     Needs,
     Plain,
     Plan,
@@ -158,19 +158,19 @@ class CommandArgs:
 @recipe("command", category=Category.USER, output=Output, backend="any")
 def command(args: CommandArgs) -> Plan:
     """Run any program, unchanged, as one stage: see `stoker help run`."""
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     memory_bytes = _read(parse_size, args.memory, "memory", faults)
     vram_bytes = _read(parse_size, args.vram, "vram", faults)
     if vram_bytes and args.gpus == 0:
-        faults.append(Fault("vram", "it asks for no GPU to have memory on", "gpus=1, or leave vram away"))
+        faults.append(Diagnostic("vram", "it asks for no GPU to have memory on", "gpus=1, or leave vram away"))
     if args.shares and not vram_bytes and args.gpus != 0 and not any(fault.where == "vram" for fault in faults):
-        faults.append(Fault("shares", "how much of a GPU may it take beside others?", "vram=6G says so"))
+        faults.append(Diagnostic("shares", "how much of a GPU may it take beside others?", "vram=6G says so"))
     silence_s = _read(_some_time, args.silence, "silence", faults)
     timeout_s = _read(_some_time, args.timeout, "timeout", faults)
     for output in args.outputs:
         _read(checked_output, output, "outputs", faults)
     if faults:
-        raise ArgsFaults("; ".join(map(str, faults)), faults=tuple(faults))
+        raise InvalidArgs("; ".join(map(str, faults)), faults=tuple(faults))
     shared: dict[str, Any] = {
         # In its words, so that what is made by two ranks is not taken for what four would make.
         "argv": args.argv if args.ranks is None else (*gang_words(args.ranks), *args.argv),
@@ -221,11 +221,11 @@ def _some_time(text: str) -> float:
     return seconds
 
 
-def _read(reader: Any, text: str, name: str, faults: list[Fault]) -> Any:
+def _read(reader: Any, text: str, name: str, faults: list[Diagnostic]) -> Any:
     try:
         return reader(text) if text else None
     except (ValueError, BadInput) as error:
-        faults.append(Fault(name, str(error), error.hint if isinstance(error, BadInput) else ""))
+        faults.append(Diagnostic(name, str(error), error.hint if isinstance(error, BadInput) else ""))
         return None
 
 

@@ -182,6 +182,6 @@ def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
     return "bfloat16" if on_gpu else "float32"
 
 
-def company_word(contents: Iterable[str], dtype: str) -> str:
-    """Return what members of one company have in common: what the files of their base hold, and how it is held."""
+def share_key(contents: Iterable[str], dtype: str) -> str:
+    """Return the share key of adapters over one base: the content of its files, and its precision."""
     return digest_value("language base", [sorted(contents), dtype])[:32]

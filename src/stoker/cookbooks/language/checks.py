@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.authoring import ArgsFaults, Fault
+from stoker.authoring import Diagnostic, InvalidArgs
 from stoker.cookbooks.language.arguments import DEFAULT_TOKENS, MERGE
 from stoker.cookbooks.language.base_search import find_base, lacking
 from stoker.cookbooks.language.bases import Outline, TrainableBase
@@ -28,8 +28,8 @@ class LanguageArgsChecker:
 
     def __init__(self, recipe: str) -> None:
         self._recipe = recipe
-        self._faults: list[Fault] = []
-        self._lacking: dict[Fault, MissingRepoFiles] = {}
+        self._faults: list[Diagnostic] = []
+        self._lacking: dict[Diagnostic, MissingRepoFiles] = {}
         """Those of the faults that fetching may mend, each with what would."""
         self._damaged = 0
         """How many of the faults are that bytes are not what their file promises."""
@@ -38,10 +38,10 @@ class LanguageArgsChecker:
 
     def note(self, name: str, message: str, hint: str = "") -> None:
         """Write down one fault of an argument."""
-        self._faults.append(Fault(f"{self._recipe}.{name}", message, hint))
+        self._faults.append(Diagnostic(f"{self._recipe}.{name}", message, hint))
 
     def refuse(self) -> None:
-        """Raise `ArgsFaults` with everything that was noted, if anything was; `Damaged` if one file's bytes are all."""
+        """Raise `InvalidArgs` with all that was noted, if anything was; `Damaged` if one file's bytes are all."""
         faults = tuple(self._faults)
         if not faults:
             return
@@ -52,7 +52,7 @@ class LanguageArgsChecker:
             raise Damaged(f"{only.where}: {only.message}", hint=only.hint, where=only.where, why=only.message)
         message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {self._recipe}"
         lacks = tuple(self._lacking.values()) if len(self._lacking) == len(self._faults) else ()
-        raise ArgsFaults(message, faults=faults, hint=f"stoker recipes show {self._recipe}", lacks=lacks)
+        raise InvalidArgs(message, faults=faults, hint=f"stoker recipes show {self._recipe}", lacks=lacks)
 
     def base(self, text: str) -> TrainableBase | None:
         """Look for a base; what is wrong with it is noted."""

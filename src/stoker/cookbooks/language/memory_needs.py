@@ -13,8 +13,8 @@ from stoker.cookbooks.language.arguments import (
     Dtype,
     LoraArgs,
     SettledDtype,
-    company_word,
     settled_dtype,
+    share_key,
 )
 from stoker.cookbooks.language.base_search import base_facts, bases_here, find_base
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
@@ -221,7 +221,7 @@ def shared_by_lora(args: _Asked, digest_of: Callable[[str], str]) -> SharedBase:
     # Bases are looked for on devices alone: who does not say is named as if it had one.
     dtype = settled_dtype(args.dtype, on_gpu=args.gpus != 0)
     return SharedBase(
-        word=company_word(map(digest_of, files), dtype),
+        share_key=share_key(map(digest_of, files), dtype),
         base_bytes=on_device.base_bytes,
         member_bytes=on_device.member_bytes,
         base_ram_bytes=on_cpu.base_bytes,

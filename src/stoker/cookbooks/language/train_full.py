@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.authoring import Alone, RetryOn, RetryPolicy, StageContext, stage
+from stoker.authoring import RetryOn, RetryPolicy, SoloContext, StageContext, stage
 from stoker.cookbooks.language.arguments import FullArgs, device_of
 from stoker.cookbooks.language.kinds import Examples, Model
 from stoker.cookbooks.language.schemas import (
@@ -52,7 +52,7 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) 
         job.log(note)
     if args.threads is not None:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-    (seat,) = Alone(job, {"examples": examples}, args).arrivals(0.0)
+    (seat,) = SoloContext(job, {"examples": examples}, args).new_members(0.0)
     shape = shape_of(base.config)
     member = AdapterMember(seat, vocabulary=shape.vocabulary)
     weights = read_weights(base)

@@ -1,15 +1,15 @@
-"""The stage that trains an adapter: alone, or as a member of a company over one base."""
+"""The stage that trains an adapter: alone, or as a member of a shared process over one base."""
 
 from __future__ import annotations
 
-from stoker.authoring import Digests, RetryOn, RetryPolicy, StageContext, Together, stage
-from stoker.cookbooks.language.arguments import LoraArgs, company_word
+from stoker.authoring import Digests, ProcessSharing, RetryOn, RetryPolicy, StageContext, stage
+from stoker.cookbooks.language.arguments import LoraArgs, share_key
 from stoker.cookbooks.language.kinds import Adapter, Examples
 
 
 def same_base(args: LoraArgs, digests: Digests) -> str:
-    """Return the word that members of one company have in common: the content of their base, and how it is held."""
-    return company_word(digests["base_files"], args.dtype)
+    """Return the share key: the content of the base, and its precision."""
+    return share_key(digests["base_files"], args.dtype)
 
 
 @stage(
@@ -17,22 +17,22 @@ def same_base(args: LoraArgs, digests: Digests) -> str:
     version=1,
     uses=("numpy", "safetensors", "torch"),
     diverges_on=("loss",),
-    # In company sums are added in another order than alone: the last digits differ.
+    # A shared process adds in another order than a solo run: the last digits differ.
     deterministic=False,
     # The process that trains many may be lost by a fault of one; each resumes from its own checkpoint.
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
-    together=Together(
-        run="stoker.cookbooks.language.shared.loop:run_company",
+    together=ProcessSharing(
+        run="stoker.cookbooks.language.shared.loop:train_members",
         key=same_base,
         fits="stoker.cookbooks.language.memory_needs:what_fits",
     ),
 )
 def train_lora(job: StageContext, examples: Examples, args: LoraArgs) -> Adapter:
     """Train an adapter, update by update; several over one base in one process."""
-    from stoker.authoring import Alone
-    from stoker.cookbooks.language.shared.loop import run_company
+    from stoker.authoring import SoloContext
+    from stoker.cookbooks.language.shared.loop import train_members
 
-    alone = Alone(job, {"examples": examples}, args)
-    run_company(alone)
+    alone = SoloContext(job, {"examples": examples}, args)
+    train_members(alone)
     made: Adapter = alone.result()
     return made

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from stoker.authoring import (
     Category,
     Cookbook,
-    Fault,
+    Diagnostic,
     InputPath,
     Needs,
     Plan,
@@ -124,14 +124,16 @@ def transformer_ssl(args: TransformerSslRecipeArgs) -> Plan:
     return _judged(model, data)
 
 
-def _plan(name: str, args: SeriesArgs, train: Stage, of: type[TrainingArgs], faults: tuple[Fault, ...] = ()) -> Plan:
+def _plan(
+    name: str, args: SeriesArgs, train: Stage, of: type[TrainingArgs], faults: tuple[Diagnostic, ...] = ()
+) -> Plan:
     data = _data(name, args, faults)
     return _judged(data.then(train, stage_args(of, args), needs=_needs(args)), data)
 
 
-def _data(name: str, args: SeriesArgs, faults: tuple[Fault, ...]) -> Tip:
+def _data(name: str, args: SeriesArgs, faults: tuple[Diagnostic, ...]) -> Tip:
     found = find_table(f"{name}.data", args.data, GENERATED, one="generated series", several="generated series")
-    refuse(name, (found, *faults) if isinstance(found, Fault) else faults)
+    refuse(name, (found, *faults) if isinstance(found, Diagnostic) else faults)
     source = {"generated": None, "file": InputPath(str(found))} if found else {"generated": args.data, "file": None}
     builder = PlanBuilder(name.rpartition("/")[2])
     return builder.start(load, stage_args(LoadArgs, args, **source)).then(window, stage_args(WindowArgs, args))
@@ -145,9 +147,9 @@ def _needs(args: Any) -> Needs:
     return Needs(cpu=args.ranks, gpu=args.gpus * args.ranks, ranks=args.ranks)
 
 
-def _head_faults(name: str, args: TransformerRecipeArgs) -> tuple[Fault, ...]:
+def _head_faults(name: str, args: TransformerRecipeArgs) -> tuple[Diagnostic, ...]:
     if args.width % args.heads or args.width % 2:
-        return (Fault(f"{name}.width", f"{args.width} is not even, or no multiple of heads={args.heads}"),)
+        return (Diagnostic(f"{name}.width", f"{args.width} is not even, or no multiple of heads={args.heads}"),)
     return ()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from stoker.authoring import Category, Cookbook, Fault, InputPath, Plan, PlanBuilder, Stage, Tips, arg, recipe
+from stoker.authoring import Category, Cookbook, Diagnostic, InputPath, Plan, PlanBuilder, Stage, Tips, arg, recipe
 from stoker.cookbooks.recipe_parts import find_table, refuse, stage_args
 from stoker.cookbooks.tabular.cross_validate import CrossValidateArgs, cross_validate
 from stoker.cookbooks.tabular.data import BUNDLED, LabelArgs, LoadArgs, SplitArgs, label, load, split
@@ -139,17 +139,17 @@ def compare(args: CompareArgs) -> Plan:
     return _plan("tabular/compare", args, [branches[name] for name in args.models], _faults_in(args.models))
 
 
-def _faults_in(models: tuple[Family, ...]) -> list[Fault]:
+def _faults_in(models: tuple[Family, ...]) -> list[Diagnostic]:
     hint = f"known: {', '.join(get_args(Family))}"
     repeated = sorted({name for name in models if models.count(name) > 1})
     if repeated:
-        return [Fault("tabular/compare.models", f"{', '.join(repeated)} more than once", hint)]
-    return [] if models else [Fault("tabular/compare.models", "no model to train", hint)]
+        return [Diagnostic("tabular/compare.models", f"{', '.join(repeated)} more than once", hint)]
+    return [] if models else [Diagnostic("tabular/compare.models", "no model to train", hint)]
 
 
-def _plan(name: str, args: TableArgs, branches: Sequence[tuple[Stage, Any]], faults: Sequence[Fault] = ()) -> Plan:
+def _plan(name: str, args: TableArgs, branches: Sequence[tuple[Stage, Any]], faults: Sequence[Diagnostic] = ()) -> Plan:
     found = find_table(f"{name}.data", args.data, BUNDLED, one="bundled data set", several="bundled sets")
-    refuse(name, [found, *faults] if isinstance(found, Fault) else faults)
+    refuse(name, [found, *faults] if isinstance(found, Diagnostic) else faults)
     source = LoadArgs(file=InputPath(str(found))) if found else LoadArgs(bundled=args.data)  # type: ignore[arg-type]  # a bundled name
     data = (
         PlanBuilder(name.rpartition("/")[2])

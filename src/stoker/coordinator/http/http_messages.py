@@ -20,7 +20,7 @@ from stoker.core.errors import (
     CodeNotAccepted,
     CommitMissing,
     Damaged,
-    Fault,
+    Diagnostic,
     Forbidden,
     InternalError,
     InvalidInput,
@@ -243,7 +243,7 @@ def faults_of(error: ValidationError, place: str = "") -> InvalidInput | BadInpu
 
 def faults(found: list[tuple[str, str]]) -> InvalidInput:
     """Return one refusal for all faults, each with its place."""
-    listed = tuple(Fault(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
+    listed = tuple(Diagnostic(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
     first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
     return InvalidInput(f"the request can't be taken: {first}", faults=listed, count=len(found))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.coordinator.queue.sql import JobRow
 from stoker.core.digests import digest_value
-from stoker.core.errors import Fault, InvalidInput
+from stoker.core.errors import Diagnostic, InvalidInput
 from stoker.core.frozen import changed, fields_of, frozen
 from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps, loads
@@ -84,19 +84,19 @@ def draft(submission: Submission) -> CheckedSubmission:
 
     Raises `InvalidInput`, with all that is wrong.
     """
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     drafts: dict[str, CheckedSpec] = {}
     twins: dict[str, str] = {}
     drafting = _Drafting()
     for at, order in enumerate(submission.jobs):
         why = _wrong(order)
         if why:
-            faults.append(Fault(f"jobs[{at}] {order.name[:80]}", why))
+            faults.append(Diagnostic(f"jobs[{at}] {order.name[:80]}", why))
             continue
         one = drafting.draft(order)
         if len(one.text) > MOST_ORDER_BYTES:
             why = f"it has {len(one.text):,} characters; {MOST_ORDER_BYTES:,} are the most"
-            faults.append(Fault(f"jobs[{at}] {order.name[:80]}", why))
+            faults.append(Diagnostic(f"jobs[{at}] {order.name[:80]}", why))
             continue
         first = drafts.setdefault(order.id, one)
         if first is not one:
@@ -176,7 +176,7 @@ def _wrongly_called(order: JobSpec) -> str:
     return ""
 
 
-def _circles(drafts: Collection[CheckedSpec]) -> list[Fault]:
+def _circles(drafts: Collection[CheckedSpec]) -> list[Diagnostic]:
     """Find jobs of one submission that wait for themselves, directly or through others.
 
     A word in `after` stands for all jobs of that name: it is a place of its own on the way, so that a thousand jobs
@@ -199,7 +199,7 @@ def _circles(drafts: Collection[CheckedSpec]) -> list[Fault]:
     }
     done: set[tuple[str, bool]] = set()
     return [
-        Fault(circle[0], f"waits for itself: {' → '.join(circle)}")
+        Diagnostic(circle[0], f"waits for itself: {' → '.join(circle)}")
         for start in steps
         if start not in done and (circle := _circle_from(start, steps, done))
     ]

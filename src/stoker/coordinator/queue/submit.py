@@ -24,7 +24,7 @@ from stoker.coordinator.queue.submission_check import (
     what_differs,
 )
 from stoker.coordinator.queue.transaction import WriterTransaction
-from stoker.core.errors import Conflict, Fault, InvalidInput
+from stoker.core.errors import Conflict, Diagnostic, InvalidInput
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import fields_of, frozen
 from stoker.core.job import EnvironmentChoice, JobState
@@ -97,7 +97,7 @@ def _refuse_circles(
         names = [shown[seq] for seq in circle]
         raise InvalidInput(
             "jobs would wait for themselves",
-            faults=(Fault(names[0], f"waits for itself: {' → '.join(names)}"),),
+            faults=(Diagnostic(names[0], f"waits for itself: {' → '.join(names)}"),),
             hint="nothing was submitted",
         ) from None
 
@@ -127,7 +127,9 @@ def _named(
     if missing and not may_lack:
         raise InvalidInput(
             f"{len(missing)} name{'s' * (len(missing) != 1)} in `after` stand for no job",
-            faults=tuple(Fault("after", f"there is no job {word!r}", did_you_mean(word, named)) for word in missing),
+            faults=tuple(
+                Diagnostic("after", f"there is no job {word!r}", did_you_mean(word, named)) for word in missing
+            ),
             hint="name a job of this submission, or one that was submitted before",
         )
     return named

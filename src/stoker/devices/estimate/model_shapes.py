@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.core.digests import Digest, digest_value
-from stoker.core.errors import BadInput, Fault, InvalidInput
+from stoker.core.errors import BadInput, Diagnostic, InvalidInput
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
 
@@ -147,7 +147,7 @@ class _Fields:
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self._config = config
         self._where = where
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
 
     def whole(self, *names: str, default: int | None, most: int = _MOST) -> int:
         """Read a count: the first of these names that is there."""
@@ -180,7 +180,7 @@ class _Fields:
 
     def divides(self, small: int, large: int, what: str) -> None:
         if large % small:
-            self.faults.append(Fault(self._where, f"{what}: {large} is not a multiple of {small}"))
+            self.faults.append(Diagnostic(self._where, f"{what}: {large} is not a multiple of {small}"))
 
     def rotary_share(self, default: float) -> float:
         """Read how much of a head is rotated, wherever this version of transformers keeps it."""
@@ -199,7 +199,7 @@ class _Fields:
         return next((self._config[name] for name in names if self._config.get(name) is not None), default)
 
     def _note(self, name: str, message: str) -> None:
-        self.faults.append(Fault(f"{self._where}: {name}", message))
+        self.faults.append(Diagnostic(f"{self._where}: {name}", message))
 
 
 def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import accumulate, islice, repeat, takewhile
 from typing import Any
 
-from stoker.core.errors import Fault, InsufficientDeviceMemory
+from stoker.core.errors import Diagnostic, InsufficientDeviceMemory
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
 from stoker.devices.estimate.model_shapes import ModelShape
@@ -473,12 +473,12 @@ def is_of_company(words: Sequence[str]) -> bool:
 
 
 def read_company(shape: ModelShape, words: Sequence[str]) -> MultiAdapterTraining:
-    """Read a company over a model; `ArgsFaults` has everything that is wrong."""
+    """Read a company over a model; `InvalidArgs` has everything that is wrong."""
     others = {name: _is_not_of_company for name in KEYS if name not in _READERS}
     said, faults = read_words(words, {**_READERS, **others})
     is_full = said.pop("method", Method.LORA) is Method.FULL
     if is_full:
-        faults.append(Fault("method", "full trains every weight, and a company trains adapters"))
+        faults.append(Diagnostic("method", "full trains every weight, and a company trains adapters"))
     together = said.pop("turns", True)
     fields: dict[str, Any] = {_FIELDS.get(key, key): value for key, value in said.items()}
     if fields.get("where") is MemoryLocation.CPU:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from stoker.core.errors import ArgsFaults, Fault
+from stoker.core.errors import Diagnostic, InvalidArgs
 from stoker.core.frozen import fields_of, frozen
 from stoker.core.text import did_you_mean
 from stoker.devices.estimate.model_shapes import Linear, ModelShape
@@ -215,7 +215,7 @@ Readers = Mapping[str, Callable[[str], Any]]
 
 
 def read_training(shape: ModelShape, words: Sequence[str], *, of_company: Collection[str] = ()) -> TrainingSpec:
-    """Read a training of a model; `ArgsFaults` has everything that is wrong, keys that are `of_company` included."""
+    """Read a training of a model; `InvalidArgs` has everything that is wrong, keys that are `of_company` included."""
     said, faults = read_words(words, _READERS, elsewhere=of_company)
     training = TrainingSpec(shape=shape, **said)
     faults += _look_at(training, said)
@@ -225,45 +225,45 @@ def read_training(shape: ModelShape, words: Sequence[str], *, of_company: Collec
 
 def read_words(
     words: Sequence[str], readers: Readers, *, elsewhere: Collection[str] = ()
-) -> tuple[dict[str, Any], list[Fault]]:
+) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Read words that say `key=value`; give what was understood, and every fault.
 
     Keys that are known `elsewhere` are none here, but may be what was meant.
     """
     said: dict[str, Any] = {}
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     for word in words:
         name, equals, text = word.partition("=")
         key = _ELSEWHERE.get(name, name)
         if not equals:
-            faults.append(Fault(word, "is no key=value", "for example batch=8"))
+            faults.append(Diagnostic(word, "is no key=value", "for example batch=8"))
         elif key in elsewhere:
-            faults.append(Fault(name, "is of adapters that are trained together", "say how many: adapters=8"))
+            faults.append(Diagnostic(name, "is of adapters that are trained together", "say how many: adapters=8"))
         elif key not in readers:
-            faults.append(Fault(name, "there is no such key", did_you_mean(name, [*readers, *elsewhere])))
+            faults.append(Diagnostic(name, "there is no such key", did_you_mean(name, [*readers, *elsewhere])))
         elif key in said:
-            faults.append(Fault(name, "is said twice"))
+            faults.append(Diagnostic(name, "is said twice"))
         else:
             try:
                 said[key] = readers[key](text.strip())
             except ValueError as error:
                 said[key] = None
-                faults.append(Fault(name, str(error)))
+                faults.append(Diagnostic(name, str(error)))
     return {key: value for key, value in said.items() if value is not None}, faults
 
 
-def refuse(faults: Sequence[Fault], where: str) -> None:
-    """Raise `ArgsFaults` if there is any."""
+def refuse(faults: Sequence[Diagnostic], where: str) -> None:
+    """Raise `InvalidArgs` if there is any."""
     if faults:
         message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in {where}"
-        raise ArgsFaults(message, faults=tuple(faults), hint="stoker help machines estimate")
+        raise InvalidArgs(message, faults=tuple(faults), hint="stoker help machines estimate")
 
 
-def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Fault]:
+def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Diagnostic]:
     """Return what is wrong with the matrices that are to get an adapter."""
     known = [ALL_LINEAR, ATTENTION, MLP, *names_of(shape)]
     return [
-        Fault(
+        Diagnostic(
             "targets",
             f"no matrix of a {shape.family} model is called {target!r}",
             did_you_mean(target, known) or f"one of {', '.join(known)}",
@@ -273,21 +273,23 @@ def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Fault]:
     ]
 
 
-def position_faults(shape: ModelShape, sequence: int) -> list[Fault]:
+def position_faults(shape: ModelShape, sequence: int) -> list[Diagnostic]:
     """Return what is wrong with how long sequences are."""
     if not shape.positions or sequence <= shape.positions:
         return []
-    return [Fault("sequence", f"{sequence} tokens, but the model has {shape.positions:,} positions")]
+    return [Diagnostic("sequence", f"{sequence} tokens, but the model has {shape.positions:,} positions")]
 
 
-def _look_at(training: TrainingSpec, said: Mapping[str, Any]) -> list[Fault]:
-    faults: list[Fault] = []
+def _look_at(training: TrainingSpec, said: Mapping[str, Any]) -> list[Diagnostic]:
+    faults: list[Diagnostic] = []
     if not training.is_lora:
-        faults += [Fault(key, "is of adapters, and method=full has none") for key in sorted(OF_ADAPTERS & said.keys())]
+        faults += [
+            Diagnostic(key, "is of adapters, and method=full has none") for key in sorted(OF_ADAPTERS & said.keys())
+        ]
     faults += position_faults(training.shape, training.sequence)
     if training.autocast is not None and training.dtype not in (training.autocast, Width.FP32):
         message = f"{training.autocast} over weights in {training.dtype}"
-        faults.append(Fault("autocast", message, "dtype=fp32, or the same for both"))
+        faults.append(Diagnostic("autocast", message, "dtype=fp32, or the same for both"))
     return faults + (target_faults(training.shape, training.targets) if training.is_lora else [])
 
 

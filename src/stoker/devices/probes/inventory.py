@@ -16,7 +16,7 @@ from typing import cast
 
 from stoker.core.capability import ProbeFinding
 from stoker.core.device import GIB, Backend, Device, MemoryType, TriState, TriStateAnswer
-from stoker.core.errors import FakeForbidden, Fault, InvalidConfig
+from stoker.core.errors import Diagnostic, FakeForbidden, InvalidConfig
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import did_you_mean, parse_size
 from stoker.devices.probes import amd, nvidia, others
@@ -104,14 +104,14 @@ def _parse(text: str) -> list[_Wanted]:
     if words in ([""], [_NONE]):
         return []
     wanted: list[_Wanted] = []
-    faults: list[Fault] = []
+    faults: list[Diagnostic] = []
     for word in words:
         try:
             wanted.append(_one(word))
         except ValueError as error:
-            faults.append(Fault(FAKE_VARIABLE, str(error), _hint(word)))
+            faults.append(Diagnostic(FAKE_VARIABLE, str(error), _hint(word)))
     if sum(one.count for one in wanted) > _MOST_DEVICES:
-        faults.append(Fault(FAKE_VARIABLE, f"more than {_MOST_DEVICES} devices"))
+        faults.append(Diagnostic(FAKE_VARIABLE, f"more than {_MOST_DEVICES} devices"))
     if faults:
         message = f"{FAKE_VARIABLE}={text!r} can't be read" if len(faults) > 1 else str(faults[0])
         raise InvalidConfig(message, faults=tuple(faults), value=text)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from stoker.core.device import Needs, Resource
 from stoker.core.digests import Digest
-from stoker.core.errors import Fault, OutOfMemory, PlanFaults, Refused, StokerError
+from stoker.core.errors import Diagnostic, InvalidPlan, OutOfMemory, Refused, StokerError
 from stoker.core.events import Kinds
 from stoker.core.frozen import changeable, changed, frozen
 from stoker.devices.admission import Admission, AdmissionDelay, AdmissionRefusal
-from stoker.engine.action import company_key, company_word
+from stoker.engine.action import share_key_of, shared_process_key
 from stoker.engine.device_gate import AttemptDevices, DeviceGate, DeviceWait, NoDevices
 from stoker.engine.execution.stage_attempts import (
     EDITED_CODE,
@@ -89,7 +89,7 @@ class NodeLauncher:
         """Return what a node holds while it runs, with the company that it would be a member of."""
         if node.stage.together is None or self._solo or self._engine.company_runner() is None:
             return node.needs
-        return changed(node.needs, company=company_word(node.stage, node.args, execute.action))
+        return changed(node.needs, company=share_key_of(node.stage, node.args, execute.action))
 
     def launch_one(self, *, joining: AbstractSet[str] | None = None) -> LaunchResult | None:
         """Try the first waiting node that there is room for; smaller ones may pass those that are short.
@@ -141,7 +141,7 @@ class NodeLauncher:
         runner = self._company_runner(waiting)
         if runner is None or waiting.needs.gpu:
             return False
-        return runner.is_begun(company_key(waiting.node.stage, waiting.needs.company, waiting.execute.action))
+        return runner.is_begun(shared_process_key(waiting.node.stage, waiting.needs.company, waiting.execute.action))
 
     def _company_runner(self, waiting: QueuedNode) -> SharedProcessRunner | None:
         return self._engine.company_runner() if waiting.needs.company else None
@@ -459,12 +459,12 @@ def impossible(
 ) -> StokerError | None:
     """Return why some of these nodes can never run here, or give nothing.
 
-    `PlanFaults`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
+    `InvalidPlan`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
     """
-    faults = tuple(Fault(node.id, never) for node in nodes if (never := devices.never(node.needs)))
+    faults = tuple(Diagnostic(node.id, never) for node in nodes if (never := devices.never(node.needs)))
     if faults:
         headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} stages can't run on this machine"
-        return PlanFaults(headline, faults=faults, hint=_FEWER)
+        return InvalidPlan(headline, faults=faults, hint=_FEWER)
     too_large = [f"{node.id}: {never}" for node in nodes if (never := memory.never(node))]
     if too_large:
         is_said = all(node.stage.is_program for node in nodes)

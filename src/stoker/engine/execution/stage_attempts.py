@@ -23,7 +23,7 @@ from stoker.core.events import Event, Kinds
 from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.retry import FailureCause
 from stoker.core.text import some_of
-from stoker.engine.action import company_key
+from stoker.engine.action import shared_process_key
 from stoker.engine.device_gate import NOTHING_TAKEN, AttemptDevices, DeviceNotice
 from stoker.engine.journal import StatusWriter
 from stoker.engine.metrics.attempt_metrics import EarlierCurves, Reports
@@ -255,7 +255,9 @@ class Attempts:
             scratch=scratch,
             resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",
             memory_bytes=memory_bytes,
-            company=company_key(node.stage, waiting.needs.company, execute.action) if waiting.needs.company else "",
+            company=shared_process_key(node.stage, waiting.needs.company, execute.action)
+            if waiting.needs.company
+            else "",
             most=waiting.needs.most,
             short_of_base=lambda: self._memory.short_of_base(node),
             emit=lambda report: self._pass_on(name, reports.take(report)),

@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Any, BinaryIO
 
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes
-from stoker.core.errors import Fault, InvalidInput, Refused, StokerError
+from stoker.core.errors import Diagnostic, InvalidInput, Refused, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.job import JobSpec
 from stoker.core.text import format_size
@@ -109,7 +109,7 @@ class _Reading:
         self.gone: list[str] = []
         self._root = project.root
         self._memo, self._clock = desk.memo, desk.clock
-        self._faults: list[Fault] = []
+        self._faults: list[Diagnostic] = []
         # Folders that are what git takes them for, and no links to elsewhere.
         self._folders: dict[str, bool] = {"": True}
 
@@ -140,7 +140,7 @@ class _Reading:
         if stat.S_ISLNK(info.st_mode):
             return self._link(path, whole)
         what = "is a folder now" if stat.S_ISDIR(info.st_mode) else "is neither a file, a folder nor a symlink"
-        self._faults.append(Fault(path, what))
+        self._faults.append(Diagnostic(path, what))
         return None
 
     def _read(self, path: str, whole: str) -> tuple[Digest, os.stat_result]:
@@ -160,10 +160,10 @@ class _Reading:
         try:
             text = target.encode()
         except UnicodeEncodeError:
-            self._faults.append(Fault(path, "symlink whose target is not valid Unicode"))
+            self._faults.append(Diagnostic(path, "symlink whose target is not valid Unicode"))
             return None
         if leads_out(self._root, path, target):
-            self._faults.append(Fault(path, f"symlink leads out of the project, to {target}"))
+            self._faults.append(Diagnostic(path, f"symlink leads out of the project, to {target}"))
             return None
         return TreeEntry(path, len(text), digest_bytes(text), link_to=target)
 

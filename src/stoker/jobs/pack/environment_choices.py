@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from stoker.config.fields import ANY, is_version
-from stoker.core.errors import BadInput, Fault
+from stoker.core.errors import BadInput, Diagnostic
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import EnvironmentChoice
 from stoker.core.machine import Platform, python_of
@@ -34,7 +34,7 @@ class JobEnvironmentChoices:
     choices: tuple[EnvironmentChoice, ...] = ()
     files: tuple[str, ...] = ()
     """What has to be in the code's tree, below the project."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
     """What is wrong, at `env`, `env.linux-aarch64`, `python` …"""
 
 
@@ -57,14 +57,14 @@ class EnvironmentChoices:
     def _made(self, env: Mapping[str, str], python: Mapping[str, str]) -> JobEnvironmentChoices:
         choices: list[EnvironmentChoice] = []
         files: dict[str, None] = {}
-        faults: list[Fault] = []
+        faults: list[Diagnostic] = []
         for platform in sorted({*env, *python}, key=lambda word: (word == ANY, -word.count("-"), word)):
             key = "env" if platform in env else PYTHON
             try:
                 choice, needed = self._one(platform, env, python)
             except BadInput as error:
                 where = f"{key}.{platform}" if platform else key
-                faults.append(Fault(where, error.message, error.hint))
+                faults.append(Diagnostic(where, error.message, error.hint))
                 continue
             choices.append(choice)
             files.update(dict.fromkeys(needed))

@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.core.errors import BadInput, Fault, InvalidInput, LocalFile
+from stoker.core.errors import BadInput, Diagnostic, InvalidInput, LocalFile
 from stoker.core.frozen import fresh, frozen
 from stoker.core.text import format_size
 from stoker.host.durable import read_regular, translated
@@ -340,7 +340,7 @@ def _inside(project: Project, path: str) -> str:
 def _refuse_odd_names(files: Iterable[str]) -> None:
     odd = [path for path in files if not path.isascii() and not _is_text(path)]
     if odd:
-        faults = tuple(Fault(ascii(path), "the name is not valid Unicode") for path in odd)
+        faults = tuple(Diagnostic(ascii(path), "the name is not valid Unicode") for path in odd)
         headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} files have names that are not Unicode"
         raise InvalidInput(headline, faults=faults, hint=f"rename them, or leave them out by {IGNORE_FILE}")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker.core.digests import Digest, Tree, TreeEntry, digest_bytes, is_digest
-from stoker.core.errors import BadInput, Fault, HashMismatch, InvalidArchive
+from stoker.core.errors import BadInput, Diagnostic, HashMismatch, InvalidArchive
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import format_size
@@ -43,12 +43,12 @@ class FaultList:
 
     def __init__(self) -> None:
         self.count = 0
-        self._shown: list[Fault] = []
+        self._shown: list[Diagnostic] = []
 
     def add(self, where: str, message: str) -> None:
         self.count += 1
         if len(self._shown) < MOST_SHOWN:
-            self._shown.append(Fault(_shown(where), message))
+            self._shown.append(Diagnostic(_shown(where), message))
 
     def raise_any(self, what: str, *, hint: str) -> None:
         """Raise `InvalidArchive` if there are any. Of a single one it is the message itself."""

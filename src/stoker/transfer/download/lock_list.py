@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from stoker.core.digests import Digest, is_digest
-from stoker.core.errors import BadInput, Fault, InvalidInput
+from stoker.core.errors import BadInput, Diagnostic, InvalidInput
 from stoker.core.frozen import changed, frozen
 from stoker.core.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.core.jsontext import dumps, loads
@@ -90,12 +90,12 @@ def read_lock_list(path: str) -> tuple[LockedFile, ...]:
         text = data.decode()
         raw = loads(text)
     except ValueError as error:
-        raise InvalidInput(f"{path} is not JSON: {error}", faults=(Fault(path, str(error)),)) from None
+        raise InvalidInput(f"{path} is not JSON: {error}", faults=(Diagnostic(path, str(error)),)) from None
     reader = _Reader(path, text)
     files = reader.read(raw)
     if reader.faults:
         count = len(reader.faults)
-        more = [Fault(path, f"{count - MOST_FAULTS} more faults")] if count > MOST_FAULTS else []
+        more = [Diagnostic(path, f"{count - MOST_FAULTS} more faults")] if count > MOST_FAULTS else []
         faults = (*reader.faults[:MOST_FAULTS], *more)
         headline = str(faults[0]) if count == 1 else f"{count} faults in {path}"
         raise InvalidInput(headline, faults=faults, hint="an entry has id, sha256, bytes, urls and perhaps license")
@@ -128,7 +128,7 @@ class _Reader:
     """Reads entries, collecting faults."""
 
     def __init__(self, path: str, text: str) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[Diagnostic] = []
         self._path = path
         self._text = text
         self._places: JsonPlaces | None = None
@@ -202,7 +202,9 @@ class _Reader:
     def _fault(self, place: Place, message: str, hint: str = "", *, line: int | None = None) -> None:
         line = line or self._found().line_of(place) or 1
         spelt = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
-        self.faults.append(Fault(": ".join(part for part in (f"{self._path}:{line}", spelt) if part), message, hint))
+        self.faults.append(
+            Diagnostic(": ".join(part for part in (f"{self._path}:{line}", spelt) if part), message, hint)
+        )
 
     def _found(self) -> JsonPlaces:
         if self._places is None:

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.cookbooks.command import COOKBOOK
 from stoker.cookbooks.command.cookbook import CommandArgs, command
-from stoker.core.errors import ArgsFaults, StageInputError
+from stoker.core.errors import InvalidArgs, StageInputError
 from stoker.engine.arg_types import InputPath
 from stoker.engine.plan import PlanNode
 from stoker.engine.program import Program
@@ -97,7 +97,7 @@ def test_memory_of_a_device_is_asked_for_with_the_device() -> None:
     ids=["no-device", "no-part", "no-size"],
 )
 def test_a_part_of_nothing_is_refused(settings: dict[str, Any], where: list[str]) -> None:
-    with pytest.raises(ArgsFaults) as refused:
+    with pytest.raises(InvalidArgs) as refused:
         compiled(machine_gpus=1, **settings)
     assert [fault.where for fault in refused.value.faults] == where
 
@@ -112,7 +112,7 @@ def test_limits_and_attempts_are_the_nodes() -> None:
 
 
 def test_all_settings_that_make_no_sense_are_named_together() -> None:
-    with pytest.raises(ArgsFaults) as refused:
+    with pytest.raises(InvalidArgs) as refused:
         compiled(memory="lots", silence="0s", timeout="soon", outputs=("../x", "ok", "/abs"))
     assert [fault.where for fault in refused.value.faults] == ["memory", "silence", "timeout", "outputs", "outputs"]
     assert refused.value.exit_code == 28

@@ -16,7 +16,7 @@ from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_bas
 from stoker.cookbooks.language.compute.slots import Slots  # noqa: E402
 from stoker.cookbooks.language.merge import told_of_base  # noqa: E402
 from stoker.cookbooks.language.peft import read_adapter, write_adapter  # noqa: E402
-from stoker.core.errors import ArgsFaults, BadInput  # noqa: E402
+from stoker.core.errors import BadInput, InvalidArgs  # noqa: E402
 from stoker.core.frozen import changed  # noqa: E402
 from tests.unit.cookbooks.language.walked_language import compiled, run_node  # noqa: E402
 
@@ -100,7 +100,7 @@ def test_a_config_that_a_stranger_wrote_is_refused_before_anything_runs(tmp_path
     folder = written(trained(base), tmp_path / "adapter")
     config = folder / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {key: CONFIGS[key]}))
-    with pytest.raises(ArgsFaults, match=rf"adapter_config\.json: .*{key}") as refused:
+    with pytest.raises(InvalidArgs, match=rf"adapter_config\.json: .*{key}") as refused:
         compiled("merge", adapter=str(folder))
     assert len(str(refused.value)) < 1000
     assert str(refused.value).isprintable()
@@ -110,14 +110,14 @@ def test_a_config_that_a_stranger_wrote_is_refused_before_anything_runs(tmp_path
 def test_json_that_a_stranger_wrote_is_no_trouble(tmp_path, base, text):
     folder = written(trained(base), tmp_path / "adapter")
     (folder / "adapter_config.json").write_text(text)
-    with pytest.raises(ArgsFaults, match="adapter_config"):
+    with pytest.raises(InvalidArgs, match="adapter_config"):
         compiled("merge", adapter=str(folder))
 
 
 def test_the_folder_of_a_sweep_is_no_adapter_and_its_best_is_named(tmp_path, base):
     (tmp_path / "tries").mkdir()
     written(trained(base), tmp_path / "tries" / "best")
-    with pytest.raises(ArgsFaults) as refused:
+    with pytest.raises(InvalidArgs) as refused:
         compiled("merge", adapter=f"{tmp_path / 'tries'}/")
     assert [one.hint for one in refused.value.faults] == [f"adapter={tmp_path / 'tries'}/best is one"]
 
@@ -126,14 +126,14 @@ def test_a_config_that_never_ends_is_not_read(tmp_path, base):
     folder = written(trained(base), tmp_path / "adapter")
     (folder / "adapter_config.json").unlink()
     (folder / "adapter_config.json").symlink_to("/dev/zero")
-    with pytest.raises(ArgsFaults, match="it is no file"):
+    with pytest.raises(InvalidArgs, match="it is no file"):
         compiled("merge", adapter=str(folder))
 
 
 def test_pickled_weights_are_not_opened(tmp_path, base):
     folder = written(trained(base), tmp_path / "adapter")
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(ArgsFaults, match=r"adapter_model\.bin may run anything"):
+    with pytest.raises(InvalidArgs, match=r"adapter_model\.bin may run anything"):
         compiled("merge", adapter=str(folder))
 
 
@@ -150,7 +150,7 @@ def test_weights_that_are_no_adapters_are_refused_before_anything_runs(tmp_path,
     folder = written(trained(base), tmp_path / "adapter")
     file = folder / "adapter_model.safetensors"
     save_file(changed(load_file(file)), file)
-    with pytest.raises(ArgsFaults, match=words):
+    with pytest.raises(InvalidArgs, match=words):
         compiled("merge", adapter=str(folder))
 
 
@@ -218,5 +218,5 @@ def test_names_of_bases_are_compared_as_far_as_they_are_known(told, name, is_ano
 
 
 def test_a_base_that_is_none_cant_be_merged(tmp_path, base):
-    with pytest.raises(ArgsFaults, match=r"can't be merged: it has no config\.json"):
+    with pytest.raises(InvalidArgs, match=r"can't be merged: it has no config\.json"):
         compiled("merge", base=str(tmp_path), adapter=str(written(trained(base), tmp_path / "adapter")))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.authoring import ArgsFaults
+from stoker.authoring import InvalidArgs
 from stoker.cookbooks.language import COOKBOOK
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
 from stoker.cookbooks.language.recipes import LoraRecipeArgs
@@ -28,7 +28,7 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def faults_of(name: str, **given: Any) -> dict[str, str]:
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         compiled(name, **given)
     return {fault.where.rpartition(".")[2]: f"{fault.message} | {fault.hint}" for fault in caught.value.faults}
 

@@ -14,7 +14,7 @@ from stoker.cookbooks.language.memory_needs import shared_by_lora
 from stoker.cookbooks.language.recipes import lora
 from stoker.cookbooks.language.train_lora import same_base
 from stoker.core.digests import digest_bytes
-from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
 from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.engine.stage import SharedBase
@@ -48,21 +48,21 @@ def word_of_attempt(base: Path, **given: Any) -> str:
 
 @pytest.mark.parametrize("given", [{"gpus": 0}, {"gpus": 1}, {"dtype": "float32"}, {"dtype": "bfloat16"}])
 def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_company(base: Path, given: dict[str, Any]):
-    assert shared(base, **given).word == word_of_attempt(base, **given)
+    assert shared(base, **given).share_key == word_of_attempt(base, **given)
 
 
 def test_who_may_run_anywhere_has_the_word_of_attempts_on_a_device_whatever_is_here(base: Path):
     # A worker tells the attempt what it was given: only there bases are looked for by their word.
-    assert shared(base).word == word_of_attempt(base, gpus=1)
+    assert shared(base).share_key == word_of_attempt(base, gpus=1)
     with surrounded_by(changed(MachineContext(), count_gpus=lambda: 4)):
-        assert shared(base).word == word_of_attempt(base)
+        assert shared(base).share_key == word_of_attempt(base)
 
 
 def test_a_base_has_its_word_wherever_it_lies_and_another_one_has_another(base: Path, tmp_path: Path):
     copied = Path(shutil.copytree(base, tmp_path / "elsewhere"))
     other = write_base(tmp_path / "other", TinyShape(seed=4))
-    assert shared(base).word == shared(copied, rank=2, lr=0.5).word
-    assert len({shared(base).word, shared(other).word, shared(base, dtype="float32").word}) == 3
+    assert shared(base).share_key == shared(copied, rank=2, lr=0.5).word
+    assert len({shared(base).share_key, shared(other).word, shared(base, dtype="float32").word}) == 3
 
 
 def test_a_larger_adapter_or_more_rows_take_more_beside_the_same_base(base: Path):
@@ -98,13 +98,13 @@ def test_a_base_that_is_elsewhere_is_judged_by_its_own_config_and_not_by_what_st
     (tmp_path / "seen").mkdir()
     shutil.copy(large / "config.json", tmp_path / "seen")
     assert shared(tmp_path / "seen", rank=100).member_bytes
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         shared(tmp_path / "seen", rank=200, max_seq_len=10_000)
     assert [one.where for one in caught.value.faults] == ["language/lora.max_seq_len", "language/lora.rank"]
     said = args_of("tiny", rank=100, max_seq_len=10_000, targets=["other"])
     with surrounded_by(MachineContext(stand_ins=frozenset({"base"}))):
         assert lora.compile(said).nodes
-    with pytest.raises(ArgsFaults):
+    with pytest.raises(InvalidArgs):
         lora.compile(said)
 
 

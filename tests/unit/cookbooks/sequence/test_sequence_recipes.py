@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.authoring import ArgsFaults, StageInputError  # noqa: E402
+from stoker.authoring import InvalidArgs, StageInputError  # noqa: E402
 from stoker.cookbooks.sequence import COOKBOOK, recipes  # noqa: E402
 from stoker.cookbooks.sequence.restore import read_model  # noqa: E402
 from stoker.cookbooks.sequence.train_cnn import train_cnn  # noqa: E402
@@ -131,7 +131,7 @@ def test_a_horizon_for_classes_is_refused(tmp_path):
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_runs(name, given, where, message):
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         compiled(name, **given)
     assert caught.value.faults[0].where == where
     assert message in str(caught.value.faults[0])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stoker.authoring import ArgsFaults
+from stoker.authoring import InvalidArgs
 from stoker.cookbooks.tabular import COOKBOOK, recipes
 from stoker.engine.code_identity import CodeIdentity
 
@@ -58,21 +58,21 @@ def test_a_bundled_name_and_a_path_reach_the_plan_as_different_things(tmp_path):
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_runs(given, where, message):
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         compiled("gbt", **given)
     assert caught.value.faults[0].where == where
     assert message in str(caught.value.faults[0])
 
 
 def test_no_model_or_one_model_twice_is_refused():
-    with pytest.raises(ArgsFaults, match="no model to train"):
+    with pytest.raises(InvalidArgs, match="no model to train"):
         compiled("compare", models=())
-    with pytest.raises(ArgsFaults, match="knn more than once"):
+    with pytest.raises(InvalidArgs, match="knn more than once"):
         compiled("compare", models=("knn", "gbt", "knn"))
 
 
 def test_faults_of_several_arguments_are_reported_together():
-    with pytest.raises(ArgsFaults, match="2 faults in the arguments of tabular/compare") as caught:
+    with pytest.raises(InvalidArgs, match="2 faults in the arguments of tabular/compare") as caught:
         compiled("compare", data="irs", models=())
     assert [fault.where for fault in caught.value.faults] == ["tabular/compare.data", "tabular/compare.models"]
 

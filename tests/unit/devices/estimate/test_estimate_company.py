@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.device import GIB
-from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import (
@@ -215,7 +215,7 @@ def test_words_become_a_company():
 
 def test_every_fault_of_a_company_is_told_at_once():
     words = ("adapters=0", "method=full", "optimiser=sgd", "dtype=fp16", "turns=maybe", "bach=2", "targets=c_attn")
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         read_company(SHAPE, words)
     assert [fault.where for fault in caught.value.faults] == [
         "adapters", "optimiser", "dtype", "turns", "bach", "method", "targets",
@@ -227,7 +227,7 @@ def test_every_fault_of_a_company_is_told_at_once():
     [("adaptors=8", "did you mean 'adapters'?"), ("device=cpu", "say how many: adapters=8")],
 )
 def test_a_word_of_a_company_without_one_brings_what_was_meant(word, hint):
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         read_training(SHAPE, (word,), of_company=COMPANY_KEYS)
     assert [fault.hint for fault in caught.value.faults] == [hint]
 

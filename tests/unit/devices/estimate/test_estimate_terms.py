@@ -6,7 +6,7 @@ import pytest
 
 from stoker.core.clock import SystemClock
 from stoker.core.device import GIB, Backend, Device, TriState, TriStateAnswer
-from stoker.core.errors import ArgsFaults, BadInput
+from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import fields_of
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.terms import DEFAULT_CONTEXT_BYTES, Correction, estimate
@@ -146,13 +146,13 @@ def test_words_become_a_training():
     ],
 )
 def test_a_bad_word_is_told_with_what_would_be_right(word, said):
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         read_training(GPT2, [word])
     assert said in str(caught.value)
 
 
 def test_all_bad_words_are_told_together():
-    with pytest.raises(ArgsFaults) as caught:
+    with pytest.raises(InvalidArgs) as caught:
         read_training(GPT2, ["method=full", "rank=4", "targets=x", "batch=none", "batch=2", "what"])
     assert [fault.where for fault in caught.value.faults] == ["batch", "batch", "what", "rank", "targets"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.authoring import Needs, PlanBuilder, Stage, StageContext, stage
 from stoker.core.device import GIB, Capacity
-from stoker.core.errors import OutOfMemory, PlanFaults
+from stoker.core.errors import InvalidPlan, OutOfMemory
 from stoker.devices.admission import MachineMemory
 from stoker.engine.plan import Plan
 from tests.unit.engine.lab import Lab, lines_of, quick_folder
@@ -168,7 +168,7 @@ def test_gpus_that_the_machine_does_not_have_are_refused_before_anything_runs(tm
     builder.start(number, NumberArgs(ledger=ledger))
     for value in range(2):
         builder.start(on_gpu, PaceArgs(value=value, ledger=ledger))
-    with Lab(tmp_path / "lab", capacity=Capacity(cpu=4), devices=()) as lab, pytest.raises(PlanFaults) as raised:
+    with Lab(tmp_path / "lab", capacity=Capacity(cpu=4), devices=()) as lab, pytest.raises(InvalidPlan) as raised:
         lab.run(builder.finish())
     assert [str(fault) for fault in raised.value.faults] == [
         "gpu: needs 1 GPU, this machine offers 0",

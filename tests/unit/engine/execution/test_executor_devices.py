@@ -12,7 +12,7 @@ from stoker.authoring import PlanBuilder, StageContext, stage
 from stoker.cookbooks.command.cookbook import OpenProgramArgs, run
 from stoker.core.clock import SystemClock
 from stoker.core.device import GIB, Needs
-from stoker.core.errors import Cancelled, OutOfMemory, PlanFaults
+from stoker.core.errors import Cancelled, InvalidPlan, OutOfMemory
 from stoker.core.retry import FailureCause
 from stoker.devices.ledger.ledger import Ledger
 from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest, FakeMeter, Reservation
@@ -190,7 +190,7 @@ def test_nobody_stands_in_line_for_what_another_process_is_making(rig: Rig) -> N
 
 
 def test_too_much_memory_of_a_device_is_refused_before_anything_runs(rig: Rig) -> None:
-    with pytest.raises(PlanFaults, match=r"run: needs 30\.0 GiB of a GPU's memory: a has 24\.0 GiB, and 30\.0 GiB"):
+    with pytest.raises(InvalidPlan, match=r"run: needs 30\.0 GiB of a GPU's memory: a has 24\.0 GiB, and 30\.0 GiB"):
         rig.lab.run(rig.program(vram_gib=30.0))
     assert not (rig.folder / "pid").exists()
 

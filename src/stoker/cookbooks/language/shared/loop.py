@@ -1,6 +1,6 @@
 """The loop of the shared process: admit members, train those whose turn it is, evaluate, report, checkpoint, release.
 
-    arrivals ──▶ seated ──▶ [ whose turn ──▶ one update each ──▶ evaluations ──▶ reports, checkpoints, ends ] ──▶ …
+    new_members ──▶ seated ──▶ [ whose turn ──▶ one update each ──▶ evaluations ──▶ reports, checkpoints, ends ] ──▶ …
 
 Whatever goes wrong with one member ends that member alone. A request to end this process is heard between steps, when
 each member's state is whole, and each one's state is kept before it takes effect.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from stoker.authoring import Company, Seat
+from stoker.authoring import Member, SharedContext
 from stoker.cookbooks.language.arguments import LoraArgs, device_of
 from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs, fresh_adapter
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, load_base
@@ -60,7 +60,7 @@ _NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
 """Metrics that are of the company as much as of a member; its log tells what it learned."""
 
 
-def run_company(company: Company, clock: Clock | None = None) -> None:
+def train_members(company: SharedContext, clock: Clock | None = None) -> None:
     """Train all members until the shared process is done."""
     _Running(company, clock or SystemClock()).run()
 
@@ -80,14 +80,14 @@ class _Watch:
 
 
 class _Running:
-    def __init__(self, company: Company, clock: Clock) -> None:
+    def __init__(self, company: SharedContext, clock: Clock) -> None:
         self._company = company
         self._clock = clock
         self._places: ResizableSlots | None = None
         self._members: dict[int, AdapterMember] = {}
         self._watches: dict[int, _Watch] = {}
         self._folders = OwnFolders(clock)
-        self._waiting: list[Seat] = []
+        self._waiting: list[Member] = []
         """Members that wait for a folder of another training."""
         self._device, note = device_of(company.devices)
         self._notes = [note] if note else []
@@ -99,7 +99,7 @@ class _Running:
         company = self._company
         try:
             while not company.is_over:
-                self._admit(self._arrivals(0.0 if self._members or self._waiting else _WAIT_S))
+                self._admit(self._new_members(0.0 if self._members or self._waiting else _WAIT_S))
                 if self._members:
                     with undisturbed():
                         self._one_step()
@@ -116,17 +116,17 @@ class _Running:
 
     # Coming
 
-    def _arrivals(self, wait_s: float) -> list[Seat]:
-        seats = self._company.arrivals(wait_s)
+    def _new_members(self, wait_s: float) -> list[Member]:
+        seats = self._company.new_members(wait_s)
         # Before anything of theirs is held, and after others have left.
         self._cap.follow(self._company.ceiling_bytes)
         return seats
 
-    def _admit(self, seats: list[Seat]) -> None:
+    def _admit(self, seats: list[Member]) -> None:
         if seats and self._places is None:
             # Whoever has come meanwhile is seated at the same time.
             self._try_to_open(seats[0].args)
-            seats = [*seats, *self._arrivals(0.0)]
+            seats = [*seats, *self._new_members(0.0)]
         if seats or self._waiting:
             # A request to end is for all members, and not one member's fault.
             with undisturbed():
@@ -140,7 +140,7 @@ class _Running:
         except Exception:  # noqa: BLE001 - what is wrong with the base is reported to each member
             return
 
-    def _take_in(self, seats: list[Seat]) -> None:
+    def _take_in(self, seats: list[Member]) -> None:
         if seats:
             # One who comes again after its run was killed finds its folder free.
             self._check_all()
@@ -163,7 +163,7 @@ class _Running:
             self._seat(newcomers, begun)
 
     def _seat(self, newcomers: dict[int, tuple[AdapterState, Optim]], begun: dict[int, AdapterMember]) -> None:
-        """Seat newcomers all at once; where there is no memory for all, one by one, and who does not fit ends."""
+        """Admit newcomers all at once; where there is no memory for all, one by one, and who does not fit ends."""
         if self._places is None:
             return
         try:
@@ -184,7 +184,7 @@ class _Running:
                 reported_s=now_s, counted_s=now_s, kept_s=now_s, kept_update=begun[slot].update
             )
 
-    def _turn_away(self, seat: Seat, error: Exception) -> None:
+    def _turn_away(self, seat: Member, error: Exception) -> None:
         self._folders.give_back(seat.number)
         seat.failed(error)
 
@@ -196,11 +196,11 @@ class _Running:
             self._places = ResizableSlots(base)
         return self._places
 
-    def _has_folder(self, seat: Seat) -> bool:
+    def _has_folder(self, seat: Member) -> bool:
         seat.job.check()
         return self._folders.take(seat.number, seat.args.checkpoints, seat.args.label or seat.job.node)
 
-    def _begun(self, seat: Seat, base: BaseWeights) -> tuple[AdapterMember, AdapterState]:
+    def _begun(self, seat: Member, base: BaseWeights) -> tuple[AdapterMember, AdapterState]:
         for note in self._notes:
             seat.job.log(note)
         member = AdapterMember(seat, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stoker.authoring import Seat
+from stoker.authoring import Member
 from stoker.cookbooks.language.arguments import LoraArgs, Schedule
 from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, Pairs
 from stoker.cookbooks.language.examples import IGNORED, Cursor, ExampleSet, MemberRows, Position, evaluation_rows
@@ -214,7 +214,7 @@ class Update:
 class AdapterMember:
     """Someone who is trained."""
 
-    def __init__(self, seat: Seat, *, vocabulary: int, closes_up: bool = False) -> None:
+    def __init__(self, seat: Member, *, vocabulary: int, closes_up: bool = False) -> None:
         """Read its data. Raises `BadInput` for data that this base can't be shown.
 
         `closes_up`: its rows may be laid end to end.

@@ -43,7 +43,7 @@ from stoker.engine.runners.stage_runner import (
     judge_made,
     member_name,
 )
-from stoker.engine.stage import Kind, Seat
+from stoker.engine.stage import Kind, Member
 from stoker.host import linux
 from stoker.host.identity import mine, of_pid
 from stoker.host.import_watch import entry_point, import_only, received
@@ -115,7 +115,7 @@ _LONGEST_LINE = 1 << 14
 
 
 class LiveSharedContext:
-    """The company as its function sees it: `Company`."""
+    """The company as its function sees it: `SharedContext`."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class LiveSharedContext:
     def is_over(self) -> bool:
         return self._is_over
 
-    def arrivals(self, wait_s: float) -> list[Seat]:
+    def new_members(self, wait_s: float) -> list[Member]:
         """Return new members; without any for the linger time, the company is over."""
         deadline_s = self._clock.monotonic_s() + wait_s
         empty_s: float | None = None
@@ -198,7 +198,7 @@ class LiveSharedContext:
             # The supervisor tries once more; a member that connects until then is asked to try again.
             return True
 
-    def _seat(self, member: MemberConnection) -> Seat | None:
+    def _seat(self, member: MemberConnection) -> Member | None:
         number = next(number for number in range(_ANY) if number not in self._seats)
         self._seats[number] = member
         work = member.work or {}
@@ -218,7 +218,7 @@ class LiveSharedContext:
             else:
                 self._answer(number, judge_made(stage, said, work["out"]))
 
-        return Seat(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: member.is_gone)
+        return Member(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: member.is_gone)
 
     def _look_at_claims(self) -> None:
         self.ceiling_bytes = ceiling_by(member.work.get("claim") for member in self._seats.values() if member.work)

@@ -20,7 +20,7 @@ from typing import Any
 
 from stoker.core.clock import Clock
 from stoker.core.digests import digest_value
-from stoker.core.errors import ArgsFaults, Fault, NoPermission, ProcessLost, StokerError
+from stoker.core.errors import Diagnostic, InvalidArgs, NoPermission, ProcessLost, StokerError
 from stoker.core.frozen import frozen
 from stoker.core.jsontext import dumps
 from stoker.core.retry import FailureCause
@@ -207,7 +207,7 @@ class _Member:
             raise ProcessLost(f"{_MOST_TRIES} companies ended before it could join one")
         except ProcessLost as error:
             return StageFailure(cause=FailureCause.LOST, message=str(error), hint=error.hint, error_code=error.code)
-        except (ArgsFaults, NoPermission) as error:
+        except (InvalidArgs, NoPermission) as error:
             # Neither is otherwise a moment later.
             return StageFailure(cause=FailureCause.INPUT, message=str(error), hint=error.hint, error_code=error.code)
         except StokerError as error:
@@ -259,8 +259,8 @@ class _Member:
         try:
             return framed(join)
         except ValueError as error:
-            fault = Fault(work.node, f"its arguments are too long for a company: {error}", "--solo needs none")
-            raise ArgsFaults(str(fault), faults=(fault,), hint=fault.hint) from None
+            fault = Diagnostic(work.node, f"its arguments are too long for a company: {error}", "--solo needs none")
+            raise InvalidArgs(str(fault), faults=(fault,), hint=fault.hint) from None
 
     def _try(self, said: bytes) -> StageSuccess | StageFailure:
         # First: what is opened after this may be another one's.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.authoring import InputPath, Seat, StageContext
+from stoker.authoring import InputPath, Member, StageContext
 from stoker.cookbooks.language.arguments import LoraArgs
 from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.examples import ExampleSet
@@ -104,7 +104,7 @@ class Person:
         assert isinstance(self.ended, Adapter), self.ended
         return read_adapter(self.out).weights
 
-    def seat(self, freed: Callable[[], None]) -> Seat:
+    def seat(self, freed: Callable[[], None]) -> Member:
         self.out.mkdir()
 
         def tell(report: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Person:
             self.ended = said
             freed()
 
-        return Seat(
+        return Member(
             self.number,
             job=job,
             inputs={"examples": self.examples},
@@ -145,7 +145,7 @@ class Gathering:
         self._calls = 0
         self._seated = 0
 
-    def arrivals(self, wait_s: float) -> list[Seat]:
+    def new_members(self, wait_s: float) -> list[Member]:
         is_time = self._calls % self._borders == 0
         self._calls += 1
         if not self._waves or not is_time:

@@ -10,7 +10,7 @@ import torch
 from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
 from stoker.cookbooks.language.compute.base_weights import load_base
 from stoker.cookbooks.language.examples import Cursor
-from stoker.cookbooks.language.shared.loop import run_company
+from stoker.cookbooks.language.shared.loop import train_members
 from tests.unit.cookbooks.language.company.companions import Gathering, Person
 
 
@@ -59,7 +59,7 @@ def test_members_of_a_company_lose_what_peft_loses_on_their_data_alone(
         person(1, rank=2, accumulate=2, clip=0.1, schedule="linear", weight_decay=0.1, batch=3),
         person(2, rank=6, targets=("o_proj", "gate_proj", "k_proj"), schedule="constant", batch=1, seed=5),
     ]
-    run_company(Gathering(members))
+    train_members(Gathering(members))
     for one in members:
         losses = [point["loss"] for point in one.training["curve"]["points"]]
         assert losses == pytest.approx(by_peft(base, one), rel=1e-5)

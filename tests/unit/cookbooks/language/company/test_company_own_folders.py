@@ -8,7 +8,7 @@ import pytest
 
 from stoker.cookbooks.language.kinds import Adapter
 from stoker.cookbooks.language.shared import outputs
-from stoker.cookbooks.language.shared.loop import run_company
+from stoker.cookbooks.language.shared.loop import train_members
 from stoker.cookbooks.language.shared.outputs import OwnFolders, own_folder
 from stoker.core.clock import FakeClock
 from stoker.core.errors import LocalFile, LockHeld
@@ -25,7 +25,7 @@ def test_a_member_whose_folder_is_another_run_s_is_refused_with_who_has_it_and_t
     taken.mkdir()
     refused, other = person(0, checkpoints=str(taken), label="late"), person(1, checkpoints=str(tmp_path / "own"))
     with FileLock(taken / ".lock", "trains early"):
-        run_company(Gathering([refused, other]), FakeClock())
+        train_members(Gathering([refused, other]), FakeClock())
     assert isinstance(refused.ended, LockHeld)
     assert f"{taken} (of process {os.getpid()}, which trains early)" in str(refused.ended)
     assert "checkpoints=FOLDER" in refused.ended.hint
@@ -56,7 +56,7 @@ def test_what_is_in_the_way_of_checkpoints_is_found_before_anything_is_trained(t
 def test_two_members_of_one_folder_have_it_one_after_the_other(person: People, tmp_path: Path) -> None:
     asked = tmp_path / "kept"
     one, other = (person(number, checkpoints=str(asked)) for number in range(2))
-    run_company(Gathering([one, other]), FakeClock())
+    train_members(Gathering([one, other]), FakeClock())
     assert isinstance(one.ended, Adapter)
     assert isinstance(other.ended, Adapter)
     assert not is_locked(asked / ".lock")
@@ -67,7 +67,7 @@ def test_one_who_comes_again_after_its_run_was_killed_has_its_folder_at_once(per
     killed, again = person(0, checkpoints=asked), person(1, checkpoints=asked)
     killed.on_report = lambda report: setattr(killed, "is_gone", report.get("step") == 2)
     clock = FakeClock()
-    run_company(Gathering([killed], [again], borders=3), clock)
+    train_members(Gathering([killed], [again], borders=3), clock)
     assert isinstance(again.ended, Adapter)
     assert clock.monotonic_s() < outputs.LOOK_S
 

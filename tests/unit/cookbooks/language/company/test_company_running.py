@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter
 from stoker.cookbooks.language.shared.device_memory import undisturbed
-from stoker.cookbooks.language.shared.loop import run_company
+from stoker.cookbooks.language.shared.loop import train_members
 from stoker.cookbooks.language.shared.outputs import OwnFolders
 from stoker.cookbooks.language.shared.step import MultiAdapterStepper
 from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
@@ -27,7 +27,7 @@ People = Callable[..., Person]
 
 
 def train(*people: Person) -> None:
-    run_company(Gathering(people), ticking(FakeClock()))
+    train_members(Gathering(people), ticking(FakeClock()))
 
 
 def same_bits(one: Person, other: Person) -> bool:
@@ -126,7 +126,7 @@ def test_one_who_comes_late_learns_what_it_would_have_learned_and_the_others_do_
     for one in alone:
         train(one)
     first, late = person(0), person(1, rank=4)
-    run_company(Gathering([first], [late], borders=3))
+    train_members(Gathering([first], [late], borders=3))
     assert losses(first) == pytest.approx(losses(alone[0]), rel=1e-5)
     assert losses(late) == pytest.approx(losses(alone[1]), rel=1e-5)
 
@@ -135,7 +135,7 @@ def test_one_who_comes_late_and_is_larger_is_made_room_for(person: People) -> No
     alone = person(0, world="alone")
     train(alone)
     first, late = person(0), person(1, rank=9, targets=("k_proj", "up_proj"))
-    run_company(Gathering([first], [late], borders=4))
+    train_members(Gathering([first], [late], borders=4))
     assert isinstance(late.ended, Adapter)
     assert losses(first) == pytest.approx(losses(alone), rel=1e-5)
 
@@ -312,7 +312,7 @@ def test_members_that_take_turns_learn_the_same_one_at_a_time(person: People) ->
     told: list[int] = []
     for one in in_turn:
         one.on_report = noting(told, one)
-    run_company(Gathering(in_turn), ticking(FakeClock()))
+    train_members(Gathering(in_turn), ticking(FakeClock()))
     assert told == [0, 1] * 10
     assert [losses(one) for one in in_turn] == [pytest.approx(losses(one), rel=1e-5) for one in alone]
 
@@ -322,7 +322,7 @@ def test_by_priority_the_worst_is_trained_until_it_is_no_longer_the_worst(person
     order: list[int] = []
     for one in members:
         one.on_report = noting(order, one)
-    run_company(Gathering(members), ticking(FakeClock()))
+    train_members(Gathering(members), ticking(FakeClock()))
     assert sorted(order) == [0] * 10 + [1] * 10
     to_come = {one.number: [p["eval_loss"] or 0.0 for p in one.training["curve"]["points"]] for one in members}
     last = {0: math.inf, 1: math.inf}

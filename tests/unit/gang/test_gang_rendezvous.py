@@ -16,7 +16,7 @@ import pytest
 from stoker.core.errors import BadGang, Cancelled, RendezvousFailed
 from stoker.gang import rendezvous as lines
 from stoker.gang.rendezvous import RendezvousConnection
-from stoker.gang.rendezvous_guest import RendezvousClient
+from stoker.gang.rendezvous_client import RendezvousClient
 from stoker.gang.rendezvous_host import RendezvousHost
 from stoker.gang.rendezvous_types import (
     UP,
@@ -35,14 +35,16 @@ TOKEN = "sixteen letters and more"
 HOME = "127.0.0.1"
 
 
-def barrier(meeting: Rendezvous, point: str, timeout_s: float) -> None:
+def barrier(rendezvous: Rendezvous, point: str, timeout_s: float) -> None:
     """Arrive, and wait for all hosts. Raises `RendezvousFailed` with those that did not arrive, or with the cause."""
-    if not has_passed(meeting, point, timeout_s):
-        raise failed(meeting.verdict() or settled(meeting, not_arrived(meeting.missing(point), timeout_s, point)))
+    if not has_passed(rendezvous, point, timeout_s):
+        raise failed(
+            rendezvous.verdict() or settled(rendezvous, not_arrived(rendezvous.missing(point), timeout_s, point))
+        )
 
 
 class CuttingProxy:
-    """Relays lines to a meeting, and resets the first connection when a given line has come, with or without it."""
+    """Relays lines to a rendezvous, and resets the first connection when a given line has come, with or without it."""
 
     def __init__(self, port: int, kind: str, *, is_delivered: bool) -> None:
         self.port_of_holder = port
@@ -61,11 +63,11 @@ class CuttingProxy:
     def accept(self) -> None:
         with suppress(OSError):
             while True:
-                guest, _ = self.sockets[0].accept()
+                client, _ = self.sockets[0].accept()
                 holder = socket.create_connection((HOME, self.port_of_holder))
-                self.sockets += [guest, holder]
-                self.start(self.relay, guest, holder)
-                self.start(self.relay, holder, guest)
+                self.sockets += [client, holder]
+                self.start(self.relay, client, holder)
+                self.start(self.relay, holder, client)
 
     def relay(self, source: socket.socket, target: socket.socket) -> None:
         received = RendezvousConnection(source)
@@ -106,7 +108,7 @@ def reset(connection: socket.socket) -> None:
 
 
 class Hosts:
-    """A holder, and guests that come when asked; each does its part in a thread, and its error is kept."""
+    """A holder, and clients that come when asked; each does its part in a thread, and its error is kept."""
 
     def __init__(self, *names: str, epoch: int = 7) -> None:
         self.names = names
@@ -115,16 +117,16 @@ class Hosts:
         self.turned_away: list[str] = []
         self.holder = self.keep(RendezvousHost(names, at=(HOME, 0), token=TOKEN, epoch=epoch))
 
-    def keep(self, meeting: Any) -> Any:
-        self.stack.callback(meeting.close)
-        return meeting
+    def keep(self, rendezvous: Any) -> Any:
+        self.stack.callback(rendezvous.close)
+        return rendezvous
 
-    def guest(self, name: str, *, epoch: int | None = None, token: str = TOKEN) -> RendezvousClient:
+    def client(self, name: str, *, epoch: int | None = None, token: str = TOKEN) -> RendezvousClient:
         wanted = self.epoch if epoch is None else epoch
         return self.keep(RendezvousClient(name, at=(HOME, self.holder.port), token=token, epoch=wanted))
 
     def gather(self, *meetings: Any, timeout_s: float = 5.0) -> list[Any]:
-        """Have all of these gather at once; give what came of each: seats, or an error."""
+        """Have all of these gather at once; give what came of each: host_ranks, or an error."""
         return at_once(*(lambda one=one: one.gather(part(), timeout_s) for one in meetings))
 
 
@@ -132,10 +134,10 @@ def part(ranks: int = 2) -> HostPart:
     return HostPart(ranks=ranks, devices=tuple(f"device {number}" for number in range(ranks)))
 
 
-def verdict_of(meeting: Any) -> RendezvousOutcome:
-    """Wait for the end of a meeting, as one of its members learns it."""
-    wait_until(lambda: meeting.verdict() is not None)
-    verdict: RendezvousOutcome = meeting.verdict()
+def verdict_of(rendezvous: Any) -> RendezvousOutcome:
+    """Wait for the end of a rendezvous, as one of its members learns it."""
+    wait_until(lambda: rendezvous.verdict() is not None)
+    verdict: RendezvousOutcome = rendezvous.verdict()
     return verdict
 
 
@@ -166,7 +168,7 @@ def hosts() -> Iterator[Hosts]:
 def test_hosts_are_seated_in_the_order_they_were_named_in_whoever_comes_first():
     made = Hosts("lab1", "lab2", "lab3")
     with made.stack:
-        came = made.gather(made.guest("lab3"), made.guest("lab2"), made.holder)
+        came = made.gather(made.client("lab3"), made.client("lab2"), made.holder)
     assert [one.first_rank for one in came] == [4, 2, 0]
     assert {one.nranks for one in came} == {6}
     assert [host.name for host in came[0].hosts] == ["lab1", "lab2", "lab3"]
@@ -174,32 +176,32 @@ def test_hosts_are_seated_in_the_order_they_were_named_in_whoever_comes_first():
 
 
 def test_what_the_first_host_publishes_every_guest_learns(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
     news = threading.Event()
-    guest.on_news(news.set)
+    client.on_news(news.set)
     hosts.holder.publish("10.0.0.1:4000")
-    wait_until(lambda: guest.published() == "10.0.0.1:4000")
+    wait_until(lambda: client.published() == "10.0.0.1:4000")
     # Told once it is known, by the thread that has heard it.
     assert news.wait(20)
 
 
 def test_nobody_passes_before_everybody_has_arrived(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
-    guest.arrive(UP)
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
+    client.arrive(UP)
     wait_until(lambda: hosts.holder.missing(UP) == ("lab1",))
     assert not hosts.holder.has_passed(UP)
-    assert not guest.has_passed(UP)
-    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(guest, UP, 5.0))
+    assert not client.has_passed(UP)
+    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(client, UP, 5.0))
     assert hosts.holder.has_passed(UP)
-    assert guest.has_passed(UP)
+    assert client.has_passed(UP)
 
 
 def test_a_host_that_does_not_come_is_named_to_all():
     made = Hosts("lab1", "lab2", "lab3")
     with made.stack:
-        came = made.gather(made.guest("lab2"), made.holder, timeout_s=0.3)
+        came = made.gather(made.client("lab2"), made.holder, timeout_s=0.3)
     for error in came:
         assert isinstance(error, RendezvousFailed)
         assert error.data["missing"] == ["lab3"]
@@ -207,11 +209,11 @@ def test_a_host_that_does_not_come_is_named_to_all():
 
 
 def test_a_host_that_stays_behind_at_a_barrier_is_named_to_all(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
     with pytest.raises(RendezvousFailed, match=r"lab2 did not arrive at 'up' in 0\.1 s"):
         barrier(hosts.holder, UP, 0.1)
-    assert verdict_of(guest).cause.missing == ("lab2",)
+    assert verdict_of(client).cause.missing == ("lab2",)
 
 
 def test_a_meeting_that_nobody_holds_is_told_as_such():
@@ -219,15 +221,15 @@ def test_a_meeting_that_nobody_holds_is_told_as_such():
     with socket.socket() as taken:
         taken.bind((HOME, 0))
         port = taken.getsockname()[1]
-        guest = RendezvousClient("lab2", at=(HOME, port), token=TOKEN, epoch=1)
+        client = RendezvousClient("lab2", at=(HOME, port), token=TOKEN, epoch=1)
         with pytest.raises(RendezvousFailed, match=f"{HOME}:{port} did not arrive in 0.2 s: Connection refused"):
-            guest.gather(part(), 0.2)
+            client.gather(part(), 0.2)
 
 
 def test_one_host_that_fails_fails_the_meeting_for_all_with_its_own_words():
     made = Hosts("lab1", "lab2", "lab3")
     with made.stack:
-        second, third = made.guest("lab2"), made.guest("lab3")
+        second, third = made.client("lab2"), made.client("lab3")
         made.gather(second, third, made.holder)
         facts = {"rank": 4, "device": "device 0", "phase": "COMM", "how": "raised", "type": "ValueError", "text": "no"}
         third.fail(
@@ -242,17 +244,17 @@ def test_one_host_that_fails_fails_the_meeting_for_all_with_its_own_words():
 
 
 def test_a_host_that_vanishes_fails_the_meeting_for_all(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
-    guest._talk.close()
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
+    client._talk.close()
     assert verdict_of(hosts.holder).cause.message.startswith("lab2 vanished")
 
 
 def test_a_holder_that_vanishes_is_named_by_its_guests(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
-    hosts.holder._guests["lab2"].talk.close()
-    assert verdict_of(guest).cause.missing == ("lab1",)
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
+    hosts.holder._clients["lab2"].talk.close()
+    assert verdict_of(client).cause.missing == ("lab1",)
 
 
 @pytest.mark.parametrize(
@@ -269,12 +271,12 @@ def test_a_holder_that_vanishes_is_named_by_its_guests(hosts):
 def test_a_guest_whose_connection_breaks_before_it_has_arrived_comes_again(hosts, kind, is_delivered):
     # With "attending" cut off, the welcome was delivered.
     proxy = hosts.keep(CuttingProxy(hosts.holder.port, kind, is_delivered=is_delivered))
-    guest = hosts.keep(RendezvousClient("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=hosts.epoch))
-    came = hosts.gather(guest, hosts.holder)
+    client = hosts.keep(RendezvousClient("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=hosts.epoch))
+    came = hosts.gather(client, hosts.holder)
     assert proxy.has_cut
     assert [one.place for one in came] == [1, 0]
-    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(guest, UP, 5.0))
-    assert guest.has_passed(UP)
+    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(client, UP, 5.0))
+    assert client.has_passed(UP)
     assert hosts.holder.verdict() is None
 
 
@@ -282,8 +284,8 @@ def test_a_guest_whose_connection_breaks_once_it_has_arrived_is_the_cause_for_al
     made = Hosts("lab1", "lab2", "lab3")
     with made.stack:
         proxy = made.keep(CuttingProxy(made.holder.port, "attending", is_delivered=True))
-        guest = made.keep(RendezvousClient("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=made.epoch))
-        came = made.gather(guest, made.holder)
+        client = made.keep(RendezvousClient("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=made.epoch))
+        came = made.gather(client, made.holder)
         assert all(isinstance(error, RendezvousFailed) for error in came)
         assert came[1].data["missing"] == ["lab2"]
         assert str(came[0]).startswith("lab1 vanished (the connection broke")
@@ -296,7 +298,7 @@ def test_a_guest_that_connects_again_before_its_first_connection_is_missed_takes
         proof = lines.proof(TOKEN, "guest", **proven)
         stuck.sendall(lines.write("hello", name="lab2", epoch=hosts.epoch, nonce="0" * 64, proof=proof))
         assert lines.read(stuck.recv(4096))["kind"] == "welcome"
-        came = hosts.gather(hosts.guest("lab2"), hosts.holder)
+        came = hosts.gather(hosts.client("lab2"), hosts.holder)
         assert [one.place for one in came] == [1, 0]
         stuck.settimeout(5)
         assert stuck.recv(4096) == b""
@@ -305,37 +307,37 @@ def test_a_guest_that_connects_again_before_its_first_connection_is_missed_takes
 def test_a_holder_that_is_gone_before_all_are_seated_is_missed_at_once():
     made = Hosts("lab1", "lab2", "lab3")
     with made.stack:
-        guest = made.guest("lab2")
+        client = made.client("lab2")
 
         def crash() -> None:
-            wait_until(lambda: made.holder._guests and made.holder._guests["lab2"].part is not None)
+            wait_until(lambda: made.holder._clients and made.holder._clients["lab2"].part is not None)
             made.holder._listener.shutdown(socket.SHUT_RDWR)
             made.holder._listener.close()
-            reset(made.holder._guests["lab2"].talk._socket)
+            reset(made.holder._clients["lab2"].talk._socket)
 
-        came = at_once(lambda: guest.gather(part(), 60.0), crash)
+        came = at_once(lambda: client.gather(part(), 60.0), crash)
         assert str(came[0]) == "lab1 vanished (Connection refused)"
 
 
 def test_leaving_once_all_were_up_is_no_failure(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
-    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(guest, UP, 5.0))
-    guest.close()
-    wait_until(lambda: hosts.holder._guests["lab2"].has_left)
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
+    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(client, UP, 5.0))
+    client.close()
+    wait_until(lambda: hosts.holder._clients["lab2"].has_left)
     assert hosts.holder.verdict() is None
 
 
 def test_a_member_of_an_older_epoch_is_refused_and_the_meeting_goes_on(hosts):
-    old = hosts.guest("lab2", epoch=6)
+    old = hosts.client("lab2", epoch=6)
     with pytest.raises(RendezvousFailed, match="this is epoch 7, and lab2 is of epoch 6"):
         old.gather(part(), 1.0)
-    came = hosts.gather(hosts.guest("lab2"), hosts.holder)
+    came = hosts.gather(hosts.client("lab2"), hosts.holder)
     assert [one.place for one in came] == [1, 0]
 
 
 def test_a_member_of_a_newer_epoch_waits_until_the_old_meeting_has_ended(hosts):
-    early = hosts.guest("lab2", epoch=8)
+    early = hosts.client("lab2", epoch=8)
     port = hosts.holder.port
 
     def replace() -> object:
@@ -355,22 +357,22 @@ def test_strangers_who_say_nothing_do_not_hold_up_the_end(hosts):
         hosts.holder.close()
         stranger.settimeout(5)
         assert stranger.recv(4096) == b""
-    assert not [thread for thread in threading.enumerate() if thread.name == "meeting of lab1"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rendezvous of lab1"]
 
 
 def test_a_message_of_another_epoch_is_not_taken(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
-    guest._talk.send(lines.write("arrived", epoch=6, point=UP))
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
+    client._talk.send(lines.write("arrived", epoch=6, point=UP))
     assert "epoch 6" in verdict_of(hosts.holder).cause.message
     assert hosts.holder.missing(UP) == ("lab1", "lab2")
 
 
 def test_whoever_does_not_know_the_token_is_refused_and_learns_nothing(hosts):
     with pytest.raises(RendezvousFailed, match="the token is another"):
-        hosts.guest("lab2", token="some other token entirely").gather(part(), 1.0)
+        hosts.client("lab2", token="some other token entirely").gather(part(), 1.0)
     with pytest.raises(RendezvousFailed, match="lab9 is not expected"):
-        hosts.guest("lab9").gather(part(), 1.0)
+        hosts.client("lab9").gather(part(), 1.0)
     assert hosts.holder.verdict() is None
 
 
@@ -386,9 +388,9 @@ def test_a_holder_that_does_not_know_the_token_is_not_believed():
     with socket.create_server((HOME, 0)) as listener:
         thread = threading.Thread(target=pretend, args=(listener,))
         thread.start()
-        guest = RendezvousClient("lab2", at=(HOME, listener.getsockname()[1]), token=TOKEN, epoch=1)
+        client = RendezvousClient("lab2", at=(HOME, listener.getsockname()[1]), token=TOKEN, epoch=1)
         with pytest.raises(RendezvousFailed, match="does not know the token"):
-            guest.gather(part(), 5.0)
+            client.gather(part(), 5.0)
         thread.join(5)
 
 
@@ -416,7 +418,7 @@ def test_strangers_who_say_anything_else_are_shown_out_and_do_no_harm(hosts, sai
                     break
             except ConnectionError:
                 break
-    came = hosts.gather(hosts.guest("lab2"), hosts.holder)
+    came = hosts.gather(hosts.client("lab2"), hosts.holder)
     assert [one.place for one in came] == [1, 0]
 
 
@@ -432,12 +434,12 @@ def test_names_tokens_and_epochs_that_can_not_be_are_all_told_before_anything_ha
 
 
 def test_nothing_is_left_of_a_meeting(hosts):
-    guest = hosts.guest("lab2")
-    hosts.gather(guest, hosts.holder)
+    client = hosts.client("lab2")
+    hosts.gather(client, hosts.holder)
     port = hosts.holder.port
-    guest.close()
+    client.close()
     hosts.holder.close()
     hosts.holder.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("meeting of")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rendezvous of")]
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((HOME, port))

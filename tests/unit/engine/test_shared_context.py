@@ -1,4 +1,4 @@
-"""Seats, a company of one, and the words by which attempts find their like."""
+"""Members, a context of one, and the share keys by which attempts find their shared process."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from pathlib import Path
 
 import pytest
 
-from stoker.authoring import Alone, Digests, InputPath, PlanBuilder, StageContext, Together, arg, stage
+from stoker.authoring import Digests, InputPath, PlanBuilder, ProcessSharing, SoloContext, StageContext, arg, stage
 from stoker.core.errors import InternalError
-from stoker.engine.action import company_key, company_word
+from stoker.engine.action import share_key_of, shared_process_key
 from stoker.engine.device_gate import held_base
 from stoker.engine.plan import PlanNode
 from tests.unit.engine.lab import Lab
 from tests.unit.engine.stages import Number
 
 
-def alone(tmp_path: Path) -> Alone:
+def alone(tmp_path: Path) -> SoloContext:
     job = StageContext(
         node="n", out=str(tmp_path), emit=lambda _report: None, is_cancelled=lambda: False, devices=("GPU-1",)
     )
-    return Alone(job, {}, None)
+    return SoloContext(job, {}, None)
 
 
 def test_a_company_of_one_is_over_when_that_one_has_ended(tmp_path: Path) -> None:
-    company = alone(tmp_path)
-    (seat,) = company.arrivals(0.0)
-    assert (company.arrivals(9.0), company.is_over, company.devices) == ([], False, ("GPU-1",))
-    seat.finished(seat.job.save(Number, 3))
-    assert company.is_over
-    assert company.result().load() == 3
+    shared = alone(tmp_path)
+    (member,) = shared.new_members(0.0)
+    assert (shared.new_members(9.0), shared.is_over, shared.devices) == ([], False, ("GPU-1",))
+    member.finished(member.job.save(Number, 3))
+    assert shared.is_over
+    assert shared.result().load() == 3
 
 
 def test_a_company_of_one_raises_what_its_member_failed_with(tmp_path: Path) -> None:
-    company = alone(tmp_path)
-    (seat,) = company.arrivals(0.0)
-    seat.failed(ZeroDivisionError("oh"))
+    shared = alone(tmp_path)
+    (member,) = shared.new_members(0.0)
+    member.failed(ZeroDivisionError("oh"))
     with pytest.raises(ZeroDivisionError, match="oh"):
-        company.result()
+        shared.result()
 
 
 def test_a_member_ends_once(tmp_path: Path) -> None:
-    company = alone(tmp_path)
-    (seat,) = company.arrivals(0.0)
-    assert seat.is_taken
-    seat.failed(ValueError("oh"))
-    assert not seat.is_taken
+    shared = alone(tmp_path)
+    (member,) = shared.new_members(0.0)
+    assert member.is_active
+    member.failed(ValueError("oh"))
+    assert not member.is_active
     with pytest.raises(InternalError, match="twice"):
-        seat.failed(ValueError("oh"))
+        member.failed(ValueError("oh"))
 
 
-def test_who_never_said_how_it_ended_has_no_result(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="without saying how"):
+def test_a_member_without_an_outcome_has_no_result(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="did not report an outcome"):
         alone(tmp_path).result()
 
 
@@ -62,16 +62,16 @@ class BaseArgs:
     place: str = arg("", help="Where it is.", runtime=True)
 
 
-def words_of(args: BaseArgs, digests: Digests) -> str:
+def key_of(args: BaseArgs, digests: Digests) -> str:
     return " ".join([type(args).__name__, *digests["base_files"], *digests["numbers"]])
 
 
-@stage("test/based", together=Together(run="nobody:calls", key=words_of))
+@stage("test/based", together=ProcessSharing(run="unused:function", key=key_of))
 def based(job: StageContext, numbers: list[Number], args: BaseArgs) -> Number:
     return job.save(Number, 1)
 
 
-def test_words_are_made_of_what_a_stage_reads_and_the_key_of_its_code_too(tmp_path: Path) -> None:
+def test_a_share_key_is_made_of_what_a_stage_reads_and_the_process_key_of_its_code_too(tmp_path: Path) -> None:
     one, same, other = (tmp_path / name for name in ("one", "same", "other"))
     for path, text in ((one, "base"), (same, "base"), (other, "another")):
         path.write_text(text)
@@ -80,12 +80,12 @@ def test_words_are_made_of_what_a_stage_reads_and_the_key_of_its_code_too(tmp_pa
         for path in (one, same, other):
             node = node_reading(path)
             action = lab.cache.action(node, {"numbers": ()})
-            word = company_word(based, node.args, action)
-            found[path.name] = (word, company_key(based, word, action), held_base(word))
+            share_key = share_key_of(based, node.args, action)
+            found[path.name] = (share_key, shared_process_key(based, share_key, action), held_base(share_key))
     assert found["one"] == found["same"]
     assert all(one != other for one, other in zip(found["one"], found["other"], strict=True))
     assert found["one"][0].startswith("BaseArgs ")
-    assert held_base("word", user=1) != held_base("word", user=2)
+    assert held_base("share_key", user=1) != held_base("share_key", user=2)
 
 
 def node_reading(path: Path) -> PlanNode:
@@ -94,15 +94,15 @@ def node_reading(path: Path) -> PlanNode:
     return PlanNode(id="based", stage=based, args=values)
 
 
-def test_a_cookbook_that_cant_give_its_word_fails_its_own_stage(tmp_path: Path) -> None:
-    def wordless(_args: object, _digests: Digests) -> str:
+def test_a_cookbook_that_cant_give_its_share_key_fails_its_own_stage(tmp_path: Path) -> None:
+    def keyless(_args: object, _digests: Digests) -> str:
         message = "no base"
         raise KeyError(message)
 
-    @stage("test/wordless", together=Together(run="nobody:calls", key=wordless))
+    @stage("test/keyless", together=ProcessSharing(run="unused:function", key=keyless))
     def shy(job: StageContext) -> Number:
         return job.save(Number, 1)
 
     with Lab(tmp_path / "lab") as lab:
         ran = lab.run(PlanBuilder("shy").start(shy).finish())
-    assert ran["wordless"].message == "with whom it shares a process can't be told: KeyError: 'no base'"
+    assert ran["keyless"].message == "share key: KeyError: 'no base'"

@@ -1,4 +1,4 @@
-"""The side of a TCP meeting that comes to it: it proves itself, says what it brings, and learns the rest."""
+"""The side of a TCP rendezvous that comes to it: it proves itself, says what it brings, and learns the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_EPOCH = 2**53
 
 
 class RendezvousClient(TcpRendezvous):
-    """A meeting that is held elsewhere."""
+    """A rendezvous that is held elsewhere."""
 
     def __init__(self, name: str, *, at: tuple[str, int], token: str, epoch: int, unheard_s: float = UNHEARD_S) -> None:
         """`at` is where it is held; whether it is, `gather` finds out. Raises `BadGang`.
@@ -60,15 +60,15 @@ class RendezvousClient(TcpRendezvous):
             self._say("attending", ranks=part.ranks, devices=list(part.devices))
             left_s = max(0.0, deadline_s - clock.monotonic_s())
             if not self._wait(
-                lambda: self._seats is not None or self._is_disconnected, left_s + _MARGIN_S, is_cancelled
+                lambda: self._host_ranks is not None or self._is_disconnected, left_s + _MARGIN_S, is_cancelled
             ):
                 raise failed(settled(self, not_arrived([self._holder], timeout_s)))
             if not self._is_disconnected:
                 break
             talk.close()
-        if self._seats is None or self._verdict is not None:
+        if self._host_ranks is None or self._verdict is not None:
             raise failed(self._verdict or RendezvousOutcome(cause=vanished(self._holder, "closed")))
-        return self._seats
+        return self._host_ranks
 
     def publish(self, place: str) -> None:
         raise InternalError(f"{self.name} can't publish {place}: the first host does")
@@ -95,7 +95,7 @@ class RendezvousClient(TcpRendezvous):
     def _reach(
         self, deadline_s: float, timeout_s: float, is_cancelled: Callable[[], bool], *, is_again: bool
     ) -> RendezvousConnection:
-        """Connect to the meeting, which may have yet to begin. Raises `RendezvousFailed`, `Cancelled`.
+        """Connect to the rendezvous, which may have yet to begin. Raises `RendezvousFailed`, `Cancelled`.
 
         `is_again`: this host was let in before and lost the connection, so a holder that is gone is not waited for.
         """
@@ -153,7 +153,7 @@ class RendezvousClient(TcpRendezvous):
             raise RendezvousFailed(f"{self._holder} does not let {self.name} in: {why}", host=self._holder, why=why)
         if not lines.is_proven(lines.text(answer, "proof"), self._token, "holder", **proven):
             why = "it does not know the token"
-            raise RendezvousFailed(f"{self._holder} is not who holds the meeting: {why}", host=self._holder, why=why)
+            raise RendezvousFailed(f"{self._holder} is not who holds the rendezvous: {why}", host=self._holder, why=why)
         self._holder = lines.name_of(answer)
         return True
 
@@ -191,8 +191,8 @@ class RendezvousClient(TcpRendezvous):
     def _hear(self, talk: RendezvousConnection, line: lines.Line) -> bool:
         """Take in what the holder says; `False`: it was its last word. Raises `BadLine`."""
         kind = line["kind"]
-        if kind == "seated" and self._seats is None:
-            self._take_seat(talk, line)
+        if kind == "seated" and self._host_ranks is None:
+            self._take_ranks(talk, line)
         elif kind == "published":
             place = lines.text(line, "place")
             if not lines.is_place(place):
@@ -217,13 +217,13 @@ class RendezvousClient(TcpRendezvous):
         self._tell_news()
         return True
 
-    def _take_seat(self, talk: RendezvousConnection, line: lines.Line) -> None:
+    def _take_ranks(self, talk: RendezvousConnection, line: lines.Line) -> None:
         hosts = lines.read_hosts(line)
         place = lines.number(line, "place", len(hosts) - 1, 1)
         if hosts[place].name != self.name:
             message = f"gave the seat of {hosts[place].name}"
             raise BadLine(message)
-        self._seats = HostRanks(hosts=hosts, place=place, address=talk.own_address, epoch=self.epoch)
+        self._host_ranks = HostRanks(hosts=hosts, place=place, address=talk.own_address, epoch=self.epoch)
 
     def _end(self, verdict: RendezvousOutcome) -> None:
         with self._news:
