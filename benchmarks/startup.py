@@ -13,8 +13,10 @@ from harness import Benchmark, Row, Side
 from peers import Installed
 
 COMMANDS = (
-    ("stoker", ("stoker", "--help"), 4.0),
+    ("stoker", ("stoker", "--help"), 2.0),
     ("stoker", ("stoker", "recipes"), 8.0),
+    ("stoker", ("stoker", "run", "--no-out", "--", "true"), 8.0),
+    ("stoker", ("stoker", "jobs"), None),
     ("huggingface_hub", ("hf", "--help"), None),
     ("ray", ("ray", "--help"), None),
 )
