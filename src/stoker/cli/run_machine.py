@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> st
         ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
         f"python = {_python(parts, order)}",
     ]
-    line = f"{platform.node().partition('.')[0]}: {'; '.join(told)}"
+    line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(told)}"
     count = len(order.trials)
     if not is_sweep(order.trials):
         return line

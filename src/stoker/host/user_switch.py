@@ -14,7 +14,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -87,6 +86,8 @@ def written(order: Mapping[str, object]) -> Iterator[int]:
     if sys.platform == "linux":
         descriptor = os.memfd_create("stoker-order", os.MFD_CLOEXEC)
     else:
+        import tempfile  # noqa: PLC0415 - milliseconds at every start
+
         descriptor, path = tempfile.mkstemp()
         os.unlink(path)
     try:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any
-from urllib.parse import unquote
 
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import ContainmentUnavailable, ProcessLost, Usage
@@ -241,13 +240,16 @@ def _addresses(environment: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     """Return the sockets to try, and for each whether systemd itself is behind it and not a bus with others on it."""
     folder = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     yield f"{folder}/systemd/private", True
-    for address in environment.get("DBUS_SESSION_BUS_ADDRESS", "").split(";"):
-        kind, _, text = address.partition(":")
-        parts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-        if kind == "unix" and "path" in parts:
-            yield unquote(parts["path"]), False
-        elif kind == "unix" and "abstract" in parts:
-            yield "\0" + unquote(parts["abstract"]), False
+    if addresses := environment.get("DBUS_SESSION_BUS_ADDRESS"):
+        from urllib.parse import unquote  # noqa: PLC0415 - milliseconds at every start
+
+        for address in addresses.split(";"):
+            kind, _, text = address.partition(":")
+            parts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+            if kind == "unix" and "path" in parts:
+                yield unquote(parts["path"]), False
+            elif kind == "unix" and "abstract" in parts:
+                yield "\0" + unquote(parts["abstract"]), False
     yield f"{folder}/bus", False
 
 

@@ -8,7 +8,6 @@ what it said is in its log, as far as that has room. If we are killed ourselves,
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -148,7 +147,7 @@ class _ProgramAttempt:
         try:
             if self._around.user is not None:
                 give_to(self._around.user, scratch.path, keeps=OURS)
-            mark = f"{work.folders.run_id}-{secrets.token_hex(4)}"
+            mark = f"{work.folders.run_id}-{os.urandom(4).hex()}"
             resume = self._resume_from(scratch)
             launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
             with ExitStack() as held:
@@ -303,7 +302,7 @@ class _AttemptOfAnother:
         self._work = work
         self._around = around
         self._clock = clock
-        self._run_as = RunAsFolders(user, work, secrets.token_hex(4))
+        self._run_as = RunAsFolders(user, work, os.urandom(4).hex())
         here = changed(around, trainer_folder=self._run_as.library)
         self._inner = _ProgramAttempt(self._run_as.work, here, containment, clock)
 

@@ -14,7 +14,6 @@ import base64
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote, quote_plus
 
@@ -65,9 +64,11 @@ class RunAsFolders:
             os.chmod(self.library, _READ_BY_ALL)
             os.chown(self._path, os.geteuid(), self.user.gid)
             os.chmod(self._path, _BY_ITS_USER)
+            from shutil import copyfile  # noqa: PLC0415 - milliseconds at every start
+
             for name in os.listdir(trainer_folder):
                 if name.endswith(".py"):
-                    copied = shutil.copyfile(os.path.join(trainer_folder, name), os.path.join(self.library, name))
+                    copied = copyfile(os.path.join(trainer_folder, name), os.path.join(self.library, name))
                     os.chmod(copied, 0o644)
             for name in _THEIRS:
                 os.mkdir(self._at(name), 0o700)
@@ -104,7 +105,9 @@ class RunAsFolders:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                shutil.copytree(self._at("out"), self._work.out, symlinks=True, dirs_exist_ok=True)
+                from shutil import copytree  # noqa: PLC0415
+
+                copytree(self._at("out"), self._work.out, symlinks=True, dirs_exist_ok=True)
         return removed
 
     def close(self) -> None:
