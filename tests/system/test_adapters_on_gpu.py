@@ -141,7 +141,7 @@ def test_in_16_bits_company_is_as_exact_as_peft_and_within_the_spread_of_two_sol
     spread, apart = mean_distance(solo, other), mean_distance(one.losses, solo)
     off, their_off = mean_distance(one.losses, exact), mean_distance(solo, exact)
     print(f"solo as it comes and under autocast: {spread:.2e} apart; company and solo as it comes: {apart:.2e}")
-    print(f"solo with rows in another order: {mean_distance(solo, reordered):.2e} (docs/decisions/0050)")
+    print(f"solo with rows in another order: {mean_distance(solo, reordered):.2e} (docs/decisions/adapters-numerics)")
     print(f"from 32 bits: solo {their_off:.2e}, company {off:.2e}")
     assert off <= 1.5 * their_off
     assert apart <= spread
