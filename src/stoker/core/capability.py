@@ -47,7 +47,7 @@ class ProbeFinding:
 
 @frozen
 class Capability:
-    """One machine at one moment. `None` and empty texts mean: nobody could say."""
+    """One machine at one moment. `None` and empty texts mean unknown."""
 
     hostname: str = ""
     os: str = ""
@@ -60,7 +60,7 @@ class Capability:
     ram_available_bytes: int | None = None
     devices: tuple[Device, ...] = ()
     backends: Mapping[Backend, str] = fresh(factory=dict)
-    """What programs can speak here → its version, if anybody says one."""
+    """Backend name → its version, if known."""
     python_version: str = ""
     interpreters: tuple[MachineInterpreter, ...] = ()
     recipes: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Capability:
         return digest_value("capability", steady)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON does: system A's fields, in which memory that nobody knows is 0.0, then ours."""
+        """Return it as JSON: system A's fields, in which unknown memory is 0.0, then ours."""
         cuda = [one for one in self.usable_devices if one.backend is Backend.CUDA]
         return {
             "schema": SCHEMA,

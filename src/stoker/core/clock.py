@@ -1,4 +1,4 @@
-"""Time as something handed in, so that nothing that waits needs a test that sleeps."""
+"""Time as a parameter, so that no test has to sleep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 
 class Clock(Protocol):
-    """Where the time comes from."""
+    """Source of the time."""
 
     def now(self) -> datetime:
         """Return the wall time, aware, in UTC."""
@@ -19,16 +19,16 @@ class Clock(Protocol):
         """Return the wall time as seconds since 1970."""
 
     def monotonic_s(self) -> float:
-        """Return seconds on a scale that never goes back; only differences mean something."""
+        """Return seconds on a scale that never goes back; only differences have a meaning."""
 
     def boottime_s(self) -> float:
-        """Return seconds on a scale that never goes back and also counts while the computer is suspended."""
+        """Return seconds on a scale that never goes back and also counts suspend."""
 
     def sleep(self, seconds: float) -> None:
         """Let that much time pass."""
 
 
-# The same for every process of a boot. Elsewhere than on Linux the monotonic clock has to do.
+# The same for every process of a boot. Systems without it use the monotonic clock.
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -52,7 +52,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that stands still until it is told to move; sleeping moves it."""
+    """A clock that moves only by `advance`, `suspend`, `jump` and `sleep`."""
 
     def __init__(self, start_s: float = 1_700_000_000.0) -> None:
         self._wall_s = start_s
@@ -75,7 +75,7 @@ class FakeClock:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on all scales."""
+        """Advance all scales."""
         if seconds < 0:
             message = "time does not go back; `jump` moves the wall clock alone"
             raise ValueError(message)
@@ -83,26 +83,26 @@ class FakeClock:
         self._monotonic_s += seconds
 
     def suspend(self, seconds: float) -> None:
-        """Let time pass as while a lid is closed: the monotonic scale does not notice."""
+        """Advance all scales except the monotonic one, as suspend does."""
         self._wall_s += seconds
         self._suspended_s += seconds
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward or back, as an administrator would; the monotonic scale does not notice."""
+        """Set the wall clock forward or back; the monotonic scale does not change."""
         self._wall_s += seconds
 
 
-# Things that are closed at the end of a with-block, whatever ends it.
+# Objects that are closed at the end of a with-block.
 
 
 class Closable(ABC):
-    """Has `close`, and so may stand in a with-block."""
+    """Has `close`, and works as a context manager."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds. Twice is fine."""
+        """Release what it holds. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

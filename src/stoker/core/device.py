@@ -32,7 +32,7 @@ class MemoryType(StrEnum):
     DISCRETE = "discrete"
     """Its own."""
     UNIFIED = "unified"
-    """The machine's, with everybody else."""
+    """The machine's, shared with all processes."""
 
     @property
     def usable_percent(self) -> int:
@@ -77,7 +77,7 @@ UNKNOWN = TriStateAnswer(verdict=TriState.UNKNOWN)
 
 @frozen
 class Device:
-    """One accelerator as it was found. `None` and empty texts mean: nobody could say."""
+    """One accelerator as detected. `None` and empty texts mean unknown."""
 
     uuid: str
     """Its identity. Where the vendor has none, one is made that is unique on this host."""
@@ -149,7 +149,7 @@ class Resource(StrEnum):
 
 @frozen
 class Needs:
-    """What one stage holds while it runs. Zero memory means: nothing declared."""
+    """What one stage holds while it runs. Zero memory means nothing declared."""
 
     cpu: int = 1
     gpu: int = 0
@@ -159,21 +159,21 @@ class Needs:
     vram_gib: float = 0.0
     """On each of its devices."""
     ranks: int = 1
-    """As how many processes it runs, brought up together: a gang if more than one. All else is for all of them."""
+    """Number of processes, brought up together: a gang if more than one. The other fields are for all of them."""
     shares: bool = False
-    """It may run beside others on its devices, within `vram_gib`; else it has them to itself."""
+    """It may run beside others on its devices, within `vram_gib`; otherwise its devices are exclusive."""
     base_gib: float = 0.0
-    """How much of `vram_gib` a company holds once, however many members it has."""
+    """The part of `vram_gib` that a shared process holds once, for any number of members."""
     base_memory_gib: float = 0.0
     """The same of `memory_gib`."""
     most: int = 0
-    """How many members its company has at once; zero: as many as there is room for."""
+    """Maximum number of members at once; zero: as many as fit."""
     peaks: tuple[str, ...] = ()
-    """Under which names it is remembered what a company took beside its base, and what was foretold; none: nowhere."""
+    """Names under which measured memory beside the base is remembered, with its estimate; empty: not remembered."""
     foretold_percent: float = 100.0
-    """What those memories have made of what was foretold for a member."""
+    """Correction of a member's estimate by earlier measurements."""
     company: str = ""
-    """Whose like shares a process with it: filled in before it starts. Cores, too, are held once by all of them."""
+    """Share key of its shared process, set before it starts. Cores, too, are held once by all members."""
 
     @property
     def memory_bytes(self) -> int:
@@ -194,10 +194,10 @@ class Needs:
 
 @frozen
 class Capacity:
-    """What one machine (or one run on it) may hand out, its devices apart: those are shared with everybody on it."""
+    """What one machine, or one run on it, may hand out. Devices are not part of it: other processes share them."""
 
     cpu: int
     network: int = 4
     disk: int = 2
     memory_bytes: int = 0
-    """Zero means: not limited."""
+    """Zero means no limit."""

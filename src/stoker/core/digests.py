@@ -136,8 +136,8 @@ def _first(pair: tuple[bytes, object]) -> bytes:
     return pair[0]
 
 
-# Exact types only: a subclass (a NumPy float, an enum) may print or compare differently, so it has to be turned
-# into the plain type by whoever knows what it means.
+# Exact types only: a subclass (a NumPy float, an enum) may print or compare differently, so the caller converts it
+# to the plain type.
 _ENCODERS: dict[type, Callable[..., None]] = {
     type(None): _encode_none,
     bool: _encode_bool,

@@ -1,15 +1,15 @@
-"""Every error of Stoker, in one tree sorted by who must act.
+"""Every error of Stoker, in one tree sorted by the person or program that must act.
 
     StokerError
     ├── BadInput      you change something          usage, files, recipes, arguments, plans
     ├── Refused       wrong moment                  conflict, held, stale, not found
-    ├── Unavailable   try later or elsewhere        disk, permission, a process that went away
+        ├── Unavailable   try later or elsewhere        disk, permission, a lost process
     ├── Damaged       bytes are not what their name says
     └── WorkFailed    our machinery worked, the work did not
 
-A leaf carries data; its one-line message says what happened to what, its hint says what to do.
-Each leaf has exactly one `code` (for machines) and one `exit_code` (for shells); `MEANINGS` is the table of
-the latter and a test checks that every class uses a code of it. Nothing here formats for a terminal.
+A leaf carries data. Its message states in one line what happened to what, its hint what to do. Each leaf has exactly
+one `code` (for programs) and one `exit_code` (for shells). `MEANINGS` is the table of exit codes; a test checks that
+every class uses one of it. Nothing here formats for a terminal.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 from stoker.core.frozen import frozen, frozen_by_position
 
-# One thing wrong with what a person wrote, and what may be fetched to mend it.
+# One validation error in what a person wrote, and what may be fetched to repair it.
 
 
 @frozen_by_position
 class Diagnostic:
-    """One thing wrong: where it is, what it is, what would be right; `shown` is the line itself, carets under it."""
+    """One validation error: its place, the message, a hint. `shown` is the line itself with carets under it."""
 
     where: str
     message: str
@@ -44,16 +44,16 @@ class Diagnostic:
 
 @frozen
 class MissingRepoFiles:
-    """Files of one repository, without which nobody can say whether work is right."""
+    """Files of one repository that a check of the work requires."""
 
     argument: str
-    """Of the recipe, which names the repository."""
+    """Argument of the recipe that names the repository."""
     repo: str
-    """As it was typed: `org/name`, or `org/name@revision`."""
+    """As typed: `org/name`, or `org/name@revision`."""
     names: tuple[str, ...]
-    """What is wanted next, by name or pattern: the small files that may still refuse it come before the large ones."""
+    """Files needed next, by name or pattern. Small files that may refuse the work come before the large ones."""
     whole: tuple[str, ...]
-    """All that will be wanted, by name or pattern."""
+    """All files that will be needed, by name or pattern."""
 
 
 class StokerError(Exception):
@@ -77,12 +77,12 @@ class StokerError(Exception):
         return self.message
 
     def add_hint(self, more: str) -> None:
-        """Add a second thing to do to the hint."""
+        """Append a second action to the hint."""
         join = " " if self.hint.endswith("?") else "; "
         self.hint = f"{self.hint}{join}{more}" if self.hint else more
 
     def to_dict(self) -> dict[str, object]:
-        """Return the error as the plain object that every `--json` output uses."""
+        """Return the error as the JSON object of every `--json` output."""
         body: dict[str, object] = {"error": self.code, "exit_code": self.exit_code, "message": self.message}
         if self.hint:
             body["hint"] = self.hint
@@ -92,39 +92,39 @@ class StokerError(Exception):
 
 
 class BadInput(StokerError, code="bad_input", exit_code=2):
-    """Something that a person wrote has to change."""
+    """The user must change something."""
 
 
 class Refused(StokerError, code="refused", exit_code=1):
-    """Right request, wrong moment."""
+    """The request is right, the moment is not."""
 
 
 class Unavailable(StokerError, code="unavailable", exit_code=16):
-    """Something outside is missing for now."""
+    """Something outside is not available for now."""
 
 
 class Damaged(StokerError, code="damaged", exit_code=13):
-    """Bytes are not what their name says."""
+    """Bytes do not match their name."""
 
 
 class WorkFailed(StokerError, code="work_failed", exit_code=1):
-    """The machinery worked; the work it was given did not."""
+    """The machinery worked; the work failed."""
 
 
 class Usage(BadInput, code="usage", exit_code=2):
-    """The command line itself is wrong."""
+    """The command line is wrong."""
 
 
 class LocalFile(BadInput, code="local_file", exit_code=16):
-    """A file of the user's is missing, unreadable or of the wrong sort."""
+    """A file of the user is missing, unreadable or of the wrong type."""
 
 
 class ProgramNotFound(BadInput, code="program_not_found", exit_code=16):
-    """What was to be run is not a program."""
+    """The command to run is not a program."""
 
 
 class InvalidInput(BadInput, code="faults", exit_code=20):
-    """Several things wrong with one file or command, reported together."""
+    """Several validation errors of one file or command, reported together."""
 
     def __init__(
         self,
@@ -141,41 +141,41 @@ class InvalidInput(BadInput, code="faults", exit_code=20):
         super().__init__(message, hint=hint, faults=[fault.to_dict() for fault in faults], **data)
         self.faults = faults
         self.count = count or len(faults)
-        """How many there are. Of very many, only the first are kept in `faults`."""
+        """How many there are. If there are very many, `faults` has only the first."""
         self.lacks = lacks
-        """What the hub may have, and all of these faults are about. Empty if more is wrong than that."""
+        """Files that the hub may have, if all of these faults are about them. Empty if anything else is wrong."""
 
 
 class InvalidFile(InvalidInput, code="file_faults", exit_code=16):
-    """Files that the work is to read are missing or may not be read."""
+    """Input files of the work are missing or unreadable."""
 
 
 class InvalidConfig(InvalidInput, code="config_faults", exit_code=21):
-    """A configuration, an override or a sweep says something that can't be."""
+    """A configuration, an override or a sweep is invalid."""
 
 
 class InvalidArchive(InvalidInput, code="archive_faults", exit_code=20):
-    """An archive holds what must not be unpacked."""
+    """An archive contains what must not be unpacked."""
 
 
 class InvalidCluster(InvalidInput, code="cluster_faults", exit_code=23):
-    """A cluster file says something that can't be."""
+    """A cluster file is invalid."""
 
 
 class InvalidManifest(InvalidInput, code="manifest_faults", exit_code=24):
-    """A manifest says something that can't be."""
+    """A manifest is invalid."""
 
 
 class InvalidAdapters(InvalidInput, code="adapters_faults", exit_code=25):
-    """An adapters file says something that can't be."""
+    """An adapters file is invalid."""
 
 
 class FakeForbidden(BadInput, code="fake_forbidden", exit_code=21):
-    """Invented hardware was asked for where only real hardware may be (STOKER_STRICT)."""
+    """Fake hardware was requested where only real hardware is allowed (STOKER_STRICT)."""
 
 
 class UnknownRecipe(BadInput, code="unknown_recipe", exit_code=27):
-    """No cookbook has a recipe of that name."""
+    """No cookbook has a recipe with that name."""
 
 
 class BadCookbook(BadInput, code="bad_cookbook", exit_code=29):
@@ -187,11 +187,11 @@ class InvalidArgs(InvalidInput, code="args_faults", exit_code=28):
 
 
 class TooManyTrials(BadInput, code="too_many_trials", exit_code=22):
-    """A sweep is larger than anybody confirmed."""
+    """A sweep exceeds the confirmed number of trials."""
 
 
 class InvalidProgram(InvalidInput, code="program_faults", exit_code=28):
-    """A program's words and its parameters do not fit together."""
+    """A program's arguments and its parameters do not fit together."""
 
 
 class InvalidPlan(InvalidInput, code="plan_faults", exit_code=40):
@@ -199,23 +199,23 @@ class InvalidPlan(InvalidInput, code="plan_faults", exit_code=40):
 
 
 class StageInputError(BadInput, code="stage_input", exit_code=41):
-    """A stage found that what it was given can't be worked on; trying again is no use."""
+    """A stage can't process its input; a retry does not help."""
 
 
 class TemplateFailed(StageInputError, code="chat_template", exit_code=41):
-    """A base's chat template, which is a program of its own, does not write a conversation."""
+    """A base's chat template, which is a program of its own, does not render a conversation."""
 
 
 class NotFound(Refused, code="not_found", exit_code=1):
-    """Nothing goes by that name here."""
+    """No object with that name."""
 
 
 class Ambiguous(Refused, code="ambiguous", exit_code=1):
-    """A name or id prefix stands for more than one thing."""
+    """A name or id prefix matches more than one object."""
 
 
 class InvalidTransition(Refused, code="illegal_move", exit_code=30):
-    """A job may not go from the state it is in to the one asked for."""
+    """A job can't go from its state to the requested one."""
 
 
 class LockHeld(Refused, code="lock_held", exit_code=16):
@@ -223,39 +223,39 @@ class LockHeld(Refused, code="lock_held", exit_code=16):
 
 
 class NoSpace(Unavailable, code="no_space", exit_code=10):
-    """The disk (or a quota on it) is full."""
+    """The disk, or a quota on it, is full."""
 
 
 class NoPermission(Unavailable, code="no_permission", exit_code=16):
-    """The operating system does not let us: permission, or a read-only file system."""
+    """The operating system denied it: permission, or a read-only file system."""
 
 
 class AuthRefused(Unavailable, code="auth", exit_code=11):
-    """A server does not let us: no credentials, wrong ones, or terms that nobody accepted (401, 403)."""
+    """A server denied access: credentials missing or wrong, or terms not accepted (401, 403)."""
 
 
 class RateLimited(Unavailable, code="rate_limited", exit_code=12):
-    """A server asks for fewer requests (429), longer than we were told to wait."""
+    """A server limits the rate of requests (429) for longer than the limit for waiting."""
 
 
 class NetworkFailed(Unavailable, code="network", exit_code=14):
-    """Something between us and a server broke: name, connection, certificate, an answer cut short, too slow."""
+    """The connection to a server failed: name, connection, certificate, truncated response, timeout."""
 
 
 class NotOnServer(Unavailable, code="not_on_server", exit_code=14):
-    """The server has no such thing (404, 410, 451), or we may not ask it (offline)."""
+    """The server has no such object (404, 410, 451), or requests are disabled (offline)."""
 
 
 class BadAnswer(Unavailable, code="bad_answer", exit_code=14):
-    """A server answered what can't be true or can't be used: a nonsensical header, a name that leads elsewhere."""
+    """A server's response is invalid: a malformed header, a name that leads elsewhere."""
 
 
 class InsufficientDeviceMemory(Unavailable, code="insufficient_memory", exit_code=50):
-    """A device has no room for what was asked: not now, or never."""
+    """A device lacks the requested memory, now or in total."""
 
 
 class DeviceWaitTimeout(Unavailable, code="room_timeout", exit_code=51):
-    """Room on a device did not come free in the time that was given."""
+    """Device memory was not released within the time limit."""
 
 
 class MissingExtra(Unavailable, code="missing_extra", exit_code=29):
@@ -263,35 +263,35 @@ class MissingExtra(Unavailable, code="missing_extra", exit_code=29):
 
 
 class ProcessLost(Unavailable, code="process_lost", exit_code=45):
-    """A process of ours went away, or will not go away."""
+    """A process of ours disappeared, or can't be stopped."""
 
 
 class ScratchBusy(Unavailable, code="scratch_busy", exit_code=16):
-    """Another run works with the same checkpoints."""
+    """Another run uses the same checkpoints."""
 
 
 class ContainmentUnavailable(Unavailable, code="containment", exit_code=42):
-    """A way to keep a program within its memory was asked for and can't be had here."""
+    """A requested containment mechanism is not available here."""
 
 
 class CorruptBytes(Damaged, code="corrupt_bytes", exit_code=13):
-    """Stored bytes do not have the digest they are named by."""
+    """Stored bytes do not have the digest in their name."""
 
 
 class HashMismatch(Damaged, code="hash_mismatch", exit_code=13):
-    """What came is not what was asked for: its digest or its size is another."""
+    """Received bytes have another digest or size than expected."""
 
 
 class NotVerified(Damaged, code="not_verified", exit_code=15):
-    """Evidence does not hold: a receipt that was edited, a file that is no longer the one it speaks of."""
+    """Evidence is not valid: an edited receipt, a file that changed since."""
 
 
 class StageFailed(WorkFailed, code="stage_failed", exit_code=1):
-    """A stage raised, or its process ended badly."""
+    """A stage raised, or its process exited with an error."""
 
 
 class StageTimeout(WorkFailed, code="stage_timeout", exit_code=43):
-    """A stage ran past its limit."""
+    """A stage exceeded its time limit."""
 
 
 class StageDiverged(WorkFailed, code="stage_diverged", exit_code=44):
@@ -299,54 +299,54 @@ class StageDiverged(WorkFailed, code="stage_diverged", exit_code=44):
 
 
 class OutOfMemory(WorkFailed, code="out_of_memory", exit_code=46):
-    """A stage was killed for memory, or the machine can't give it what it declares."""
+    """A stage was killed for memory, or the machine lacks the memory it declares."""
 
 
 class PlanDeadline(WorkFailed, code="plan_deadline", exit_code=47):
-    """The whole plan ran past its limit."""
+    """The plan exceeded its time limit."""
 
 
 class SweepGivenUp(WorkFailed, code="sweep_given_up", exit_code=1):
-    """Everything that a sweep tried failed in the same way."""
+    """All trials of a sweep failed in the same way."""
 
 
 class TrialsCancelled(WorkFailed, code="trials_cancelled", exit_code=1):
-    """Trials of a sweep were cancelled one by one (`stoker cancel NAME/2`); the others went on."""
+    """Trials of a sweep were cancelled one by one (`stoker cancel NAME/2`); the others continued."""
 
 
 class Cancelled(WorkFailed, code="cancelled", exit_code=130):
-    """A person no longer wants it (Ctrl-C)."""
+    """The user cancelled it (Ctrl-C)."""
 
 
 class Terminated(WorkFailed, code="terminated", exit_code=143):
-    """The process was asked to end (SIGTERM, `stoker cancel`)."""
+    """The process received SIGTERM (`stoker cancel`)."""
 
 
 class InternalError(StokerError, code="bug", exit_code=70):
-    """Something that can't happen did."""
+    """A state that should be impossible."""
 
 
-# Errors of the queue, the coordinator and its own API: leaves of the tree in `core.errors`, exit codes 30 to 39.
+# Errors of the queue, the coordinator and its API: exit codes 30 to 39.
 
 
 class StaleLease(Refused, code="stale_lease", exit_code=31):
-    """Somebody speaks for a job that is no longer theirs: its epoch, or the coordinator's generation, has moved on."""
+    """A write for a job comes from an older epoch, or from an older generation of the coordinator."""
 
 
 class Conflict(Refused, code="conflict", exit_code=32):
-    """The same name or key already stands for something else."""
+    """The name or key already belongs to something else."""
 
 
 class Forbidden(Refused, code="not_allowed", exit_code=33):
-    """The coordinator wants a token for this, or another one."""
+    """The request needs a token, or one with another role."""
 
 
 class NoCoordinator(Unavailable, code="no_coordinator", exit_code=34):
-    """No coordinator is known here, or the one that is does not answer."""
+    """No coordinator is configured here, or it does not respond."""
 
 
 class VersionSkew(Refused, code="version_skew", exit_code=35):
-    """The two sides speak protocols, or keep schemas, that are too far apart."""
+    """The protocols or schemas of the two sides are too far apart."""
 
 
 class DatabaseTrouble(Unavailable, code="database", exit_code=36):
@@ -358,42 +358,42 @@ class AlreadyServing(Refused, code="already_serving", exit_code=37):
 
 
 class TooLarge(BadInput, code="too_large", exit_code=38):
-    """More bytes, jobs or fields than a coordinator takes at once."""
+    """More bytes, jobs or fields than a coordinator accepts at once."""
 
 
 class CodeNotAccepted(Refused, code="code_not_accepted", exit_code=39):
-    """A coordinator takes only code that it knows, and this is other code. To try it again unchanged is useless."""
+    """A coordinator accepts only known code, and this is other code. A retry without a change does not help."""
 
 
 class CommitMissing(CodeNotAccepted, code="commit_missing", exit_code=39):
-    """A coordinator takes only commits that it knows, and this code carries none."""
+    """A coordinator accepts only known commits, and this code has none."""
 
 
 class Drained(WorkFailed, code="drained", exit_code=75):
-    """A worker ended because it was drained or its machine was wanted: start it again when that is over."""
+    """A worker exited because it was drained or its machine is needed; start it again afterwards."""
 
 
-# Errors of gangs: leaves of the tree in `core.errors`, exit codes 52 to 57.
+# Errors of gangs: exit codes 52 to 57.
 
 
 class BadGang(InvalidInput, code="bad_gang", exit_code=52):
-    """Configs of ranks say something that can't be; no process was started."""
+    """The configuration of ranks is invalid; no process was started."""
 
 
 class BadCall(BadInput, code="bad_call", exit_code=52):
-    """A function can't be sent to ranks: it, or what it is given, can't be pickled."""
+    """A function can't be sent to ranks: it, or an argument, can't be pickled."""
 
 
 class GangNotUp(Refused, code="gang_not_up", exit_code=53):
-    """Something was asked of a gang that has not been brought up."""
+    """A gang was called before it was brought up."""
 
 
 class GangClosed(Refused, code="gang_closed", exit_code=53):
-    """Something was asked of a gang that is closed, or broken by a rank's failure."""
+    """A gang was called after it was closed, or after a rank failed."""
 
 
 class RankFailed(WorkFailed, code="rank_failed", exit_code=54):
-    """A rank failed, and with it its gang. `data` has the cause, whom it dragged along, and who was still pending."""
+    """A rank failed, and with it its gang. `data` has the cause, the ranks it took down, and the pending ranks."""
 
     @property
     def rank(self) -> int:
@@ -408,34 +408,34 @@ class RankFailed(WorkFailed, code="rank_failed", exit_code=54):
     @property
     def traceback(self) -> str:
         """Return what its interpreter printed; empty if there is nothing."""
-        return str(self.data.get("traceback", ""))
+        """Return the traceback of its interpreter; empty if there is none."""
 
     @property
     def crash(self) -> str:
         """Return what its native side printed when it crashed, or where it was when it was silent."""
-        return str(self.data.get("crash", ""))
+        """Return what its native code printed at a crash, or where the rank was at a timeout."""
 
     @property
     def collateral(self) -> tuple[dict[str, Any], ...]:
         """Return the ranks that failed after it, in order of time."""
-        return tuple(self.data.get("collateral", ()))  # type: ignore[arg-type]  # a sequence, if it is there
+        """Return the ranks that failed after it, by time."""
 
     @property
     def pending(self) -> tuple[dict[str, Any], ...]:
         """Return the ranks that neither failed nor were done, and the phase of each."""
-        return tuple(self.data.get("pending", ()))  # type: ignore[arg-type]  # a sequence, if it is there
+        """Return the ranks that had neither failed nor finished, with their phases."""
 
 
 class RankTimeout(RankFailed, code="rank_silent", exit_code=55):
-    """A rank did not get ready, or did not answer, in the time that was given."""
+    """A rank was not ready, or did not respond, before its timeout."""
 
 
 class WindowMismatch(Damaged, code="window_mismatch", exit_code=56):
-    """A rank returned other buffers than it was promised to have."""
+    """A rank returned other buffers than declared."""
 
 
 class RendezvousFailed(Unavailable, code="meeting_failed", exit_code=57):
-    """The hosts of a gang did not come together: one did not arrive, gave up, or vanished. `data` says which."""
+    """The hosts of a gang did not form: one did not arrive, gave up, or disconnected. `data` names it."""
 
 
 # Exit codes: the one table of what a shell sees.
@@ -459,7 +459,7 @@ MEANINGS: dict[int, str] = {
     15: "verification failed",
     16: "local file: lock held, no permission, read-only",
     17: "regression against a baseline",
-    20: "faults in a file",
+    20: "invalid file",
     21: "configuration",
     22: "more trials than were confirmed",
     23: "cluster file",
@@ -468,41 +468,41 @@ MEANINGS: dict[int, str] = {
     27: "unknown recipe",
     28: "recipe arguments",
     29: "cookbook can't be loaded",
-    30: "illegal move of a job",
+    30: "invalid state transition of a job",
     31: "stale lease",
-    32: "conflict with what is known under that name",
-    33: "the coordinator does not allow it",
+    32: "conflict: name or key already exists",
+    33: "permission denied by the coordinator",
     34: "no coordinator",
-    35: "versions too far apart",
+    35: "incompatible versions",
     36: "the queue's database",
     37: "another coordinator serves this database",
     38: "too large for a coordinator",
     39: "code that a coordinator does not accept",
-    40: "plan wired wrongly",
+    40: "invalid plan",
     41: "a stage refused its input",
-    42: "containment can't be had",
-    43: "stage ran past its limit",
+    42: "containment not available",
+    43: "stage timed out",
     44: "stage diverged",
     45: "process lost",
     46: "out of memory",
-    47: "plan ran past its deadline",
-    50: "no room on a device",
-    51: "room on a device did not come free in time",
-    52: "ranks configured or called wrongly",
-    53: "a gang is not up, or closed",
-    54: "a rank failed",
-    55: "a rank was silent for too long",
-    56: "a rank's window is not as promised",
-    57: "the hosts of a gang did not come together",
+    47: "plan timed out",
+    50: "insufficient device memory",
+    51: "timed out waiting for device memory",
+    52: "invalid configuration or call of ranks",
+    53: "gang not up, or closed",
+    54: "rank failed",
+    55: "rank timed out",
+    56: "rank's window is not as declared",
+    57: "rendezvous of a gang's hosts failed",
     BUG: "a bug in Stoker",
-    75: "drained or preempted on purpose: start me again",
+    75: "drained or preempted: start it again",
     INTERRUPTED: "interrupted",
     TERMINATED: "terminated",
 }
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return which code a program ends with when this error reaches its top."""
+    """Return the exit code of a program that ends with this error."""
     if isinstance(error, StokerError):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):

@@ -30,7 +30,7 @@ class _Factory:
 
 
 def fresh(*, factory: Callable[[], T]) -> T:
-    """Declare a default that is made anew for every object."""
+    """Declare a default that is made for each object."""
     return _Factory(factory)  # type: ignore[return-value]  # what `frozen` puts in its place is a T
 
 

@@ -219,7 +219,7 @@ def contents_of(wanted: Any, value: Any) -> Iterator[tuple[str, str]]:
 
 
 class JobIds:
-    """Ids of many jobs that have most of their args in common. Nobody changes those as long as ids are made."""
+    """Ids of many jobs that share most of their args. The shared args must not change meanwhile."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ _met: dict[tuple[str, ...], list[tuple[str, bytes, object, bytes]]] = {}
 _MOST_MET = 256
 _MOST_KEYS = 200
 _LONGEST_KEPT = 1000
-# The same object is the same value only if nobody can change it.
+# An object keeps its value only if it is immutable.
 _LASTING = frozenset({str, int, float, bool, type(None)})
 _NOT_MET = object()
 
@@ -396,9 +396,9 @@ def move(life: JobLife, verb: JobTransition, *, at_s: float, why: str = "") -> J
     """Return the job's life after a move, or refuse with the story so far."""
     target = _MOVES.get((life.state, verb))
     if target is None:
-        told = ", ".join(f"{moment.move} → {moment.to}" for moment in life.story) or "nothing happened to it yet"
+        story = ", ".join(f"{moment.move} → {moment.to}" for moment in life.story) or "no history"
         raise InvalidTransition(
-            f"a {life.state} job can't {verb} ({told})",
+            f"a {life.state} job can't {verb} ({story})",
             hint="a finished job starts again with `requeue`" if life.state.is_terminal else "",
             state=str(life.state),
             move=str(verb),

@@ -13,7 +13,7 @@ from stoker.core.frozen import frozen
 from stoker.core.text import is_node_name
 
 MOST_LEFT_S = 10 * 366 * 86400.0
-"""The latest end that a machine may announce, from now."""
+"""The latest end that a machine may announce, in seconds from now."""
 
 
 @frozen
@@ -30,11 +30,11 @@ class AttemptToken:
     """The coordinator's: rises when its database is restored from a backup, so that no old epoch returns."""
 
     def to_text(self) -> str:
-        """Return it as a word for environments and logs: `7f3a…:2:5:1`."""
+        """Return the token as one word for environments and logs: `7f3a…:2:5:1`."""
         return f"{self.job}:{self.attempt}:{self.epoch}:{self.generation}"
 
     def fence(self) -> dict[str, Any]:
-        """Return what a message about the job carries of it, as fields."""
+        """Return the fields of the token that a message about the job carries."""
         return {"attempt": self.attempt, "epoch": self.epoch, "generation": self.generation}
 
 
@@ -43,79 +43,79 @@ class Partition(StrEnum):
 
     STOP = "stop"
     KEEP = "keep"
-    """Go on, and offer the result on return: accepted only if nobody else was given the job meanwhile."""
+    """Continue, and offer the result on return. It is accepted only if the job was not granted to another worker."""
 
 
 @frozen
 class FleetTimes:
-    """How long things may take, in one place. Tests make them small; every reader takes its clock from outside."""
+    """Every time limit of the fleet. Readers take their clock as a parameter; tests use small values."""
 
     heartbeat_s: float = 30.0
     lease_s: float = 90.0
     grace_s: float = 3.0
-    """How much longer than a worker the coordinator waits before it judges a lease to be over."""
+    """How much longer than a worker the coordinator waits before a lease expires."""
     start_s: float = 90.0
-    """A job that was granted and has not started by then goes back."""
+    """A granted job that has not started by then returns to the queue."""
     claim_wait_s: float = 20.0
-    """How long a worker's question for work is held open."""
+    """How long a worker's claim is held open."""
     flush_s: float = 1.0
-    """Renewals live in memory and are written down together, this often."""
+    """Renewals are kept in memory and written together, this often."""
     events_kept_s: float = 90 * 24 * 3600.0
-    """Events that are older are dropped, but for those of jobs that have not ended."""
+    """Older events are deleted, except those of jobs that have not ended."""
 
 
 @frozen
 class Budgets:
-    """How many attempts may end for each cause before a job is given up. Each counts the first."""
+    """How many attempts may end for each cause before a job fails. Each counts the first."""
 
     user: int = 1
     """The job's own failures: its code, its input, its time limit, its memory."""
     lost: int = 3
-    """Its worker, or the way to it, went away."""
+    """Its worker, or the connection to it, was lost."""
     poisoned: int = 2
-    """As many *different* workers went away under it, and it is given up as poison."""
+    """The job fails as poison once it has taken down this many *different* workers."""
     declined: int = 20
-    """Declines are free, but a job that everybody declines waits a while between tries."""
+    """Declines are free. A job that every worker declines waits between tries."""
 
 
-# How often workers speak, and how long a lease lasts without a word: longer in a large fleet, to bound the talk.
+# Heartbeat interval and lease duration. Both grow with the fleet, so that the number of requests is bounded.
 
 BEATS_PER_S = 100.0
-"""A coordinator hears this many heartbeats a second before it asks for fewer: 3,000 machines at 30 s."""
+"""Heartbeats per second that a coordinator accepts before it asks for fewer: 3,000 machines at 30 s."""
 
 
 @frozen
 class LeaseTiming:
-    """What holds now. The price of longer leases is that a lost worker is noticed later, so it is shown."""
+    """The values in effect. They are shown, because with a longer lease a lost worker is noticed later."""
 
     heartbeat_s: float
     lease_s: float
     settling_s: float = 0.0
-    """How much longer nothing expires, after a start."""
+    """How much longer no lease expires after a start."""
 
 
 def pace_of(times: FleetTimes, machines: int, *, settling_s: float = 0.0) -> LeaseTiming:
-    """Lengthen heartbeat and lease alike once that many machines would speak too often."""
+    """Lengthen heartbeat and lease alike once that many machines would exceed `BEATS_PER_S`."""
     factor = max(1.0, machines / BEATS_PER_S / times.heartbeat_s)
     return LeaseTiming(heartbeat_s=times.heartbeat_s * factor, lease_s=times.lease_s * factor, settling_s=settling_s)
 
 
-# Who asks, and what they may: roles of people, and machines under their own name.
+# Principals: people with roles, and machines under their own name.
 
 
 class Role(StrEnum):
-    """What somebody may do. Of people's roles each includes those before it; a worker has its own."""
+    """What a principal may do. Each role of people includes those before it; a worker has its own."""
 
     READ = "read"
-    """See everything, change nothing."""
+    """Read everything, change nothing."""
     SUBMIT = "submit"
-    """Hand in jobs, and change one's own: whoever may, runs code on the fleet's machines."""
+    """Submit jobs and change one's own. This role runs code on the fleet's machines."""
     OPERATE = "operate"
-    """Change other people's jobs, drain, invite machines, look inside running jobs."""
+    """Change other people's jobs, drain, invite machines, exec into running jobs."""
     ADMIN = "admin"
-    """Tokens, people's invitations, notifications, the database."""
+    """Tokens, invitations of people, webhooks, the database."""
     WORKER = "worker"
-    """A machine: claims work in its own name, and reports on that alone."""
+    """A machine: claims work in its own name, and reports on that work alone."""
 
 
 _PEOPLE = (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)
@@ -123,25 +123,25 @@ _PEOPLE = (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)
 
 @frozen
 class Principal:
-    """Who asks."""
+    """The sender of a request."""
 
     name: str
-    """A machine's name, a token's, or who sits at the coordinator's own machine."""
+    """The name of a machine or of a token, or the user at the coordinator's own machine."""
     role: Role
     is_known: bool = True
-    """False: neither a credential nor the kernel says who it is."""
+    """False if neither a credential nor the kernel identifies it."""
 
-    def may(self, wanted: Role) -> bool:
-        """Return whether the role includes another one."""
-        if self.role is Role.WORKER or wanted is Role.WORKER:
-            return self.role is wanted
-        return _PEOPLE.index(self.role) >= _PEOPLE.index(wanted)
+    def may(self, required: Role) -> bool:
+        """Return True if the role includes the required one."""
+        if self.role is Role.WORKER or required is Role.WORKER:
+            return self.role is required
+        return _PEOPLE.index(self.role) >= _PEOPLE.index(required)
 
 
 def verified_name(recorded: str) -> str:
-    """Return the verified name in the record of who did something (`ann (ann@laptop)`).
+    """Return the verified name in a recorded requester (`ann (ann@laptop)`).
 
-    Empty where nobody's name was verified: the operator of the coordinator's own machine.
+    Empty if no name was verified: the operator of the coordinator's own machine.
     """
     name = recorded.partition(" (")[0]
     return name if is_node_name(name) else ""
@@ -152,34 +152,34 @@ def may_change(only_of: str | None, submitter: str) -> bool:
     return only_of is None or (bool(only_of) and only_of == verified_name(submitter))
 
 
-# What may be wrong with a machine or one of its devices, in a word, with the reason and what helps.
+# Symptoms: what may be wrong with a machine or one of its devices, with the reason and what helps.
 
 SYSTEM_A = "system A"
-"""What a machine whose worker is one of system A has in the place of a version."""
+"""The version field of a machine whose worker is one of system A."""
 
 
 def is_skewed(version: str, of_coordinator: str) -> bool:
-    """Return True if a worker's version is not the coordinator's. Those of system A have none of ours to compare."""
+    """Return True if a worker's version is not the coordinator's. Workers of system A have no version to compare."""
     return version not in (of_coordinator, SYSTEM_A)
 
 
 class SymptomKind(StrEnum):
-    """By the word that stands in events and lists."""
+    """The names are those in events and lists."""
 
     SILENT = "silent"
-    """Heard of within a day, but not lately."""
+    """Its last heartbeat is late, but less than a day old."""
     FLAPPING = "flapping"
-    """It comes and goes."""
+    """It disconnects and reconnects."""
     SLOW = "slow"
-    """Much slower than others with the same work."""
+    """Much slower than other machines at the same work."""
     FATAL_ONLY = "fatal-only"
-    """Nothing ends well there that ends well elsewhere."""
+    """Jobs that complete elsewhere fail there."""
     SKEWED = "skewed"
-    """Its program is another version than the coordinator's, or says none."""
+    """Its version is not the coordinator's, or unknown."""
     DISK = "disk"
     """Its disk is nearly full."""
     FAILING = "failing"
-    """A device on which different jobs fail as they do on broken hardware."""
+    """Different jobs fail on this device as they do on broken hardware."""
 
 
 @frozen
@@ -188,10 +188,10 @@ class Symptom:
 
     machine: str
     device: str = ""
-    """A UUID; empty: it is about the whole machine."""
+    """A UUID; empty if it is about the whole machine."""
     ailment: SymptomKind
     message: str
-    """What was seen, with numbers."""
+    """What was measured, with numbers."""
     hint: str
     """The command that helps."""
 

@@ -209,7 +209,7 @@ class Platform:
     machine: str
     """`x86_64`, `aarch64`."""
     libc: str = ""
-    """`glibc 2.36`, `musl 1.2`; empty: nobody knows."""
+    """`glibc 2.36`, `musl 1.2`; empty if unknown."""
     pythons: tuple[str, ...] = ()
     """Versions of the interpreters that environments may be made with: `3.11.7`; the preferred one first."""
 
@@ -255,10 +255,9 @@ def tag_of(version: str) -> str:
     return "cp" + "".join(version.split(".")[:2])
 
 
-# Does a Python's version fit what is wished for: `3.11`, `3.11.7`, `>=3.10,<3.13`?
+# Python version requirements: `3.11`, `3.11.7`, `>=3.10,<3.13`.
 #
-# Only what such wishes say, so that nobody has to load a library for it: of interpreters, numbers are
-# all that tells them apart.
+# Only numbers matter for interpreters, so no packaging library is needed.
 
 _NUMBERS = re.compile(r"\d+")
 _PART = re.compile(r"(===|==|!=|~=|>=|<=|>|<)?\s*(\d+(?:\.\d+){0,3})(\.\*)?")

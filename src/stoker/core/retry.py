@@ -44,7 +44,7 @@ class RetryOn(StrEnum):
     ALL = "all"
     OUT_OF_MEMORY = "out_of_memory"
     INTERRUPTED = "interrupted"
-    """What has nothing to do with the work itself: it goes on from its checkpoint. A loss that diverged would again."""
+    """Causes outside the work itself: it resumes from its checkpoint. A loss that diverged would diverge again."""
 
 
 _OUT_OF_MEMORY = frozenset({FailureCause.OOM_HOST, FailureCause.OOM_DEVICE})
@@ -166,13 +166,13 @@ class JobFailure:
 
 @frozen
 class JobCancellation:
-    """Somebody wanted it cancelled, and now it is."""
+    """The job is cancelled, as requested."""
 
     why: str
 
 
 def charge_of(cause: str) -> BudgetCharge:
-    """Return which budget an ending is charged to. A cause that nobody knows is the job's own."""
+    """Return the budget that an ending is charged to. An unknown cause is charged to the job."""
     if cause == FailureCause.LOST:
         return BudgetCharge.LOST
     return BudgetCharge.NONE if cause in _FREE else BudgetCharge.USER
@@ -216,6 +216,6 @@ def _after_loss(spent: BudgetUsage, budgets: Budgets, randomness: float) -> JobR
         return JobFailure(cause=POISON, why=f"{spent.workers_lost} different workers went away while they ran it")
     if spent.lost >= budgets.lost:
         return JobFailure(cause=FailureCause.LOST, why=f"its worker was lost {spent.lost} times of {budgets.lost}")
-    # The worker is gone, not the job at fault: the first time it goes on at once.
+    # The worker is lost, the job is not at fault: the first retry is immediate.
     again_s = 0.0 if spent.lost <= 1 else pause_after(spent.lost - 1, randomness)
     return JobRetry(pause_s=again_s, why=f"its worker was lost, {spent.lost} of {budgets.lost}")

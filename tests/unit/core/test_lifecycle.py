@@ -68,7 +68,7 @@ def test_every_other_move_is_refused_with_the_story(state, verb):
     error = caught.value
     assert str(error).startswith(f"a {state} job can't {verb} (")
     told = [f"{moment.move} → {moment.to}" for moment in life.story]
-    assert str(error).endswith(f"({', '.join(told)})" if told else "(nothing happened to it yet)")
+    assert str(error).endswith(f"({', '.join(told)})" if told else "(no history)")
     assert error.data == {"state": state, "move": verb}
     assert ("requeue" in error.hint) == life.state.is_terminal
 
