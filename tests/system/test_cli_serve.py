@@ -130,7 +130,7 @@ def test_a_folder_that_another_user_has_taken_is_passed_over(shell: Shell, start
     assert Path(served.ready["socket"]).parent == shell.home / "state" / "sockets"
     assert shell.stoker("jobs").code == 0
     ended = served.end()
-    assert f"others may look into {taken}" in ended.err
+    assert f"others have access to {taken}" in ended.err
     assert not Path(served.ready["socket"]).exists()
 
 

@@ -107,7 +107,7 @@ def see_declined_for_a_closed_interpreter(desk: FleetDesk, shell: Shell) -> None
     wait_until(lambda: all(map(endings, ("closed", "named"))))
     for name in ("closed", "named"):
         assert endings(name) == {"declined"}
-        assert f"{closed} is no program that" in shell.stoker("explain", name).out
+        assert f"{closed} is not a program that" in shell.stoker("explain", name).out
 
 
 def test_jobs_of_other_users_reach_neither_the_worker_nor_each_other(shell: Shell):

@@ -61,7 +61,7 @@ def printable(text: str) -> str:
 
 
 def outside(text: str) -> str:
-    """Return text from outside as part of one line of ours: control codes, colours included, become `\\xNN`."""
+    """Return text from outside as part of one line of ours: control codes, colours included, become escapes."""
     if text.isprintable():
         return text
     return _ALL_CODES.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

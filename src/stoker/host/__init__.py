@@ -1,4 +1,4 @@
-"""What the operating system does for us, written once.
+"""Services of the operating system, written once.
 
 Durable writes, lock files, process identity, process groups and their confirmed stop, the warm process that work is
 forked from, and what this computer has left. Errors of the operating system become Stoker's own here.

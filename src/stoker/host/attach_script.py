@@ -1,7 +1,7 @@
-"""Run as a script of its own: take the place that a command is to run at, then become the command. See `seating`.
+"""Script that moves itself to where a command is to run, then becomes the command. See `user_switch.attach`.
 
-Into the control groups of the job that it runs beside, in front of its terminal, as the job's user where that is
-another one. Only the standard library, and little of it.
+It enters the control groups of the job that it runs beside, takes a terminal, and becomes the job's user if that is
+another one. Imports a small part of the standard library only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NOT_STARTED = 126
 
 
 def main() -> None:
-    """Read the order from the descriptor that is named, and become what it says."""
+    """Read the order from the named descriptor, and become the command in it."""
     descriptor = int(sys.argv[1])
     with open(descriptor, "rb", closefd=False) as file:
         order: dict[str, Any] = json.load(file)
     for path in order["procs_files"]:
-        # Where the job's groups can't be entered, its mark still leads to this process.
+        # If the job's groups can't be entered, its mark still leads to this process.
         try:
             with open(path, "wb", buffering=0) as file:
                 file.write(b"0")

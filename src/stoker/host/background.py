@@ -1,4 +1,4 @@
-"""Work that goes on in a thread of its own, beside everything else, for the length of a with-block."""
+"""Background threads that live as long as a with-block."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOG = logging.getLogger("stoker.serve")
 
 
 class BackgroundThread(ABC):
-    """Begins with a with-block and has ended with it: whoever leaves the block waits for what is under way.
+    """Starts with a with-block and has ended when the block ends: leaving the block waits for work under way.
 
-    `_over` is set when it is to end. One that waits for anything else is woken by its own `_let_go`. What it does again
-    and again it does within `_one_try`: a thread that died would be missed by nobody.
+    `_over` is set when the thread must end. A thread that waits for anything else is woken by its own `_let_go`.
+    Repeated work runs within `_one_try`: a thread that died would go unnoticed.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,36 +40,36 @@ class BackgroundThread(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Do what is to be done until `_over` is set."""
+        """Run until `_over` is set."""
 
     @contextmanager
     def _one_try(self) -> Iterator[None]:
-        """Survive what goes wrong in the block; a bug of ours is told in the log, the same one once."""
+        """Survive any error in the block; log an internal error of ours once."""
         try:
             yield
         except InternalError as error:
             self._tell_bug(error)
         except StokerError:
-            # A database or a disk in trouble tells of itself elsewhere, and the next try finds what is left.
+            # Errors of a database or a disk are reported elsewhere, and the next try continues.
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next try may do better
+        except Exception as error:  # noqa: BLE001 - the next try may succeed
             self._tell_bug(error)
 
     def _tell_bug(self, error: Exception) -> None:
-        told = f"{type(error).__name__}: {error}"
-        if told != self._last_bug:
-            self._last_bug = told
-            LOG.error("%s goes on after a bug: %s", self._thread.name, told, exc_info=error)
+        problem_text = f"{type(error).__name__}: {error}"
+        if problem_text != self._last_bug:
+            self._last_bug = problem_text
+            LOG.error("%s: internal error, continuing: %s", self._thread.name, problem_text, exc_info=error)
 
     def _let_go(self) -> None:  # noqa: B027 - most wait for `_over` alone
-        """End what the thread waits for."""
+        """Wake the thread from what it waits for."""
 
 
-# Something that is done now and then, in a thread of its own, until it is closed.
+# Periodic work in a thread of its own, until it is closed.
 
 
 class RecurringTask(ABC):
-    """Acts, and is told by what it did when to act again. Nothing that goes wrong ends it."""
+    """Acts repeatedly; each run returns the delay until the next. No error ends it."""
 
     def __init__(self, name: str, *, first_s: float = 0.0) -> None:
         self._first_s = first_s
@@ -78,25 +78,25 @@ class RecurringTask(ABC):
         self._thread = threading.Thread(target=self._work, name=f"stoker-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End it; what is under way is not waited for."""
+        """End the thread; does not wait for work under way."""
         self._is_closed.set()
         self._is_due.set()
 
     def hurry(self) -> None:
-        """Have it act now, or once more if it is acting."""
+        """Act now, or once more if it is acting."""
         self._is_due.set()
 
     @abstractmethod
     def act(self) -> float:
-        """Do it once; say after how many seconds to do so again."""
+        """Act once; return the seconds until the next time."""
 
     @abstractmethod
     def _after(self, problem: Exception) -> float:
-        """Return after how many seconds to act again, after a fault of our own."""
+        """Return the seconds until the next time, after an internal error."""
 
     def _work(self) -> None:
         pause_s = self._first_s
@@ -107,5 +107,5 @@ class RecurringTask(ABC):
                 return
             try:
                 pause_s = self.act()
-            except Exception as problem:  # noqa: BLE001 - a thread that died would be silence for ever
+            except Exception as problem:  # noqa: BLE001 - nothing would notice that the thread died
                 pause_s = self._after(problem)

@@ -4,7 +4,7 @@ A program is started through a few lines of `/bin/sh` that move their own proces
 become the program: same process number, same start, and not one instruction of the program outside. (Python's own
 hook between fork and exec is unsafe in a process with threads.) Forked work does the same by `enter`.
 
-Both report at their door, a socket: an optional wait for a line that lets them in, then `in`, or the reason why not.
+Both report at their gate, a socket: an optional wait for a line that lets them in, then `in`, or the reason why not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BOX_REFUSED = "box_refused"
 _INSIDE = b"in\n"
 _GO = b"go\n"
 _ENTRY_WAIT_S = 10.0
-# What shells add on their own account, if the program's environment has no such variable. Bash as `sh` insists on the
-# last two, which nobody minds.
+# Variables that shells add if the program's environment does not have them. Bash as `sh` insists on the last two,
+# which do no harm.
 _SHELL_VARIABLES = ("OLDPWD", "PWD", "SHLVL", "_")
 
-# Standard input is the door: a shell can only name descriptors of one digit, and only the first three can be placed.
+# Standard input is the gate: a shell can only name descriptors of one digit, and only the first three can be placed.
 _SHIM = """
 if [ "$1" = gated ]; then read -r stoker_word || exit 125; fi
 stoker_limit=$2 stoker_files=$3 stoker_unset=$4
@@ -53,10 +53,10 @@ class ChildSetup:
     """What a child does itself before it becomes the program."""
 
     procs_files: tuple[str, ...] = ()
-    """Of control groups; it writes itself into each."""
+    """Files of control groups; the child writes itself into each."""
     address_space_bytes: int | None = None
     gate_fd: int | None = None
-    """The child's end of a door at which it waits until its box lets it in. The box owns it."""
+    """The child's end of a gate at which it waits until its box lets it in. The box owns it."""
 
     @property
     def is_empty(self) -> bool:
@@ -93,7 +93,7 @@ def through_shell(entry: ChildSetup, program: str, argv: Sequence[str], env: Map
     """Return the command that enters a box and then becomes the program."""
     limit_bytes = _lowered(entry.address_space_bytes)
     unset = [name for name in _SHELL_VARIABLES if name not in env]
-    # `env` puts it back, unless it would take the program for more of the same.
+    # `env` sets it again, unless it would take the program for an assignment.
     dropped = [] if "=" in program else [f"{name}={value}" for name, value in env.items() if _is_dropped(name)]
     return [
         "/bin/sh", "-c", _SHIM, "sh",
@@ -112,7 +112,7 @@ def enter(entry: ChildSetup) -> None:
     for path in entry.procs_files:
         fd = os.open(path, os.O_WRONLY)
         try:
-            # Zero stands for whoever writes it.
+            # Zero stands for the writing process.
             os.write(fd, b"0")
         finally:
             os.close(fd)
@@ -125,7 +125,7 @@ def enter(entry: ChildSetup) -> None:
 
 
 def let_in(door: socket.socket) -> None:
-    """Let a child in that waits at its gate, and see it go in. Raises `ContainmentUnavailable`."""
+    """Let a child in that waits at its gate, and wait until it is inside. Raises `ContainmentUnavailable`."""
     try:
         door.sendall(_GO)
     except OSError as error:
@@ -134,8 +134,8 @@ def let_in(door: socket.socket) -> None:
 
 
 def see_in(door: socket.socket) -> None:
-    """Wait until a child says at its door that it is inside. Raises `ContainmentUnavailable` with its reason."""
-    said = b""
+    """Wait until a child reports at its gate that it is inside. Raises `ContainmentUnavailable` with its reason."""
+    received = b""
     poller = select.poll()
     poller.register(door, select.POLLIN)
     while poller.poll(_ENTRY_WAIT_S * 1000):
@@ -143,27 +143,29 @@ def see_in(door: socket.socket) -> None:
             chunk = door.recv(4096)
         except ConnectionResetError:
             chunk = b""
-        said += chunk
-        if said == _INSIDE:
+        received += chunk
+        if received == _INSIDE:
             return
         if not chunk:
-            reason = said.decode(errors="replace").strip().replace("\n", "; ") or "it ended at the door"
+            reason = (
+                received.decode(errors="replace").strip().replace("\n", "; ") or "the process exited before it entered"
+            )
             raise not_let_in(reason)
     raise ContainmentUnavailable(f"a program is not in its box after {_ENTRY_WAIT_S:.0f} s")
 
 
 def not_let_in(reason: str) -> ContainmentUnavailable:
-    """Return the error for somebody who could not enter."""
+    """Return the error for a process that could not enter."""
     return ContainmentUnavailable(f"a process can't enter its box: {reason}", hint="choose another containment")
 
 
 def _is_dropped(name: str) -> bool:
-    """Return whether some shell keeps a variable from us: one that it could not name itself, or has for itself."""
+    """Return True if some shell hides a variable: one that it can't name, or uses itself."""
     return not (name.isascii() and name.isidentifier()) or name in {"IFS", "OPTIND", "PPID"}
 
 
 def _lowered(limit_bytes: int | None) -> int | None:
-    """Return a limit that an ordinary process may set: never above the one it is under."""
+    """Return a limit that an unprivileged process may set: never above its current one."""
     if limit_bytes is None:
         return None
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_AS)
@@ -171,7 +173,7 @@ def _lowered(limit_bytes: int | None) -> int | None:
 
 
 def _check_interpreter(path: str) -> None:
-    """See that a script's first line names a program: once a shell has become it, nobody could tell."""
+    """Check that a script's first line names a program: once a shell has become it, the error would be lost."""
     try:
         with open(path, "rb") as file:
             first = file.read(256)

@@ -1,8 +1,8 @@
-"""Questions put to other programs, which may hang, flood, crash or not exist: an answer always comes, and in time.
+"""Programs that are run for their output and may hang, flood, crash or not exist. A reply always comes in time.
 
 Each program runs as a child in a session of its own, with an empty standard input and the language `C`. What it prints
-is kept up to a limit. At the end of its time it is killed with all that it started. Several programs can be asked at
-once; they run side by side, so two that hang cost the time of one. Nothing here raises, whatever the program does.
+is kept up to a limit. At its timeout it is killed with all that it started. Several programs run in parallel, so two
+that hang cost the time of one. Nothing here raises, whatever the program does.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stoker.core.text import one_line
 from stoker.host.processes import Child, end_unseen, start
 
 LIMIT_S = 5.0
-"""How long one program may take."""
+"""Timeout of one program."""
 MOST_BYTES = 1 << 20
-"""How much of one stream is kept. No honest answer comes near it."""
+"""How much of one stream is kept. Valid output is far smaller."""
 
 _LOOK_S = 0.05
 _SHOWN = 1 << 14
-# How long a killed program may take to go. One that waits for a broken device can't be killed at all.
+# How long a killed program may take to exit. One that waits for a broken device can't be killed at all.
 _GOING_S = 0.5
 
 
@@ -45,13 +45,13 @@ class ProbeOutput:
 
 @frozen
 class ProbeFailure:
-    """Why a program gave no answer."""
+    """Why a program gave no reply."""
 
     why: str
     code: str
     """`probe_missing`, `probe_not_started`, `probe_timeout`, `probe_flood` or `probe_stuck`."""
     out: str = ""
-    """What it had printed until then, the beginning of it."""
+    """The start of what it had printed."""
     seconds: float = 0.0
 
 
@@ -59,17 +59,17 @@ Reply = ProbeOutput | ProbeFailure
 
 
 class CommandRunner(Protocol):
-    """Whoever can ask programs."""
+    """Anything that runs such programs."""
 
     def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
-        """Run a program and give what it said. Never raises."""
+        """Run a program and return its output. Never raises."""
 
-    def ask_all(self, questions: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
-        """Run several side by side and give what each said, in their order. Never raises."""
+    def ask_all(self, commands: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
+        """Run several programs in parallel and return their outputs, in order. Never raises."""
 
 
 class SubprocessRunner:
-    """Asks real programs, found on the `PATH` of the environment that is handed in."""
+    """Runs real programs, found on the `PATH` of the given environment."""
 
     def __init__(self, environment: Mapping[str, str], *, most_bytes: int = MOST_BYTES) -> None:
         self._environment = {**environment, "LC_ALL": "C", "LANG": "C", "LANGUAGE": ""}
@@ -79,23 +79,23 @@ class SubprocessRunner:
     def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S) -> Reply:
         return self.ask_all([argv], limit_s=limit_s)[0]
 
-    def ask_all(self, questions: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
+    def ask_all(self, commands: Sequence[Sequence[str]], *, limit_s: float = LIMIT_S) -> tuple[Reply, ...]:
         begun_s = self._clock.monotonic_s()
-        asked: list[_Asked] = []
+        running: list[_RunningCommand] = []
         try:
-            asked.extend(_Asked(argv, self._environment, self._most_bytes) for argv in questions)
-            self._listen(asked, begun_s, limit_s)
+            running.extend(_RunningCommand(argv, self._environment, self._most_bytes) for argv in commands)
+            self._listen(running, begun_s, limit_s)
         finally:
-            # Also when somebody interrupts us: nothing that we started stays behind.
-            for one in asked:
+            # Also after an interrupt: nothing that we started stays behind.
+            for one in running:
                 one.end()
-        return tuple(one.reply for one in asked if one.reply is not None)
+        return tuple(one.reply for one in running if one.reply is not None)
 
-    def _listen(self, asked: Sequence[_Asked], begun_s: float, limit_s: float) -> None:
+    def _listen(self, running: Sequence[_RunningCommand], begun_s: float, limit_s: float) -> None:
         with selectors.DefaultSelector() as selector:
-            for one in asked:
+            for one in running:
                 one.register(selector)
-            while waiting := [one for one in asked if one.reply is None]:
+            while waiting := [one for one in running if one.reply is None]:
                 spent_s = self._clock.monotonic_s() - begun_s
                 if spent_s >= limit_s:
                     for one in waiting:
@@ -112,8 +112,8 @@ class SubprocessRunner:
                     one.look(selector, self._clock.monotonic_s() - begun_s)
 
 
-class _Asked:
-    """One program that was asked."""
+class _RunningCommand:
+    """One running program."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], most_bytes: int) -> None:
         self.reply: Reply | None = None
@@ -142,7 +142,7 @@ class _Asked:
             selector.register(stream.pipe, selectors.EVENT_READ, stream.read)
 
     def look(self, selector: selectors.BaseSelector, spent_s: float) -> None:
-        """Give the reply, if it is complete."""
+        """Return the reply, if it is complete."""
         if self.reply is not None or self._child is None:
             return
         if any(stream.is_full for stream in self._streams):
@@ -154,22 +154,22 @@ class _Asked:
         exit_code = self._exit_code()
         if exit_code is None:
             return
-        # Somebody it left behind may hold the pipes open for ever: what it printed itself is in them by now.
+        # A process that it left behind may hold the pipes open for ever: its own output is in them by now.
         for stream in self._streams:
             stream.drain(selector)
         self._finish(selector, ProbeOutput(out=self._text(0), err=self._text(1), exit_code=exit_code, seconds=spent_s))
 
     def time_is_over(self, spent_s: float, limit_s: float) -> None:
-        why = f"{self._name} did not answer within {limit_s:g} s"
+        why = f"{self._name} timed out after {limit_s:g} s"
         is_gone = self.end()
         if not is_gone:
-            why = f"{why}, and does not end though it was killed: it waits for a device or a driver"
+            why = f"{why}, and is still there after SIGKILL: it waits for a device or a driver"
         self.reply = ProbeFailure(
             why=why, code="probe_timeout" if is_gone else "probe_stuck", out=self._text(0)[:_SHOWN], seconds=spent_s
         )
 
     def end(self) -> bool:
-        """Kill what is left of it, and say whether it is gone."""
+        """Kill what is left of it; return True if it is gone."""
         if self._child is None or self._is_stuck:
             return not self._is_stuck
         for stream in self._streams:
@@ -188,19 +188,19 @@ class _Asked:
         return True
 
     def kill(self) -> None:
-        """End it and all that it started in its group, without waiting."""
+        """Kill it and its process group, without waiting."""
         if self._child is not None and self._exit_code() is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._child.identity.pid, signal.SIGKILL)
 
     def _exit_code(self) -> int | None:
-        """Return how it ended, `None` while it runs."""
+        """Return its exit status, `None` while it runs."""
         if self._child is None:
             return None
         try:
             ended = self._child.poll()
         except ChildProcessError:
-            # Somebody in this process waits for every child there is, and has taken the news from us.
+            # Another thread of this process waits for every child, and has reaped this one.
             return 0
         if ended is None:
             return None
@@ -212,12 +212,12 @@ class _Asked:
         self.reply = reply
 
     def _text(self, number: int) -> str:
-        # A NUL never means anything in what these programs print; of a broken one it would hide the rest.
+        # A NUL has no meaning in what these programs print; in broken output it would hide the rest.
         return bytes(self._streams[number].kept).decode("utf-8", "replace").replace("\0", "")
 
 
 class _Stream:
-    """What comes through one pipe, as far as it is kept."""
+    """What is read from one pipe, up to a limit."""
 
     def __init__(self, pipe: IO[bytes], most_bytes: int) -> None:
         self.pipe = pipe
@@ -230,7 +230,7 @@ class _Stream:
         return len(self.kept) > self.most_bytes
 
     def read(self, selector: selectors.BaseSelector) -> bool:
-        """Take in what is there; say whether more may come."""
+        """Read what is there; return True if more may come."""
         try:
             data = os.read(self.pipe.fileno(), 1 << 16)
         except BlockingIOError:

@@ -42,11 +42,11 @@ _own_tags: dict[int, str] = {}
 
 
 def _is_everybodys(path: str) -> bool:
-    """Return whether a name is a device's, or leads to one, to a pipe or to a process's own: /dev/null, /dev/stdout."""
+    """Return True if a name is a device, or leads to one, to a pipe or to a process's own: /dev/null, /dev/stdout."""
     try:
         if not os.path.islink(path):
             mode = os.lstat(path).st_mode
-            # A pipe of that very name is just in the way, as damage in our own folders may be.
+            # A pipe of that very name is replaced, as damage in our own folders may be.
             return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
         mode = os.stat(path).st_mode
         return os.readlink(path).startswith("/proc/") or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
@@ -62,17 +62,17 @@ NO_STEP: Callable[[str], None] = _no_step
 
 
 def write_file(path: StrPath, data: bytes, *, mode: int = 0o644, on_step: Callable[[str], None] = NO_STEP) -> None:
-    """Give a file new content, durably: readers see the old bytes or the new ones. The umask limits `mode`."""
+    """Replace the content of a file durably: readers see the old bytes or the new ones. The umask limits `mode`."""
     with writing(path, mode=mode, on_step=on_step) as file:
         write_all(file.fileno(), data, 0)
 
 
 @contextmanager
 def writing(path: StrPath, *, mode: int = 0o644, on_step: Callable[[str], None] = NO_STEP) -> Iterator[BinaryIO]:
-    """Open a new file for the block to write; after the block it has its name, durably, in place of what had it.
+    """Open a new file for the block to write; after the block it has its name, durably, and replaces the old file.
 
-    If the block fails nothing of it is left, and what lay under the name still does. A device, or a link that leads to
-    one or to a pipe (/dev/stdout), is refused: root would take it from everybody.
+    If the block fails nothing is left, and the old file stays. A device, or a link that leads to one or to a pipe
+    (/dev/stdout), is refused: root would replace it for all processes.
     """
     name = os.fspath(path)
     parent = os.path.dirname(name) or "."
@@ -125,7 +125,7 @@ def read_regular(path: StrPath, limit_bytes: int) -> bytes:
 
 
 def create_file(path: StrPath, data: bytes, mode: int = 0o644, *, on_step: Callable[[str], None] = NO_STEP) -> bool:
-    """Publish a file under a name that must be new. False: somebody else was first, and theirs is untouched.
+    """Publish a file under a name that must be new. Returns False if the name exists; that file is untouched.
 
     Either way the name is durable when this returns.
     """
@@ -142,7 +142,7 @@ def create_file(path: StrPath, data: bytes, mode: int = 0o644, *, on_step: Calla
             finally:
                 _discard(temp)
         on_step("sync_dir")
-        # Not only the winner: whoever is told that the name exists may go on to write something that relies on it.
+        # Also if the name exists: the caller may now write something that relies on it.
         _sync_dir(parent)
     return was_first
 
@@ -189,9 +189,9 @@ def sync_dir(path: StrPath) -> None:
 
 
 def remove_tree(path: StrPath) -> bool:
-    """Remove a file, a link or a whole folder, read-only parts included. False if there was nothing.
+    """Remove a file, a link or a whole folder, read-only parts included. Returns False if there was nothing.
 
-    Links are removed, never followed, even if somebody swaps one in meanwhile. Names may vanish by themselves.
+    Links are removed, never followed, even if a link is swapped in meanwhile. Names may disappear meanwhile.
     """
     name = os.fspath(path).rstrip("/") or "/"
     with translated(name):
@@ -207,7 +207,7 @@ def remove_tree(path: StrPath) -> bool:
 
 
 def temp_name(folder: str) -> str:
-    """Return a name for a file that is written first and renamed when it is whole; `sweep_temps` knows it."""
+    """Return a name for a file that is renamed once it is whole; `sweep_temps` recognises it."""
     # By pid, so that a forked child makes its own; with the start time, because in a container a restarted program
     # often gets the very number of the one that crashed.
     pid = os.getpid()
@@ -219,9 +219,9 @@ def temp_name(folder: str) -> str:
 
 
 def sweep_temps(directory: StrPath, older_than_s: float, now_s: float) -> tuple[str, ...]:
-    """Remove temporary files that a crash left in one folder, and say which.
+    """Remove temporary files that a crash left in one folder, and return their names.
 
-    Spared: what is younger, and what a process of this machine may still be writing. Age is the only guard against
+    Younger files stay, and files that a process of this machine may still be writing. Age is the only guard against
     writers on other machines that share the folder.
     """
     removed = []
@@ -240,12 +240,12 @@ def sweep_temps(directory: StrPath, older_than_s: float, now_s: float) -> tuple[
 
 
 def translated(path: StrPath) -> Translation:
-    """Turn any `OSError` of the block into ours, saying what happened to `path`."""
+    """Turn any `OSError` of the block into an error of ours about `path`."""
     return Translation(path)
 
 
 def translate(error: OSError, path: StrPath) -> StokerError:
-    """Return our own error for one of the operating system's."""
+    """Return our error for an error of the operating system."""
     name = os.fspath(path)
     number = error.errno or 0
     word = errno.errorcode.get(number, "")
@@ -263,7 +263,7 @@ def translate(error: OSError, path: StrPath) -> StokerError:
 
 
 class Translation:
-    """The block that `translated` opens."""
+    """The context manager of `translated`."""
 
     __slots__ = ("_path",)
 
@@ -298,7 +298,7 @@ _HINTS = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 
-# What file systems without hard links answer.
+# Errors of file systems without hard links.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -332,7 +332,7 @@ def _name_exclusively(temp: str, name: str) -> bool:
 
 
 def rename_exclusively(src: str, dst: str) -> bool:
-    """Rename unless `dst` exists, in one step, for file systems without hard links. False: it exists.
+    """Rename unless `dst` exists, in one step, for file systems without hard links. Returns False if it exists.
 
     Linux (`renameat2`) and macOS (`renamex_np`, untested) only.
     """
@@ -444,7 +444,7 @@ def _unlock_dir(name: str, parent_fd: int | None) -> None:
         os.close(fd)
 
 
-# How a file looks from outside: equal stamps mean equal bytes, once the last change is a moment ago.
+# A file's stamp: equal stamps mean equal bytes, once the last change is a moment ago.
 
 SETTLED_NS = 2_000_000_000
 """A file that changed more recently than this may change again without its times showing it."""
@@ -453,5 +453,5 @@ Stamp = tuple[int, int, int, int]
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
-    """Return what must not change while something stays known of a file: size, inode, mtime and ctime."""
+    """Return what must not change while facts about a file are kept: size, inode, mtime and ctime."""
     return (info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)

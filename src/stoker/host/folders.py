@@ -1,4 +1,4 @@
-"""Small things about folders that several rooms need."""
+"""Folders: held by descriptor, walked, synced; names checked; many files made durable together."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stoker.host.durable import NO_STEP, sync_descriptor, temp_name, translated,
 
 # A folder held by its descriptor, so that nothing planted below it can lead a write elsewhere.
 #
-# Only the folder that a person named is opened the way a person means it, links followed. Below it every part is opened
-# by the descriptor of the one before, refusing links, and every file is opened, renamed and removed by its name in a
-# folder that is held. Who moves the folder away moves our files with it; who replaces a part by a link gets nothing. A
-# pipe or a device under a name of ours is never waited for.
+# Only the folder that a person named is opened with links followed. Below it every part is opened by the descriptor of
+# the one before, refusing links, and every file is opened, renamed and removed by its name in a folder that is held. If
+# the folder is moved, our files move with it; a part that is replaced by a link has no effect. A pipe or a device under
+# a name of ours never blocks.
 
 _OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW
@@ -36,12 +36,12 @@ class AnchoredFolder(Closable):
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
-        """As people know it; nothing is opened by it again."""
+        """For messages; nothing is opened by it again."""
         self.descriptor = descriptor
 
     @classmethod
     def open(cls, base: str, below: str = "", *, makes: bool = True) -> Self:
-        """Open the folder `below` a folder `base` (`/`-separated, a checked name), making what is missing."""
+        """Open the folder `below` a folder `base` (`/`-separated, a checked name), creating what is missing."""
         path = os.path.join(base, below) if below else base
         with translated(path):
             descriptor = _open_base(base, makes=makes)
@@ -65,14 +65,14 @@ class AnchoredFolder(Closable):
         return os.path.join(self.path, name)
 
     def is_in_place(self) -> bool:
-        """Return whether whoever goes by the path still gets to this very folder."""
+        """Return True if the path still leads to this very folder."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
         except OSError:
             return False
 
     def look(self, name: str) -> os.stat_result | None:
-        """Return what lies under a name, a link itself and not its target; nothing if nothing does."""
+        """Return the stat of a name, of a link itself and not its target; nothing if the name does not exist."""
         with translated(self.path_of(name)):
             try:
                 return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
@@ -80,9 +80,9 @@ class AnchoredFolder(Closable):
                 return None
 
     def open_file(self, name: str, *, writes: bool = False) -> int | None:
-        """Open a regular file that has this name and no other, and give its descriptor; `None` for anything else.
+        """Open a regular file that has this name and no other, and return its descriptor; `None` for anything else.
 
-        A file with a second name is somebody else's as well, so it counts as anything else where we would write to it.
+        A file with a second name may belong to another program, so it is not opened where we would write to it.
         """
         access = os.O_RDWR if writes else os.O_RDONLY
         with translated(self.path_of(name)):
@@ -99,7 +99,7 @@ class AnchoredFolder(Closable):
             return descriptor
 
     def create_file(self, name: str, mode: int = 0o644) -> int:
-        """Make a new file to write and read, in the place of whatever has that name; a folder there is refused."""
+        """Create a new file to write and read, replacing what has that name; a folder there is refused."""
         with translated(self.path_of(name)):
             while True:
                 try:
@@ -109,7 +109,7 @@ class AnchoredFolder(Closable):
                     self.remove(name)
 
     def remove(self, name: str) -> bool:
-        """Remove a file, a link, a pipe, whatever it is but a folder. False if there was nothing."""
+        """Remove anything but a folder: a file, a link, a pipe. Returns False if there was nothing."""
         with translated(self.path_of(name)):
             try:
                 os.unlink(name, dir_fd=self.descriptor)
@@ -118,14 +118,14 @@ class AnchoredFolder(Closable):
             return True
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name in this folder, replacing what has it: a link itself, not what it points to."""
+        """Rename a file in this folder, replacing what has the new name: a link itself, not its target."""
         with translated(self.path_of(new)):
             os.rename(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def write_file(
         self, name: str, data: bytes, mode: int = 0o644, *, on_step: Callable[[str], None] = NO_STEP
     ) -> None:
-        """Give a name new content that is whole and on the disk; the name itself is once `sync` was called."""
+        """Write new content under a name, whole and synced; the name itself is durable after `sync`."""
         temp = os.path.basename(temp_name(""))
         with translated(self.path_of(name)):
             descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FILE, mode, dir_fd=self.descriptor)
@@ -196,12 +196,12 @@ def _open_below(parent: int, part: str, *, makes: bool) -> int:
 def _make(parent: int, part: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(part, dir_fd=parent)
-    # Whoever was first: a file that is durable in a folder that is not would be lost with it.
+    # Also if another process made it: a durable file in a folder that is not durable would be lost with it.
     os.fsync(parent)
 
 
 PASSED_THROUGH = 0o711
-"""The mode of a folder that other users pass through and do not list: whoever knows no name in it finds nothing."""
+"""Mode of a folder that other users may pass through but not list."""
 
 
 def names_in(folder: str) -> list[str]:
@@ -213,24 +213,24 @@ def names_in(folder: str) -> list[str]:
 
 
 def make_passed_through(folder: str) -> None:
-    """Make a folder that other users may pass through and not list."""
+    """Make a folder that other users may pass through but not list."""
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
         os.chmod(folder, PASSED_THROUGH)
 
 
-# One pass over everything below a folder; how deep it is costs no recursion.
+# One pass over everything below a folder, without recursion.
 
 
 class FolderWalk(ABC):
-    """A pass; whoever makes one says what to do with each entry, and which folders to enter."""
+    """One pass; a subclass decides what to do with each entry, and which folders to enter."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._folders = [""]
 
     def run(self) -> None:
-        """Go through the folder and all that are entered. Raises `LocalFile` and its like."""
+        """Walk the folder and all entered folders. Raises `LocalFile` and its like."""
         while self._folders:
             prefix = self._folders.pop()
             folder = os.path.join(self._root, prefix)
@@ -240,20 +240,19 @@ class FolderWalk(ABC):
 
     @abstractmethod
     def _take(self, path: str, entry: os.DirEntry[str]) -> None:
-        """Take one entry; its path is below the root, `/`-separated."""
+        """Handle one entry; its path is relative to the root, `/`-separated."""
 
     def _enter(self, path: str) -> None:
-        """Go through a folder, too."""
+        """Also walk a folder."""
         self._folders.append(f"{path}/")
 
 
-# Names of files that somebody else chose, judged before anything is written under them.
+# File names from outside, checked before anything is written under them.
 #
-# The rules are those of POSIX and of Windows together, whatever runs here: a folder that was filled on one machine is
-# copied to another, and a name that leads elsewhere there must not be written here. Names are relative,
-# `/`-separated.
-# What a bad name means is for the caller to say: a server that lists one answers badly, a person who types one errs.
-# Where a name leads once links are planted below a folder is the affair of `folders`.
+# The rules are those of POSIX and of Windows together: a folder that was filled on one machine is copied to another,
+# and a name that leads elsewhere there must not be written here. Names are relative, `/`-separated. The caller decides
+# what a bad name means: an invalid response of a server, or wrong input of a person. Links below a folder are handled
+# by `HeldFolder`.
 
 LONGEST_COMPONENT_BYTES = 255
 LONGEST_NAME_BYTES = 1024
@@ -276,7 +275,7 @@ _DEVICES = frozenset(
 
 
 def check_name(path: str) -> str:
-    """Give a name that our own side chose back if it is safe to write under. Raises `BadInput`, which says why not."""
+    """Return a name of our own if it is safe to write under. Raises `BadInput` with the reason."""
     fault = name_fault(path)
     if fault:
         shown = shown_name(path)
@@ -285,13 +284,13 @@ def check_name(path: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Return a name as a message shows it, whatever is in it: quoted, in ASCII, cut where it is too long to be read."""
+    """Return a name for a message, whatever it contains: quoted, in ASCII, cut if it is too long to read."""
     # What is cut off is not even quoted: a name may have megabytes.
     return one_line(ascii(path[:_SHOWN_CHARACTERS]) + ("…" if len(path) > _SHOWN_CHARACTERS else ""), _SHOWN_CHARACTERS)
 
 
 def name_fault(path: str) -> str:
-    """Return what makes a name unsafe; nothing if it is safe."""
+    """Return what makes a name unsafe; empty if it is safe."""
     if not path:
         return "it is empty"
     # First, so that nothing else has to be quick for names of any length.
@@ -306,7 +305,7 @@ def name_fault(path: str) -> str:
 
 
 def clashes(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the groups of names that are one file on some machine, or where one would have to be a file and a folder.
+    """Return the groups of names that would be one file on some machine, or would have to be both file and folder.
 
     One file: they differ only in case, or in the way that Unicode composes a letter.
     """
@@ -314,7 +313,7 @@ def clashes(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     for name in dict.fromkeys(names):
         files.setdefault(_folded(name), []).append(name)
     found = [tuple(group) for group in files.values() if len(group) > 1]
-    # Sorted so that what lies below a name follows it at once, the way there is never walked part by part.
+    # Sorted so that the names below a name follow it at once; paths are never compared part by part.
     above: list[str] = []
     for folded in sorted(files, key=lambda name: name.replace("/", "\0")):
         while above and not folded.startswith(f"{above[-1]}/"):
@@ -340,7 +339,7 @@ def _component_fault(part: str) -> str:
 
 
 def _folded(name: str) -> str:
-    # Folding may compose anew, so it is brought into one form before and after.
+    # Folding may compose characters again, so it is normalised before and after.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
@@ -359,9 +358,9 @@ def most_open_files() -> int:
 
 
 def write_unnamed(folder: AnchoredFolder, contents: Sequence[bytes], mode: int = 0o644) -> list[str]:
-    """Write files under temporary names, which are given; their bytes are on the disk then, or none is left.
+    """Write files under temporary names, and return these; their bytes are synced then, or none is left.
 
-    Whoever asked renames each, or removes it. `sweep_temps` knows the names. Keeps as many files open at once.
+    The caller renames or removes each. `sweep_temps` recognises the names. Keeps as many files open at once.
     """
     written: list[tuple[str, int]] = []
     is_whole = False
@@ -386,9 +385,9 @@ def write_unnamed(folder: AnchoredFolder, contents: Sequence[bytes], mode: int =
 
 
 def settle_files(paths: Sequence[str], mode: int) -> None:
-    """Give files that are written a mode, and have their bytes on the disk, all of them together.
+    """Set the mode of written files, and sync all of them together.
 
-    Keeps as many open at once: whoever has very many gives some at a time.
+    Keeps as many files open at once: a caller with very many passes some at a time.
     """
     descriptors: list[int] = []
     try:
@@ -407,7 +406,7 @@ def settle_files(paths: Sequence[str], mode: int) -> None:
 
 
 def _begin_write_back(descriptors: Sequence[int]) -> None:
-    """Let the disk begin with all of them, so that the first sync waits for all and the others find it done."""
+    """Start write-back of all files, so that the first sync waits for all and the others find it done."""
     if sys.platform == "linux":
         from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for a download only
 

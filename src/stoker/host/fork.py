@@ -17,7 +17,7 @@ handlers that the child has inherited."""
 def become_independent(parent_pid: int) -> None:
     """Begin a session of our own that ends with our parent, with nothing left of its handlers.
 
-    What the parent blocked stays blocked: whoever is ready for it unblocks it (`let_signals_in`).
+    Blocked signals stay blocked until the child unblocks them (`let_signals_in`).
     """
     linux.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -37,8 +37,8 @@ def let_signals_in() -> None:
 def signal_child(pid: int, number: int) -> None:
     """Signal a child that was not reaped yet and its group, which does not exist in the first moments of the child.
 
-    Each once: a second interrupt would disturb what the first one began. To kill twice does no harm. A stopped process
-    gets a request to end only when it goes on, so it does.
+    Each once: a second interrupt would disturb what the first one began. Killing twice does no harm. A stopped process
+    receives a request to end only when it continues, so it is continued.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -51,11 +51,11 @@ def signal_child(pid: int, number: int) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended; it is not reaped, so that its number stays its own."""
+    """Return True if a child has ended; it is not reaped, so that its number stays its own."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def reap(pid: int) -> ProcessExit:
-    """Return how a child ended; from here on its number may be somebody else's."""
+    """Return how a child ended; from here on its number may belong to another process."""
     _, status, usage = os.wait4(pid, 0)
     return exit_from(status, usage.ru_maxrss, usage.ru_utime + usage.ru_stime)

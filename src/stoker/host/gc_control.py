@@ -1,4 +1,4 @@
-"""Python's search for objects that refer to each other and are not used any more: how often it happens.
+"""How often Python's garbage collector searches for reference cycles.
 
 Python searches once for every 700 objects that are new, and now and then through all that there are. A plan of a
 hundred thousand stages makes millions of objects that all stay: every search is in vain, and takes longer each time.
@@ -21,7 +21,7 @@ _before = gc.get_threshold()
 def searched_seldom() -> Iterator[None]:
     """Search a hundred times less often during a block. Blocks may overlap, in one thread or several.
 
-    What searches less often already, or never, stays as it is.
+    A lower frequency that is already set stays.
     """
     global _open_blocks, _before  # noqa: PLW0603 - the setting is the process's, too
     with _lock:

@@ -1,7 +1,7 @@
-"""Git, asked: questions about a repository, put all at once, each answered by a process of its own. Only reads.
+"""Read-only queries of a git repository, run in parallel, each by a process of its own.
 
-Nothing is written to the repository, not even what git would refresh by the way, so a disk that is read-only will do.
-Nothing that a repository's own settings name is run, and nothing is fetched: it may have come out of an archive.
+Nothing is written to the repository, not even what git would refresh on the way, so a read-only disk is enough. No
+command from the repository's settings is run, and nothing is fetched: it may come from an archive.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from stoker.host.durable import translate
 
 LIMIT_S = 60.0
 NOT_THERE = 127
-"""The exit code of a program that is not there, as shells have it."""
-_LONGEST_SAID = 400
+"""The exit code of a missing program, as in shells."""
+_LONGEST_ERROR = 400
 _RUNS_NOTHING = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 FILTERS = ("config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\.")
-"""Asks for the filters that a repository would have files run through before they are compared."""
+"""Lists the filters that a repository would apply to files before they are compared."""
 _OWN_SCOPES = frozenset({b"local", b"worktree"})
 
 
 @frozen
 class GitResult:
-    """What git answered."""
+    """What git returned."""
 
     out: bytes
     exit_code: int
     err: str = ""
-    """The last thing it complained about, in one line."""
+    """Its last error message, in one line."""
 
     @property
     def is_good(self) -> bool:
@@ -49,10 +49,10 @@ class GitResult:
 def ask_git(
     folder: str, *questions: Sequence[str], environment: Mapping[str, str], limit_s: float = LIMIT_S
 ) -> tuple[GitResult, ...]:
-    """Put questions about the repository of a folder, side by side; answers in their order. Raises nothing for git."""
-    # Its messages are read by us, and it has nobody to ask for a password.
+    """Query the repository of a folder, in parallel; results in order. Raises nothing for git."""
+    # We read its messages, and it can't prompt for a password.
     env = {**environment, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
-    # What is not there stays so: a repository may say that it is fetched by a command of its own.
+    # Missing objects stay missing: a repository may name a command that fetches them.
     env.update(GIT_ALLOW_PROTOCOL="none", GIT_NO_LAZY_FETCH="1")
     with ExitStack() as started:
         children: list[subprocess.Popen[bytes] | GitResult] = []
@@ -64,7 +64,7 @@ def ask_git(
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    # What it starts itself ends with it.
+                    # Its children end with it.
                     start_new_session=True,
                 )
             except OSError as error:
@@ -76,12 +76,12 @@ def ask_git(
         return _answers(children, limit_s)
 
 
-def without_filters(said: GitResult) -> tuple[str, ...]:
-    """Return the words that turn off what `FILTERS` has found in the repository itself; the user's own filters stay.
+def without_filters(listed: GitResult) -> tuple[str, ...]:
+    """Return the arguments that turn off the filters which `FILTERS` found in the repository; the user's own stay.
 
-    `BadInput` for one whose name can't be said.
+    Raises `BadInput` for a filter with an unusual name.
     """
-    parts = said.out.split(b"\0")
+    parts = listed.out.split(b"\0")
     names = dict.fromkeys(
         os.fsdecode(key).rpartition(".")[0]
         for scope, key in zip(parts[::2], parts[1::2], strict=False)
@@ -92,7 +92,7 @@ def without_filters(said: GitResult) -> tuple[str, ...]:
         raise BadInput(
             f"the repository names a filter {odd!r} that can't be turned off", hint="--in-place, or rename it"
         )
-    # An empty command is none; what is required of it would fail then.
+    # An empty command means none; a required filter would fail then.
     settings = [f"{name}.{part}" for name in names for part in ("clean=", "smudge=", "process=", "required=false")]
     return tuple(word for setting in settings for word in ("-c", setting))
 
@@ -103,7 +103,7 @@ def _answers(children: list[subprocess.Popen[bytes] | GitResult], limit_s: float
     def read(at: int, child: subprocess.Popen[bytes]) -> None:
         found[at] = _answer(child, limit_s)
 
-    # The first is read here, the others beside it: a full pipe must not keep anybody waiting.
+    # The first is read here, the others in parallel: a full pipe must not block any of them.
     running = [(at, one) for at, one in enumerate(children) if not isinstance(one, GitResult)]
     threads = [Thread(target=read, args=one, daemon=True) for one in running[1:]]
     for thread in threads:
@@ -122,6 +122,6 @@ def _answer(child: subprocess.Popen[bytes], limit_s: float) -> GitResult:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        return GitResult(out=b"", exit_code=-1, err=f"git did not answer within {limit_s:g} s")
-    said = err.decode(errors="replace").strip()
-    return GitResult(out=out, exit_code=child.returncode, err=one_line(said, _LONGEST_SAID))
+        return GitResult(out=b"", exit_code=-1, err=f"git timed out after {limit_s:g} s")
+    message = err.decode(errors="replace").strip()
+    return GitResult(out=out, exit_code=child.returncode, err=one_line(message, _LONGEST_ERROR))

@@ -1,9 +1,9 @@
-"""Which process, and not merely which number.
+"""Identity of a process beyond its number.
 
-Numbers are reused, so a process is known by its number, the moment it started, the boot that moment belongs to and the
-host. A recycled number is then a different process, a reboot ends everybody, and of another host's processes nothing
-can be known from here. Linux reads `/proc`; macOS asks `ps` and `sysctl` (untested, start times to the second);
-Windows (untested) always answers that it does not know.
+Numbers are reused, so a process is identified by its number, its start time, the boot of that time and the host. A
+recycled number is then a different process, a reboot ends all processes, and processes of another host are unknown.
+Linux reads `/proc`; macOS uses `ps` and `sysctl` (untested, start times to the second); Windows (untested) always
+reports unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if sys.platform not in {"linux", "win32"}:
 
 
 class Liveness(Enum):
-    """What can be said about a process from here and now."""
+    """What is known about a process from here and now."""
 
     ALIVE = "alive"
     GONE = "gone"
@@ -40,13 +40,13 @@ class ProcessIdentity:
     pid: int
     start_ticks: int
     boot_id: str
-    """Empty where the system has none; it is then not compared."""
+    """Empty if the system has none; it is then not compared."""
     host: str
     pid_space: str = ""
     """The namespace of the number: two containers of one host may both have a process 7. Empty: not compared."""
 
     def __post_init__(self) -> None:
-        # To kill, zero and negative numbers mean whole groups: ours first.
+        # For kill, zero and negative numbers mean whole groups: ours first.
         if self.pid < 1:
             message = f"not the number of a process: {self.pid}"
             raise ValueError(message)
@@ -62,7 +62,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> ProcessIdentity:
-        """Read what `to_dict` gave. Raises `ValueError` on anything else."""
+        """Read the result of `to_dict`. Raises `ValueError` on anything else."""
         pid, start_ticks = data.get("pid"), data.get("start_ticks")
         if not isinstance(pid, int) or not isinstance(start_ticks, int):
             message = f"not a process identity: {dict(data)!r}"
@@ -77,7 +77,7 @@ class ProcessIdentity:
 
 
 def of_pid(pid: int) -> ProcessIdentity | None:
-    """Return the process that has this number now, a zombie included; `None` if there is none that we can see."""
+    """Return the process that has this number now, a zombie included; `None` if none is visible."""
     row = read_row(pid)
     return None if row is None else identity_from(pid, row.start_ticks)
 
@@ -111,7 +111,7 @@ def is_alive(identity: ProcessIdentity) -> Liveness:
 
 
 def is_of_this_boot(identity: ProcessIdentity) -> bool:
-    """Return whether the number means here and now what it meant then, so that it may be looked up at all."""
+    """Return True if the number has the same meaning here and now, so that it may be looked up at all."""
     here = mine()
     return (
         identity.host == here.host
@@ -132,7 +132,7 @@ def _of_an_unseen_number(pid: int) -> Liveness:
         return Liveness.GONE
     except PermissionError:
         return Liveness.UNKNOWN
-    # It came into being between the two looks, or ended there and lingers: either way not the one we know.
+    # It started between the two checks, or ended there and lingers: either way it is another process.
     return Liveness.GONE
 
 
@@ -164,14 +164,14 @@ elif sys.platform == "win32":
 else:
 
     def _read_boot_id() -> str:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
-        return asked.stdout.strip()
+        return result.stdout.strip()
 
 
 @cache
@@ -182,11 +182,11 @@ def _pid_space() -> str:
         return ""
 
 
-# This computer and this interpreter as a job's record names them, so that two runs can be told apart later.
+# This computer and this interpreter in a job's record, so that two runs can be compared later.
 
 
 def surroundings() -> dict[str, str]:
-    """Return what is worth knowing of where something ran; it never enters a key."""
+    """Return facts about where something ran; they never enter a key."""
     about = os.uname()
     return {
         "host": about.nodename,
@@ -213,26 +213,26 @@ class ProcessRow(NamedTuple):
     state: str
     threads: int
     start_ticks: int
-    """Clock ticks since boot on Linux, seconds since 1970 elsewhere; only equality means something."""
+    """Clock ticks since boot on Linux, seconds since 1970 elsewhere; only equality has a meaning."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it no longer runs: a zombie only waits to be counted.
+        """True if it no longer runs: a zombie only waits to be reaped.
 
-        A process whose first thread has ended is called a zombie too while other threads go on.
+        A process whose first thread has ended is shown as a zombie too while other threads run.
         """
         return self.state in {"Z", "X"} and self.threads <= 1
 
 
 def living_rows() -> Iterator[ProcessRow]:
-    """Return every process that still runs."""
+    """Return all running processes."""
     return (row for row in rows() if not row.is_gone)
 
 
 if sys.platform == "linux":
 
     def read_row(pid: int) -> ProcessRow | None:
-        """Return one process, zombies included; `None` if there is none, or we are not allowed to see it."""
+        """Return one process, zombies included; `None` if there is none, or it is hidden from us."""
         try:
             fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -247,14 +247,14 @@ if sys.platform == "linux":
         return _parse_stat(pid, text)
 
     def are_numbers_ours() -> bool:
-        """Whether the table is that of our own namespace: in a new one, /proc may be missing or still the old one's."""
+        """True if the table is that of our own namespace: in a new one, /proc may be missing or still the old one's."""
         try:
             return os.readlink("/proc/self") == str(os.getpid())
         except OSError:
             return False
 
     def users_of(pid: int) -> frozenset[int]:
-        """Return the users that a process acts for: real, effective, saved. None at all if that can't be told."""
+        """Return the users that a process acts for: real, effective, saved. Empty if unknown."""
         try:
             with open(f"/proc/{pid}/status", "rb") as file:
                 words = next((line.split() for line in file if line.startswith(b"Uid:")), [])
@@ -263,13 +263,13 @@ if sys.platform == "linux":
         return frozenset(map(int, words[1:]))
 
     def rows() -> Iterator[ProcessRow]:
-        """Return every process that we can see, zombies included."""
+        """Return all visible processes, zombies included."""
         for name in os.listdir("/proc"):
             if name.isdigit() and (row := read_row(int(name))) is not None:
                 yield row
 
     def _parse_stat(pid: int, text: bytes) -> ProcessRow:
-        # The name stands in parentheses and may itself hold spaces and parentheses: count from the last one.
+        # The name is in parentheses and may itself contain spaces and parentheses: count from the last one.
         fields = text[text.rindex(b")") + 2 :].split()
         return ProcessRow(
             pid=pid,
@@ -292,11 +292,11 @@ else:
         return True
 
     def users_of(_pid: int) -> frozenset[int]:
-        """Return the users that a process acts for; here nobody tells."""
+        """Return the users that a process acts for; always unknown here."""
         return frozenset()
 
     def rows() -> Iterator[ProcessRow]:
-        """Return every process that we can see, zombies included."""
+        """Return all visible processes, zombies included."""
         return _ask_ps("-A")
 
     def _ask_ps(*which: str) -> Iterator[ProcessRow]:
@@ -317,7 +317,7 @@ else:
                 pid=int(pid),
                 parent_pid=int(parent_pid),
                 group=int(group),
-                # What ps calls the session is an address on macOS. Whoever we start leads both its group and session.
+                # What ps calls the session is an address on macOS. Our children lead both their group and session.
                 session=int(group),
                 state=state[0],
                 threads=1,
@@ -335,7 +335,7 @@ class ProcessExit:
     status: int | None
     signal: int | None
     max_rss_bytes: int
-    """The most memory it held at once. Forked work counts the pages that it shares with its zygote, too."""
+    """Its memory peak. Forked work counts the pages that it shares with its zygote, too."""
     cpu_s: float
     """Of the process and of all children that it waited for."""
 
@@ -353,7 +353,7 @@ class ProcessExit:
 
 
 def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
-    """Return the record for what `wait4` said."""
+    """Return the record for a result of `wait4`."""
     code = os.waitstatus_to_exitcode(wait_status)
     return ProcessExit(
         status=code if code >= 0 else None,
@@ -368,7 +368,7 @@ def exit_from(wait_status: int, max_rss: int, cpu_s: float) -> ProcessExit:
 
 
 def hold_on(fd: int) -> None:
-    """Tie this process, which leads its own group, to the life line, with whatever it starts."""
+    """Tie this process, which leads its own group, to the life line, with its children."""
     if sys.platform != "linux":
         threading.Thread(target=_wait, args=(fd,), name="stoker-life-line", daemon=True).start()
         return
@@ -393,7 +393,7 @@ def _arm(fd: int, whom: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETOWN, whom)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([fd], [], [], 0)[0]:
-        # It closed before we asked, so the signal never comes.
+        # It closed before we result, so the signal never comes.
         _end(whom)
 
 

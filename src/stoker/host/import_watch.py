@@ -1,12 +1,12 @@
-"""What this process imports: from which state of each source file, and from a text in memory where one is pinned.
+"""What this process imports: the state of each source file, or a pinned text in memory.
 
 A source file may be edited while a process runs that has imported it, or will. `watch_imports` notes the stamp that a
-file had just before a module was loaded from it, so that it can be told later whether the module is what lies there
-now (`is_imported_from`). `pin` gives the text of modules in advance: whenever they are imported after that, it is that
-text, even if their files have been edited or removed by then.
+file had just before a module was loaded from it, so that `is_imported_from` can decide later whether the module is the
+current file. `pin` sets the text of modules in advance: later imports use that text, even if their files were edited
+or removed.
 
-What a process reads by itself, and what a program reads that it starts, is not from these texts. A `Watch` notes both
-by Python's audit events, in this process and in its forks, so that a result can be refused if a file was edited then.
+Files that a process, or a program that it starts, reads otherwise are not from these texts. A `Watch` notes both by
+Python's audit events, in this process and in its forks, so that a result can be refused if a file was edited then.
 
 Bytecode beside a source is valid for Python if the source's size, and its time in whole seconds, are what they were: an
 edit within that second would run the code from before it. Bytecode that was not written clearly after its source is
@@ -44,15 +44,15 @@ _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system
 
 @frozen_by_position
 class ModuleSource:
-    """One module: where its source lies, and what that was when it was read."""
+    """One module: the path of its source, and the state of that file when it was read."""
 
     module: str
     path: str
-    """Of a module that was not there: without `.py`, for whatever might appear in its place."""
+    """Of a missing module: without `.py`, for whatever might appear in its place."""
     text: bytes | None
     """None: there was no such module."""
     stamp: Stamp | None
-    """Of the file the text is from; None: it had changed a moment before, so its stamp proves nothing."""
+    """Stamp of the file of the text; None: it had just changed, so its stamp proves nothing."""
     seen: Stamp | None = None
     """The same, however new: if the file has another one now, it has been written since."""
 
@@ -64,13 +64,13 @@ class ModuleSource:
 
 
 def watch_imports() -> None:
-    """Note from now on what is imported from where. Twice is fine."""
+    """Note from now on what is imported from where. Idempotent."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def is_imported_from(source: ModuleSource) -> bool:
-    """Return whether a module, if this process has it, was loaded from the file in the state that a source tells."""
+    """Return True if a module, if this process has it, was loaded from the file in the state of a source."""
     loaded = sys.modules.get(source.module)
     if loaded is None or source.text is None or _file_of(loaded) != source.path:
         return True
@@ -80,7 +80,7 @@ def is_imported_from(source: ModuleSource) -> bool:
     if source.seen is not None and _is_installed(source.path):
         # It may be a second old, and its ctime changes when an installer links it into another environment, too.
         return _finder.stamps.setdefault(source.path, source.seen)[:3] == source.seen[:3]
-    # Imported before anybody watched: it is taken for what lies there when this is first asked.
+    # Imported before the watch started: it is taken for the current file at the first call.
     return source.stamp is not None and _finder.stamps.setdefault(source.path, source.stamp) == source.stamp
 
 
@@ -95,9 +95,9 @@ def pin(sources: Sequence[ModuleSource]) -> None:
 
 
 def import_only(sources: Sequence[ModuleSource]) -> None:
-    """Pin sources in a process that works with nothing else: what it has imported from other states is imported anew.
+    """Pin sources in a process that works with nothing else: modules imported from other states are imported again.
 
-    That is what a process was forked from that began before an edit.
+    Such modules come from a parent that started before an edit.
     """
     if not all(map(is_imported_from, sources)):
         for source in sources:
@@ -109,12 +109,12 @@ def import_only(sources: Sequence[ModuleSource]) -> None:
 
 
 def may_have_run_other_code() -> bool:
-    """Return whether a process that called `import_only` may have worked with another text of its sources."""
+    """Return True if a process that called `import_only` may have worked with another text of its sources."""
     return any(watch.may_have_run_other_code() for watch in _process)
 
 
 class Watch:
-    """Whether sources were read, or may have been by another program, otherwise than by being imported."""
+    """Detects that sources were read, or may have been by another program, otherwise than by an import."""
 
     def __init__(self) -> None:
         self._sources: Sequence[ModuleSource] = ()
@@ -124,7 +124,7 @@ class Watch:
         self._is_noted = mmap.mmap(-1, 1)
 
     def begin(self, sources: Sequence[ModuleSource], others: Sequence[threading.Thread] = ()) -> None:
-        """Watch these sources from now on, with nothing noted. Whatever `others` do is not heard."""
+        """Watch these sources from now on, with nothing noted. Events of `others` are ignored."""
         if sources is not self._sources:
             self._sources = sources
             self._by_stem = {}
@@ -136,20 +136,20 @@ class Watch:
         _watches.append(self)
 
     def hear(self, event: str, path: str) -> None:
-        """Take note of a program that is started, or of a file that is opened."""
+        """Note a program that is started, or a file that is opened."""
         if self._others and threading.current_thread() in self._others:
             return
         if event in _STARTS or any(_is_file_of(source, path) for source in self._by_stem.get(_stem(path), ())):
             self._is_noted[0] = 1
 
     def may_have_run_other_code(self) -> bool:
-        """Return whether there was such a reader, and a source is not, or was not all the time, what it was."""
+        """Return True if there was such a reader, and a source has, or had meanwhile, another state."""
         return bool(self._is_noted[0]) and not all(map(_is_untouched, self._sources))
 
 
 @contextmanager
 def watching(sources: Sequence[ModuleSource]) -> Iterator[Watch]:
-    """Watch this thread, and those that are started meanwhile, in a process that does other things, too."""
+    """Watch this thread, and those that are started meanwhile, in a process with other work."""
     try:
         watch = _unused.pop()
     except IndexError:
@@ -184,7 +184,7 @@ def received(descriptor: int) -> list[ModuleSource]:
 
 
 def read_source(module: str, path: str, *, now_ns: int) -> ModuleSource:
-    """Read a module's source with the stamp that it has. Raises `OSError`."""
+    """Read a module's source with its stamp. Raises `OSError`."""
     with open(path, "rb", buffering=0) as file:
         before = stamp_of(os.fstat(file.fileno()))
         text = file.readall()
@@ -194,11 +194,11 @@ def read_source(module: str, path: str, *, now_ns: int) -> ModuleSource:
 
 
 class _Finder:
-    """Stands before all other finders and asks them."""
+    """A finder in front of all others; it calls them."""
 
     def __init__(self) -> None:
         self.stamps: dict[str, Stamp] = {}
-        """By path: how the file looked before a module was loaded from it."""
+        """By path: the stamp of the file before a module was loaded from it."""
         self.texts: dict[str, bytes] = {}
         """By path: what was loaded from memory."""
         self.pins: dict[str, ModuleSource] = {}
@@ -237,7 +237,7 @@ class _Finder:
         return spec_from_file_location(name, source.path, loader=loader, submodule_search_locations=inside)
 
     def _note(self, name: str, origin: str, found: ModuleSpec) -> None:
-        """Note what a module is loaded from; where a stamp can't tell, have it loaded from a text that is kept."""
+        """Note what a module is loaded from; if a stamp can't decide, load it from a text that is kept."""
         is_installed = _is_installed(origin)
         if origin.startswith(_LIBRARY) and not is_installed:
             return
@@ -254,7 +254,7 @@ class _Finder:
 
 
 class _TextLoader(SourceFileLoader):
-    """Loads a module as its text says; with the help of its file as long as that is the same."""
+    """Loads a module from its text; uses its file as long as that is the same."""
 
     def __init__(self, name: str, source: ModuleSource) -> None:
         super().__init__(name, source.path)
@@ -274,7 +274,7 @@ class _TextLoader(SourceFileLoader):
 
 
 def _show_lines(source: ModuleSource) -> None:
-    """Let whoever asks for the lines of a module (tracebacks, compilers of kernels) have those of its text."""
+    """Give readers of source lines (tracebacks, compilers of kernels) the lines of the text."""
     text = source.text or b""
     with suppress(SyntaxError, ValueError):
         # Without a time: never compared with the file.
@@ -282,12 +282,12 @@ def _show_lines(source: ModuleSource) -> None:
 
 
 def _is_meant(source: ModuleSource, found: ModuleSpec | None) -> bool:
-    """Return whether a pinned name stands for its source: another place on the path may come first, as always."""
+    """Return True if a pinned name refers to its source: another place on the path may come first, as always."""
     return found is None or found.origin is None or os.path.abspath(found.origin) in source.places
 
 
 def _is_bytecode_newer(path: str, stamp: Stamp) -> bool:
-    """Return whether no bytecode can have been made from an earlier text of a source; what may have been is removed."""
+    """Return True if no bytecode can come from an earlier text of a source; bytecode that may is removed."""
     if _is_installed(path):
         return True
     try:
@@ -314,7 +314,7 @@ def _is_still(source: ModuleSource) -> bool:
 
 
 def _is_untouched(source: ModuleSource) -> bool:
-    """Return whether a file has not been written since it was read; of none, whether there still is none."""
+    """Return True if a file has not been written since it was read, or a missing one is still missing."""
     if source.text is None:
         return not any(map(os.path.exists, source.places))
     try:
@@ -328,7 +328,7 @@ def _stem(path: str) -> str:
 
 
 def _is_file_of(source: ModuleSource, path: str) -> bool:
-    """Return whether a path is that of a source or of its bytecode; a relative one may be, below any folder."""
+    """Return True if a path is that of a source or of its bytecode; a relative one may be, below any folder."""
     if not os.path.isabs(path):
         return True
     files = source.places if source.text is None else (source.path,)
@@ -344,7 +344,7 @@ def _listen() -> None:
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    """Pass an audit event on. What is raised here would be raised by whatever caused the event."""
+    """Pass an audit event on. An exception here would be raised by the cause of the event."""
     if not _watches or (event != "open" and event not in _STARTS) or getattr(_unheard_here, "is_so", False):
         return
     path = ""
@@ -360,7 +360,7 @@ def _hear(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _tell_of_fork_exec() -> None:
-    """Have an audit event for what `multiprocessing` starts interpreters with; Python has none."""
+    """Raise an audit event for the interpreters that `multiprocessing` starts; Python has none."""
     fork_exec = _posixsubprocess.fork_exec
 
     def heard(*args: Any) -> int:
@@ -372,7 +372,7 @@ def _tell_of_fork_exec() -> None:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Open sources for an import: what comes of it is compared with the text."""
+    """Open sources for an import: the result is compared with the text."""
     _unheard_here.is_so = True
     try:
         yield
@@ -400,20 +400,20 @@ def _file_of(module: ModuleType) -> str | None:
 _finder = _Finder()
 _unheard_here = threading.local()
 _hearing: list[bool] = []
-"""Not empty: audit events are heard. That can't be ended."""
+"""Not empty: audit events are received. That can't be ended."""
 _watches: list[Watch] = []
 _unused: list[Watch] = []
 """For the next ones, since shared memory costs more than a trivial stage's own work. A fork that outlives its stage
-still notes in it what it reads: then a later result is refused if its source was edited, too, and made again."""
+still notes in it what it reads: then a later result is refused if its source was edited, too, and computed again."""
 _process: list[Watch] = []
-"""Those of this process as long as it lives."""
+"""Those of this process for its lifetime."""
 
 
-# Functions and values by name: how one process names to another what to run.
+# Functions and values by name, so that one process can name to another what to run.
 
 
 def entry_point(name: str) -> Any:
-    """Import what `module:name` names, or `module:name.within`. Raises `ImportError`, `AttributeError`."""
+    """Import `module:name`, or `module:name.within`. Raises `ImportError`, `AttributeError`."""
     module, _, path = name.partition(":")
     found: Any = import_module(module)
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""What is installed: packages of an environment, the settings of uv, and the command that installs what is missing.
+"""Installed packages of an environment, the settings of uv, and the command that installs what is missing.
 
 Kept apart from `interpreter`, which cached runs do not need.
 """
@@ -14,21 +14,21 @@ from collections.abc import Iterator
 from stoker.core.errors import MissingExtra
 from stoker.host.folders import names_in
 
-# How something is installed on this machine: by which command, and by which settings for uv.
+# How something is installed on this machine: the command, and the settings for uv.
 
-# The packages of a Python's environment or installation, as they tell about themselves: nothing is started.
+# The packages of an environment or installation, by their metadata: nothing is started.
 
 _DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")
 
 
 def packages_in(prefix: str) -> dict[str, str]:
-    """Return the packages below a prefix with their versions, as their folders are called."""
+    """Return the packages below a prefix with their versions, by the names of their folders."""
     found = (_DIST.fullmatch(os.path.basename(place)) for place in package_folders(prefix))
     return {one[1].replace("_", "-").lower(): one[2] for one in found if one is not None}
 
 
 def package_folders(prefix: str) -> Iterator[str]:
-    """Return the folders in which packages tell about themselves."""
+    """Return the folders that hold package metadata."""
     for library in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
         for folder in names_in(library):
             for packages in ("site-packages", "dist-packages") if folder.startswith("python3") else ():
@@ -54,7 +54,7 @@ UV_SETTINGS = (
     "UV_PYTHON_DOWNLOADS",
     "UV_SYSTEM_CERTS",
 )
-"""Variables by which an operator says where and how uv gets packages: services and builds as other users get them."""
+"""Variables by which an operator configures uv: services and builds as other users get them."""
 
 
 def pip_install(*names: str) -> str:
@@ -81,7 +81,7 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
         return None
     trace = error.__traceback__
     while trace is not None:
-        # The coordinator needs more than the library that was missed first.
+        # The coordinator needs more than the first missing library.
         if extra == "fleet" and trace.tb_frame.f_globals.get("__name__", "").startswith("stoker.coordinator"):
             extra = "serve"
         trace = trace.tb_next

@@ -1,9 +1,9 @@
-"""Which Python a person means by `python`: theirs, never the one that happens to run Stoker.
+"""The Python that `python` means to the user: theirs, never the one that happens to run Stoker.
 
-In this order: the one that was named; the environment that is active; `.venv` of the folder; whatever `PATH` finds.
-Two environments that are active without anybody's wish come after the folder's own `.venv`: the one that Stoker itself
-lives in, and conda's `base`. And a private environment of Stoker, which a launcher may have put first on `PATH`, is
-taken off it: neither Python nor any other program is ever found there by accident.
+In this order: the one that was named; the active environment; `.venv` of the folder; the first on `PATH`. Two
+environments that may be active by accident come after the folder's own `.venv`: Stoker's own, and conda's `base`. A
+private environment of Stoker, which a launcher may have put first on `PATH`, is taken off it: neither Python nor any
+other program is ever found there by accident.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from stoker.core.frozen import fresh, frozen
 from stoker.host.box_entry import find_program
 
 _BARE = re.compile(r"python(3(\.\d+)?)?")
-# What pipx and uv leave in an environment that they made for one tool, and where uv keeps those that it throws away.
+# What pipx and uv leave in an environment that they made for one tool, and where uv keeps temporary ones.
 _PRIVATE_MARKS = ("pipx_metadata.json", "uv-receipt.toml")
 _UV_CACHE = re.compile(r"/uv/(archive|environments|builds)-v\d+/")
 _ANY = ("python", "python3")
-"""Words that mean any Python 3; another one names its version and is taken at its word."""
+"""Names that mean any Python 3; another one names its version and is used as it is."""
 
 
 @frozen
 class FolderInterpreter:
-    """Where programs of a folder find their Python."""
+    """The interpreter for programs of a folder."""
 
     path: str
     """Empty if there is none."""
     why: str
     env: Mapping[str, str | None] = fresh(factory=dict)
-    """What a program's environment needs so that whatever else it starts finds the same one; `None` is not set."""
+    """Variables for a program, so that everything it starts finds the same one; `None` is not set."""
 
 
 def is_bare_python(word: str) -> bool:
-    """Return whether a word means "Python, whichever"."""
+    """Return True if a word means any Python."""
     return _BARE.fullmatch(word) is not None
 
 
@@ -45,7 +45,7 @@ def find_python(
 ) -> FolderInterpreter:
     """Choose the interpreter that `word` means in a folder.
 
-    `wanted` names one: a path, the folder of an environment, or a program on `PATH`; `LocalFile` if it leads nowhere.
+    `wanted` names one: a path, the folder of an environment, or a program on `PATH`; `LocalFile` if it does not exist.
     """
     path = _without_private(environment.get("PATH", os.defpath), own_prefix)
     around = {**environment, "PATH": path}
@@ -55,11 +55,11 @@ def find_python(
         if found := _in_environment(prefix, word):
             return FolderInterpreter(path=found, why=why, env=_inside(prefix, path))
     found = _on_path(word, folder, around)
-    return FolderInterpreter(path=found, why="PATH" if found else f"there is no {word} on PATH", env={"PATH": path})
+    return FolderInterpreter(path=found, why="PATH" if found else f"{word} not found on PATH", env={"PATH": path})
 
 
 def _environments(folder: str, environment: Mapping[str, str], own_prefix: str) -> list[tuple[str, str]]:
-    """Return the environments that may be meant, the likeliest first, each with the reason."""
+    """Return the candidate environments, the likeliest first, each with the reason."""
     virtual = (environment.get("VIRTUAL_ENV", ""), "the active environment (VIRTUAL_ENV)")
     conda = (environment.get("CONDA_PREFIX", ""), "the active environment (CONDA_PREFIX)")
     beside = (os.path.join(folder, ".venv"), "the folder's .venv")
@@ -89,7 +89,7 @@ def _named(wanted: str, word: str, folder: str, environment: Mapping[str, str]) 
     return FolderInterpreter(
         path=path if word in _ANY or word == os.path.basename(path) else _found(word, folder, environment),
         why="as asked (python=)",
-        # An environment that is active and was not asked for would only mislead whoever believes the variable.
+        # The variable of another active environment would be wrong for programs that read it.
         env=_inside(prefix, environment["PATH"])
         if is_environment
         else {"PATH": environment["PATH"], "VIRTUAL_ENV": None},
@@ -117,7 +117,7 @@ def _found(name: str, folder: str, environment: Mapping[str, str]) -> str:
 
 
 def _inside(prefix: str, path: str) -> dict[str, str | None]:
-    """Return what activating an environment would change."""
+    """Return the variables that activating an environment would set."""
     scripts = os.path.join(prefix, "bin")
     rest = [place for place in path.split(os.pathsep) if place != scripts]
     changes: dict[str, str | None] = {"PATH": os.pathsep.join([scripts, *rest])}
@@ -127,9 +127,9 @@ def _inside(prefix: str, path: str) -> dict[str, str | None]:
 
 
 def _without_private(path: str, own_prefix: str) -> str:
-    """Take an environment that a tool's installer made for Stoker alone off a `PATH`.
+    """Remove an environment that a tool's installer made for Stoker alone from a `PATH`.
 
-    Any other one that has Stoker in it and stands on `PATH` was put there by somebody: a container's, a cluster's.
+    Any other environment with Stoker in it that is on `PATH` is there on purpose: a container's, a cluster's.
     """
     is_private = any(os.path.isfile(os.path.join(own_prefix, mark)) for mark in _PRIVATE_MARKS)
     if not is_private and not _UV_CACHE.search(own_prefix):

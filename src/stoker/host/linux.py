@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send us this signal when the thread that forked us ends. Says nothing if it already has."""
+    """Have the kernel send us this signal when the thread that forked us ends. No effect if it already has."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -30,25 +30,25 @@ def adopt_orphans() -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name that `top` shows, at most 15 bytes of it."""
+    """Set the name that `top` shows, limited to 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
 def start_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
-    """Have the kernel begin to write these bytes of a file to the disk, without waiting for it. Promises nothing."""
+    """Have the kernel start write-back of these bytes of a file, without waiting. No guarantee."""
     _libc.sync_file_range(
         ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(size_bytes), ctypes.c_uint(_SYNC_WRITE)
     )
 
 
 def use_large_pages(start: int, size_bytes: int) -> bool:
-    """Have memory of ours moved into large pages now; say whether the kernel did."""
+    """Have memory of ours moved into large pages now; return True if the kernel did."""
     return not _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), ctypes.c_int(_MADV_COLLAPSE))
 
 
 def is_clock_kept() -> bool:
-    """Ask the kernel whether something keeps its clock in step with the world's. Raises `OSError`."""
-    # All zero: it only looks.
+    """Return True if the kernel's clock is synchronised. Raises `OSError`."""
+    # All zero: a query.
     state = _libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     if state < 0:
         number = ctypes.get_errno()
@@ -63,24 +63,24 @@ def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
         raise OSError(number, os.strerror(number))
 
 
-# This process's own memory in large pages: a fork then copies a third of the tables, and so does the child's end.
+# This process's own memory in large pages: a fork then copies a third of the page tables, and so does the child's exit.
 #
 # With torch imported, a fork took 4.5 ms of processor time in small pages and 1.5 ms in large ones. Linux from 6.1;
-# where the kernel does not want to, everything stays as it is.
+# if the kernel refuses, everything stays as it is.
 
 _LARGE_BYTES = 2 << 20
 _STEP_BYTES = 8 << 20
 
 
 def moves() -> Iterator[bool]:
-    """Move our memory, a few milliseconds' worth each time the next item is asked for; it says whether that worked."""
+    """Move our memory, a few milliseconds' worth per item; each item is True if that worked."""
     for start, end in list(_own_regions()):
         for at in range(start, end, _STEP_BYTES):
             yield use_large_pages(at, min(_STEP_BYTES, end - at))
 
 
 def _own_regions() -> Iterator[tuple[int, int]]:
-    """Return the regions that are ours alone to write, cut to borders of large pages."""
+    """Return the regions that only we write, cut to borders of large pages."""
     if sys.platform != "linux":
         return
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:

@@ -1,13 +1,13 @@
 """Locks between processes: a file of their own, an advisory lock on it, the owner written inside.
 
 Never the file that is being protected: that one is replaced by rename, and two processes could then each hold a lock
-on a different inode. For the same reason only the holder may delete the lock file (`removes_file`), and whoever gets a
-lock checks that its file still has the name: else it was deleted meanwhile, and the next file of that name is tried.
+on a different inode. For the same reason only the holder may delete the lock file (`removes_file`), and a new holder
+checks that its file still has the name: otherwise it was deleted meanwhile, and the next file of that name is tried.
 What other programs lock, too, is never deleted: they may not check. The operating system releases the lock when its
 owner dies, however it dies; a forked child never holds, keeps or releases its parent's lock.
-The text inside only serves messages: whether the lock is held, the operating system alone decides. A link, a pipe or
-a device where the lock file should be is refused, never followed or waited for; so is a file with a content that is
-not of a lock: it is somebody's, and must not be emptied.
+The text inside only serves messages: the operating system alone decides whether the lock is held. A link, a pipe or a
+device where the lock file should be is refused, never followed or waited for; so is a file with other content: it
+belongs to another program, and must not be emptied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PLAINLY = os.O_NOFOLLOW | os.O_NONBLOCK
 
 @frozen
 class LockOwner:
-    """Who took a lock, what for and when."""
+    """Holder, purpose and time of a lock."""
 
     identity: ProcessIdentity
     thread: int
@@ -58,8 +58,8 @@ class FileLock:
 
     `with Lock(path, "prune the store"): …`, or `acquire` and `release`; forgetting the object does not release it.
     Threads that compete use a `Lock` each. With `dir_fd` its file is the last part of `path` in that open folder.
-    A new file gets `mode`, limited by the umask. While it waits it pauses, first and at most as `pauses_s` says.
-    `is_ours` says that a file of that name is a lock whatever stands in it: where others may write, they do.
+    A new file gets `mode`, limited by the umask. `pauses_s` are the first and the longest pause while it waits.
+    `is_ours`: a file of that name is a lock, whatever its content is: for folders where other users may write.
     `removes_file`: release deletes the file; for a lock in a folder that a person looks into.
     """
 
@@ -90,7 +90,7 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether we hold it through this object."""
+        """True if we hold it through this object."""
         return self._fd is not None
 
     def acquire(self, wait_s: float | None = None, clock: Clock | None = None) -> None:
@@ -113,20 +113,20 @@ class FileLock:
         _held_here.add(self)
 
     def release(self) -> None:
-        """Give the lock back. Does nothing when it is not held, as in a child forked meanwhile."""
+        """Release the lock. Does nothing when it is not held, as in a child forked meanwhile."""
         fd, self._fd = self._fd, None
         if fd is not None:
             _held_here.discard(self)
-            # Unsigned first: whoever finds it held next must not read our name there. A disk that can't even do that
-            # must not keep the lock held, nor spoil what was done under it.
+            # Unsigned first: the next process that finds it held must not read our name there. A disk error must not keep
+            # the lock held, nor spoil what was done under it.
             with suppress(OSError):
                 os.ftruncate(fd, 0)
             if self._removes_file:
-                # While it is held, so that nobody else can hold the file that loses its name here.
+                # While it is held, so that no other process can hold the file that loses its name here.
                 with suppress(OSError):
                     if _is_still_named(fd, self._name, self._dir_fd):
                         os.unlink(self._name, dir_fd=self._dir_fd)
-            # Unlocked aloud, because closing leaves the lock to any other process that shares the open file.
+            # Unlocked explicitly, because closing leaves the lock to any other process that shares the open file.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -169,7 +169,7 @@ class FileLock:
             return _RENAMED
 
     def _see_owner(self, clock: Clock, *, is_over: bool) -> None:
-        """Raise `LockHeld` if the time is over, or if waiting is for ourselves."""
+        """Raise `LockHeld` if the timeout is over, or if we wait for ourselves."""
         owner = read_owner(self._name, dir_fd=self._dir_fd)
         if owner and owner.identity == mine() and owner.thread == threading.get_ident():
             raise _held(self.path, owner, "this thread holds it already")
@@ -192,14 +192,14 @@ class FileLock:
             "since": clock.now().isoformat(timespec="seconds"),
         }
         line = jsontext.dumps(owner).encode() + b"\n"
-        # On a full disk a nameless lock is better than none: freeing space takes one, too.
+        # On a full disk a lock without a name is better than none: freeing space takes one, too.
         with suppress(NoSpace), translated(self.path):
             os.pwrite(fd, line, 0)
             os.ftruncate(fd, len(line))
 
 
 def is_locked(path: StrPath) -> bool:
-    """Return whether somebody holds the lock right now, without taking it. False where there is no lock file."""
+    """Return True if a process holds the lock now, without taking it. False if there is no lock file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _PLAINLY)
     except OSError:
@@ -209,7 +209,7 @@ def is_locked(path: StrPath) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        # A file system without locks: nobody can hold one.
+        # A file system without locks: no process can hold one.
         return False
     finally:
         os.close(fd)
@@ -217,7 +217,7 @@ def is_locked(path: StrPath) -> bool:
 
 
 def read_owner(path: StrPath, *, dir_fd: int | None = None) -> LockOwner | None:
-    """Return whoever last took the lock; whether it is still held, only trying tells. `None` if nobody signed."""
+    """Return the last holder of the lock, whether it is still held or not. `None` if it is not signed."""
     try:
         with open(os.open(path, os.O_RDONLY | _PLAINLY, dir_fd=dir_fd), "rb") as file:
             data = jsontext.loads(file.readline(_LONGEST_BYTES))
@@ -232,7 +232,7 @@ def read_owner(path: StrPath, *, dir_fd: int | None = None) -> LockOwner | None:
 
 
 def _is_still_named(fd: int, path: str, dir_fd: int | None) -> bool:
-    """Return whether the file that we locked is the one that others will find."""
+    """Return True if the file that we locked is the one that others will find."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path, dir_fd=dir_fd, follow_symlinks=False))
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def _is_still_named(fd: int, path: str, dir_fd: int | None) -> bool:
 
 
 def _is_lock_file(fd: int) -> bool:
-    """Whether a file is empty or signed; a signature may be cut short, or zeroes, after a full disk or a power cut."""
+    """True if a file is empty or signed; a signature may be cut short, or zeroes, after a full disk or a power cut."""
     head = os.pread(fd, _LONGEST_BYTES + 1, 0)
     is_signed = head.startswith(_FIRST_WORDS) or _FIRST_WORDS.startswith(head)
     return len(head) <= _LONGEST_BYTES and (is_signed or not head.strip(b"\0"))
@@ -277,10 +277,10 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-# A lock held for microseconds around a read-decide-write, by the kernel, and gone with its process.
+# A lock held for microseconds around a read-decide-write, by the kernel, and released with its process.
 #
 # For anything held longer, `locks` names its owner. On a file system whose locks do nothing (some network mounts)
-# this excludes nobody; callers must only lose time by that, never truth.
+# this excludes no process; callers must only lose time by that, never correctness.
 
 
 class BriefLocks:
@@ -317,23 +317,23 @@ class BriefLocks:
 _LARGEST_BYTES = 1 << 20
 
 
-def living_marks(folder: str, owner: Callable[[Any], Any] = lambda told: told) -> list[Any]:
-    """Return what the marks in a folder say whose processes may still run; the others are taken away.
+def living_marks(folder: str, owner: Callable[[Any], Any] = lambda content: content) -> list[Any]:
+    """Return the contents of the marks in a folder whose processes may still run; the other marks are removed.
 
-    `owner` gives, of what a mark says, the part that is the process.
+    `owner` returns the process of a mark's content.
     """
     living: list[Any] = []
-    # A hidden one is just being written.
+    # A hidden one is being written.
     for name in (name for name in names_in(folder) if not name.startswith(".")):
         path = os.path.join(folder, name)
         try:
-            told = loads(read_regular(path, _LARGEST_BYTES))
-            is_gone = is_alive(ProcessIdentity.from_dict(owner(told))) is Liveness.GONE
+            content = loads(read_regular(path, _LARGEST_BYTES))
+            is_gone = is_alive(ProcessIdentity.from_dict(owner(content))) is Liveness.GONE
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StokerError):
-            is_gone, told = True, None
+            is_gone, content = True, None
         if is_gone:
             with suppress(OSError):
                 os.unlink(path)
         else:
-            living.append(told)
+            living.append(content)
     return living

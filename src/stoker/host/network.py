@@ -1,4 +1,4 @@
-"""A socket to listen at, taken at once or refused with what is in the way; and room for those who connect."""
+"""Listening sockets, taken at once or refused with the reason; limits on connections; clock and addresses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stoker.core.errors import BadInput, NoPermission, Unavailable
 
 
 def read_listen(text: str) -> tuple[str, int]:
-    """Read `HOST:PORT`, `[::1]:PORT`, `HOST` or `:PORT`; what is missing comes back as "" and -1."""
+    """Read `HOST:PORT`, `[::1]:PORT`, `HOST` or `:PORT`; missing parts are "" and -1."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, ""
     if port and not (port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise BadInput(f"{text!r} is no address to listen at: {port!r} is no port", hint="HOST:PORT; port 0 is any")
+        raise BadInput(f"{text!r} is no address to listen at: invalid port {port!r}", hint="HOST:PORT; port 0 is any")
     bare = host.removeprefix("[").removesuffix("]")
     if ":" in bare and not host.startswith("["):
         raise BadInput(f"{text!r} is no address to listen at", hint=f"write [{text}]:PORT")
@@ -28,7 +28,7 @@ def read_listen(text: str) -> tuple[str, int]:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Take a place to listen at; port 0 is any that is free. Nobody is answered before `listen` is called."""
+    """Bind an address; port 0 is any free one. Connections are accepted after `listen` is called."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -36,7 +36,7 @@ def listen_at(host: str, port: int) -> socket.socket:
     family, kind, number, _, address = found[0]
     taken = socket.socket(family, kind, number)
     try:
-        # Connections of a server that has ended keep nobody out.
+        # Connections of a server that has ended do not block the port.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
     except OSError as error:
@@ -46,7 +46,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def allow_many_files(most: int = 65_536) -> None:
-    """Let this process have as many connections open as the system allows, instead of the usual 1,024."""
+    """Raise this process's limit of open connections to the system's maximum, instead of the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -59,17 +59,17 @@ def _refused(error: OSError, where: str) -> Exception:
         hint = f"--listen {where.rpartition(':')[0]}:0 takes any free port; `ss -ltnp` shows who has this one"
         return Unavailable(f"{where} is in use by another program", hint=hint, address=where)
     if error.errno == errno.EACCES:
-        return NoPermission(f"{where} may not be listened at", hint="ports below 1024 are the administrator's")
-    return BadInput(f"{where} can't be listened at: {error.strerror or error}", hint="is it one of this machine?")
+        return NoPermission(f"no permission to listen at {where}", hint="ports below 1024 need root")
+    return BadInput(f"can't listen at {where}: {error.strerror or error}", hint="use an address of this machine")
 
 
-# Whether a port of this computer is free to listen on.
+# Whether a port of this computer is free.
 
 
 def is_port_free(port: int) -> TriStateAnswer:
-    """Try it for a moment, on all addresses, as a server would."""
+    """Bind it for a moment, on all addresses, as a server would."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-        # Connections of a server that has ended keep nobody out.
+        # Connections of a server that has ended do not block the port.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("", port))
@@ -80,13 +80,13 @@ def is_port_free(port: int) -> TriStateAnswer:
     return TriStateAnswer(verdict=TriState.YES)
 
 
-# Whether this computer's clock is kept in step with the world's, as its kernel knows.
+# Whether this computer's clock is synchronised, according to its kernel.
 
 
 def is_clock_synchronised() -> TriStateAnswer:
-    """Ask the kernel; where there is no way to, the answer is unknown."""
+    """Query the kernel; unknown where that is not supported."""
     if sys.platform != "linux":
-        return TriStateAnswer(verdict=TriState.UNKNOWN, why="only Linux says")
+        return TriStateAnswer(verdict=TriState.UNKNOWN, why="known on Linux only")
     from stoker.host.linux import is_clock_kept  # noqa: PLC0415 - it loads ctypes
 
     try:
@@ -95,10 +95,10 @@ def is_clock_synchronised() -> TriStateAnswer:
         return TriStateAnswer(verdict=TriState.UNKNOWN, why=error.strerror or str(error))
     if is_kept:
         return TriStateAnswer(verdict=TriState.YES)
-    return TriStateAnswer(verdict=TriState.NO, why="nothing has told the kernel the time of the world")
+    return TriStateAnswer(verdict=TriState.NO, why="the kernel's clock is not synchronised")
 
 
-# By which names and addresses others may reach this computer, as far as it knows itself.
+# Names and addresses by which others may reach this computer, as far as it knows them.
 
 _LOCAL_IPV4 = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -113,7 +113,7 @@ def own_names() -> tuple[str, ...]:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the addresses of this computer's network devices, but loopback's and those that hold on one cable only."""
+    """Return the addresses of this computer's network devices, without loopback and link-local ones."""
     found = [*_ipv4_of_kernel(), *_ipv6_of_kernel()]
     if not found:
         with suppress(OSError):

@@ -1,11 +1,11 @@
-"""Programs started in a group of their own, and groups stopped for certain.
+"""Programs started in a group of their own, and the confirmed stop of groups.
 
-Whatever we start leads its own session, so one stop reaches all of it: ask everybody (TERM), wait, end everybody
-(KILL), then look again until nobody is left or say that somebody survived. It works for our children and for
-processes that we only know by identity, such as those of a run that was killed. Before each signal the identity is
+Every program leads its own session, so one stop reaches all of it: TERM to all, wait, KILL to all, then check until
+none is left or report the survivors. It works for our children and for processes that we only know by identity, such
+as those of a run that was killed. Before each signal the identity is
 checked: a recycled number is never signalled.
 
-Not here: work forked from a warm process (`zygote`), limits on memory and those who leave their session
+Not here: work forked from a warm process (`zygote`), limits on memory and processes that leave their session
 (`containment`), and what a stage's end means.
 """
 
@@ -41,7 +41,7 @@ from stoker.host.identity import (
 )
 
 GRACE_S = 10.0
-# Long enough for the kernel to take a process apart that has gigabytes mapped.
+# Long enough for the kernel to release a process that has gigabytes mapped.
 _KILL_WAIT_S = 5.0
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
@@ -89,7 +89,7 @@ class Child:
                 pid, status, usage = os.wait4(self.identity.pid, os.WNOHANG)
                 if pid:
                     self._exit = exit_from(status, usage.ru_maxrss, usage.ru_utime + usage.ru_stime)
-                    # Else Popen would look for the process again when it is collected.
+                    # Otherwise Popen would look for the process again when it is collected.
                     self._process.returncode = os.waitstatus_to_exitcode(status)
             return self._exit
 
@@ -124,10 +124,10 @@ def start(  # noqa: PLR0913 - what a process is made of
     entry: ChildSetup | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
-    """Start a program as the leader of its own session. It sees `env` and nothing else of our environment.
+    """Start a program as the leader of its own session, with `env` as its whole environment.
 
     With an `entry` it is inside its box before its first instruction, and its standard input is empty. An entry with a
-    gate holds it at the door until the box has taken it in. Raises `ContainmentUnavailable` if it can't get in.
+    gate holds it there until the box has registered it. Raises `ContainmentUnavailable` if it can't enter.
     `pass_fds` are open in it under the same numbers.
     """
     if entry is None or entry.is_empty:
@@ -177,17 +177,17 @@ def _spawn(  # noqa: PLR0913 - what a process is made of
             pass_fds=pass_fds,
         )
     except OSError as error:
-        # The operating system names the folder if that is what is missing, and else the program.
+        # The operating system names the folder if that is missing, and otherwise the program.
         raise translate(error, error.filename or argv[0]) from error
-    # Until somebody waits for it, even a program that has ended keeps its row.
+    # Until it is waited for, even a program that has ended keeps its row.
     row = read_row(process.pid)
     return Child(process, identity_from(process.pid, row.start_ticks if row else 0))
 
 
 def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> StopOutcome:
-    """Stop a process and everything in its group and session: politely, after `grace_s` firmly, and confirmed.
+    """Stop a process and everything in its group and session: TERM, after `grace_s` KILL, confirmed.
 
-    Raises `ProcessLost` if something survives, or if the process belongs to a host we can't see.
+    Raises `ProcessLost` if a process survives, or if the process belongs to a host we can't see.
     """
     clock = clock or SystemClock()
     members = group_members(identity)
@@ -195,12 +195,12 @@ def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Cl
         end_unseen(identity)
         return StopOutcome.ALREADY_GONE
     _send(identity, members, signal.SIGTERM)
-    # A stopped process gets the request only when it goes on.
+    # A stopped process receives the request only when it continues.
     _send(identity, members, signal.SIGCONT)
     if not _remaining(identity, grace_s, clock, signal_each_round=None):
         end_unseen(identity)
         return StopOutcome.POLITE
-    # Again in each round: a member may have forked between our look and our signal.
+    # Again in each round: a member may have forked between our check and our signal.
     survivors = _remaining(identity, _KILL_WAIT_S, clock, signal_each_round=signal.SIGKILL)
     if survivors:
         pids = [row.pid for row in survivors]
@@ -215,7 +215,7 @@ def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Cl
 
 
 def ask_group(identity: ProcessIdentity) -> None:
-    """Ask a process and everything in its group and session to end, once, without waiting."""
+    """Send TERM to a process and everything in its group and session, once, without waiting."""
     members = group_members(identity)
     if members:
         _send(identity, members, signal.SIGTERM)
@@ -223,14 +223,14 @@ def ask_group(identity: ProcessIdentity) -> None:
 
 
 def group_members(identity: ProcessIdentity, rows: Iterable[ProcessRow] | None = None) -> tuple[ProcessRow, ...]:
-    """Return whoever is left of a process, its group and its session; nobody if the number belongs to another one now.
+    """Return what is left of a process, its group and its session; none if the number belongs to another one now.
 
-    The kernel keeps a number from being reused while a group or session of that number has members. So they are the
-    process's own even after it has ended itself, unless somebody else had the number in between and left a session
-    behind in turn. `rows` are those who run, for a caller who has looked already.
+    The kernel does not reuse a number while a group or session of that number has members. So they are the process's
+    own even after it has ended, unless another process had the number in between and left a session behind in turn.
+    `rows` are the running processes, if the caller has them already.
     """
     if identity.pid == 1:
-        # It is never ours, and to kill "group 1" means every process there is.
+        # It is never ours, and killing "group 1" means every process there is.
         raise ProcessLost("process 1 is not ours to stop", process=identity.to_dict())
     if is_alive(identity) is Liveness.UNKNOWN:
         raise ProcessLost(
@@ -265,9 +265,9 @@ def _remaining(
 
 
 def end_unseen(identity: ProcessIdentity) -> None:
-    """Kill a group in which we see nobody alive.
+    """Kill a group in which we see no living process.
 
-    Mostly there is nobody, or only zombies, whom it does not touch. But a chain of processes that each fork and end
+    Mostly there is none, or only zombies, which it does not affect. But a chain of processes that each fork and end
     moves on faster than a table can be read; the kernel, which holds forks off meanwhile, gets all of it at once.
     """
     row = read_row(identity.pid)
@@ -280,7 +280,7 @@ def _send(identity: ProcessIdentity, members: Sequence[ProcessRow], number: sign
     leader = read_row(identity.pid)
     leads = leader is not None and leader.start_ticks == identity.start_ticks and leader.group == identity.pid
     if leads:
-        # All at once, so that nobody forks his way past us.
+        # All at once, so that none escapes by forking.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(identity.pid, number)
     for member in members:
@@ -289,7 +289,7 @@ def _send(identity: ProcessIdentity, members: Sequence[ProcessRow], number: sign
 
 
 def signal_one(member: ProcessRow, number: signal.Signals) -> None:
-    """Signal one process, if it is still the one that the row tells of; nothing else happens if it is not."""
+    """Signal one process, if it is still the one of the row."""
     with suppress(ProcessLookupError, PermissionError):
         if sys.platform != "linux":
             if _is_same(member):
@@ -309,19 +309,19 @@ def _is_same(member: ProcessRow) -> bool:
     return row is not None and row.start_ticks == member.start_ticks
 
 
-# The end of a process when its owner is gone: a pipe that nobody writes to, and whose other end only the owner holds.
+# The end of a process when its owner is gone: a pipe without writes, whose other end only the owner holds.
 #
 # On Linux the kernel itself kills the process the moment the other end closes, even if it is busy in native code.
 # Elsewhere a thread waits for it.
 
 
-# How much a group of processes has computed: whether one that says nothing still works.
+# Processor time of a group: whether one without output still works.
 
 
 def group_cpu_ticks(group: int) -> int | None:
     """Return the clock ticks that the living processes of a group have used; nothing if none lives.
 
-    Where the system does not tell, a living group has used none.
+    On systems that do not report it, a living group has used none.
     """
     pids = [row.pid for row in living_rows() if row.group == group]
     return sum(map(_ticks_of, pids)) if pids else None

@@ -1,7 +1,7 @@
-"""How much of this computer there is for us: disk, memory, processors.
+"""Disk, memory and processors of this computer that we may use.
 
-Within a container its limits count, not the machine's. Memory that can't be read is `None`, never a guess.
-Accelerators are the affair of `hardware`.
+In a container its limits count, not the machine's. Memory that can't be read is `None`, never a guess. Accelerators
+are in `devices`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from stoker.host.durable import StrPath, translated
 
 # Limits that a container or a service puts on us, read from the kernel's control groups, versions 1 and 2.
 #
-# A limit may stand at any level above us and the smallest counts. Anything that is missing or can't be read means "no
-# limit": this only narrows what the machine itself has. Reads only; `containment` makes groups and sets limits.
+# A limit may be set at any level above us; the smallest counts. What is missing or can't be read means "no limit": this
+# only narrows what the machine itself has. Reads only; `containment` makes groups and sets limits.
 
 # Version 1 says "no limit" with the largest multiple of a page that fits.
 _NO_LIMIT_BYTES = 1 << 62
 
 
 class MemoryUse(NamedTuple):
-    """One level's limit and how much of it can't be given back."""
+    """One level's limit and the memory that can't be reclaimed."""
 
     limit_bytes: int
     used_bytes: int
 
 
 def cpu_quota(proc: str = "/proc") -> float | None:
-    """Return how many processors' worth of time we may use, or `None` if nobody says."""
+    """Return how many processors' worth of time we may use, or `None` if there is no quota."""
     quotas = [quota for folder, version in _levels("cpu", proc) if (quota := _cpu_quota(folder, version)) is not None]
     return min(quotas, default=None)
 
@@ -47,13 +47,13 @@ def memory_uses(proc: str = "/proc") -> list[MemoryUse]:
 
 
 def own_group(controller: str, version: int, proc: str = "/proc", *, of: int | str = "self") -> str | None:
-    """Return the folder of the group that we, or another process, are in; `None` if it is not there to be seen."""
+    """Return the folder of the group that we, or another process, are in; `None` if it is not visible."""
     folders = (folder for folder, found in _levels(controller, proc, of) if found == version)
     return next((folder for folder in folders if os.path.isdir(folder)), None)
 
 
 def group_at(path: str, proc: str = "/proc") -> str | None:
-    """Return the folder of a version 2 group that somebody else calls by its path; `None` if it is not to be seen."""
+    """Return the folder of a version 2 group by a path from elsewhere; `None` if it is not visible."""
     mounts = (mount for mount in _mounts(proc) if mount[0] == 2)
     folders = (next(_upwards(mount_point, _below(root, path))) for _, _, root, mount_point in mounts)
     return next((folder for folder in folders if os.path.isdir(folder)), None)
@@ -64,7 +64,7 @@ def _cpu_quota(folder: str, version: int) -> float | None:
         quota, period = [*_words(f"{folder}/cpu.max"), "", ""][:2]
     else:
         quota, period = _first_word(f"{folder}/cpu.cfs_quota_us"), _first_word(f"{folder}/cpu.cfs_period_us")
-    # "max" or -1 stand for none.
+    # "max" or -1 mean none.
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
 
 
@@ -75,7 +75,7 @@ def _memory_use(folder: str, version: int) -> MemoryUse | None:
         return None
     words = _words(f"{folder}/memory.stat")
     statistics = dict(zip(words[::2], words[1::2], strict=False))
-    # File pages that nobody has touched lately are given back before anybody is killed.
+    # Inactive file pages are reclaimed before a process is killed.
     spare = statistics.get("total_inactive_file" if version == 1 else "inactive_file", "0")
     return MemoryUse(limit_bytes=int(limit), used_bytes=max(0, int(used) - int(spare)))
 
@@ -135,18 +135,18 @@ def _lines(path: str) -> list[str]:
 
 
 SPARE_BYTES = 50 * 1024 * 1024
-"""What must stay free on the disk beside the bytes that are still to come."""
+"""Disk space that must stay free beside the bytes to come."""
 
 
 def free_bytes(path: StrPath) -> int:
-    """Return what an ordinary user may still write where `path` is, or will be once its folders are made."""
+    """Return what an unprivileged user may still write where `path` is, or will be once its folders are made."""
     with translated(path):
         status = os.statvfs(existing_above(path))
     return status.f_bavail * status.f_frsize
 
 
 def existing_above(path: StrPath) -> str:
-    """Return the path itself, absolute, or the nearest folder above it that is there."""
+    """Return the path itself, absolute, or the nearest existing folder above it."""
     place = os.path.abspath(path)
     while not os.path.exists(place) and place != os.path.dirname(place):
         place = os.path.dirname(place)
@@ -154,7 +154,7 @@ def existing_above(path: StrPath) -> str:
 
 
 def has_space(coming_bytes: int, free: int, *, spare_bytes: int = SPARE_BYTES) -> bool:
-    """Return whether so many bytes fit with something to spare; nothing to come always fits."""
+    """Return True if so many bytes fit with a reserve; zero bytes always fit."""
     return coming_bytes == 0 or coming_bytes + spare_bytes <= free
 
 
@@ -167,7 +167,7 @@ def check_space(
     spare_bytes: int = SPARE_BYTES,
     hint: str = "free some space there, or choose another place",
 ) -> None:
-    """Refuse what has no room where `path` is. Raises `NoSpace`; of an unknown size only the spare must be free."""
+    """Raise `NoSpace` if the bytes do not fit where `path` is; of an unknown size only the reserve must be free."""
     fits = free >= spare_bytes if coming_bytes is None else has_space(coming_bytes, free, spare_bytes=spare_bytes)
     if fits:
         return
@@ -198,7 +198,7 @@ def folder_bytes(path: StrPath) -> int:
         try:
             entries = os.scandir(waiting.pop())
         except OSError:
-            # Gone meanwhile, or not for us to look into.
+            # Removed meanwhile, or not readable.
             continue
         with entries:
             for entry in entries:
@@ -223,11 +223,11 @@ def memory_total_bytes(proc: str = "/proc") -> int | None:
 
 
 def memory_available_bytes(proc: str = "/proc") -> int | None:
-    """Return what can be used now without pushing anybody out."""
+    """Return the memory that can be used now without swapping."""
     rooms = [max(0, use.limit_bytes - use.used_bytes) for use in memory_uses(proc)]
     machine = _meminfo("MemAvailable", proc)
     if machine is None:
-        # Kernels before 3.14 do not say; what nobody uses at all is the least that can be used.
+        # Kernels before 3.14 do not report it; unused memory is the least that can be used.
         machine = _meminfo("MemFree", proc)
     if machine is None and sys.platform == "darwin":
         machine = mac_available_bytes()
@@ -235,7 +235,7 @@ def memory_available_bytes(proc: str = "/proc") -> int | None:
 
 
 def usable_cores(proc: str = "/proc") -> int:
-    """Give how many processors we may keep busy: those we are bound to, less what a quota takes away; at least one."""
+    """Return how many processors we may keep busy: those of our affinity, less a quota; at least one."""
     cores = _bound_cores()
     quota = cpu_quota(proc)
     # Rounded down: half a processor slows down whatever shares it.
@@ -271,19 +271,19 @@ def _physical_bytes() -> int | None:
         return None
 
 
-# Which file system a path lies on, or will: its type, its room, whether it can be written to.
+# The file system of a path: its type, free space, whether it is writable.
 #
-# Nothing is made on the way: of a folder that is not there yet, the nearest one above it that is answers.
+# Nothing is created: for a missing folder, the nearest existing one above it counts.
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 @frozen
 class FileSystem:
-    """Where a path lies."""
+    """The file system of a path."""
 
     type: str
-    """Empty: nobody says."""
+    """Empty if unknown."""
     mount_point: str
     total_bytes: int
     free_bytes: int
@@ -294,7 +294,7 @@ class FileSystem:
 
 
 def file_system_of(path: str, proc: str = "/proc") -> FileSystem:
-    """Look at where a path lies. Raises `OSError`."""
+    """Return the file system of a path. Raises `OSError`."""
     place = os.path.realpath(existing_above(path))
     status = os.statvfs(place)
     try:
@@ -313,7 +313,7 @@ def file_system_of(path: str, proc: str = "/proc") -> FileSystem:
 
 
 def mount_of(mountinfo: str, path: str) -> tuple[str, str]:
-    """Give mount point and type of what a path lies on, from the kernel's list: the deepest, of several the latest."""
+    """Return mount point and type for a path, from the kernel's list: the deepest, of several the latest."""
     found = ("", "")
     for line in mountinfo.splitlines():
         before, _, behind = line.partition(" - ")
@@ -327,7 +327,7 @@ def mount_of(mountinfo: str, path: str) -> tuple[str, str]:
     return found
 
 
-# How much memory a Mac has left, as its own vm_stat counts it. Written from published outputs; untested on a Mac.
+# Free memory of a Mac, as its vm_stat counts it. Written from published outputs; untested on a Mac.
 
 _PROGRAM = "/usr/bin/vm_stat"
 _LIMIT_S = 2.0
@@ -336,20 +336,20 @@ _COUNT = re.compile(r"^Pages (free|inactive|speculative):\s+(\d{1,15})\.?\s*$", 
 
 
 def mac_available_bytes() -> int | None:
-    """Ask for what can be used now without pushing anybody out; nothing without an answer in 2 s."""
+    """Return the memory that can be used now without swapping; nothing without a reply within 2 s."""
     import subprocess  # noqa: PLC0415 - on a Mac only
 
     try:
-        said = subprocess.run([_PROGRAM], capture_output=True, timeout=_LIMIT_S, check=True)
+        result = subprocess.run([_PROGRAM], capture_output=True, timeout=_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return read_vm_stat(said.stdout.decode("utf-8", "replace"))
+    return read_vm_stat(result.stdout.decode("utf-8", "replace"))
 
 
 def read_vm_stat(text: str) -> int | None:
-    """Return the bytes in pages that are free, were read ahead, or were not used for a while; nothing if it is cut off.
+    """Return the bytes in free, speculative and inactive pages; nothing if the output is cut off.
 
-    What is read ahead is counted apart from what is free, and both can be taken.
+    Speculative pages are counted apart from free ones, and both can be used.
     """
     page = _PAGE.search(text)
     counts = dict(_COUNT.findall(text))

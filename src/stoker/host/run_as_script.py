@@ -1,6 +1,6 @@
-"""Run as root, as a script of its own: become another user for good, then the program. See `user_switch`.
+"""Script that runs as root, becomes another user for good, then the program. See `user_switch`.
 
-Only the standard library, and little of it: it stands between a job and its program.
+Imports a small part of the standard library only: it runs before every program of a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOT_STARTED = 126
 
 
 def main() -> None:
-    """Read the order from the descriptor that is named, and become what it says."""
+    """Read the order from the named descriptor, and become the program in it."""
     with open(int(sys.argv[1]), "rb") as file:
         file.seek(0)
         order: dict[str, Any] = json.load(file)
@@ -27,7 +27,7 @@ def main() -> None:
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, *(ctypes.c_ulong(number) for number in (1, 0, 0, 0))):
         _give_up(order, "could gain privileges: the kernel does not forbid it")
     os.umask(0o077)
-    # A core file would lie where others may read it.
+    # A core file would be where others may read it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         os.chdir(order["folder"])

@@ -1,18 +1,18 @@
-"""A door below a private folder: a Unix socket by whose name processes of one user find the one that listens there.
+"""A named Unix socket in a private folder: processes of one user find the one that listens there.
 
-    door = Door(folder, "3f9a…")
-    link = door.knock()                     # a connection, or nothing: nobody listens
-    opened = door.open()                    # nothing if somebody has opened it meanwhile
-    door.close(opened)                      # the name is gone; whoever connected before that is still in line
-    door.take_away(mark)                    # the same, for one whose process does not answer any more
-    kept = KeptDoor.open(door)              # for a process that listens for days: `kept.renew()` now and then
+    door = NamedSocket(folder, "3f9a…")
+    link = door.knock()                     # a connection, or nothing if no process listens
+    opened = door.open()                    # nothing if another process listens meanwhile
+    door.close(opened)                      # the name is gone; earlier connections are still queued
+    door.take_away(mark)                    # the same, for a listener whose process does not respond any more
+    kept = KeptSocket.open(door)            # for a process that listens for days: `kept.renew()` now and then
 
-The folder belongs to this user and nobody else may look in. Opening and closing exclude each other by a lock; knocking
-needs none. What a killed process left is opened anew by the next one. On Linux names may be of any length. Elsewhere
-the kernel's limit of about 100 bytes holds; that code is written for macOS and was never run there.
+The folder belongs to this user and is closed to others. Opening and closing exclude each other by a lock; connecting
+needs none. The next process replaces what a killed one left. On Linux names may be of any length. Elsewhere the
+kernel's limit of about 100 bytes holds; that code is written for macOS and was never run there.
 
 Programs that delete old files in /tmp (systemd-tmpfiles, after 10 days) spare sockets that the kernel lists under their
-real path, folders with a lock on them, and files with recent times. A kept door has all three.
+real path, folders with a lock on them, and files with recent times. A kept socket has all three.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _LONGEST_NAME_BYTES = 107
 
 @frozen
 class NamedSocketListener:
-    """A door that somebody listens at."""
+    """A socket with a listener."""
 
     listener: socket.socket
     mark: str
-    """Tells this opening of the name from a later one; for whoever closes it in another process."""
+    """Distinguishes this opening of the name from a later one; for closing it from another process."""
 
 
 class NamedSocket:
-    """One name below one folder, which is made if it is not there. Raises `NoPermission` if that is not ours alone."""
+    """One name below one folder, which is made if missing. Raises `NoPermission` if that is not ours alone."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder = folder
@@ -81,17 +81,17 @@ class NamedSocket:
             return self._knock(descriptor)
 
     def is_answered(self) -> bool:
-        """Return whether somebody listens, without waiting for anybody."""
+        """Return True if a process listens, without waiting for it."""
         with _entered(self.folder) as descriptor:
             return self._is_answered(descriptor)
 
     def open(self) -> NamedSocketListener | None:
-        """Listen under the name; nothing if somebody does already."""
+        """Listen under the name; nothing if another process does already."""
         with _entered(self.folder) as descriptor, self._locked():
             return self._open(descriptor)
 
     def renew(self, opened: NamedSocketListener) -> NamedSocketListener | None:
-        """Renew the times of the name, or listen under it anew if it is gone; None if another process has it.
+        """Renew the times of the name, or listen under it again if it is gone; None if another process has it.
 
         The opening that is returned counts from now on. If it has another listener, the old one is left to the caller.
         """
@@ -104,16 +104,16 @@ class NamedSocket:
             return NamedSocketListener(listener=opened.listener, mark=self.mark())
 
     def hold_folder(self) -> int:
-        """Return a descriptor of the folder with a shared lock on it, where that can be had; the caller closes it."""
+        """Return a descriptor of the folder with a shared lock on it, if possible; the caller closes it."""
         with _entered(self.folder) as descriptor:
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return os.dup(descriptor)
 
     def close(self, opened: NamedSocketListener, *, unless_knocked: bool = False) -> bool:
-        """Take the name away, if it is still of this opening; the listener itself stays open.
+        """Remove the name, if it still belongs to this opening; the listener itself stays open.
 
-        With `unless_knocked` only if nobody waits to be let in; says whether it is closed.
+        With `unless_knocked` only if no connection is queued; returns True if it is closed.
         """
         with self._locked():
             if unless_knocked and _is_knocked(opened.listener):
@@ -122,23 +122,23 @@ class NamedSocket:
             return True
 
     def take_away(self, mark: str) -> None:
-        """Take the name away, if it is still of that opening; who is connected to it stays so."""
+        """Remove the name, if it still belongs to that opening; connections stay."""
         with self._locked():
             self._remove_if(mark)
 
     def clear(self) -> None:
-        """Remove the name if nobody listens there any more: what a killed process left."""
+        """Remove the name if no process listens there any more: the rest of a killed process."""
         with _entered(self.folder) as descriptor, self._locked():
             if not self._is_answered(descriptor):
                 self._remove()
 
     def mark(self) -> str:
-        """Tell the opening that has the name now from a later one; empty if there is none."""
+        """Return what distinguishes the current opening of the name from a later one; empty if there is none."""
         try:
             found = os.lstat(self.path)
         except OSError:
             return ""
-        # Numbers of removed files are used again, at another time.
+        # Inode numbers of removed files are reused, at another time.
         return f"{found.st_dev}:{found.st_ino}:{found.st_ctime_ns}"
 
     def _open(self, descriptor: int) -> NamedSocketListener | None:
@@ -165,7 +165,7 @@ class NamedSocket:
         raise NoPermission(f"{self.folder} was exchanged while its socket was made", path=self.folder)
 
     def _is_answered(self, descriptor: int) -> bool:
-        """Whether somebody listens. Others wait for the lock meanwhile, so a line that is full is not waited for."""
+        """True if a process listens. Others wait for the lock meanwhile, so a full queue is not waited for."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.setblocking(False)
             try:
@@ -182,11 +182,11 @@ class NamedSocket:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         is_through = False
         try:
-            # Not by a timeout of Python's: with that, the kernel refuses at once where the line is full.
+            # Not by a timeout of Python's: with that, the kernel refuses at once if the queue is full.
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(_KNOCK_S, 0))
             link.connect(self._address(descriptor))
             if user_at(link) != os.geteuid():
-                raise NoPermission(f"another user answers at {self.path}", path=self.path)
+                raise NoPermission(f"a process of another user listens at {self.path}", path=self.path)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))
             is_through = True
         except (FileNotFoundError, ConnectionRefusedError):
@@ -199,16 +199,16 @@ class NamedSocket:
         return link
 
     def _unreachable(self, error: OSError) -> Unavailable:
-        why = "too many wait there" if isinstance(error, BlockingIOError) else error.strerror or "it is not answered"
+        why = "its queue is full" if isinstance(error, BlockingIOError) else error.strerror or "no response"
         return Unavailable(f"{self.path} can't be reached: {why}", path=self.path)
 
     def _listed_address(self, descriptor: int) -> str:
-        """Return the name to listen under: if the kernel takes it, the one under which others look for it."""
+        """Return the name to listen under: the public one if the kernel takes it."""
         is_short = len(os.fsencode(self.path)) <= _LONGEST_NAME_BYTES
         return self.path if is_short and os.path.isabs(self.path) else self._address(descriptor)
 
     def _address(self, descriptor: int) -> str:
-        # Through the open folder: of a name, the kernel takes no more than 107 bytes.
+        # Through the open folder: the kernel limits a name to 107 bytes.
         return f"/proc/self/fd/{descriptor}/{self.name}{_SUFFIX}" if sys.platform == "linux" else self.path
 
     def _remove_if(self, mark: str) -> None:
@@ -224,7 +224,7 @@ class NamedSocket:
 
 
 class DaemonSocket:
-    """An open door of a process that listens for days; programs that delete old files are kept from it."""
+    """The socket of a process that listens for days, protected from programs that delete old files."""
 
     def __init__(self, door: NamedSocket, opened: NamedSocketListener) -> None:
         self.door = door
@@ -233,22 +233,22 @@ class DaemonSocket:
 
     @classmethod
     def open(cls, door: NamedSocket) -> Self | None:
-        """Listen under the name of a door; nothing if somebody does already."""
+        """Listen under the name of a socket; nothing if another process does already."""
         opened = door.open()
         return None if opened is None else cls(door, opened)
 
     @property
     def listener(self) -> socket.socket:
-        """The one that has the name."""
+        """The opening that has the name."""
         return self._opened.listener
 
     def renew(self) -> socket.socket | None:
-        """Make the name look new; return another listener if it had to be made again. The old one is the caller's.
+        """Renew the times of the name; return another listener if it had to be made again. The caller owns the old one.
 
         Raises `Unavailable` if another process has the name, and what `Door.open` raises.
         """
         before, folder = self.listener, self._folder
-        # Anew, since it may be another folder by now.
+        # Opened again, since the folder may have been replaced.
         self._folder = self.door.hold_folder()
         os.close(folder)
         opened = self.door.renew(self._opened)
@@ -258,7 +258,7 @@ class DaemonSocket:
         return None if opened.listener is before else opened.listener
 
     def close(self) -> None:
-        """Remove the name, if it is still ours, and listen no more."""
+        """Remove the name, if it is still ours, and stop listening."""
         try:
             if self.door.mark():
                 self.door.close(self._opened)
@@ -268,7 +268,7 @@ class DaemonSocket:
 
 
 def user_at(link: socket.socket) -> int:
-    """Return the user at the other end of a connection, as the kernel says."""
+    """Return the user at the other end of a connection, according to the kernel."""
     if sys.platform == "darwin":
         raw = link.getsockopt(_MAC_SOL_LOCAL, _MAC_LOCAL_PEERCRED, _MAC_CREDENTIALS.size)
         version, user, *_ = _MAC_CREDENTIALS.unpack(raw)
@@ -291,7 +291,7 @@ def _is_knocked(listener: socket.socket) -> bool:
 
 @contextmanager
 def _entered(folder: str, *, is_made: bool = True) -> Iterator[int]:
-    """Open the folder, created if need be. Raises `NoPermission` unless it is this user's alone."""
+    """Open the folder, created if missing. Raises `NoPermission` unless it is this user's alone."""
     with translated(folder):
         if is_made:
             os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -300,7 +300,7 @@ def _entered(folder: str, *, is_made: bool = True) -> Iterator[int]:
         _refuse_unless_own(folder, os.lstat(folder))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Once more: it may have been exchanged since.
+        # Once more: it may have been replaced since.
         _refuse_unless_own(folder, os.fstat(descriptor))
         yield descriptor
     finally:
@@ -308,37 +308,37 @@ def _entered(folder: str, *, is_made: bool = True) -> Iterator[int]:
 
 
 def _refuse_unless_own(folder: str, found: os.stat_result) -> None:
-    """Raise `NoPermission` unless what was found there is a folder of this user's that nobody else may look into."""
+    """Raise `NoPermission` unless the folder belongs to this user and is closed to others."""
     own, mode = os.geteuid(), stat.S_IMODE(found.st_mode)
     hint = "move it away, or name another folder by STOKER_RUNTIME"
     if stat.S_ISLNK(found.st_mode):
-        why = f"{folder} is a link, which others may lead elsewhere"
+        why = f"{folder} is a link, which others may redirect"
     elif not stat.S_ISDIR(found.st_mode):
-        why = f"{folder} is no folder"
+        why = f"{folder} is not a folder"
     elif found.st_uid != own:
         why = f"{folder} belongs to user {found.st_uid}, not to this one ({own})"
         hint = "name another folder by STOKER_RUNTIME"
     elif mode & 0o077:
-        why = f"others may look into {folder}: its mode is {mode:o}"
+        why = f"others have access to {folder}: its mode is {mode:o}"
         hint = f"chmod 700 {shlex.quote(folder)}, if it is meant for this; or name another folder by STOKER_RUNTIME"
     else:
         return
     raise NoPermission(why, hint=hint, path=folder)
 
 
-# Words to whoever started us as a service: ready, alive, ending. systemd's protocol, a datagram each.
+# Notifications to a service supervisor: ready, alive, ending. systemd's protocol, a datagram each.
 #
-# Where nobody listens nothing is said. A word that can't be sent is lost: no service ends because of it.
+# Nothing is sent without a supervisor. A datagram that can't be sent is lost: no service ends because of it.
 
 _ADDRESS = "NOTIFY_SOCKET"
 _WATCHDOG = "WATCHDOG_USEC"
 _OURS_ALONE = (_ADDRESS, _WATCHDOG, "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "MANAGERPID", "SYSTEMD_EXEC_PID")
-# So many times within the time after which we count as dead.
+# So many times within the watchdog timeout.
 _BEATS = 4
 
 
 class NotifySocket:
-    """One process's line to its supervisor."""
+    """Notifications of one process to its supervisor."""
 
     def __init__(self, environment: Mapping[str, str], clock: Clock) -> None:
         self._address = _address(environment.get(_ADDRESS, ""))
@@ -349,11 +349,11 @@ class NotifySocket:
         self._next_s = 0.0
 
     def ready(self) -> None:
-        """Say that we do now what we are for."""
+        """Report that the service is ready."""
         self._say("READY=1")
 
     def alive(self) -> None:
-        """Say that we live, if it is time to; cheap to call often, and only from where it proves something."""
+        """Report that the process is alive, if it is time to. Cheap; call it only where it proves progress."""
         if self._every_s is None:
             return
         now_s = self._clock.monotonic_s()
@@ -362,12 +362,12 @@ class NotifySocket:
             self._say("WATCHDOG=1")
 
     def ending(self) -> None:
-        """Say that the end has begun."""
+        """Report that the process is stopping."""
         self._say("STOPPING=1")
 
     @property
     def beats_every_s(self) -> float | None:
-        """How often `alive` says something; nothing: never."""
+        """The interval of `alive`; nothing: never."""
         return self._every_s if self._address else None
 
     def _say(self, word: str) -> None:
@@ -379,7 +379,7 @@ class NotifySocket:
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what a supervisor tells its service alone: children are not that service."""
+    """Return an environment without the variables of a supervisor: children are not that service."""
     return {name: value for name, value in environment.items() if name not in _OURS_ALONE}
 
 
@@ -397,14 +397,14 @@ MOST_FDS = 24
 
 
 class ReceivedMessage(NamedTuple):
-    """One message and the descriptors that came with it; whoever receives it closes them."""
+    """One message and the descriptors that came with it; the receiver closes them."""
 
     body: dict[str, Any]
     fds: list[int]
 
 
 class Channel:
-    """One end. Any thread may send; one thread receives."""
+    """One end of the channel. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -417,13 +417,13 @@ class Channel:
 
     @property
     def unclaimed_fds(self) -> tuple[int, ...]:
-        """Descriptors that have arrived before their message has."""
+        """Descriptors that arrived before their message."""
         return tuple(self._fds)
 
     def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send one message. The descriptors are duplicated; ours stay ours. Raises `OSError` if nobody listens."""
+        """Send one message. The descriptors are duplicated; ours stay ours. Raises `OSError` if the peer is gone."""
         if len(fds) > MOST_FDS:
-            # The kernel would drop the rest without a word.
+            # The kernel would drop the rest silently.
             message = f"{len(fds)} descriptors are more than the {MOST_FDS} that one message carries"
             raise ValueError(message)
         payload = jsontext.dumps(body).encode()
@@ -435,7 +435,7 @@ class Channel:
                 self._socket.sendall(memoryview(frame)[sent:])
 
     def receive(self) -> list[ReceivedMessage] | None:
-        """Wait for bytes and give the messages that they complete, perhaps none. `None`: the other end is gone."""
+        """Wait for bytes and return the messages that they complete, perhaps none. `None`: the other end is closed."""
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
                 _READ_BYTES, socket.CMSG_SPACE(MOST_FDS * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
@@ -453,7 +453,7 @@ class Channel:
         return self._complete()
 
     def close(self) -> None:
-        """Close this end and whatever descriptors have arrived without their message."""
+        """Close this end and all descriptors that have arrived without their message."""
         self._socket.close()
         while self._fds:
             os.close(self._fds.pop())

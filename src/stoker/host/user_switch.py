@@ -1,8 +1,8 @@
-"""Small scripts of ours that become another program: what they are told, and how they are started.
+"""Small scripts of ours that become another program: their orders, and how they are started.
 
-Nothing that the program's owner chose is there before it is the program: not its environment (a library that it names
-would run as us), not its folder. All of it waits in a descriptor, which never touches a disk where the system can do
-without.
+Nothing that the program's owner chose is present before the script has become the program: not its environment (a
+library that it names would run as us), not its folder. All of it is in a descriptor, which never touches a disk if the
+system supports that.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from stoker.host.processes import Child, Stream, signal_one, start
 from stoker.host.resources import own_group
 from stoker.host.users import OtherUser
 
-# Everybody who runs as a user: found, and ended for certain. For users that have nothing else to run than our jobs.
+# The processes of a user: found, and killed for certain. For users that run nothing but our jobs.
 
 _END_WAIT_S = 5.0
 _PAUSE_S = 0.01
 
 
 def processes_of(uid: int) -> tuple[ProcessRow, ...]:
-    """Give everybody who acts for a user: in any of its ids."""
+    """Return the processes that act for a user, by any of its ids."""
     if sys.platform != "linux":
         return ()
     from stoker.host.identity import users_of  # noqa: PLC0415 - it is there on Linux only
@@ -44,7 +44,7 @@ def processes_of(uid: int) -> tuple[ProcessRow, ...]:
 
 
 def end_everybody_of(uid: int, clock: Clock) -> int:
-    """Kill everybody who runs as a user, and see them gone; give how many that were. Raises `ProcessLost`."""
+    """Kill all processes of a user, confirmed; return how many there were. Raises `ProcessLost`."""
     if uid == 0:
         message = "root's processes are not ours to end"
         raise ValueError(message)
@@ -53,7 +53,7 @@ def end_everybody_of(uid: int, clock: Clock) -> int:
     while left := processes_of(uid):
         seen.update(row.pid for row in left)
         for row in left:
-            # Nobody forks while we go through the list.
+            # None can fork while we go through the list.
             signal_one(row, signal.SIGSTOP)
         for row in left:
             signal_one(row, signal.SIGKILL)
@@ -65,7 +65,7 @@ def end_everybody_of(uid: int, clock: Clock) -> int:
 
 
 def is_of_a_job(row: ProcessRow) -> bool:
-    """Return whether a process was started by us for a job, as far as its environment tells."""
+    """Return True if we started a process for a job, as far as its environment shows."""
     try:
         with open(f"/proc/{row.pid}/environ", "rb") as file:
             return any(one.startswith(f"{MARK}=".encode()) for one in file.read().split(b"\0"))
@@ -107,7 +107,7 @@ def start_script(  # noqa: PLR0913 - what a process is made of
     stdin: Stream = subprocess.DEVNULL,
     entry: ChildSetup | None = None,
 ) -> Child:
-    """Start one of the scripts with an order; of the program's variables it has the mark of its box alone."""
+    """Start one of the scripts with an order; of the program's variables it gets the mark of its box alone."""
     ours = {"PATH": _PATH, "LC_ALL": "C.UTF-8", MARK: env.get(MARK, "")}
     command = [sys.executable, "-I", "-S", "-B", script, str(descriptor)]
     return start(
@@ -117,9 +117,8 @@ def start_script(  # noqa: PLR0913 - what a process is made of
 
 # Programs started as another user: inside their box first, as root, and then that user for good.
 #
-# Nothing that the program's owner chose is there before the switch, which the few lines of `run_as_script` make: it
-# waits in an order (`user_switch`). After the switch nothing leads back: no privilege can be gained, nothing of ours
-# is open.
+# Nothing that the program's owner chose is present before the switch, which the few lines of `run_as_script` make: it
+# waits in an order. After the switch nothing leads back: no privilege can be gained, nothing of ours is open.
 
 
 def start_as(  # noqa: PLR0913 - what a process is made of
@@ -134,8 +133,8 @@ def start_as(  # noqa: PLR0913 - what a process is made of
 ) -> Child:
     """Start a program as another user, the leader of its own session. Raises as `processes.start` does.
 
-    A folder that the user may not enter, or a program that it may not execute, is told on the program's standard error;
-    it ends with 126.
+    If the user may not enter the folder or execute the program, the script writes that to standard error and exits
+    with 126.
     """
     if sys.platform != "linux":
         raise ContainmentUnavailable("programs run as other users on Linux only")
@@ -147,36 +146,36 @@ def start_as(  # noqa: PLR0913 - what a process is made of
 
 
 class AttachedCommand:
-    """A command that was started, and our ends of what it reads and writes."""
+    """A started command, and our ends of its streams."""
 
     def __init__(self, child: Child, input_fd: int, outputs: tuple[int, ...], *, is_tty: bool) -> None:
         self.child = child
         self.input = input_fd
-        """It reads what is written here."""
+        """Its standard input."""
         self.outputs = outputs
-        """What it writes can be read here: its output, then its errors; of a terminal everything at one."""
+        """Its output, then its errors; of a terminal both are one."""
         self.is_tty = is_tty
         self._open = {input_fd, *outputs}
 
     def resize(self, rows: int, columns: int) -> None:
-        """Say how large the terminal is now."""
+        """Set the size of the terminal."""
         if self.is_tty:
             with suppress(OSError):
                 _set_size(self.input, (rows, columns))
 
     def end_input(self) -> None:
-        """Say that nothing more follows. Of a terminal, whoever types says so."""
+        """Close its standard input. At a terminal the user does that."""
         if not self.is_tty:
             self.close_one(self.input)
 
     def close_one(self, descriptor: int) -> None:
-        """Let go of one end. Twice is fine."""
+        """Close one end. Idempotent."""
         if descriptor in self._open:
             self._open.discard(descriptor)
             os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all ends."""
         for descriptor in list(self._open):
             self.close_one(descriptor)
 
@@ -192,7 +191,7 @@ def take_seat(
 ) -> AttachedCommand:
     """Start a command; with a `size` at a terminal of that many rows and columns. Its first word is a path.
 
-    What can't be executed, or a folder that can't be entered, is told on its errors; it ends with 126.
+    If it can't be executed, or its folder can't be entered, the script writes that to its errors and exits with 126.
     """
     order = {
         "argv": list(argv),
@@ -208,7 +207,7 @@ def take_seat(
 
 
 def procs_files_of(pid: int) -> tuple[str, ...]:
-    """Return the files by which others enter the control groups that limit a process's memory, if it has its own."""
+    """Return the files by which other processes enter the memory control groups of a process, if it has its own."""
     found = []
     for version in (2, 1):
         theirs, ours = (own_group("memory", version, of=who) for who in (pid, "self"))

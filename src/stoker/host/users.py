@@ -1,7 +1,7 @@
 """Folders given to another user, and taken back: walked by descriptors, links never followed.
 
-What is taken back was written by somebody whom nobody trusts. Only what belongs to that user changes hands: a second
-name of somebody else's file is removed, not taken. Its modes become ours, which also ends whatever access lists said.
+Content that is taken back is untrusted. Only what belongs to that user changes its owner: a second name of another
+user's file is removed, not taken. Its modes become ours, which also ends all access lists.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from stoker.core.errors import BadInput, InternalError, StageInputError, StokerE
 from stoker.core.frozen import fields_of, frozen
 from stoker.host.durable import remove_tree, translated
 
-# Another user of this computer, as whom a program is started: who that is, and whether we may.
+# Other users of this computer, as which programs are started: which, and whether we may.
 #
-# `--run-as anna,bert` names users, `--run-as 60000-60003` numbers that nobody has. One of each is for one job at a
-# time:
-# what two users may not read of each other, two jobs may not either.
+# `--run-as anna,bert` names users, `--run-as 60000-60003` unused user ids. Each is for one job at a time: what two
+# users may not read of each other, two jobs may not either.
 
-_HINT = "--run-as USER[,USER…], or --run-as 60000-60003 for numbers that nobody has"
+_HINT = "--run-as USER[,USER…], or --run-as 60000-60003 for unused user ids"
 _MOST = 4096
 _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 
@@ -51,7 +50,7 @@ class OtherUser:
 
 
 def read_users(text: str) -> tuple[OtherUser, ...]:
-    """Read what `--run-as` says. Raises `BadInput` for users that are not there, or that jobs must not be."""
+    """Read the value of `--run-as`. Raises `BadInput` for users that do not exist, or that jobs must not be."""
     first, dash, last = text.partition("-")
     if dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit():
         users = _numbered(int(first), int(last))
@@ -64,14 +63,14 @@ def read_users(text: str) -> tuple[OtherUser, ...]:
         raise BadInput(f"--run-as names {min(twice)} twice: each is for one job at a time", hint=_HINT)
     for user in users:
         if user.uid in (0, os.geteuid()):
-            raise BadInput(f"jobs can't be kept apart from the worker as {user.name}, who runs it", hint=_HINT)
+            raise BadInput(f"--run-as {user.name}: the worker itself runs as {user.name}", hint=_HINT)
     return users
 
 
 def may_execute(user: OtherUser, path: str) -> bool:
     """Return True if a path is a file that a user may execute. Only for root.
 
-    Its mode decides, and whether the user gets to it with one of its groups. Nothing is opened: the path may be a FIFO
+    Its mode decides, and whether the user reaches it with one of its groups. Nothing is opened: the path may be a FIFO
     or a device. Access control lists of the file itself are not read.
     """
     groups = (user.gid, *user.groups)
@@ -88,7 +87,7 @@ def no_such_program(path: str, user: OtherUser) -> str:
     `path` is what the submitter wrote, never what it was resolved to: its folder may be closed to that user.
     """
     return (
-        f"{path} is no program that {user.name} may execute, and jobs run as {user.name} here; "
+        f"{path} is not a program that {user.name} may execute, and jobs run as {user.name} here; "
         "install it where every user may execute it, such as /opt"
     )
 
@@ -98,7 +97,7 @@ def why_not_allowed() -> str:
     if sys.platform != "linux":
         return "it is for Linux only"
     if os.geteuid() != 0:
-        return "only root may"
+        return "it needs root"
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
@@ -118,7 +117,7 @@ def _stat_as(uid: int, gid: int, path: str) -> os.stat_result | None:
 
 def _numbered(first: int, last: int) -> tuple[OtherUser, ...]:
     if not 0 < first <= last or last - first >= _MOST:
-        raise BadInput(f"--run-as {first}-{last} is no range of users", hint=_HINT)
+        raise BadInput(f"--run-as {first}-{last} is not a range of user ids", hint=_HINT)
     users = []
     for uid in range(first, last + 1):
         try:
@@ -126,7 +125,7 @@ def _numbered(first: int, last: int) -> tuple[OtherUser, ...]:
         except KeyError:
             users.append(OtherUser(name=str(uid), uid=uid, gid=uid))
             continue
-        raise BadInput(f"number {uid} is {owner}'s, and a range is for numbers that nobody has", hint=_HINT)
+        raise BadInput(f"user id {uid} belongs to {owner}; a range is for unused user ids", hint=_HINT)
     return tuple(users)
 
 
@@ -134,11 +133,11 @@ def _named(name: str) -> OtherUser:
     try:
         found = pwd.getpwnam(name)
     except (KeyError, ValueError):
-        hint = f"{name}-{name}: numbers that nobody has are a range" if name.isdigit() else f"useradd --system {name}"
-        raise BadInput(f"there is no user {name}", hint=hint) from None
+        hint = f"for an unused user id: {name}-{name}" if name.isdigit() else f"useradd --system {name}"
+        raise BadInput(f"user {name} not found", hint=hint) from None
     groups = tuple(sorted(set(os.getgrouplist(name, found.pw_gid)) - {found.pw_gid}))
     if 0 in (found.pw_gid, *groups):
-        raise BadInput(f"{name} is in root's group, which reads what jobs must not", hint=_HINT)
+        raise BadInput(f"{name} is in root's group, which may read what jobs must not", hint=_HINT)
     return OtherUser(name=name, uid=found.pw_uid, gid=found.pw_gid, groups=groups, home=found.pw_dir)
 
 
@@ -148,7 +147,7 @@ _DEEPEST = 500
 
 
 def give_to(user: OtherUser, folder: str, *, keeps: frozenset[str] = frozenset()) -> None:
-    """Make a folder and everything in it a user's own, for nobody else to read. `keeps` are names in it that stay ours.
+    """Give a folder and everything in it to a user, unreadable for others. `keeps` are names in it that stay ours.
 
     A file with a second name (a link to a blob) keeps its owner, and can be read.
     """
@@ -169,10 +168,10 @@ def take_back(
     keeps_links: bool = True,
     is_public: bool = False,
 ) -> tuple[str, ...]:
-    """Take a folder and what a user made in it; no process of that user may run any more.
+    """Take a folder and what a user made in it; no process of that user may be running.
 
-    Returns the names that are no part of it, which are removed: what belongs to another user, what is no file, folder
-    or link, and with `keeps_links=False` links. `keeps` are names in it that are ours already. With `is_public`, every
+    Returns the names that were removed: what belongs to another user, what is no file, folder or link, and with
+    `keeps_links=False` links. `keeps` are names in it that are ours already. With `is_public`, every
     user may read the result; otherwise only ours.
     """
     removed: list[str] = []
@@ -205,9 +204,9 @@ def take_file(user: OtherUser, path: str) -> None:
 def _walk(
     top: int, keeps: frozenset[str], *, on_folder: Callable[[int], None]
 ) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """Give what lies below an open folder and is no folder: where, the descriptor of its folder, its name, what it is.
+    """Yield all below an open folder except folders: where, the descriptor of its folder, its name, its stat.
 
-    Folders are handed to `on_folder` before what lies in them is given. As many are open as lie in one another.
+    Folders are passed to `on_folder` before their content is yielded. As many are open as are nested.
     """
     opened = [("", os.dup(top), os.listdir(top))]
     try:
@@ -225,7 +224,7 @@ def _walk(
                 yield where, descriptor, name, info
                 continue
             if len(opened) > _DEEPEST:
-                raise StageInputError(f"folders lie more than {_DEEPEST} deep in one another")
+                raise StageInputError(f"folders are nested more than {_DEEPEST} deep")
             inner = os.open(name, _OPEN_DIR, dir_fd=descriptor)
             opened.append((os.path.join(where, name), inner, os.listdir(inner)))
             on_folder(inner)
@@ -286,15 +285,15 @@ def _mode(info: os.stat_result) -> int:
     return 0o700 if info.st_mode & 0o111 else 0o600
 
 
-# What a user's programs left where everybody may write: removed, so that its next program finds none of it.
+# Leftovers of a user's programs in shared folders: removed, so that its next program finds none of them.
 
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - others write there, we only clear
 
 
 def remove_leftovers(uid: int, places: Sequence[str] = SHARED) -> tuple[str, ...]:
-    """Remove what belongs to a user right in these places; nothing of that user runs. Links are removed, not followed.
+    """Remove what belongs to a user directly in these places; no process of it runs. Links are removed, not followed.
 
-    Gives what was removed. What can't be stays: it is readable to that user alone, if it was careful.
+    Returns what was removed. What can't be removed stays.
     """
     removed = []
     for place in places:
@@ -307,13 +306,13 @@ def remove_leftovers(uid: int, places: Sequence[str] = SHARED) -> tuple[str, ...
     return tuple(removed)
 
 
-# Work on files with another user's rights, for a block and in this thread alone.
+# File access with another user's rights, for a block and in this thread alone.
 
 if TYPE_CHECKING:
     import ctypes
 
 _NOBODY = 0xFFFFFFFF
-"""Refused by the kernel, which answers with who it is now."""
+"""Refused by the kernel, which returns the current one."""
 
 
 @contextmanager
@@ -332,14 +331,14 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
 
 @contextmanager
 def acting_as_owner(folder: str) -> Iterator[None]:
-    """Act as the owner of a folder, where root works in one that was given to somebody; else as ourselves."""
+    """Act as the owner of a folder, if root works in one that was given to a user; otherwise as ourselves."""
     if sys.platform != "linux" or os.geteuid() != 0:
         yield
         return
     try:
         info = os.lstat(folder)
     except OSError:
-        # Whatever is wrong shows in the block.
+        # The block itself will raise the error.
         yield
         return
     if info.st_uid == 0:

@@ -2,9 +2,8 @@
 
 The kernel then neither copies the bytes nor looks for memory to keep them in, which is most of what a large write costs
 (1 GiB on the test machine, which others kept busy: 0.07 s of processor time instead of 0.5 s), and what others have in
-the cache stays there. The price: whoever reads the file next reads it from the disk. Blocks are written one after the
-other, so the file is never longer than what is truly in it. Linux and some of its local file systems only; elsewhere
-nobody opens one.
+the cache stays there. The price: the next reader of the file reads it from the disk. Blocks are written one after the
+other, so the file is never longer than its valid content. Linux and some of its local file systems only.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FILE_SYSTEMS = frozenset({"ext4", "xfs", "ext3", "f2fs"})
 
 
 class DirectWriter:
-    """Takes bytes in order from an aligned offset on. Nothing raises until `settle`; `failure` tells of trouble."""
+    """Takes bytes in order from an aligned offset on. Nothing raises until `settle`; `failure` is the first error."""
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self._descriptor = descriptor
@@ -42,7 +41,7 @@ class DirectWriter:
         self._thread.start()
 
     def write(self, piece: bytes) -> None:
-        """Take the next bytes; waits while two blocks are still to be written."""
+        """Append bytes; blocks while two blocks are still to be written."""
         view = memoryview(piece)
         while view:
             taken = min(len(view), BLOCK_BYTES - self._filled_bytes)
@@ -53,7 +52,7 @@ class DirectWriter:
                 self._hand_over()
 
     def settle(self) -> list[memoryview]:
-        """Wait until all full blocks are written, end, and give what is not: the last bytes, or all after a failure."""
+        """Wait until all full blocks are written, end, and return the rest: the last bytes, or all after a failure."""
         with self._changed:
             while self._pending and self.failure is None:
                 self._changed.wait()
@@ -61,7 +60,7 @@ class DirectWriter:
         return [*self._pending, self._block[: self._filled_bytes]]
 
     def abandon(self) -> None:
-        """End now; what is not written stays so."""
+        """End now; unwritten bytes are lost."""
         with self._changed:
             while len(self._pending) > 1:
                 self._pending.pop()
@@ -114,7 +113,7 @@ class DirectWriter:
 
 
 def open_direct(descriptor: int) -> int | None:
-    """Open an open file once more, to write past the page cache. `None` where that is not known to be good."""
+    """Open an open file once more, to write past the page cache. `None` where that is not known to work."""
     if sys.platform != "linux" or _file_system(os.fstat(descriptor).st_dev) not in _FILE_SYSTEMS:
         return None
     try:
@@ -143,14 +142,14 @@ def _file_system(device: int) -> str:
 
 # A log that can't fill a disk and can't stop the work it is about.
 #
-# Two generations of a bounded size are kept, the older one beside the newer. Whatever can't be written is counted and
-# left out: a program's result is worth more than what it printed.
+# Two generations of a bounded size are kept, the older one beside the newer. What can't be written is counted and left
+# out: a program's result is worth more than its output.
 
 GENERATION_BYTES = 64 * 1024 * 1024
 
 
 class LogFile:
-    """Appends to one log. Not for several threads."""
+    """Appends to one log. Not thread-safe."""
 
     def __init__(self, path: str, *, generation_bytes: int = GENERATION_BYTES) -> None:
         self._path = path
@@ -158,11 +157,11 @@ class LogFile:
         self._descriptor: int | None = None
         self._size_bytes = 0
         self.lost_bytes = 0
-        """How much could not be kept: a full disk, or an older generation that made room."""
+        """Number of bytes lost: a full disk, or a deleted older generation."""
         self._open(os.O_APPEND)
 
     def write(self, data: bytes) -> None:
-        """Add what was printed."""
+        """Append output."""
         if self._size_bytes + len(data) > self._generation_bytes and self._size_bytes:
             self._turn_over()
         view = memoryview(data)
@@ -176,14 +175,14 @@ class LogFile:
         self.lost_bytes += len(view)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _open(self, flag: int) -> None:
         try:
-            # A pipe that the program put in its place is not waited for.
+            # A pipe that the program put in its place must not block.
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flag
             self._descriptor = os.open(self._path, flags, 0o644)
             self._size_bytes = os.fstat(self._descriptor).st_size
@@ -201,5 +200,5 @@ class LogFile:
 
 
 def older_log(path: str) -> str:
-    """Return the name under which a full log is set aside."""
+    """Return the name of the older generation of a log."""
     return f"{path.removesuffix('.log')}.1.log"

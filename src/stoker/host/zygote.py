@@ -7,9 +7,9 @@
 Forking costs milliseconds where starting an interpreter with its libraries costs seconds, and a child can neither
 harm this process nor outlive it: when this process goes away, even by kill -9, the zygote kills everything and ends;
 when the zygote goes away, the kernel kills its children and we stop what those had started. Only what deliberately left
-its session survives a killed zygote, and only if both of us are killed at once does what children started go on.
+its session survives a killed zygote; only if both are killed at once do processes that children started survive.
 
-Linux only; elsewhere `start` raises `Unavailable`. What a request means is the entry's affair.
+Linux only; elsewhere `start` raises `Unavailable`. The entry interprets the request.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from stoker.host.sockets import Channel
 
 # One piece of work in a child of the zygote: its events, its end, its stop.
 #
-# Events are JSON objects, in the order in which the child emitted them. The end is told once nothing of the child's
-# session is left. A child that nobody reads waits as soon as its pipe is full, so read events first and wait then.
+# Events are JSON objects, in the order in which the child emitted them. The end is reported once nothing of the child's
+# session is left. A child blocks as soon as its pipe is full, so read events first and wait then.
 
 _READ_BYTES = 1 << 16
-# How long a pipe that somebody else holds open may delay the news that the work has ended.
+# How long a pipe that another process holds open may delay the report that the work has ended.
 _EXIT_CHECK_S = 0.25
 _REPORT_WAIT_S = 5.0
 
@@ -77,12 +77,12 @@ class ForkedWork:
 
     @property
     def has_ended(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         return self._has_ended.is_set()
 
     @property
     def has_no_more_events(self) -> bool:
-        """Whether every event has been given out and none can come."""
+        """True if every event has been returned and none can come."""
         return self._no_more_events
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -91,12 +91,12 @@ class ForkedWork:
             yield from self.read_events()
 
     def read_events(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """Wait for events and give those that are there. None: the time is over, or no more can come."""
+        """Wait for events and return those that are there. None: timed out, or no more can come."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         while not self._no_more_events:
-            # Asked before the look at the pipe: what the child wrote before its end is in there.
+            # Checked before the pipe is read: what the child wrote before its end is in there.
             had_ended = self._has_ended.is_set()
             left_s = _EXIT_CHECK_S if deadline_s is None else min(_EXIT_CHECK_S, deadline_s - time.monotonic())
             if poller.poll(0 if had_ended else max(0, left_s * 1000)):
@@ -104,14 +104,14 @@ class ForkedWork:
                 if events := self._take_bytes(chunk):
                     return events
             elif had_ended:
-                # Something that escaped holds the pipe open; it is not the work.
+                # An escaped process holds the pipe open; it is not the work.
                 self._finish_events()
             elif deadline_s is not None and time.monotonic() >= deadline_s:
                 break
         return []
 
     def ignore_events(self) -> None:
-        """Let go of the pipe: nobody will read it, and whoever writes to it is told so."""
+        """Close the pipe: a child that writes to it gets an error."""
         self._finish_events()
 
     def wait(self, timeout_s: float | None = None) -> ProcessExit:
@@ -136,11 +136,11 @@ class ForkedWork:
         return stopped
 
     def begin(self, identity: ProcessIdentity) -> None:
-        """Learn who the child is. This and the next two are for the zygote's reader."""
+        """Set the child's identity. This and the next two are for the zygote's reader."""
         self._identity = identity
 
     def end(self, ended: ProcessExit, survivors: Sequence[int]) -> None:
-        """Learn how the child ended, and which processes of it could not be killed."""
+        """Set how the child ended, and which processes of it could not be killed."""
         self._exit = ended
         if survivors:
             pids = list(survivors)
@@ -148,7 +148,7 @@ class ForkedWork:
         self._has_ended.set()
 
     def lose(self, why: ProcessLost) -> None:
-        """Learn that nobody can tell any more; stop whatever is left of the child."""
+        """Mark the child as lost; stop what is left of it."""
         self._error = why
         if self._identity is not None:
             try:
@@ -200,7 +200,7 @@ _LOG_TAIL_BYTES = 2000
 
 @frozen
 class ZygotePreloadReport:
-    """What the zygote says once it has imported everything."""
+    """The zygote's report once it has imported everything."""
 
     warnings: tuple[str, ...]
     """What could not be preloaded, and threads that preloading left running."""
@@ -210,7 +210,7 @@ class ZygotePreloadReport:
 class Zygote(Closable):
     """The warm process. Any thread may fork from it and close it.
 
-    It starts in the background: orders given before it is ready wait in line.
+    It starts in the background: orders sent before it is ready are queued.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], channel: Channel, log: IO[bytes]) -> None:
@@ -240,11 +240,11 @@ class Zygote(Closable):
         sys_path: Sequence[str],
         linger_s: float = GRACE_S,
     ) -> Zygote:
-        """Start a zygote. `linger_s` is what a child's leftovers get between being asked to end and being killed."""
+        """Start a zygote. `linger_s` is the grace period of a child's leftovers between TERM and KILL."""
         if sys.platform != "linux":
             raise Unavailable("work can be forked on Linux only", hint="run each stage in an interpreter of its own")
         ours, theirs = socket.socketpair()
-        # Its own output: nobody reads it unless it dies.
+        # Its own output: read only if it dies.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the zygote
         try:
             with theirs:
@@ -272,7 +272,7 @@ class Zygote(Closable):
         hello = {"op": "hello", "preload": list(preload), "parent_pid": os.getpid(), "linger_s": linger_s}
         life_read, self._life_fd = os.pipe()
         try:
-            # If it is gone already, the reader says so to whoever asks.
+            # If it is gone already, the reader reports that to the callers.
             with suppress(OSError):
                 self._channel.send(hello, [life_read])
         finally:
@@ -280,12 +280,12 @@ class Zygote(Closable):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone without having been closed: nothing can be forked from it any more."""
+        """True if it is gone without having been closed: nothing can be forked from it any more."""
         return self._is_lost
 
     @property
     def loss(self) -> ProcessLost | None:
-        """Why nothing of it is left, if it is lost."""
+        """The error, if it is lost."""
         return self._lost() if self._is_lost else None
 
     @property
@@ -314,10 +314,10 @@ class Zygote(Closable):
     ) -> ForkedWork:
         """Run `module:function(request, emit)` in a child; its output is appended to the log.
 
-        Returns when the child exists. Somebody has to read its events: a full pipe makes the child wait. With a `box`
-        the child enters it before it looks for the function; if it can't, waiting for it says why. `fds` (at most
-        20) are open in the child, too, and in no other one: its request has their numbers there as `fds`, in the same
-        order. Ours stay ours.
+        Returns when the child exists. The caller must read its events: a full pipe blocks the child. With a `box` the
+        child enters it before it looks for the function; if it can't, `wait` raises the reason. `fds` (at most 20) are
+        open in the child, too, and in no other one: its request has their numbers there as `fds`, in the same order.
+        Ours stay ours.
         """
         answer: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         fork_id = next(self._ids)
@@ -341,7 +341,7 @@ class Zygote(Closable):
                     raise self._lost()
                 self._answers[fork_id] = answer
                 self._forked[fork_id] = forked
-            # If nobody listens any more, the reader notices and answers for the zygote.
+            # If the zygote is gone, the reader notices and answers instead.
             with suppress(ConnectionError):
                 self._channel.send(order, [write_fd, log_fd, *gate, *fds])
         except BaseException:
@@ -364,16 +364,16 @@ class Zygote(Closable):
     def signal(self, children: Collection[ForkedWork], number: Signals) -> None:
         """Signal children and their groups, except those that have ended.
 
-        Nobody else can be meant: it is their parent who signals, before it reaps them.
+        No other process can be hit: their parent signals, before it reaps them.
         """
         with self._changing:
             ids = [fork_id for fork_id, forked in self._forked.items() if forked in children]
-        # Whoever is gone has taken them along.
+        # If the zygote is gone, its children are gone too.
         with suppress(OSError):
             self._channel.send({"op": "signal", "ids": ids, "number": int(number)})
 
     def close(self, grace_s: float = GRACE_S) -> None:
-        """Stop all children, politely and after `grace_s` firmly, and the zygote; confirmed. Twice is fine."""
+        """Stop all children, with TERM and after `grace_s` KILL, and the zygote; confirmed. Idempotent."""
         with self._changing:
             self._is_closed = True
         with self._closing:
@@ -425,7 +425,7 @@ class Zygote(Closable):
             answer.put(body)
 
     def _give_up(self) -> None:
-        """The zygote is gone: stop what its children may have left, then tell everybody who waits."""
+        """Handle the loss of the zygote: stop what its children may have left, then wake all waiting callers."""
         with self._changing:
             self._is_lost = True
             orphaned = list(self._forked.values())
@@ -441,11 +441,11 @@ class Zygote(Closable):
     def _lost(self) -> ProcessLost:
         if self._is_closed:
             return ProcessLost("the zygote is closed", hint="start another one")
-        said = _tail(self._log)
+        output = _tail(self._log)
         return ProcessLost(
-            f"the zygote (process {self.pid}) is gone" + (f": {said.splitlines()[-1]}" if said else ""),
+            f"the zygote (process {self.pid}) is gone" + (f": {output.splitlines()[-1]}" if output else ""),
             hint="was it killed for memory?",
-            output=said,
+            output=output,
         )
 
 
@@ -459,7 +459,7 @@ def _open_log(path: StrPath | None) -> int:
     if path is None:
         return os.open(os.devnull, os.O_WRONLY)
     with translated(path):
-        # A pipe in its place is refused; nobody waits for a reader.
+        # A pipe in its place is refused, without waiting for a reader.
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
 
 

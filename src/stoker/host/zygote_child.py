@@ -3,7 +3,7 @@
 The child becomes the leader of its own session, dies with the zygote, reads nothing from standard input and writes its
 output to the log it was given. If it is to work in a box, it enters that before anything else. The function is called
 as `function(request, emit)`; `emit(object)` sends one JSON line up the pipe and may be called from any thread. Status
-0: the function returned. Status 1: it raised, and the log has the traceback. `SystemExit` has the status it asks for.
+0: the function returned. Status 1: it raised, and the log has the traceback. `SystemExit` sets its own status.
 What was registered with `atexit` runs, threads are waited for.
 
 Variables in `env` are set after the preloaded libraries were imported: those that a library reads while it is imported
@@ -29,23 +29,23 @@ from stoker.host.import_watch import entry_point
 
 Emit = Callable[[Mapping[str, Any]], None]
 
-# Lines up to this length go out in one write, up to 4 KiB of it without any other process's bytes in between.
+# Lines up to this length are sent in one write, up to 4 KiB of it without any other process's bytes in between.
 _BUFFER_BYTES = 1 << 16
 
 
 class ChildPipes(NamedTuple):
-    """The child's ends of what connects it to whoever ordered the work."""
+    """The child's ends of its connections to the caller."""
 
     events_fd: int
     log_fd: int
     gate_fd: int | None
     """Where it waits until its box lets it in."""
     given_fds: Sequence[int] = ()
-    """Further ones, which its request tells it."""
+    """Further ones, named in its request."""
 
 
 def run_forked(order: dict[str, Any], ends: ChildPipes, *, zygote_pid: int, zygote_fds: Sequence[int]) -> NoReturn:
-    """Do what the order says and end this process. Signals are blocked when this is called."""
+    """Carry out the order and end this process. Signals are blocked when this is called."""
     status = 1
     emit = Emitter(ends.events_fd)
     try:
@@ -59,7 +59,7 @@ def run_forked(order: dict[str, Any], ends: ChildPipes, *, zygote_pid: int, zygo
         if ends.given_fds:
             order["request"]["fds"] = list(ends.given_fds)
         status = _run(order, emit)
-    except BaseException:  # noqa: BLE001 - there is nobody above us
+    except BaseException:  # noqa: BLE001 - there is no caller above
         traceback.print_exc()
     finally:
         _end(status, emit)
@@ -92,7 +92,7 @@ def _enter(order: dict[str, Any]) -> None:
     gc.enable()
     if order["cwd"] is not None:
         os.chdir(order["cwd"])
-    # The environment of the work itself, which it is handed: not a setting of ours that is read.
+    # The environment of the work itself, not a setting of ours that is read.
     os.environ.update(order["env"])  # noqa: TID251
 
 
@@ -106,7 +106,7 @@ def _run(order: dict[str, Any], emit: Emitter) -> int:
 
 
 class Emitter:
-    """The pipe to whoever ordered the work, as a function.
+    """The pipe to the caller, as a function.
 
     Any thread may call it, and so may a signal handler that interrupts a call: its line goes out after the one that is
     being written, or at the latest when the process ends.
@@ -151,7 +151,7 @@ def _status_of(end: SystemExit) -> int:
 
 
 def _end(status: int, emit: Emitter) -> NoReturn:
-    # What the interpreter does at its end, without taking every module apart: that costs more than most stages.
+    # The interpreter's shutdown without the teardown of every module, which costs more than most stages.
     steps = (
         threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads, as multiprocessing does
         atexit._run_exitfuncs,  # noqa: SLF001 - as multiprocessing does

@@ -1,11 +1,11 @@
 """The warm process itself: imports what work will need, once, and forks a child per order.
 
-Promises: it has one thread and runs none of the work. An end of a child is reported only when nothing of the child's
-session is left: whatever the child leaves behind is asked to end, and ended after `linger_s`. Descendants that left
-their session come to us as orphans, and are ended as soon as no other child runs that could still own them. When the
-other side goes away, even by kill -9, everything is killed and this process ends.
+Guarantees: it has one thread and runs none of the work. An end of a child is reported only when nothing of the child's
+session is left: leftovers get TERM, and KILL after `linger_s`. Descendants that left their session are reparented to
+us, and are killed as soon as no other child runs that could still own them. When the other side goes away, even by
+kill -9, everything is killed and this process ends.
 
-Started by `zygote`, which is the only one to speak to it. Linux only.
+Started by `zygote`, the only process that talks to it. Linux only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.host.import_watch import watch_imports
 from stoker.host.sockets import Channel, ReceivedMessage
 from stoker.host.zygote_child import ChildPipes, run_forked
 
-# While something is being ended, this often is looked whether it has.
+# While something is being ended, this often is checked whether it has.
 _LOOK_AGAIN_S = 0.01
 _IDLE_S = 0.02
 _KILL_WAIT_S = 5.0
@@ -55,7 +55,7 @@ class Fork:
     pid: int
     has_ended: bool = False
     kill_at_s: float | None = None
-    """When what remains of it is no longer asked but killed."""
+    """When what remains of it is killed."""
 
 
 class ZygoteServer:
@@ -78,9 +78,9 @@ class ZygoteServer:
         self._is_settled = False
 
     def serve(self) -> None:
-        """Say hello, then serve until told to end; leave nobody behind, whatever happens."""
+        """Report readiness, then serve until the other side closes; leave no process behind."""
         try:
-            # The other side may go away at any moment, and that is what being told looks like.
+            # The other side may go away at any moment, and that is a request to end.
             with suppress(ConnectionError):
                 self._serve(self._hello())
         finally:
@@ -109,11 +109,11 @@ class ZygoteServer:
         """Return how long to wait for something to do."""
         if self._is_ending:
             return _LOOK_AGAIN_S
-        # Idle for the first time: what children will share is put in order, a little at a time.
+        # Idle for the first time: memory that children will share is rearranged, a little at a time.
         return None if self._is_settled or self._forks else _IDLE_S
 
     def _hello(self) -> list[ReceivedMessage]:
-        """Read the first message and do what it says; give those that came behind it."""
+        """Read the first message and carry it out; return those that came behind it."""
         messages: list[ReceivedMessage] = []
         while not messages:
             received = self._channel.receive()
@@ -130,7 +130,7 @@ class ZygoteServer:
         self._fds.append(parent_fd)
         started_s = time.monotonic()
         (life_fd,) = messages[0].fds
-        # Importing takes seconds, in which nobody looks at the selector.
+        # Importing takes seconds, in which the selector is not polled.
         with held(life_fd):
             watch_imports()
             warnings = _preload(hello["preload"])
@@ -177,7 +177,7 @@ class ZygoteServer:
                 events_fd, log_fd, *given = fds
                 gate_fd = given.pop(0) if order["is_gated"] else None
                 ends = ChildPipes(events_fd=events_fd, log_fd=log_fd, gate_fd=gate_fd, given_fds=given)
-                # What came for children that are still to be made is theirs alone.
+                # Signals for children that are still to be made are theirs alone.
                 later = [fd for message in self._waiting for fd in message.fds]
                 not_its_own = [*self._fds, *later, *self._channel.unclaimed_fds]
                 run_forked(order, ends, zygote_pid=self._pid, zygote_fds=not_its_own)
@@ -200,7 +200,7 @@ class ZygoteServer:
         return self._close_at_s is not None or any(fork.has_ended for fork in self._forks.values())
 
     def _tend(self) -> None:
-        """Notice ends, see to what they leave behind, and report those that leave nothing."""
+        """Notice ends, clean up what they leave behind, and report those that leave nothing."""
         now_s = time.monotonic()
         if self._is_past_closing(now_s):
             self._signal_all(signal.SIGKILL)
@@ -209,7 +209,7 @@ class ZygoteServer:
         orphans = self._orphans()
         others_run = any(not fork.has_ended for fork in self._forks.values())
         for fork in [fork for fork in self._forks.values() if fork.has_ended]:
-            # Who left its session belongs to somebody we can't tell; once only this child is left, to this one.
+            # The owner of a process that left its session is unknown; once only this child is left, it is this one.
             remains = [
                 row for row in orphans if row.session == fork.pid or (row.session not in self._forks and not others_run)
             ]
@@ -253,7 +253,7 @@ class ZygoteServer:
         return fork.kill_at_s is not None and now_s >= fork.kill_at_s + _KILL_WAIT_S
 
     def _report(self, fork: Fork, survivors: list[ProcessRow]) -> None:
-        # Whoever joined its group since we looked.
+        # Processes that joined its group since the last check.
         signal_child(fork.pid, signal.SIGKILL)
         end = reap(fork.pid)
         del self._forks[fork.pid]
@@ -303,7 +303,7 @@ def _preload(names: list[str]) -> list[str]:
     for name in names:
         try:
             import_module(name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the work may not need it, or says better what it lacks
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the work may not need it, or reports it better
             warnings.append(f"can't preload {name}: {type(error).__name__}: {error}")
     return warnings
 

@@ -38,7 +38,7 @@ def serving(home: Path, environment: dict[str, str] | None = None, **options: An
         ({"listen": "127.0.0.1:http"}, 2, "no port"),
         ({"listen": "127.0.0.1:99999"}, 2, "no port"),
         ({"listen": "0.0.0.0:0", "advertise": "desk:80/x"}, 2, "no name of a host"),
-        ({"listen": "192.0.2.1:0", "token_file": "TOKEN"}, 2, "can't be listened at"),
+        ({"listen": "192.0.2.1:0", "token_file": "TOKEN"}, 2, "can't listen at"),
         ({"db": "mysql://x/y"}, 2, "not supported"),
         ({"lease_s": 10.0, "heartbeat_s": 30.0}, 2, "does not keep a lease"),
         ({"events_kept_s": 0.0}, 2, "gone before anybody has read them"),

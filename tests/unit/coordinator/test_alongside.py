@@ -32,6 +32,6 @@ def test_a_thread_goes_on_after_any_error_and_tells_of_the_same_bug_once(caplog:
     with caplog.at_level(logging.ERROR), Trying(bug, Unavailable("the disk is away"), bug, KeyError("x")) as trying:
         wait_until(lambda: trying.went_on > 0)
     assert [record.getMessage() for record in caplog.records] == [
-        "stoker-trying goes on after a bug: ValueError: no median",
-        "stoker-trying goes on after a bug: KeyError: 'x'",
+        "stoker-trying: internal error, continuing: ValueError: no median",
+        "stoker-trying: internal error, continuing: KeyError: 'x'",
     ]

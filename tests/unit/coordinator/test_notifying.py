@@ -166,7 +166,7 @@ def test_a_hook_that_no_admin_made_never_reaches_this_computer(fleet: Driven, no
         end_two(fleet)
         deliver(notifier)
     assert told.messages == []
-    assert "may not be asked" in only(fleet).last_error
+    assert "are not allowed" in only(fleet).last_error
 
 
 def test_a_hook_of_jobs_hears_of_those_alone_and_ends_with_them(fleet: Driven, notifier: Notifier):

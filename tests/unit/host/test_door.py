@@ -71,7 +71,7 @@ def test_where_the_line_is_full_one_waits_a_little_and_nobody_waits_for_that_one
         second = door.knock()
         assert second is not None
         monkeypatch.setattr("stoker.host.sockets._KNOCK_S", 1)
-        with pytest.raises(Unavailable, match="too many wait there"):
+        with pytest.raises(Unavailable, match="its queue is full"):
             door.knock()
         first.close()
         second.close()
@@ -135,7 +135,7 @@ def test_an_opening_is_taken_away_by_its_mark_and_no_later_one(door: NamedSocket
 
 def test_a_folder_that_others_may_look_into_is_refused(door: NamedSocket) -> None:
     os.mkdir(door.folder, 0o755)
-    with pytest.raises(NoPermission, match=r"others may look into .*: its mode is 755") as refused:
+    with pytest.raises(NoPermission, match=r"others have access to .*: its mode is 755") as refused:
         door.open()
     assert refused.value.hint.startswith(f"chmod 700 {door.folder}")
 
@@ -147,7 +147,7 @@ def test_a_folder_that_is_none_or_only_a_link_to_one_is_refused(door: NamedSocke
         door.knock()
     os.unlink(door.folder)
     Path(door.folder).touch()
-    with pytest.raises(NoPermission, match="is no folder"):
+    with pytest.raises(NoPermission, match="is not a folder"):
         door.knock()
 
 

@@ -126,7 +126,7 @@ def test_a_group_that_is_ours_alone_is_freed_for_boxes(groups):
 
 def test_a_group_without_memory_control_is_not_taken(groups):
     (groups.own / "cgroup.controllers").write_text("cpu pids\n")
-    with pytest.raises(ContainmentUnavailable, match="not handed to us"):
+    with pytest.raises(ContainmentUnavailable, match="not delegated to this process"):
         Cgroup2.probe(str(groups.proc))
 
 

@@ -96,7 +96,7 @@ WITH_TEXT = ANSWER + b"\x08\x01g\0\x01s\0"
     ("behave", "why"),
     [
         (lambda peer: None, "take us|reset|Broken pipe"),
-        (lambda peer: (peer.recv(100), peer.sendall(b"REJECTED\r\n")), "does not take us for its user"),
+        (lambda peer: (peer.recv(100), peer.sendall(b"REJECTED\r\n")), "does not accept this user"),
         (lambda peer: (welcome(peer), peer.sendall(b"l")), "hung up"),
         (lambda peer: (welcome(peer), peer.sendall(reply(b"\xff" * 16))), "can't be understood"),
         (lambda peer: (welcome(peer), peer.sendall(reply(ANSWER + b"\x08\x01g\0\x01?\0"))), "can't be understood"),

@@ -136,7 +136,7 @@ def test_a_private_environment_of_ours_that_is_first_on_the_path_is_passed_over(
     assert found.env["PATH"] == str(machine.root / "usr")
     (machine.root / "usr/python").unlink()
     assert machine.find().path == ""
-    assert machine.find().why == "there is no python on PATH"
+    assert machine.find().why == "python not found on PATH"
 
 
 def test_a_private_environment_of_ours_is_off_the_path_beside_another_one_too(machine: Machine) -> None:

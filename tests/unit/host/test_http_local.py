@@ -92,7 +92,7 @@ def test_where_nothing_of_this_user_listens_no_port_is_tried(door: NamedSocket, 
         with pytest.raises(NetworkFailed, match="no process of this user listens") as caught:
             asked(transport(door.path, str(tmp_path / "open" / "9.sock")), f"{impostor.url}/v1/health")
         assert not impostor.links
-    assert "others may look into" in caught.value.message
+    assert "others have access to" in caught.value.message
     assert caught.value.data["reason"] == "refused"
     assert not os.path.exists(door.folder), "asking makes no folder"
 
@@ -114,6 +114,6 @@ def test_a_process_of_another_user_at_the_socket_gets_no_byte() -> None:
             assert other.stdout.readline() == b"ready\n"
             # Bound while everybody could, closed since.
             folder.chmod(0o700)
-            with pytest.raises(NetworkFailed, match="another user answers at"):
+            with pytest.raises(NetworkFailed, match="a process of another user listens at"):
                 asked(transport(str(folder / "9.sock")))
             assert other.stdout.readline() == b"b''\n"

@@ -501,7 +501,7 @@ def test_an_interpreter_that_is_closed_to_the_jobs_user_is_refused_to_that_user_
     named = EnvironmentChoice(kind="python", path=str(closed / "python"))
     refused = maker.look([named])
     assert isinstance(refused, EnvironmentImpossible)
-    assert refused.why.startswith(f"{closed}/python is no program that {user.name} may execute")
+    assert refused.why.startswith(f"{closed}/python is not a program that {user.name} may execute")
     gone = maker.look([changed_path(named, closed / "nothing")])
     assert isinstance(gone, EnvironmentImpossible)
     assert gone.why == refused.why.replace("/python is", "/nothing is"), "whether it exists is the worker's secret"

@@ -220,7 +220,7 @@ def test_a_refusal_does_not_reveal_whether_a_file_of_root_exists(open_path: Path
             refusal = why_not(wanted, machine.look(wanted))
             texts.add(refusal.message.replace("gone", "here") if refusal else "")
         (text,) = texts
-        assert f"{closed}/{path} is no program that jobs1 may execute" in text
+        assert f"{closed}/{path} is not a program that jobs1 may execute" in text
 
 
 @as_root
@@ -245,7 +245,7 @@ def test_an_environment_in_the_workers_home_is_not_the_one_of_packed_code(open_p
     assert machine.look(wanted).missing_program == ""
     assert machine.closed_python() == ""
     alone = changed(machine, users=(), environment={"PATH": str(open_path)})
-    assert alone.look(wanted).missing_program == "there is no python on PATH"
+    assert alone.look(wanted).missing_program == "python not found on PATH"
 
 
 @as_root
@@ -257,6 +257,6 @@ def test_a_worker_says_at_its_start_that_its_users_can_not_execute_python(open_p
     (private / "python").symlink_to("/usr/bin/python3")
     (open_path / "python").symlink_to(private / "python")
     closed = changed(keep.machine, environment={"PATH": str(open_path)}, users=(USER,))
-    assert f"{open_path}/python is no program that jobs1 may execute" in closed.closed_python()
+    assert f"{open_path}/python is not a program that jobs1 may execute" in closed.closed_python()
     assert changed(closed, environment={"PATH": "/usr/bin"}).closed_python() == ""
     assert changed(closed, users=()).closed_python() == ""

@@ -45,11 +45,11 @@ def test_a_named_user_has_its_own_groups_and_home():
     ("text", "said"),
     [
         ("", "empty user list"),
-        ("no-such-user", "there is no user no-such-user"),
+        ("no-such-user", "user no-such-user not found"),
         ("root", "root"),
         ("0-2", "no range"),
         ("61002-61000", "no range"),
-        ("1-5", "and a range is for numbers that nobody has"),
+        ("1-5", "a range is for unused user ids"),
         ("nobody,nobody", "twice"),
         ("61000-99999999", "no range"),
     ],
@@ -113,7 +113,7 @@ def test_a_user_who_runs_something_of_its_own_is_refused(home: Path):
 
 def test_without_root_the_reason_is_told():
     if os.geteuid() != 0:
-        assert why_not_allowed() == "only root may"
+        assert why_not_allowed() == "it needs root"
         return
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not here")

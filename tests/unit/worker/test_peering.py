@@ -255,7 +255,7 @@ def test_another_machine_in_the_place_of_the_one_that_is_meant_is_refused(
     with serving(store, authority.identity("lab3")) as server:
         opened = peer_opener(authority.identity("lab2"), clock=CLOCK)(TreeLocation(machine="lab1", url=server.url))
         assert opened is not None
-        with closing(opened[1]), pytest.raises(NoCoordinator, match="lab3 answers in the place of lab1"):
+        with closing(opened[1]), pytest.raises(NoCoordinator, match="lab3 responds instead of lab1"):
             opened[0].tree_listing(tree.digest())
 
 

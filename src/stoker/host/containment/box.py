@@ -1,12 +1,12 @@
-"""A box: what one attempt runs in, so that its memory has an end and nobody gets away.
+"""A box: what one attempt runs in, so that its memory is limited and none of its processes escapes.
 
     box = containment.open("job-stage", Limits(memory_bytes=cap), mark)
     child = start(argv, entry=box.entry, …)    # inside before its first instruction
     box.took_in(child.identity)
     …
-    box.kill_all(); box.read(); box.close()    # nobody left, and how much it needed
+    box.kill_all(); box.read(); box.close()    # no process left, and its memory peak
 
-Nouns and seams; the mechanisms are beside this file.
+Types and protocols; the mechanisms are beside this file.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 MARK = "STOKER_MARK"
-"""The variable by which strays are found where the kernel does not keep them together."""
+"""The variable by which orphans are found where the kernel does not keep them together."""
 
 
 class Mechanism(StrEnum):
-    """Ways to contain, strongest first: the order in which they are tried."""
+    """Mechanisms, strongest first: the order in which they are tried."""
 
     SYSTEMD = "systemd"
     CGROUP2 = "cgroup2"
@@ -57,30 +57,29 @@ class Mechanism(StrEnum):
 
 @frozen
 class ContainmentLimits:
-    """How much memory everybody in a box may hold together."""
+    """How much memory all processes in a box may hold together."""
 
     memory_bytes: int | None
     """Beyond it they are killed. `None`: no limit."""
     swap_bytes: int = 0
-    """Better killed than thrashing."""
+    """Kill rather than swap."""
     uses_gpu: bool = False
     """Drivers reserve far more address space than they use."""
 
 
 @frozen
 class ContainmentReading:
-    """What a box says about those who were in it."""
+    """What a box measured of the processes in it."""
 
     peak_bytes: int | None
-    """The most memory they needed together: without what the kernel kept for them of files that were read or written,
-    as far as that can be told. `None` where nobody counts."""
+    """Their memory peak together, without the page cache as far as that can be separated. `None` if not measured."""
     was_out_of_memory: bool
-    """Whether somebody in it was killed for memory. That need not be the program itself: a shell around it, or the
-    parent of a killed reader of data, may end as if all were well."""
+    """True if a process in it was killed for memory. That need not be the program itself: a shell around it, or the
+    parent of a killed data loader, may exit with 0."""
     how: str
-    """Where these come from, for people."""
+    """How these were measured, for people."""
     charged_bytes: int | None = None
-    """The most that was counted against the limit, cached files included."""
+    """The most that was counted against the limit, page cache included."""
 
 
 class ContainedGroup(Protocol):
@@ -90,19 +89,19 @@ class ContainedGroup(Protocol):
     entry: ChildSetup
 
     def took_in(self, identity: ProcessIdentity) -> None:
-        """Learn who was started in it; call it right after the start. Raises `ContainmentUnavailable`."""
+        """Register the first process; call it right after the start. Raises `ContainmentUnavailable`."""
 
     def read(self) -> ContainmentReading:
-        """Return peak and verdict so far; worth asking now and then, and once more before it is closed."""
+        """Return peak and kill state so far; call it now and then, and once more before `close`."""
 
     def members(self) -> tuple[int, ...]:
-        """Give everybody inside who still runs, however often they forked or left their session."""
+        """Return the processes inside that still run, however often they forked or left their session."""
 
     def kill_all(self) -> None:
-        """Kill everybody inside and see them gone. Raises `ProcessLost` if somebody stays."""
+        """Kill all processes inside and confirm it. Raises `ProcessLost` if one survives."""
 
     def close(self) -> None:
-        """Leave nothing behind: no process, folder or unit. Twice is fine. Raises `ProcessLost`."""
+        """Leave nothing behind: no process, folder or unit. Idempotent. Raises `ProcessLost`."""
 
 
 class Containment(Protocol):
@@ -110,22 +109,21 @@ class Containment(Protocol):
 
     mechanism: Mechanism
     warning: str
-    """A line that a person has to see; empty where the kernel itself keeps the limit."""
+    """A warning for people; empty where the kernel itself enforces the limit."""
 
     def open(self, name: str, limits: ContainmentLimits, mark: str) -> ContainedGroup:
-        """Make a box. `name` says whose (`JOB-STAGE`), `mark` is unique per attempt and in its environment."""
+        """Make a box. `name` is its owner (`JOB-STAGE`), `mark` is unique per attempt and in its environment."""
 
 
-# Names of boxes: whose work is inside, and who opened it.
+# Names of boxes: the work inside, and the process that opened it.
 #
-# `stoker-JOB-STAGE.MARK.PID-TICKS-SPACE-COUNT`: the last part is the process that opened the box, so that the next
-# one
-# can tell which boxes nobody closes any more.
+# `stoker-JOB-STAGE.MARK.PID-TICKS-SPACE-COUNT`: the last part is the process that opened the box, so that a later run
+# finds the boxes that were never closed.
 
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 _NAME = re.compile(r"stoker-[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\.(\d+)-(\d+)-(\d*)-\d+")
 _SPACE = re.compile(r"\d+")
-# Names of folders and units end at 255 bytes.
+# Names of folders and units are limited to 255 bytes.
 _LONGEST_NAME = 120
 _LONGEST_MARK = 60
 
@@ -133,20 +131,20 @@ _counter = itertools.count(1)
 
 
 def box_name(name: str, mark: str) -> str:
-    """Return a name that no other box has, on this machine, while either is open."""
+    """Return a name that no other open box on this machine has."""
     me = host_identity.mine()
     owner = f"{me.pid}-{me.start_ticks}-{_space_number(me)}-{next(_counter)}"
     return f"stoker-{_clean(name)[:_LONGEST_NAME]}.{_clean(mark)[:_LONGEST_MARK]}.{owner}"
 
 
 def is_abandoned(name: str) -> bool:
-    """Return whether this is the name of a box whose opener is certainly gone."""
+    """Return True if this is the name of a box whose opener is certainly gone."""
     parsed = _NAME.fullmatch(name)
     if parsed is None:
         return False
     me = host_identity.mine()
     if parsed[3] != _space_number(me):
-        # The number means nothing here: it was opened from within another container, or from outside of ours.
+        # The number has no meaning here: it was opened in another container, or outside of ours.
         return False
     owner = host_identity.identity_from(int(parsed[1]), int(parsed[2]))
     return host_identity.is_alive(owner) is Liveness.GONE
@@ -161,11 +159,11 @@ def _clean(text: str) -> str:
     return _OTHER.sub("_", text)
 
 
-# Everybody who belongs to an attempt, where no control group keeps them together.
+# The processes of an attempt, where no control group keeps them together.
 #
 # Found by group and session, by the mark in the environment they were started with (which a new session does not shed),
-# and by descent from any of these. Who sheds all three, with an empty environment, its own session and its parents
-# gone, is not found: only control groups know that one.
+# and by descent from any of these. A process that sheds all three, with an empty environment, its own session and its
+# parents gone, is not found: only control groups know that one.
 
 _END_WAIT_S = 5.0
 _FIRST_PAUSE_S = 0.001
@@ -173,30 +171,30 @@ _LONGEST_PAUSE_S = 0.05
 
 
 def find_strays(identity: ProcessIdentity | None, mark: str) -> tuple[ProcessRow, ...]:
-    """Give everybody of an attempt who still runs."""
-    everybody = list(living_rows())
-    found = set() if identity is None else {row.pid for row in group_members(identity, everybody)}
-    # Nobody of an attempt is older than its first process.
+    """Return all processes of an attempt that still run."""
+    rows = list(living_rows())
+    found = set() if identity is None else {row.pid for row in group_members(identity, rows)}
+    # No process of an attempt is older than its first one.
     oldest = 0 if identity is None else identity.start_ticks
-    found |= {row.pid for row in everybody if mark and row.start_ticks >= oldest and _is_marked(row.pid, mark)}
-    # Who asks is not meant, even if it carries the mark itself.
+    found |= {row.pid for row in rows if mark and row.start_ticks >= oldest and _is_marked(row.pid, mark)}
+    # The calling process is left out, even if it carries the mark itself.
     found.discard(os.getpid())
-    while more := {row.pid for row in everybody if row.parent_pid in found} - found:
+    while more := {row.pid for row in rows if row.parent_pid in found} - found:
         found |= more
-    return tuple(row for row in everybody if row.pid in found)
+    return tuple(row for row in rows if row.pid in found)
 
 
 def end_strays(identity: ProcessIdentity | None, mark: str, *, clock: Clock | None = None) -> None:
-    """Kill everybody of an attempt and see them gone. Raises `ProcessLost`."""
+    """Kill all processes of an attempt and confirm it. Raises `ProcessLost`."""
     clock = clock or SystemClock()
     deadline_s = clock.monotonic_s() + _END_WAIT_S
     pause_s = _FIRST_PAUSE_S
     known: dict[int, ProcessRow] = {}
     while left := _still_there(known, identity, mark):
-        # Some are known by their parents only, who are about to go.
+        # Some are known only by their parents, which are about to exit.
         known.update(left)
         if identity is not None:
-            # All of its group at once, so that nobody forks his way past us.
+            # The whole group at once, so that none escapes by forking.
             end_unseen(identity)
         for row in left.values():
             signal_one(row, signal.SIGKILL)
@@ -229,14 +227,14 @@ def _is_marked(pid: int, mark: str) -> bool:
         return False
 
 
-# A shell beside a box that waits for us: if we go without a word, even by kill -9, it ends whoever is in the box.
+# A shell beside a box that waits for us: if we disappear, even by kill -9, it kills all processes in the box.
 #
-# It waits on a pipe that nobody else holds. It costs a megabyte and no time, and lives as long as its box.
+# It waits on a pipe that no other process holds. It costs a megabyte and no time, and lives as long as its box.
 
 _DISMISS_WAIT_S = 5.0
-# It hears lines: a group's folder to empty and remove; a session (leader, its start) to kill; a mark, to kill whoever
-# was started with it; `end` when all is well. A number that has gone to another process since has another start, and is
-# left alone.
+# It reads lines: a group's folder to empty and remove; a session (leader, its start) to kill; a mark, to kill every
+# process started with it; `end` when all is well. A number that belongs to another process since then has another
+# start, and is left alone.
 _SCRIPT = r"""
 groups= sessions= marks=
 while read -r what first second; do
@@ -286,7 +284,7 @@ done
 
 
 class CleanupShell:
-    """The shell that goes on when we do not."""
+    """The shell that cleans up if this process is killed."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -304,21 +302,21 @@ class CleanupShell:
         return self._process.pid
 
     def guard_groups(self, folders: Sequence[str]) -> None:
-        """Tell it which control groups to empty and remove. Those named last go first."""
+        """Name the control groups to empty and remove. Those named last are removed first."""
         for folder in folders:
             self._say(f"group {folder}")
 
     def guard_session(self, identity: ProcessIdentity) -> None:
-        """Tell it which process group to kill."""
+        """Name the process group to kill."""
         self._say(f"session {identity.pid} {identity.start_ticks}")
 
     def guard_mark(self, mark: str) -> None:
-        """Tell it by which mark to find those who left their session."""
+        """Name the mark that identifies processes which left their session."""
         if mark:
             self._say(f"mark {MARK}={mark}")
 
     def dismiss(self) -> None:
-        """Tell it that all is well, and see it gone. Twice is fine."""
+        """Report a clean end, and wait until the shell has exited. Idempotent."""
         self._say("end")
         if self._process.stdin is not None:
             with suppress(OSError):
@@ -333,20 +331,20 @@ class CleanupShell:
         pipe = self._process.stdin
         if pipe is None or pipe.closed:
             return
-        # Nobody listens if somebody killed it; then it guards nothing, and the next run sweeps.
+        # The pipe is broken if the shell was killed; then it guards nothing, and the next run sweeps.
         with suppress(OSError):
             pipe.write(line.encode() + b"\n")
             pipe.flush()
 
 
-# Boxes without walls: whoever is inside is found again by what they carry, and nothing stops them from growing.
+# Boxes without a limit: processes inside are found by group, session and mark, and may grow without bound.
 
 
 class NoContainment:
     """No limit at all."""
 
     mechanism = Mechanism.BARE
-    warning = "memory is NOT limited: nothing on this machine can; a program that eats it all takes the machine along"
+    warning = "memory is NOT limited: no mechanism works on this machine; a program can use all of its memory"
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock
@@ -365,7 +363,7 @@ class UnlimitedGroup:
         self._mark = mark
         self._clock = clock
         self._identity: ProcessIdentity | None = None
-        # It knows the mark before anybody carries it.
+        # It knows the mark before any process carries it.
         self._keeper = CleanupShell()
         self._keeper.guard_mark(mark)
 
@@ -374,7 +372,7 @@ class UnlimitedGroup:
         self._keeper.guard_session(identity)
 
     def read(self) -> ContainmentReading:
-        return ContainmentReading(peak_bytes=None, was_out_of_memory=False, how="nobody counts")
+        return ContainmentReading(peak_bytes=None, was_out_of_memory=False, how="not measured")
 
     def members(self) -> tuple[int, ...]:
         return tuple(row.pid for row in find_strays(self._identity, self._mark))
@@ -387,16 +385,16 @@ class UnlimitedGroup:
         self._keeper.dismiss()
 
 
-# Far below the cap it looks less often.
+# Far below the cap it checks less often.
 _CALM_S = 0.25
 _TENSE_S = 0.02
-# Looking for newcomers means reading the whole table of processes.
+# A search for new processes reads the whole process table.
 _CENSUS_S = 0.5
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watchdog:
-    """Boxes that are only watched."""
+    """Boxes whose memory is polled."""
 
     mechanism = Mechanism.WATCHDOG
     warning = "memory is limited by watching only (best effort): a program that grows fast is seen late"
@@ -409,7 +407,7 @@ class Watchdog:
 
 
 class AddressSpace:
-    """Boxes in which each process has an end of its address space, and their sum is watched."""
+    """Boxes in which each process has an address-space limit, and their sum is polled."""
 
     mechanism = Mechanism.ADDRESS_SPACE
     warning = ""
@@ -427,7 +425,7 @@ class AddressSpace:
 
 
 class WatchedGroup(UnlimitedGroup):
-    """One attempt under watch."""
+    """One attempt whose memory is polled."""
 
     def __init__(
         self, limits: ContainmentLimits, mark: str, *, has_end: bool = False, clock: Clock | None = None
@@ -469,7 +467,7 @@ class WatchedGroup(UnlimitedGroup):
             pause_s = self._look()
 
     def _look(self) -> float:
-        """Look once, act on it, and give how long to wait until the next look."""
+        """Check once, act on it, and return how long to wait until the next check."""
         now_s = self._time.monotonic_s()
         if now_s - self._census_s >= _CENSUS_S:
             self._census_s = now_s
@@ -484,7 +482,7 @@ class WatchedGroup(UnlimitedGroup):
             try:
                 self.kill_all()
             except ProcessLost:
-                # Closing the box tells whoever waits for it.
+                # Closing the box reports it to the waiting caller.
                 return _CALM_S
         return _TENSE_S if used_bytes * 2 > self._cap_bytes else _CALM_S
 
@@ -496,10 +494,10 @@ class WatchedGroup(UnlimitedGroup):
 
 
 def _together(members: tuple[ProcessRow, ...], cap_bytes: int | None) -> int:
-    """Return the memory that these hold together.
+    """Return the memory that these processes hold together.
 
-    Pages that several share count for each of them in the quick sum. Only if that is above the cap are they told apart,
-    which the kernel takes longer for.
+    Shared pages count for each process in the quick sum. Only if that is above the cap are they counted once, which
+    takes the kernel longer.
     """
     members = tuple(row for row in members if _is_same(row))
     quick_bytes = sum(_resident_bytes(row.pid) for row in members)

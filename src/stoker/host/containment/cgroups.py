@@ -3,11 +3,10 @@
 They are made below a place that the memory controller reaches. Such a place has no processes of its own, so it is one
 of these, the first that works:
 
-1. the group we are in, if it already hands memory control on (the root of everything may, and so may a group that
-   somebody prepared);
+1. the group we are in, if it already delegates memory control (the root group may, and so may a prepared group);
 2. the group above ours, if ours has no limits that a box beside it would escape;
-3. the group we are in after we and what we started have moved one floor down, if nobody else is in it: a service or a
-   container that was given its group.
+3. the group we are in after we and our children have moved one level down, if no other process is in it: a service or
+   a container that was given its group.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from stoker.host.containment.box import (
 from stoker.host.identity import ProcessIdentity, read_row, rows
 from stoker.host.resources import own_group
 
-# One control group of ours: its files, everybody in it and below it, their end, and its own.
+# One control group of ours: its files, the processes in it and below it, their end, and its removal.
 #
-# A group is a folder that the kernel fills. What is inside may make groups of its own (Stoker within Stoker), so people
-# are looked for, and folders removed, all the way down.
+# A group is a folder that the kernel fills. The processes inside may make groups of their own (Stoker within Stoker),
+# so processes are searched, and folders removed, all the way down.
 
 PROCS = "cgroup.procs"
-# Long enough for the kernel to take a process apart that has gigabytes mapped.
+# Long enough for the kernel to release a process that has gigabytes mapped.
 END_WAIT_S = 5.0
 _FREEZE_WAIT_S = 0.5
-# Whoever runs away by forking would have to slip through as many looks as this.
+# A process that escapes by forking would have to slip through this many checks.
 _LOOKS = 4
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
@@ -50,7 +49,7 @@ _LONGEST_PAUSE_S = 0.02
 
 @frozen
 class CgroupFolders:
-    """How groups are made and unmade; the kernel fills and empties a folder, a recorded tree does not."""
+    """How groups are made and removed; the kernel fills and empties a folder, a recorded tree does not."""
 
     make: Callable[[str], None] = os.mkdir
     remove: Callable[[str], None] = os.rmdir
@@ -76,7 +75,7 @@ class ControlGroup:
         return os.path.exists(os.path.join(self.folder, name))
 
     def read(self, name: str) -> str:
-        """Return what a file of it says, or nothing."""
+        """Return the content of one of its files, or nothing."""
         try:
             with open(os.path.join(self.folder, name), encoding="ascii") as file:
                 return file.read()
@@ -84,7 +83,7 @@ class ControlGroup:
             return ""
 
     def number(self, name: str) -> int | None:
-        """Return the number in a file; `None` if there is none, or it says `max`."""
+        """Return the number in a file; `None` if there is none, or it is `max`."""
         text = self.read(name).strip()
         return int(text) if text.isdigit() else None
 
@@ -94,8 +93,8 @@ class ControlGroup:
         return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
 
     def write(self, name: str, value: object) -> None:
-        """Set a file of it. Raises `OSError`."""
-        # Never made by us: a file that the kernel does not offer is an error.
+        """Write one of its files. Raises `OSError`."""
+        # Never created by us: a file that the kernel does not offer is an error.
         fd = os.open(os.path.join(self.folder, name), os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(fd, str(value).encode())
@@ -103,7 +102,7 @@ class ControlGroup:
             os.close(fd)
 
     def try_write(self, name: str, value: object) -> bool:
-        """Set a file of it if the kernel has it and lets us."""
+        """Write one of its files if the kernel has it and allows it."""
         if not self.has(name):
             return False
         try:
@@ -113,22 +112,22 @@ class ControlGroup:
         return True
 
     def members(self) -> tuple[int, ...]:
-        """Give everybody in it and below it who still runs."""
+        """Return the processes in it and below it that still run."""
         running: tuple[int, ...] = ()
         for _ in range(_LOOKS):
             found = {pid for folder in self._all_down() for pid in _pids_in(folder)}
             running = tuple(sorted(pid for pid in found if _still_runs(pid)))
             if running or not found:
                 break
-            # All that were listed have ended since: one of them may have left a child that the list did not have.
+            # All listed processes have ended since: one of them may have left a child that is not in the list.
         return running
 
     def direct_members(self) -> tuple[int, ...]:
-        """Give everybody in it, and not those below."""
+        """Return the processes in it, without those below."""
         return tuple(pid for pid in _pids_in(self.folder) if _still_runs(pid))
 
     def kill_once(self) -> None:
-        """Kill everybody who is inside at this moment; where the kernel can, all in one stroke."""
+        """Kill all processes that are inside now; in one step if the kernel can."""
         if self.try_write("cgroup.kill", 1):
             return
         is_frozen = self._freeze()
@@ -138,14 +137,14 @@ class ControlGroup:
             self._thaw()
 
     def remove(self) -> None:
-        """Remove it and whatever was made below it. Raises `ProcessLost` if it stays busy."""
+        """Remove it and every group below it. Raises `ProcessLost` if it stays busy."""
         deadline_s = self._clock.monotonic_s() + END_WAIT_S
         pause_s = _FIRST_PAUSE_S
         while (trouble := self._remove_once()) is not None:
             if self._clock.monotonic_s() >= deadline_s:
                 raise ProcessLost(
                     f"the control group {self.folder} can't be removed: {trouble.strerror}",
-                    hint="somebody may still be in it",
+                    hint="a process may still be in it",
                     folder=self.folder,
                     pids=list(self.members()),
                 )
@@ -163,7 +162,7 @@ class ControlGroup:
         return None
 
     def _all_down(self) -> Iterator[str]:
-        """Return the folder and those below it, each before what is below."""
+        """Return the folder and those below it, parents first."""
         for folder, below, _ in os.walk(self.folder):
             below.sort()
             yield folder
@@ -171,7 +170,7 @@ class ControlGroup:
     def _kill_one(self, pid: int) -> None:
         name = os.path.basename(self.folder)
         with suppress(ProcessLookupError, PermissionError):
-            # The descriptor stays with the process it was opened for: what we ask about is what we kill.
+            # The descriptor stays with the process it was opened for: what we check is what we kill.
             fd = os.pidfd_open(pid)
             try:
                 if _is_in(pid, name):
@@ -180,7 +179,7 @@ class ControlGroup:
                 os.close(fd)
 
     def _freeze(self) -> bool:
-        """Hold everybody still, so that nobody forks his way past us; without it we look more often."""
+        """Freeze all processes, so that none escapes by forking; without it we check more often."""
         if self.try_write("cgroup.freeze", 1):
             self._wait_frozen(lambda: "frozen 1" in self.read("cgroup.events"))
             return True
@@ -200,7 +199,7 @@ class ControlGroup:
 
 
 def end_everybody(groups: tuple[ControlGroup, ...], *, clock: Clock | None = None) -> None:
-    """Kill everybody in any of these groups and see them gone. Raises `ProcessLost`."""
+    """Kill all processes in any of these groups and confirm it. Raises `ProcessLost`."""
     clock = clock or SystemClock()
     deadline_s = clock.monotonic_s() + END_WAIT_S
     pause_s = _FIRST_PAUSE_S
@@ -220,7 +219,7 @@ def end_everybody(groups: tuple[ControlGroup, ...], *, clock: Clock | None = Non
 def _pids_in(folder: str) -> list[int]:
     try:
         with open(os.path.join(folder, PROCS), encoding="ascii") as file:
-            # Zero stands for somebody of another process namespace, whom we could not name.
+            # Zero stands for a process of another process namespace, which has no number here.
             return [int(word) for word in file.read().split() if word != "0"]
     except OSError:
         return []
@@ -232,7 +231,7 @@ def _still_runs(pid: int) -> bool:
 
 
 def _is_in(pid: int, name: str) -> bool:
-    """Return whether a process is in the group of that name, or below it; no two boxes share a name."""
+    """Return True if a process is in the group of that name, or below it; no two boxes share a name."""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return any(name in line.rstrip("\n").split("/") for line in file)
@@ -245,7 +244,7 @@ def _is_in(pid: int, name: str) -> bool:
 
 @frozen
 class MemoryFiles:
-    """What one version of control groups calls the files of its memory controller."""
+    """Names of the memory controller's files in one version of control groups."""
 
     current: str
     peak: str
@@ -281,7 +280,7 @@ class ControlGroupBox:
         return os.path.basename(self._memory.folder)
 
     def make(self, limits: ContainmentLimits) -> None:
-        """Make the groups with their limits. Raises `ContainmentUnavailable` and leaves nothing if it can't."""
+        """Make the groups with their limits. Raises `ContainmentUnavailable` and leaves nothing on failure."""
         try:
             for group in self._groups:
                 group.make()
@@ -292,13 +291,13 @@ class ControlGroupBox:
             raise ContainmentUnavailable(refused, hint=self._files.hint) from error
 
     def have_kept(self) -> None:
-        """Start a shell that ends everybody inside if we can't."""
+        """Start a shell that kills all processes inside if we can't."""
         self._keeper = CleanupShell()
-        # The twin goes first: it can end everybody at once.
+        # The twin goes first: it can kill all processes at once.
         self._keeper.guard_groups([group.folder for group in self._groups])
 
     def took_in(self, identity: ProcessIdentity) -> None:
-        """It went in by itself."""
+        """Do nothing: the child entered by itself."""
 
     def read(self) -> ContainmentReading:
         memory, files = self._memory, self._files
@@ -353,12 +352,12 @@ class ControlGroups:
         return box
 
     def sweep_stale(self) -> tuple[str, ...]:
-        """Remove boxes whose opener is gone, and end whoever is left in them. Return the names of those removed."""
+        """Remove boxes whose opener is gone, and kill the processes left in them. Return the names of those removed."""
         names = sorted({name for place in self._places for name in _entries(place) if is_abandoned(name)})
         return tuple(name for name in names if self._is_swept(name))
 
     def make(self, name: str, limits: ContainmentLimits, mark: str) -> ControlGroupBox:
-        """Make a box that nothing but its opener ends. Raises `ContainmentUnavailable`."""
+        """Make a box that only its opener ends. Raises `ContainmentUnavailable`."""
         box = ControlGroupBox(self.mechanism, self._groups(box_name(name, mark)), self.files, clock=self._clock)
         box.make(limits)
         return box
@@ -370,7 +369,7 @@ class ControlGroups:
             for group in groups:
                 group.remove()
         except ProcessLost:
-            # It was not ours to fail on; the next one tries again.
+            # A failure here is not the caller's; the next run tries again.
             return False
         return True
 
@@ -380,17 +379,17 @@ class ControlGroups:
         )
 
 
-# Boxes of control groups, version 1: a group of the memory controller, and a twin that everybody is killed by.
+# Boxes of control groups, version 1: a group of the memory controller, and a twin that kills.
 #
-# The memory controller limits and counts but can't stop anybody. The twin can: a version 2 group with the kernel's own
-# "kill everybody" where both versions are mounted, else a freezer. Without either, people are killed one by one until
-# nobody is left.
+# The memory controller limits and counts but can't stop processes. The twin can: a version 2 group with `cgroup.kill`
+# where both versions are mounted, otherwise a freezer. Without either, processes are killed one by one until none is
+# left.
 #
 # When memory runs out the kernel kills one process here and not all of them.
 
 
 def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
-    # Old kernels count a group below ours on its own unless told.
+    # By default, old kernels count a group below ours on its own.
     memory.try_write("memory.use_hierarchy", 1)
     if limits.memory_bytes is None:
         return
@@ -402,7 +401,7 @@ def _set_limits(memory: ControlGroup, limits: ContainmentLimits) -> None:
 
 
 class Cgroup1(ControlGroups):
-    """Boxes below the groups that we are in ourselves: of the memory controller, and of the twin if there is one."""
+    """Boxes below the groups that we are in: of the memory controller, and of the twin if there is one."""
 
     mechanism = Mechanism.CGROUP1
     files = MemoryFiles(
@@ -412,7 +411,7 @@ class Cgroup1(ControlGroups):
         events="memory.oom_control",
         how="the kernel's count for its control group (version 1)",
         refused="cgroup version 1 can't be used",
-        hint="only root, or whom root gave a group, may",
+        hint="only root, or a user to whom root delegated a group, may use it",
         limit=_set_limits,
     )
 
@@ -431,7 +430,7 @@ class Cgroup1(ControlGroups):
 
 
 def _is_good_twin(folder: str, clock: Clock | None) -> bool:
-    """Return whether groups can be made there that can stop everybody in them."""
+    """Return True if groups can be made there that can stop all processes in them."""
     group = ControlGroup(os.path.join(folder, box_name("probe", "")), clock=clock)
     try:
         group.make()
@@ -454,7 +453,7 @@ def _entries(folder: str) -> list[str]:
 _MEMORY = "memory"
 _CONTROLLERS = "cgroup.controllers"
 _HANDED_ON = "cgroup.subtree_control"
-# Where we live ourselves once a group had to be freed of processes.
+# Where this process moves after a group had to be freed of processes.
 _OWN_FLOOR = "stoker-itself"
 _LIMITS_OF_OURS = ("memory.max", "memory.high", "memory.swap.max", "cpu.max", "pids.max")
 
@@ -465,12 +464,12 @@ def _set_limits_cgroup2(group: ControlGroup, limits: ContainmentLimits) -> None:
     group.write("memory.max", limits.memory_bytes)
     # Absent where the machine has no swap.
     group.try_write("memory.swap.max", limits.swap_bytes)
-    # All or nobody: a program that has lost one of its processes mostly hangs.
+    # All or none: a program that has lost one of its processes mostly hangs.
     group.try_write("memory.oom.group", 1)
 
 
 class Cgroup2(ControlGroups):
-    """Boxes below a place that has memory control to give."""
+    """Boxes below a group that has memory control to delegate."""
 
     mechanism = Mechanism.CGROUP2
     files = MemoryFiles(
@@ -480,7 +479,7 @@ class Cgroup2(ControlGroups):
         events="memory.events",
         how="the kernel's count for its control group",
         refused="cgroup version 2 can't be used",
-        hint="only root, or whom a group with memory control was delegated to, may",
+        hint="only root, or a user to whom a group with memory control was delegated, may use it",
         limit=_set_limits_cgroup2,
     )
 
@@ -500,11 +499,11 @@ def find_place(proc: str = "/proc", *, folders: CgroupFolders | None = None) -> 
     own = ControlGroup(folder, folders=folders)
     if _MEMORY not in own.read(_CONTROLLERS).split():
         raise ContainmentUnavailable(
-            "the memory controller of cgroup version 2 is not handed to us",
-            hint="version 1 may hold it, or whoever started us kept it",
+            "the memory controller of cgroup version 2 is not delegated to this process",
+            hint="version 1 may hold it, or the parent process did not delegate it",
         )
     if not _hands_on(own):
-        # Refused where processes are, except at the root of everything.
+        # Refused where processes are, except in the root group.
         own.try_write(_HANDED_ON, f"+{_MEMORY}")
     if _hands_on(own):
         return folder
@@ -515,12 +514,12 @@ def find_place(proc: str = "/proc", *, folders: CgroupFolders | None = None) -> 
 
 
 def _hands_on(group: ControlGroup) -> bool:
-    """Return whether a group gives memory control to those below it."""
+    """Return True if a group delegates memory control to those below it."""
     return _MEMORY in group.read(_HANDED_ON).split()
 
 
 def _may_enter(group: ControlGroup) -> bool:
-    """Return whether we may make groups there and move ourselves between them."""
+    """Return True if we may make groups there and move ourselves between them."""
     return os.access(group.procs_file, os.W_OK) and os.access(group.folder, os.W_OK | os.X_OK)
 
 
@@ -554,13 +553,13 @@ def _move(pid: int, group: ControlGroup) -> None:
     try:
         group.write("cgroup.procs", pid)
     except OSError as error:
-        # It ended meanwhile.
+        # It has ended.
         if error.errno != errno.ESRCH:
             raise
 
 
 def _strangers(pids: set[int]) -> set[int]:
-    """Return those who are neither this process nor descend from it."""
+    """Return the processes that are neither this process nor its descendants."""
     parents = {row.pid: row.parent_pid for row in rows()}
 
     def is_ours(pid: int) -> bool:

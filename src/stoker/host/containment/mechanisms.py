@@ -1,7 +1,7 @@
-"""Which mechanism keeps programs within their memory here: the strongest that works, or exactly the one named.
+"""Which mechanism limits the memory of programs here: the strongest that works, or exactly the one named.
 
-A mechanism works if it was tried: a tool that is installed, or a folder that is there, says nothing. Whoever is named
-is never replaced by another one.
+A mechanism works if a trial succeeded: an installed tool or an existing folder proves nothing. A named mechanism is
+never replaced by another one.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class ContainmentChoice:
         self.mechanism = first.mechanism
         self.warning = first.warning
         self.tried = tried
-        """Stronger mechanisms, each with the reason against it."""
+        """Stronger mechanisms, each with the reason why it is not used."""
 
     def open(self, name: str, limits: ContainmentLimits, mark: str) -> ContainedGroup:
-        """Make a box; for GPU work by the next mechanism if this one is not for it. Its box says which it was."""
+        """Make a box; for GPU work by the next mechanism if this one does not support it. The box names it."""
         return (self._for_gpu if limits.uses_gpu else self._first).open(name, limits, mark)
 
 
 def choose_mechanism(
     wanted: str | None, *, environment: Mapping[str, str], proc: str = "/proc", clock: Clock | None = None
 ) -> ContainmentChoice:
-    """Return the mechanism to use: the one that is `wanted` by name, or by `None` or `auto` the strongest that works.
+    """Return the mechanism to use: the one named `wanted`, or with `None` or `auto` the strongest that works.
 
-    Raises `ContainmentUnavailable` if the one that is named does not work, and `Usage` if there is none of that name.
+    Raises `ContainmentUnavailable` if the named one does not work, and `Usage` if the name is unknown.
     """
     probes = _probes(environment, proc, clock)
     if wanted is not None and wanted != AUTO:
@@ -82,13 +82,13 @@ def _named(wanted: str) -> Mechanism:
         return Mechanism(wanted)
     except ValueError:
         names = ", ".join([AUTO, *Mechanism])
-        raise Usage(f"there is no containment {wanted!r}", hint=f"one of {names}") from None
+        raise Usage(f"unknown containment {wanted!r}", hint=f"one of {names}") from None
 
 
 def _probes(
     environment: Mapping[str, str], proc: str, clock: Clock | None
 ) -> dict[Mechanism, Callable[[], Containment]]:
-    """Return every mechanism with what tries it, strongest first."""
+    """Return every mechanism with its trial, strongest first."""
     return {
         Mechanism.SYSTEMD: lambda: SystemdContainment.probe(environment, proc=proc, clock=clock),
         Mechanism.CGROUP2: lambda: Cgroup2.probe(proc, clock=clock),
@@ -105,11 +105,10 @@ def _on_linux(found: Containment) -> Containment:
     return found
 
 
-# The user's systemd, asked directly over its socket: as much D-Bus as four calls need.
+# The user's systemd, called directly over its socket: as much D-Bus as four calls need.
 #
-# The system's own tools would do, at two processes per question; a box asks three. Spoken here: connect, prove who we
-# are, call a method, get its answer or its error. Not spoken: signals, descriptors, anything a bus offers beyond
-# that.
+# The system's own tools would work, at two processes per call; a box makes three calls. Supported: connect,
+# authenticate, call a method, read its reply or error. Not supported: signals, descriptors, other features of a bus.
 
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
@@ -117,7 +116,7 @@ _MANAGER = "org.freedesktop.systemd1.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 
 _CALL, _RETURN, _ERROR = 1, 2, 3
-# An answer is wanted, and nobody is to be started in order to give it.
+# A reply is required, and no service may be started to give it.
 _FLAGS = 2
 _FIELD_PATH, _FIELD_INTERFACE, _FIELD_MEMBER, _FIELD_REPLY, _FIELD_TO, _FIELD_SIGNATURE = 1, 2, 3, 5, 6, 8
 _MOST_BYTES = 1 << 20
@@ -133,7 +132,7 @@ class UserBus:
 
     @classmethod
     def connect(cls, environment: Mapping[str, str], *, timeout_s: float = 5.0) -> UserBus:
-        """Connect to whichever of its sockets answers."""
+        """Connect to the first of its sockets that responds."""
         reasons = []
         for address, is_direct in _addresses(environment):
             try:
@@ -142,18 +141,18 @@ class UserBus:
                 reasons.append(str(error))
             except OSError as error:
                 reasons.append(f"{_shown(address)}: {error.strerror or error}")
-        raise ContainmentUnavailable(f"the user's systemd does not answer ({'; '.join(reasons) or 'no socket of it'})")
+        raise ContainmentUnavailable(f"the user's systemd does not respond ({'; '.join(reasons) or 'no socket of it'})")
 
     def close(self) -> None:
         self._socket.close()
 
     def control_group(self) -> str:
-        """Return the group of the whole manager, as a path below where groups are mounted."""
+        """Return the control group of the manager, as a path below where groups are mounted."""
         (found,) = self._ask(_PROPERTIES, "Get", "ss", (_MANAGER, "ControlGroup"))
         return str(found)
 
     def start_scope(self, unit: str, properties: Sequence[tuple[str, tuple[str, Any]]]) -> None:
-        """Ask for a scope; it exists a moment after the answer."""
+        """Request a scope; it exists a moment after the reply."""
         self._ask(_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", (unit, "fail", list(properties), []))
 
     def attach(self, unit: str, subgroup: str, pids: Sequence[int]) -> None:
@@ -164,7 +163,7 @@ class UserBus:
         self._ask(_MANAGER, "StopUnit", "ss", (unit, "fail"))
 
     def say_hello(self) -> None:
-        """Introduce ourselves; only a bus that has others on it wants that."""
+        """Send `Hello`; only a bus with several clients requires it."""
         self._call("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello", "", ())
 
     def _ask(self, interface: str, member: str, signature: str, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -196,19 +195,19 @@ class UserBus:
             return self._answer_to(self._serial, member)
         except OSError as error:
             raise ContainmentUnavailable(
-                f"the user's systemd did not answer {member}: {error.strerror or error}"
+                f"the user's systemd did not respond to {member}: {error.strerror or error}"
             ) from error
 
     def _answer_to(self, serial: int, member: str) -> tuple[Any, ...]:
         while True:
             kind, fields, values = self._receive()
             if fields.get(_FIELD_REPLY) != serial or kind not in {_RETURN, _ERROR}:
-                # News that a bus sends unasked.
+                # Signals that a bus sends without a request.
                 continue
             if kind == _RETURN:
                 return values
-            said = values[0] if values else "no reason given"
-            raise ContainmentUnavailable(f"the user's systemd refused {member}: {said}")
+            response = values[0] if values else "no reason given"
+            raise ContainmentUnavailable(f"the user's systemd refused {member}: {response}")
 
     def _receive(self) -> tuple[int, dict[int, Any], tuple[Any, ...]]:
         start = self._exactly(16)
@@ -216,14 +215,14 @@ class UserBus:
         body_size, _, fields_size = struct.unpack_from(f"{order}III", start, 4)
         padded_size = fields_size + -fields_size % 8
         if padded_size + body_size > _MOST_BYTES:
-            raise ContainmentUnavailable("the user's systemd says something endless")
+            raise ContainmentUnavailable("a response of the user's systemd is too long")
         rest = self._exactly(padded_size + body_size)
         try:
             fields = dict(_Reader(start + rest[:fields_size], order, at=12).get("a(yv)"))
             body = _Reader(rest[padded_size:], order)
             values = tuple(body.get(one) for one in _split(fields.get(_FIELD_SIGNATURE, "")))
         except (LookupError, TypeError, ValueError, struct.error) as error:
-            raise ContainmentUnavailable("the user's systemd says something that can't be understood") from error
+            raise ContainmentUnavailable("a response of the user's systemd is malformed") from error
         return start[1], fields, values
 
     def _exactly(self, size: int) -> bytes:
@@ -231,13 +230,13 @@ class UserBus:
         while len(found) < size:
             chunk = self._socket.recv(size - len(found))
             if not chunk:
-                raise ConnectionResetError(0, "it hung up")
+                raise ConnectionResetError(0, "connection closed")
             found += chunk
         return found
 
 
 def _addresses(environment: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Return the sockets to try, and for each whether systemd itself is behind it and not a bus with others on it."""
+    """Return the sockets to try, and for each whether systemd itself is behind it and not a bus with other clients."""
     folder = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     yield f"{folder}/systemd/private", True
     if addresses := environment.get("DBUS_SESSION_BUS_ADDRESS"):
@@ -266,7 +265,7 @@ def _opened(cls: type[UserBus], address: str, *, is_direct: bool, timeout_s: flo
         bus = cls(connection, is_direct=is_direct)
         if not is_direct:
             bus.say_hello()
-            # A bus may answer while nobody of that name is on it.
+            # A bus may respond while no client has that name.
             bus.control_group()
     except BaseException:
         connection.close()
@@ -276,16 +275,16 @@ def _opened(cls: type[UserBus], address: str, *, is_direct: bool, timeout_s: flo
 
 def _prove_identity(connection: socket.socket) -> None:
     who = str(os.getuid()).encode().hex()
-    # In one piece, as systemd's own library says it: its other end overlooks a call that comes together with `BEGIN`.
+    # In one write, as systemd's own library sends it: its other end overlooks a call that comes together with `BEGIN`.
     connection.sendall(f"\0AUTH EXTERNAL {who}\r\nBEGIN\r\n".encode())
-    said = b""
-    while not said.endswith(b"\r\n"):
+    response = b""
+    while not response.endswith(b"\r\n"):
         chunk = connection.recv(1024)
-        if not chunk or len(said) > 4096:
+        if not chunk or len(response) > 4096:
             break
-        said += chunk
-    if not said.startswith(b"OK "):
-        raise ContainmentUnavailable("the user's systemd does not take us for its user")
+        response += chunk
+    if not response.startswith(b"OK "):
+        raise ContainmentUnavailable("the user's systemd does not accept this user")
 
 
 _PLAIN = {"y": ("B", 1), "b": ("I", 4), "u": ("I", 4), "i": ("i", 4), "t": ("Q", 8), "x": ("q", 8), "d": ("d", 8)}
@@ -293,7 +292,7 @@ _ALIGNMENT = {"s": 4, "o": 4, "a": 4, "(": 8, "{": 8, "g": 1, "v": 1}
 
 
 def _split(signature: str) -> list[str]:
-    """Take a signature apart into those of single values."""
+    """Split a signature into those of single values."""
     parts, start, depth = [], 0, 0
     for at, letter in enumerate(signature):
         depth += (letter in "({") - (letter in ")}")
@@ -308,7 +307,7 @@ def _alignment(signature: str) -> int:
 
 
 class _Writer:
-    """Values into bytes, little end first."""
+    """Encodes values as bytes, little-endian."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -337,7 +336,7 @@ class _Writer:
     def _put_array(self, signature: str, values: Sequence[Any]) -> None:
         at = len(self.bytes)
         self.bytes += bytes(4)
-        # What lies between the length and the first value does not count.
+        # The padding between the length and the first value does not count.
         self.pad(_alignment(signature))
         start = len(self.bytes)
         for value in values:
@@ -346,7 +345,7 @@ class _Writer:
 
 
 class _Reader:
-    """Bytes into values; a value inside a variant stands for itself."""
+    """Decodes bytes into values; a value inside a variant is returned without it."""
 
     def __init__(self, data: bytes, order: str, *, at: int = 0) -> None:
         self._data = data
@@ -380,7 +379,7 @@ class _Reader:
             before = self._at
             found.append(self.get(signature))
             if self._at == before:
-                message = "an array of nothing, without end"
+                message = "an array of empty values has no end"
                 raise ValueError(message)
         return found
 
@@ -405,14 +404,14 @@ class SystemdContainment:
     def probe(
         cls, environment: Mapping[str, str], *, proc: str = "/proc", clock: Clock | None = None
     ) -> SystemdContainment:
-        """Ask it, see that it has memory control to give, and try. Raises `ContainmentUnavailable` with the reason."""
+        """Connect, check that it can delegate memory control, and try it. Raises `ContainmentUnavailable`."""
         with closing(UserBus.connect(environment)) as bus:
             folder = group_at(bus.control_group(), proc)
         if folder is None:
-            raise ContainmentUnavailable("the control groups of the user's systemd are not to be seen from here")
+            raise ContainmentUnavailable("the control groups of the user's systemd are not visible from here")
         if "memory" not in ControlGroup(folder).read("cgroup.controllers").split():
             raise ContainmentUnavailable(
-                "the user's systemd has no memory control to give (cgroup version 1 holds it?)"
+                "the user's systemd has no memory control to delegate (cgroup version 1 holds it?)"
             )
         found = cls(environment, proc=proc, clock=clock)
         found.open("probe", ContainmentLimits(memory_bytes=1 << 20), "").close()
@@ -423,12 +422,12 @@ class SystemdContainment:
         with ExitStack() as undoing:
             bus = UserBus.connect(self._environment)
             undoing.callback(bus.close)
-            keeper = CleanupShell()
-            undoing.callback(keeper.dismiss)
-            bus.start_scope(unit, _properties(limits, keeper.pid))
-            folder = self._scope_folder(unit, keeper.pid)
+            shell = CleanupShell()
+            undoing.callback(shell.dismiss)
+            bus.start_scope(unit, _properties(limits, shell.pid))
+            folder = self._scope_folder(unit, shell.pid)
             undoing.pop_all()
-        box = SystemdScope(unit, bus=bus, keeper=keeper, scope=ControlGroup(folder), clock=self._clock)
+        box = SystemdScope(unit, bus=bus, shell=shell, scope=ControlGroup(folder), clock=self._clock)
         try:
             box.make(limits)
         except ContainmentUnavailable:
@@ -438,7 +437,7 @@ class SystemdContainment:
         return box
 
     def _scope_folder(self, unit: str, keeper_pid: int) -> str:
-        """Wait until the keeper is in its scope, and give the scope's folder."""
+        """Wait until the cleanup shell is in its scope, and return the scope's folder."""
         deadline_s = self._clock.monotonic_s() + END_WAIT_S
         while self._clock.monotonic_s() < deadline_s:
             folder = own_group("", 2, self._proc, of=keeper_pid)
@@ -446,11 +445,11 @@ class SystemdContainment:
                 return folder
             self._clock.sleep(_PAUSE_S)
         raise ContainmentUnavailable(
-            f"the user's systemd took {unit} and nothing came of it", hint=f"systemctl --user status {unit}"
+            f"the user's systemd accepted {unit}, but did not create it", hint=f"systemctl --user status {unit}"
         )
 
     def _sweep_beside(self, folder: str) -> None:
-        """End whoever is left in scopes whose opener is gone; systemd removes an empty scope itself."""
+        """Kill processes left in scopes whose opener is gone; systemd removes an empty scope itself."""
         place = os.path.dirname(folder)
         for name in sorted(os.listdir(place)):
             if name.endswith(_SUFFIX) and is_abandoned(name.removesuffix(_SUFFIX)):
@@ -463,10 +462,10 @@ class SystemdScope:
 
     mechanism = Mechanism.SYSTEMD
 
-    def __init__(self, unit: str, *, bus: UserBus, keeper: CleanupShell, scope: ControlGroup, clock: Clock) -> None:
+    def __init__(self, unit: str, *, bus: UserBus, shell: CleanupShell, scope: ControlGroup, clock: Clock) -> None:
         self.name = unit
         self._bus = bus
-        self._keeper = keeper
+        self._shell = shell
         self._scope = scope
         self._leaf = ControlGroup(os.path.join(scope.folder, unit.removesuffix(_SUFFIX)), clock=clock)
         self._inner = ControlGroupBox(self.mechanism, (self._leaf,), Cgroup2.files, clock=clock)
@@ -479,16 +478,17 @@ class SystemdScope:
         aside = ControlGroup(os.path.join(self._scope.folder, "keeper"))
         try:
             aside.make()
-            # A group that hands memory control on has no processes of its own.
-            aside.write("cgroup.procs", self._keeper.pid)
+            # A group that delegates memory control has no processes of its own.
+            aside.write("cgroup.procs", self._shell.pid)
             if limits.memory_bytes is not None:
                 self._scope.write("cgroup.subtree_control", "+memory")
         except OSError as error:
             raise ContainmentUnavailable(
-                f"the user's systemd gives no memory control: {error.strerror}: {error.filename or self._scope.folder}"
+                f"the user's systemd delegates no memory control: {error.strerror}: "
+                f"{error.filename or self._scope.folder}"
             ) from error
         self._inner.make(limits)
-        self._keeper.guard_groups([self._leaf.folder])
+        self._shell.guard_groups([self._leaf.folder])
 
     def took_in(self, identity: ProcessIdentity) -> None:
         # The child has its own copy by now; with ours open it would not notice our end.
@@ -509,9 +509,9 @@ class SystemdScope:
         self._ours.close()
         self._theirs.close()
         self._inner.close()
-        self._keeper.dismiss()
+        self._shell.dismiss()
         with suppress(ContainmentUnavailable):
-            # It would notice by itself that nobody is left, some 15 ms later. Perhaps it has.
+            # It would notice by itself, some 15 ms later, that the scope is empty. Perhaps it has.
             self._bus.stop_unit(self.name)
         self._see_unit_gone()
         self._bus.close()
@@ -532,7 +532,7 @@ def _properties(limits: ContainmentLimits, keeper_pid: int) -> list[tuple[str, t
         ("CollectMode", ("s", "inactive-or-failed")),
     ]
     if limits.memory_bytes is not None:
-        # What is inside has the exact cap; this one makes room for the keeper, and is what `systemctl` shows.
+        # The group inside has the exact cap; this one leaves room for the cleanup shell, and is what `systemctl` shows.
         wanted.append(("MemoryMax", ("t", limits.memory_bytes + _KEEPER_ROOM_BYTES)))
         wanted.append(("MemorySwapMax", ("t", limits.swap_bytes)))
     return wanted

@@ -1,7 +1,7 @@
-"""Web addresses, read strictly: whom to ask for what, and how much of it a person may be shown.
+"""URLs, parsed strictly: origin, path, credentials, and the part that may be shown to a person.
 
-A query may be a signature and the part before an `@` a password: `shown` leaves both out, and every message about an
-address is made with it. Names are not looked up here.
+A query may be a signature and the part before an `@` a password: `shown` leaves both out, and every message about a URL
+uses it. Names are not resolved here.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _HOST_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*\.?")
 _LONGEST_NAME = 254
 _LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
-# What may stand in a path and query as it is; `%` too, since whoever gave the address has escaped it.
+# What may be in a path and query as it is; `%` too, since the address is already escaped.
 _AS_IT_IS = "/?:@!$&'()*+,;=-._~%[]"
 
 
 @frozen
 class HttpOrigin:
-    """Whom credentials are meant for: the same scheme, host and port, or somebody else."""
+    """Scope of credentials: the same scheme, host and port."""
 
     scheme: str
     host: str
-    """In small letters, an IPv6 address without its brackets."""
+    """Lower case, an IPv6 address without its brackets."""
     port: int
 
     @property
     def host_and_port(self) -> str:
-        """The way a `Host` field and a person write it: the port only where it is not the usual one."""
+        """As in a `Host` field: with the port only if it is not the default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if PORTS.get(self.scheme) == self.port else f"{host}:{self.port}"
 
@@ -46,13 +46,13 @@ class HttpOrigin:
 
 @frozen
 class HttpAddress:
-    """An address taken apart: whom to ask, what for, and the credentials that stood in it."""
+    """A parsed URL: origin, target and the credentials in it."""
 
     origin: HttpOrigin
     target: str
-    """Path and query, escaped; what a request line carries."""
+    """Path and query, escaped, as in a request line."""
     authorization: str = ""
-    """The `Authorization` that a name and password in the address amount to."""
+    """`Authorization` made of the name and password in the URL."""
 
     @property
     def url(self) -> str:
@@ -62,7 +62,7 @@ class HttpAddress:
 
 @lru_cache(maxsize=64)
 def read_address(url: str) -> HttpAddress:
-    """Take a web address apart. Raises `BadInput` for anything that is not one."""
+    """Parse a URL. Raises `BadInput` for anything else."""
     parts = _split(url)
     if parts is None or parts.scheme not in PORTS:
         raise BadInput(f"not a web address: {shown(url)}", hint="it starts with https:// or http://")
@@ -80,7 +80,7 @@ def read_address(url: str) -> HttpAddress:
 
 
 def asked_directly(url: str) -> tuple[str, ...]:
-    """Return an address's host if no proxy is asked for it: this computer, or one of its own network.
+    """Return a URL's host if it is reached without a proxy: this computer, or one of its own network.
 
     A name of one word, and one that ends in `.local`, is known on that network alone.
     """
@@ -91,24 +91,24 @@ def asked_directly(url: str) -> tuple[str, ...]:
 
 
 def origin(url: str) -> HttpOrigin:
-    """Return whom an address belongs to."""
+    """Return the origin of a URL."""
     return read_address(url).origin
 
 
 def shown(url: str) -> str:
-    """Return an address as a message may show it: no query, no credentials, no fragment, nothing unprintable."""
+    """Return a URL as a message may show it: no query, no credentials, no fragment, nothing unprintable."""
     bare = re.split(r"[?#]", url, maxsplit=1)[0]
     scheme, separator, rest = bare.partition("://") if "://" in bare else ("", "", bare)
     authority, slash, path = rest.partition("/")
     if not re.fullmatch(r"(?:.*@)?(?:\[[^@\]]*\]|[^@:]*)(?::[0-9]*)?", authority, re.DOTALL):
-        # A password with a slash in it: what looks like a path belongs to it.
+        # A password with a slash in it: the apparent path belongs to it.
         authority, slash, path = rest, "", ""
     text = f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def joined(base: str, location: str) -> str:
-    """Return the address that a `Location` means, seen from the address that was asked. The fragment is dropped.
+    """Return the URL that a `Location` refers to, relative to the requested one. The fragment is dropped.
 
     Servers write bytes there that they ought to escape; those are escaped here.
     """
@@ -116,7 +116,7 @@ def joined(base: str, location: str) -> str:
 
 
 def is_inner(host: str) -> bool:
-    """Return whether a host is this computer or one of a private network, going by how it is written alone.
+    """Return True if a host is this computer or one of a private network, by its text alone.
 
     Addresses count (in every form that the system's resolver takes, `127.1` too) and the names of this computer; any
     other name is taken for a public one and not looked up.
@@ -126,18 +126,18 @@ def is_inner(host: str) -> bool:
 
 
 def is_this_computer(host: str) -> bool:
-    """Return whether a host, however it is written, can only be this computer itself."""
+    """Return True if a host, in any notation, can only be this computer itself."""
     address = _meant(host)
     return address is not None and address.is_loopback
 
 
 def is_literal(host: str) -> bool:
-    """Return whether a host is written as an address."""
+    """Return True if a host is an IP address."""
     return _literal(host) is not None
 
 
 def _meant(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a host's text alone says it is; nothing of a name that has to be looked up."""
+    """Return the IP address that a host's text is; nothing for a name that has to be resolved."""
     bare = host.rstrip(".")
     address = _LOOPBACK if bare == "localhost" or bare.endswith(".localhost") else _literal(host)
     return getattr(address, "ipv4_mapped", None) or address
@@ -157,7 +157,7 @@ def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _split(url: str) -> SplitResult | None:
-    # The standard library drops line ends and tabs in silence: an address with one is refused instead.
+    # The standard library drops line ends and tabs silently: an address with one is refused instead.
     if _CONTROL.search(url):
         return None
     try:

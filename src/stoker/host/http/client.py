@@ -1,4 +1,4 @@
-"""The transport that stands on urllib3: connections kept and shared between threads, everything else up to the caller.
+"""The transport on urllib3: connections are kept and shared between threads; redirects and retries are the caller's.
 
 urllib3 is imported with the first request, not with this module.
 """
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from stoker.host.http.connections import HttpConnection
 
 
-# Connections that wait for their next request, by the way they lead. The one used last is used first.
+# Idle connections by route. The one used last is used first.
 
 LONGEST_IDLE_S = 50.0
-"""Many servers and boxes on the way forget a silent connection after a minute, and not all of them say so."""
+"""Many servers and middleboxes drop an idle connection after a minute, and not all of them close it."""
 
 
 class IdleConnections:
-    """At most so many for each way. Safe to use from several threads."""
+    """A limited number per route. Thread-safe."""
 
     def __init__(self, at_most: int) -> None:
         self._at_most = at_most
@@ -50,7 +50,7 @@ class IdleConnections:
         self._is_closed = False
 
     def take(self, route: Route, trust: ssl.SSLContext | None) -> HttpConnection | None:
-        """Return one that still stands, as far as can be seen from here, and was made under the same trust."""
+        """Return a connection that is still open, as far as visible from here, and was made under the same trust."""
         while True:
             with self._lock:
                 waiting = self._by_route.get(route)
@@ -58,13 +58,13 @@ class IdleConnections:
             if connection is None:
                 return None
             is_fresh = connection.trust is trust and time.monotonic() - connection.idle_since_s < LONGEST_IDLE_S
-            # One that speaks unasked is as useless as one that ended: its words would be taken for the next answer.
+            # One with unexpected data is as useless as a closed one: the data would be taken for the next response.
             if is_fresh and connection.wire.look() is IdleState.QUIET:
                 return connection
             connection.close()
 
     def put(self, connection: HttpConnection) -> None:
-        """Keep one, or close it where enough are kept."""
+        """Keep a connection, or close it if enough are kept."""
         connection.idle_since_s = time.monotonic()
         with self._lock:
             waiting = self._by_route.setdefault(connection.route, [])
@@ -98,7 +98,7 @@ class Urllib3Transport:
         self._is_aborted = False
         self._trust = Trust(settings)
         self._reached: set[str] = set()
-        """Hosts that a connection was made to."""
+        """Number of connections made."""
 
     def send(self, request: Request) -> HttpClientResponse:
         address = read_address(request.url)
@@ -116,7 +116,7 @@ class Urllib3Transport:
         self._under_way.add(cord)
         try:
             with translating(address.origin.host_and_port, ExchangeStep.HEAD):
-                # Entered first, asked second: an abort either finds the cord or is seen here.
+                # Register first, check second: an abort either finds the handle or is seen here.
                 if self._is_aborted:
                     raise Aborted
                 return self._ask_on_any(route, question, cord)
@@ -145,7 +145,7 @@ class Urllib3Transport:
             try:
                 return self._ask(kept, question, cord)
             except NetworkFailed as error:
-                # The server closed it while our request was on its way: nobody's failure, and nothing was answered.
+                # The server closed it while our request was on its way: not a failure, and there was no response.
                 is_stale = error.data["reason"] in _STALE and not kept.has_heard
                 if not (is_stale and question.is_repeatable):
                     raise
@@ -160,7 +160,7 @@ class Urllib3Transport:
             made = connect(route, cord=cord, connect_s=connect_s, trust=trusted, unheard_s=unheard_s)
         except NetworkFailed as error:
             if host in self._reached and "is_unknown_name" in error.data:
-                # It is the right name: that it is not found now will pass.
+                # The name is valid: this failure is temporary.
                 error.data["is_unknown_name"] = False
             raise
         self._reached.add(host)
@@ -176,7 +176,7 @@ class Urllib3Transport:
                     question.method, target, question.headers, body=question.body, head_s=question.head_s
                 )
                 if head.status == 101:
-                    raise Malformed("another protocol, which nobody asked for")
+                    raise Malformed("an unexpected switch of the protocol")
                 if head.status == 407 and is_forwarded:
                     raise proxy_refused(head.status, connection.route.near.host_and_port)
                 frame = framing(question.method, head.status, head.headers)
@@ -219,7 +219,7 @@ class Urllib3Transport:
 
 @frozen
 class _Question:
-    """A request with everything that goes over the wire."""
+    """A request with everything that is sent."""
 
     method: str
     address: HttpAddress
@@ -230,17 +230,17 @@ class _Question:
     read_s: float
 
 
-# One question to somebody whose certificate nobody has checked: for whoever joins a fleet, before they know its CA.
+# One request to a server whose certificate is not verified: for joining a fleet, before its CA is known.
 #
-# The answer has to carry its own proof, and the question must hold no secret: a stranger in between reads the one and
-# may write the other. There is no setting and no variable that leads here, and nothing else can be sent this way.
+# The response must carry its own proof, and the request must hold no secret: an attacker in between reads the one and
+# may write the other. No setting and no variable leads here, and nothing else can be sent this way.
 
 _MOST_BYTES = 64 * 1024
 
 
 @frozen
 class UnverifiedResponse:
-    """What somebody said."""
+    """An unverified response."""
 
     status: int
     data: bytes
@@ -248,7 +248,7 @@ class UnverifiedResponse:
 
 
 def ask_unproven(url: str, body: bytes, *, settings: HttpSettings, headers: dict[str, str]) -> UnverifiedResponse:
-    """Post a body of JSON over TLS that proves nothing, and give the answer. Raises `NetworkFailed`."""
+    """Post a JSON body over TLS without verification, and return the response. Raises `NetworkFailed`."""
     if not url.startswith("https://"):
         raise BadInput("a fleet is joined over TLS alone", hint="name the host: CODE@HOST")
     transport = _Unproven(changed(settings, fleet=None))
@@ -264,7 +264,7 @@ def ask_unproven(url: str, body: bytes, *, settings: HttpSettings, headers: dict
             data = bytearray()
             while len(data) <= _MOST_BYTES and (piece := reply.read(_MOST_BYTES)):
                 data += piece
-            # More than anybody needs is no answer of ours: what is left of it can't be read as one.
+            # A longer body is no response of a coordinator, and would be cut off.
             return UnverifiedResponse(status=reply.status, data=bytes(data[:_MOST_BYTES]), headers=reply.headers)
     finally:
         transport.close()
@@ -275,11 +275,11 @@ class _Unproven(Urllib3Transport):
         return unproven_context()
 
 
-# Redirects, followed by hand: what a server may send us to, and what it may take along.
+# Redirects: where a server may send us, and what it may take along.
 
 MOST_HOPS = 10
 _STATUSES = frozenset({301, 302, 303, 307, 308})
-# What says which bytes are wanted, and nothing of who wants them.
+# Headers about the requested bytes, and nothing about the requester.
 _FOR_ANYBODY = frozenset(
     {
         "accept",
@@ -300,16 +300,16 @@ _FOR_ANYBODY = frozenset(
 
 @frozen
 class Hop:
-    """One redirect, found to be a permitted one."""
+    """One permitted redirect."""
 
     status: int
     from_url: str
     to_url: str
     """Absolute, without fragment."""
     headers: Headers
-    """Of the answer that redirects."""
+    """Of the response that redirects."""
     changes_origin: bool
-    """Whether scheme, host or port become others."""
+    """True if scheme, host or port change."""
 
 
 @frozen
@@ -317,15 +317,15 @@ class RedirectResult:
     """Where redirects led."""
 
     reply: HttpClientResponse
-    """The last answer; to be closed by whoever asked."""
+    """The last response; the caller closes it."""
     hops: tuple[Hop, ...] = ()
-    """The redirects on the way to it, all answered and closed."""
+    """The redirects on the way to it, all closed."""
     stopped_at: Hop | None = None
     """The redirect that `reply` is, where the caller chose not to take it."""
 
 
 def at_another_origin(hop: Hop) -> bool:
-    """Stop before a hop to somebody else: a hub says what it knows of a file in the answer that leads away from it."""
+    """Stop before a hop to another origin: a hub describes a file in the response that leads away from it."""
     return hop.changes_origin
 
 
@@ -337,9 +337,9 @@ def nowhere(_hop: Hop) -> bool:
 def follow(
     transport: Transport, request: Request, *, at_most: int = MOST_HOPS, stops_at: Callable[[Hop], bool] = nowhere
 ) -> RedirectResult:
-    """Send a request and follow where its answers lead. Raises `BadAnswer` for a redirect that is refused.
+    """Send a request and follow its redirects. Raises `BadAnswer` for a redirect that is refused.
 
-    A redirect for which `stops_at` says so is not taken but given back as the reply; it has been checked like others.
+    A redirect for which `stops_at` is true is returned as the reply; it was checked like the others.
     """
     request = _without_credentials_in_the_address(request)
     first_host = read_address(request.url).origin.host
@@ -366,9 +366,9 @@ def _hop(from_url: str, reply: HttpClientResponse, first_host: str) -> Hop:
     here = read_address(from_url).origin
     locations = reply.headers.all("location")
     if not locations:
-        raise _refused(from_url, "it does not say where to")
+        raise _refused(from_url, "it has no location")
     if len(set(locations)) > 1:
-        raise _refused(from_url, "it says two places at once")
+        raise _refused(from_url, "it has two locations")
     try:
         address = read_address(joined(from_url, locations[0].strip()))
     except (BadInput, ValueError):
@@ -415,18 +415,18 @@ def _for_anybody(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() in _FOR_ANYBODY}
 
 
-# Messages to addresses that were named from outside: no redirects, no proxy, nothing read but the answer's status.
+# Messages to URLs given from outside: no redirects, no proxy, nothing read but the status of the response.
 
 
 class OutwardTransport(Urllib3Transport):
-    """Sends to addresses that `admits` is content with, each over a connection of its own."""
+    """Sends to addresses that `admits` accepts, each over a connection of its own."""
 
     def __init__(self, settings: HttpSettings, admits: Callable[[str], bool]) -> None:
         super().__init__(changed(settings, proxies={}, fleet=None, idle_connections=0))
         self._admits = admits
 
     def post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """Post a body of JSON and give the answer's status. Raises `NetworkFailed`, `BadAnswer` or `BadInput`."""
+        """Post a JSON body and return the status of the response. Raises `NetworkFailed`, `BadAnswer` or `BadInput`."""
         reply = self.send(
             Request(url=url, method="POST", headers={**headers, "Content-Type": "application/json"}, body=body)
         )

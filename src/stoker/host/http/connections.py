@@ -1,8 +1,8 @@
 """Connections as urllib3 makes them, over sockets that are ours: the only module that imports it.
 
-urllib3 speaks to proxies, sets up TLS, writes requests and reads heads. What it must not decide is ours: how addresses
-are tried, how long anything may take, and the body. `http.client` below it is handed a socket and a file of our own,
-so that a deadline holds for the head as a whole and nothing is closed or read ahead behind our back.
+urllib3 talks to proxies, sets up TLS, writes requests and reads heads. The rest is ours: how addresses are tried, every
+timeout, and the body. `http.client` below it gets a socket and a file of our own, so that a deadline holds for the head
+as a whole and nothing is closed or read ahead without us.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def connect(
 ) -> HttpConnection:
     """Open a connection: name, socket, proxy and TLS, all within `connect_s`. Raises `NetworkFailed`.
 
-    It ends when nothing was heard of the other computer for `unheard_s`, if that is told.
+    The connection ends after `unheard_s` without a packet from the other computer, if given.
     """
     inner = _inner(route, trust)
     inner.admits, inner.sockets = admits, route.sockets
@@ -90,7 +90,7 @@ class HttpConnection:
     def __init__(self, route: Route, inner: _Plain | _Secure, trust: ssl.SSLContext | None = None) -> None:
         self.route = route
         self.trust = trust
-        """What it was checked by, and shown."""
+        """The trust under which it was verified, and the certificate shown."""
         self.idle_since_s = 0.0
         self.wire = Wire(_strict_about_ends(inner.sock), inner.handle)
         self._inner = inner
@@ -107,17 +107,17 @@ class HttpConnection:
         body: bytes | BodySource | None = None,
         head_s: float = 0.0,
     ) -> HttpResponseHead:
-        """Send a request and read the head of its answer, within the wire's deadline.
+        """Send a request and read the head of its response, within the wire's deadline.
 
-        A body may take as long as it takes, as long as each piece of it goes out within `head_s`; the answer has that
-        long from then on.
+        A body may take any time, as long as each piece of it is sent within `head_s`; the response has that long from
+        then on.
         """
         self._heard_bytes = self.wire.received_bytes
         pieces = _pieces(body)
-        # The first piece goes out together with the head, most often all there is: one packet instead of two.
+        # The first piece is sent together with the head, mostly it is all of the body: one packet instead of two.
         self._lent.along = next(pieces, b"")
         is_whole = False
-        # A server may have answered, with a refusal for instance, before it closed: then there is an answer to read.
+        # A server may have responded, for example with a refusal, before it closed: then there is a response to read.
         with suppress(BrokenPipeError, ConnectionResetError):
             self._inner.request(method, target, headers=headers, preload_content=False, decode_content=False)
             is_whole = self._send_rest(pieces, head_s)
@@ -129,12 +129,12 @@ class HttpConnection:
         head = HttpResponseHead(
             status=response.status, headers=Headers(response.headers.iteritems()), keeps_open=keeps_open
         )
-        # Only the head was wanted of it; closing tells `http.client` that the next request may come.
+        # Only its head was needed; closing lets `http.client` send the next request.
         response.close()
         return head
 
     def _send_rest(self, pieces: Iterator[bytes], head_s: float) -> bool:
-        """Send what is left of a body; false where the server answers before it has all of it, and need not have it."""
+        """Send the rest of a body; returns False if the server responds before it has all of it."""
         for piece in pieces:
             if self.wire.look() is IdleState.SPEAKS:
                 return False
@@ -145,7 +145,7 @@ class HttpConnection:
 
     @property
     def has_heard(self) -> bool:
-        """Whether any byte came since the last request."""
+        """True if any byte came since the last request."""
         return self.wire.received_bytes > self._heard_bytes
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ def _inner(route: Route, trust: ssl.SSLContext | None) -> _Plain | _Secure:
     if not route.is_secure:
         return _Plain(near.host, near.port, **options)
     if trust is not None and not trust.check_hostname:
-        # Whoever made it so looks in another way whom it speaks to.
+        # The caller verifies the other side in another way.
         options["assert_hostname"] = False
     inner = _Secure(near.host, near.port, ssl_context=trust, **options)
     if route.far is not None and proxy is not None:
@@ -189,14 +189,14 @@ def _inner(route: Route, trust: ssl.SSLContext | None) -> _Plain | _Secure:
 
 
 def _strict_about_ends(stream: Any) -> Stream:
-    # A TLS stream that just ends was cut: without this, `ssl` would call it a regular end.
+    # A TLS stream that just ends was cut: without this, `ssl` would treat it as a regular end.
     if hasattr(stream, "suppress_ragged_eofs"):
         stream.suppress_ragged_eofs = False
     return cast(Stream, stream)
 
 
 def _failure(error: Exception, inner: _Plain | _Secure, route: Route) -> StokerError:
-    """Translate a failure to connect; it is the proxy's where the proxy was not reached or did not make the tunnel."""
+    """Translate a connection failure; it is the proxy's if the proxy was not reached or made no tunnel."""
     host = route.near.host_and_port
     found = error if isinstance(error, StokerError) else translated(error, host, ExchangeStep.CONNECT)
     if route.proxy is None:
@@ -210,11 +210,11 @@ def _failure(error: Exception, inner: _Plain | _Secure, route: Route) -> StokerE
 
 
 class _Ours:
-    """What is the same for connections with and without TLS: sockets dialled by us, one deadline until they stand."""
+    """Common part of connections with and without TLS: sockets that we dial, one deadline until they are connected."""
 
     sock: Any
     handle: socket.socket
-    """The same connection under a descriptor that nobody reads from, to cut it by."""
+    """The same connection under a second descriptor, used only to cut it."""
     is_past_proxy = False
     admits: Callable[[str], bool] | None = None
     sockets: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ class _Ours:
 
     @contextmanager
     def connecting(self, cord: CancelHandle, deadline_s: float) -> Iterator[None]:
-        """Connect in this block, by this deadline or until the cord is pulled. A failure leaves nothing open."""
+        """Connect in this block, by this deadline or until it is aborted. A failure leaves nothing open."""
         self._cord = cord
         self._deadline_s = deadline_s
         try:
@@ -286,12 +286,12 @@ class _Secure(_Ours, HTTPSConnection):
 
 
 class _Lent:
-    """The wire as the socket that `http.client` knows. It may write and read a head; closing is not its business."""
+    """The wire as the socket that `http.client` expects. It may write and read a head; it does not close."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self.along = b""
-        """What goes out with the head that is written next."""
+        """Sent together with the next head."""
 
     def sendall(self, data: bytes) -> None:
         along, self.along = self.along, b""
@@ -301,10 +301,10 @@ class _Lent:
         return _HeadFile(self._wire)
 
     def settimeout(self, _seconds: float | None) -> None:
-        """Leave it to the wire, which has a deadline."""
+        """Do nothing: the wire has a deadline."""
 
     def close(self) -> None:
-        """Leave it to the wire, which may have a body to bring."""
+        """Do nothing: the wire may still read a body."""
 
 
 class _HeadFile:
@@ -355,15 +355,15 @@ class _HeadFile:
 
 
 HEAD_START_S = 0.25
-"""How long an address may be silent before the next one is tried beside it."""
+"""How long an address may not respond before the next one is tried in parallel."""
 _LONGEST_NAP_S = 0.1
-"""How late a pulled cord may be noticed where no socket wakes us."""
+"""How late an abort may be noticed where no socket wakes us."""
 _UNDER_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR})
 
 
 @frozen_by_position
 class SocketAddress:
-    """One address that a name stands for, as a socket wants it."""
+    """One resolved address, as a socket takes it."""
 
     family: int
     address: tuple[object, ...]
@@ -374,13 +374,13 @@ def dial(
 ) -> socket.socket:
     """Return a connected socket. Raises `NetworkFailed`, by the first address that failed, or `Aborted`.
 
-    With `admits` only addresses that it is content with are tried, whatever name leads there.
+    With `admits` only addresses that it accepts are tried, whatever name leads there.
     """
     found = look_up(host, port, deadline_s=deadline_s, cord=cord)
     if admits is not None:
         found = [one for one in found if admits(str(one.address[0]))]
         if not found:
-            raise network_failed(Reason.REFUSED, host, f"{host} is an address that may not be asked from here")
+            raise network_failed(Reason.REFUSED, host, f"requests to the address of {host} are not allowed")
     addresses = in_turn(found)
     named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return _Race(named, addresses, deadline_s, cord).run()
@@ -389,7 +389,7 @@ def dial(
 def dial_local(paths: tuple[str, ...], *, named: str, cord: CancelHandle) -> socket.socket:
     """Return a socket that is connected to the first of these Unix sockets at which a process of this user listens.
 
-    Raises `NetworkFailed` if there is none, with what kept us from looking, such as a folder of another user's.
+    Raises `NetworkFailed` if there is none, with what kept us from looking, such as a folder of another user.
     """
     refused: list[str] = []
     for path in paths:
@@ -418,7 +418,7 @@ def look_up(host: str, port: int, *, deadline_s: float, cord: CancelHandle) -> l
     def ask() -> None:
         try:
             answer.append(_ask_system(host, port))
-        except Exception as error:  # noqa: BLE001 - carried over to whoever waits
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
             answer.append(error)
         is_there.set()
 
@@ -435,7 +435,7 @@ def look_up(host: str, port: int, *, deadline_s: float, cord: CancelHandle) -> l
 
 
 def in_turn(addresses: list[SocketAddress]) -> list[SocketAddress]:
-    """Order addresses so that the families take turns, the system's favourite first."""
+    """Order addresses so that the families alternate, the system's favourite first."""
     favourite = addresses[0].family
     first = [candidate for candidate in addresses if candidate.family == favourite]
     others = [candidate for candidate in addresses if candidate.family != favourite]
@@ -449,14 +449,14 @@ def _ask_system(host: str, port: int) -> list[SocketAddress]:
         text = error.strerror if isinstance(error, socket.gaierror) else "not a name"
         hint = "check the spelling, and this computer's network and name servers"
         what = f"the name {host} can't be looked up: {text}"
-        # An answer, unlike a name server that fails or can't be asked.
+        # A definite response, unlike a name server that fails or can't be reached.
         is_unknown = isinstance(error, UnicodeError) or error.errno == socket.EAI_NONAME
         raise network_failed(Reason.DNS, host, what, hint=hint, is_unknown_name=is_unknown) from None
     return list(dict.fromkeys(SocketAddress(family, address) for family, _type, _protocol, _name, address in found))
 
 
 class _Race:
-    """Connections to several addresses of one host, of which one is wanted."""
+    """Connection attempts to several addresses of one host, of which the first is used."""
 
     def __init__(self, host: str, addresses: list[SocketAddress], deadline_s: float, cord: CancelHandle) -> None:
         self._host = host
@@ -549,14 +549,14 @@ class _Race:
 
 
 def expect_life(connected: socket.socket, unheard_s: float) -> None:
-    """Have a connection end when nothing was heard of the other computer for so long.
+    """Close a connection after so long without a packet from the other computer.
 
-    Its system answers even while its program is silent, so this tells a cut link from a slow program. What a system
-    does not know is left as it is there.
+    Its system acknowledges even while its program is silent, so this distinguishes a cut link from a slow program.
+    Options that a system does not have are skipped.
     """
     quarter_s = max(1, round(unheard_s / 4))
     wishes = {
-        # After this silence it is asked for a sign of life, so often.
+        # After this silence a probe is sent, so often.
         "TCP_KEEPIDLE": max(1, round(unheard_s / 2)),
         "TCP_KEEPINTVL": quarter_s,
         "TCP_KEEPCNT": max(1, round(unheard_s / 2 / quarter_s)),

@@ -1,9 +1,9 @@
-"""One HTTP exchange as nouns, and the seam behind which a client speaks it.
+"""One HTTP exchange as types, and the interface of a client.
 
-A `Transport` sends exactly one request and gives the head of the answer: it follows no redirect, repeats nothing,
-decodes nothing and asks for the identity encoding. Whoever wants more (redirects, attempts, ranges) decides so above
-it. What breaks on the way is `NetworkFailed`, what no server may answer is `BadAnswer`; both carry `reason` (see
-`host.http.failures.Reason`), `host` and `is_lasting`, which says that trying again is no use.
+A `Transport` sends exactly one request and returns the head of the response: it follows no redirect, repeats nothing,
+decodes nothing and requests the identity encoding. Redirects, retries and ranges are above it. A failure on the way is
+`NetworkFailed`, an invalid response is `BadAnswer`; both carry `reason` (see `http_errors.Reason`), `host` and
+`is_lasting`, which means that a retry does not help.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ class Headers:
 
 
 class BodySource(Protocol):
-    """A body that is too large to hold, or lies in a file. The same bytes each time it is asked for."""
+    """A body that is too large to hold, or is in a file. The same bytes each time."""
 
     @property
     def length_bytes(self) -> int: ...
 
     def pieces(self) -> Iterator[bytes]:
-        """Return all of it from the beginning, in pieces of at most a few hundred kilobytes."""
+        """Return all of it from the start, in pieces of at most a few hundred kilobytes."""
 
 
 @frozen
 class Request:
-    """What to ask of whom. The client adds only what the protocol needs: Host, the body's length, no encoding."""
+    """One request. The client adds only what the protocol needs: Host, the body's length, no encoding."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str]
     body: bytes | BodySource | None = None
     is_repeatable: bool = False
-    """Sent twice, it does what it does once. Then it is sent again where a kept connection turns out to have ended."""
+    """Idempotent. Then it is sent again if a kept connection turns out to be closed."""
     head_s: float | None = None
-    """How long the head of the answer may take once the request is sent; nothing: as the client's settings say."""
+    """Timeout of the response's head once the request is sent (default: the client's settings)."""
     read_s: float | None = None
-    """How long the answer's body may be silent."""
+    """Stall timeout of the response's body."""
 
 
 class HttpClientResponse(Protocol):
-    """The head of an answer, and its body to be read once. Close it, whatever happened."""
+    """The head of a response, and its body to be read once. Caller closes."""
 
     @property
     def url(self) -> str: ...
@@ -81,70 +81,70 @@ class HttpClientResponse(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the connection: kept for the next request if the body was read to its end, else cut."""
+        """Release the connection: kept for the next request if the body was read to its end, otherwise cut."""
 
     def abort(self) -> None:
-        """Cut the connection now, so that a `read` that waits in another thread fails at once (`aborted`).
+        """Cut the connection now, so that a blocked `read` in another thread fails at once (`aborted`).
 
         Safe in a signal handler; later reads fail too.
         """
 
 
 class Transport(Protocol):
-    """Where requests go. Safe to use from several threads."""
+    """Sends requests. Thread-safe."""
 
     def send(self, request: Request) -> HttpClientResponse:
-        """Send one request and wait for the head of its answer."""
+        """Send one request and wait for the head of its response."""
 
     def abort(self) -> None:
-        """Cut everything that is under way, in whatever thread, and refuse what is sent later: nobody slips through.
+        """Cut all exchanges, in every thread, and refuse later ones.
 
         Safe in a signal handler.
         """
 
     def close(self) -> None:
-        """Close every connection that is kept."""
+        """Close every idle connection."""
 
 
-# How this computer reaches others: timeouts, proxies, certificates, and what to be called.
+# How this computer reaches others: timeouts, proxies, certificates, user agent.
 
 
 @frozen
 class FleetIdentity:
-    """Whom a member of a fleet trusts there, and as whom it speaks. Nobody else's certificate counts."""
+    """Trust and identity of a member of a fleet. No other certificates are accepted."""
 
     ca_file: str = ""
-    """The fleet's own CA, in PEM: only what it signed is believed."""
+    """The fleet's own CA, in PEM: only certificates that it signed are accepted."""
     ca_pem: str = ""
-    """The same as a text, before there is a file; it wins."""
+    """The same as a text, before there is a file; it takes precedence."""
     certificate_file: str = ""
-    """Our certificate and its key, in one file of PEM, so that both are replaced in one step; empty: we show none."""
+    """Our certificate and its key, in one PEM file, so that both are replaced in one step; empty: none."""
     sockets: tuple[str, ...] = ()
     """Unix sockets of a coordinator on this machine. All requests go to the first that a process of this user listens
-    at, without TLS, whatever the address says; never to a TCP port. None: the address is connected to.
+    at, without TLS, whatever the address is; never to a TCP port. Empty: the address is used.
     """
     machine: str = ""
-    """The one machine that is meant, whatever its address is called; empty: the coordinator, under its host's name."""
+    """The one machine to accept, whatever its address is; empty: the coordinator, by its host name."""
 
 
 @frozen
 class HttpSettings:
-    """All that a transport is told."""
+    """All settings of a transport."""
 
     connect_s: float = 15.0
-    """For everything until a request can be sent: name, connection, proxy, TLS."""
+    """Until a request can be sent: name, connection, proxy, TLS."""
     head_s: float = 60.0
-    """From the request to the last line of the answer's head, however it trickles in."""
+    """From the request to the last line of the response's head, however slowly it comes."""
     read_s: float = 30.0
     """Without any byte of the body."""
     unheard_s: float | None = None
-    """Without a sign of life from the other computer itself, which gives one even while its program is silent: then
-    the connection is cut. Nothing: as the system has it, which is a quarter of an hour and more.
+    """Without a packet from the other computer, which acknowledges even while its program is silent: then the
+    connection is cut (default: the system's, 15 minutes and more).
     """
     proxies: Mapping[str, str] = fresh(factory=dict)
-    """Scheme (or `all`) to the proxy's address; credentials may stand in it."""
+    """Scheme (or `all`) → the proxy's address, which may contain credentials."""
     no_proxy: tuple[str, ...] = ()
-    """Hosts, domains, addresses and networks that are asked directly; `*` is every one."""
+    """Hosts, domains, addresses and networks that are reached directly; `*` is all."""
     ca_file: str = ""
     """Certificates to trust beside the system's, all in one file."""
     ca_path: str = ""
@@ -153,11 +153,11 @@ class HttpSettings:
     """Trust a fleet's CA and nothing else: neither the system's certificates nor those above."""
     user_agent: str = "stoker"
     idle_connections: int = 16
-    """How many are kept open for each host."""
+    """Maximum number of idle connections per host."""
 
 
 def read_http_settings(environment: Mapping[str, str], *, user_agent: str = "stoker") -> HttpSettings:
-    """Read proxies and certificates from the environment. The small spelling of a variable wins, as with curl.
+    """Read proxies and certificates from the environment. The lower-case spelling of a variable wins, as with curl.
 
     `HTTP_PROXY` counts only where no `REQUEST_METHOD` is set: a web server puts a visitor's `Proxy:` header there.
     """

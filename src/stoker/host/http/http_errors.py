@@ -1,4 +1,4 @@
-"""What can break between us and a server, said once: every outside exception becomes one error with a reason."""
+"""Failures between us and a server: every outside exception becomes one error with a reason."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Reason(StrEnum):
     READ_TIMEOUT = "read_timeout"
     RESET = "reset"
     CLOSED_EARLY = "closed_early"
-    """Before the head of the answer was whole."""
+    """Before the head of the response was complete."""
     SHORT_BODY = "short_body"
-    """Before the body was whole."""
+    """Before the body was complete."""
     LONG_BODY = "long_body"
-    """More bytes came than the body has. All of those were given before this is told."""
+    """More bytes came than the body has. The body was returned first."""
     TLS = "tls"
     CERTIFICATE = "certificate"
     PROXY = "proxy"
     PROXY_AUTH = "proxy_auth"
     PROTOCOL = "protocol"
-    """Bytes that are no HTTP, or contradict themselves."""
+    """Bytes that are not HTTP, or contradict themselves."""
     REDIRECT = "redirect"
     ABORTED = "aborted"
     """By ourselves."""
     LOCAL = "local"
-    """This computer could not: too many open files, a firewall of its own."""
+    """A failure of this computer: too many open files, its own firewall."""
 
 
 class ExchangeStep(StrEnum):
@@ -50,15 +50,15 @@ class ExchangeStep(StrEnum):
 
 
 class Aborted(Exception):
-    """Somebody pulled the cord."""
+    """The exchange was aborted by our side."""
 
 
 class Malformed(Exception):
-    """A server sent what is no HTTP; the text says what."""
+    """A server sent invalid HTTP; the text names the error."""
 
 
 class Overlong(Malformed):
-    """A server goes on after the end of the body."""
+    """A server sends more after the end of the body."""
 
 
 class Ended(Exception):
@@ -70,23 +70,23 @@ class Ended(Exception):
 
 
 TROUBLE = (OSError, http.client.HTTPException, Aborted, Malformed, Ended)
-"""What is raised where something breaks on the network, before it is translated."""
+"""Exceptions of the network, before they are translated."""
 
 
 def network_failed(
     reason: Reason, host: str, what: str, *, hint: str = "", is_lasting: bool = False, **data: object
 ) -> NetworkFailed:
-    """Make the error of something that broke on the way to a host."""
+    """Return the error of a failure on the way to a host."""
     return NetworkFailed(what, hint=hint, reason=reason.value, host=host, is_lasting=is_lasting, **data)
 
 
 def bad_answer(host: str, what: str, *, reason: Reason = Reason.PROTOCOL, is_lasting: bool = False) -> BadAnswer:
-    """Make the error of an answer that no server may give."""
+    """Return the error of an invalid response."""
     return BadAnswer(what, reason=reason.value, host=host, is_lasting=is_lasting)
 
 
 def translated(error: Exception, host: str, step: ExchangeStep) -> StokerError:
-    """Turn what a socket, TLS or `http.client` raised into one of our errors. The host is named, and no more."""
+    """Translate what a socket, TLS or `http.client` raised. The message names the host and nothing else of the URL."""
     found: StokerError
     match error:
         case Aborted():
@@ -103,13 +103,13 @@ def translated(error: Exception, host: str, step: ExchangeStep) -> StokerError:
         case OSError(errno=int(code)):
             found = from_errno(code, host)
         case _:
-            found = bad_answer(host, f"{host} answered with something that is no HTTP{_detail(error)}")
+            found = bad_answer(host, f"{host} sent a response that is not HTTP{_detail(error)}")
     return found
 
 
 @contextmanager
 def translating(host: str, step: ExchangeStep) -> Iterator[None]:
-    """Translate what the network raises in this block. Anything else is a mistake of ours and passes as it is."""
+    """Translate network exceptions of this block. Others are internal errors and pass."""
     try:
         yield
     except TROUBLE as error:
@@ -117,37 +117,37 @@ def translating(host: str, step: ExchangeStep) -> Iterator[None]:
 
 
 def proxy_refused(status: int, host: str) -> NetworkFailed:
-    """Make the error of a proxy that does not do what it was asked."""
+    """Return the error of a proxy that refused."""
     if status == 407:
-        what = f"the proxy {host} wants a name and password, or others than it got (407)"
+        what = f"the proxy {host} requires other credentials (407)"
         hint = "put them into its address: http://NAME:PASSWORD@HOST:PORT"
         return network_failed(Reason.PROXY_AUTH, host, what, hint=hint, is_lasting=True, status=status)
-    return network_failed(Reason.PROXY, host, f"the proxy {host} made no tunnel: it answered {status}", status=status)
+    return network_failed(Reason.PROXY, host, f"the proxy {host} made no tunnel: status {status}", status=status)
 
 
 def blamed_on_proxy(error: StokerError, host: str) -> StokerError:
-    """Make a failure on the way to a proxy the proxy's own, unless it was us who stopped."""
+    """Turn a failure on the way to a proxy into the proxy's, except an abort by our side."""
     if not isinstance(error, NetworkFailed | BadAnswer) or error.data["reason"] == Reason.ABORTED:
         return error
-    hint = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; NO_PROXY lists the hosts to ask directly"
-    what = f"the proxy failed us: {error.message}"
+    hint = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; NO_PROXY lists the hosts to reach directly"
+    what = f"proxy failed: {error.message}"
     is_unknown = error.data.get("is_unknown_name", False)
     return network_failed(Reason.PROXY, host, what, hint=hint, cause=error.data["reason"], is_unknown_name=is_unknown)
 
 
 def from_errno(code: int, host: str) -> NetworkFailed:
-    """Make the error for a number that the operating system gave."""
+    """Return the error for an errno."""
     if code in _RESET:
         return network_failed(Reason.RESET, host, f"{host} cut the connection")
     if code == errno.ECONNREFUSED:
-        hint = "is the server running, and the port right?"
+        hint = "check that the server is running, and its port"
         return network_failed(Reason.REFUSED, host, f"{host} refused the connection", hint=hint)
     if code in _UNREACHABLE:
         hint = "check this computer's network"
-        return network_failed(Reason.UNREACHABLE, host, f"no way to {host}: {_errno_text(code)}", hint=hint)
+        return network_failed(Reason.UNREACHABLE, host, f"no route to {host}: {_errno_text(code)}", hint=hint)
     if code == errno.ETIMEDOUT:
-        return network_failed(Reason.READ_TIMEOUT, host, f"{host} no longer answers")
-    return network_failed(Reason.LOCAL, host, f"this computer could not talk to {host}: {_errno_text(code)}")
+        return network_failed(Reason.READ_TIMEOUT, host, f"{host} no longer responds")
+    return network_failed(Reason.LOCAL, host, f"this computer could not connect to {host}: {_errno_text(code)}")
 
 
 _RESET = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ESHUTDOWN, errno.ENOTCONN})
@@ -176,7 +176,7 @@ def _tls(error: ssl.SSLError, host: str, step: ExchangeStep) -> NetworkFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate(error, host)
     code: str = getattr(error, "reason", None) or type(error).__name__
-    # Older versions of Python have no class of its own for it.
+    # Older versions of Python have no class for it.
     is_end = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) or code == "UNEXPECTED_EOF_WHILE_READING"
     if is_end and step is not ExchangeStep.CONNECT:
         return _ended(host, step)
@@ -211,13 +211,13 @@ def _certificate(error: ssl.SSLCertVerificationError, host: str) -> NetworkFaile
     return network_failed(Reason.CERTIFICATE, host, what, hint=hint, is_lasting=True, **about)
 
 
-_UNKNOWN_ISSUER = "if you trust whoever signed it, name a file with their certificate in SSL_CERT_FILE"
+_UNKNOWN_ISSUER = "if you trust its issuer, name a file with the issuer's certificate in SSL_CERT_FILE"
 _WRONG_NAME = "check the host in the address; the server's certificate is for another one"
 # X509_V_ERR_… of OpenSSL.
 _CERTIFICATE_HINTS = {
     2: _UNKNOWN_ISSUER,
     9: "it is not valid yet: check this computer's clock",
-    10: "it has expired: whoever runs the server must renew it; check this computer's clock",
+    10: "it has expired: the server's operator must renew it; check this computer's clock",
     18: _UNKNOWN_ISSUER,
     19: _UNKNOWN_ISSUER,
     20: _UNKNOWN_ISSUER,
@@ -228,7 +228,7 @@ _CERTIFICATE_HINTS = {
 
 
 def _detail(error: Exception) -> str:
-    # What `http.client` says may hold a server's bytes, even a whole line of them: only our own words are passed on.
+    # Messages of `http.client` may contain a server's bytes, even a whole line: only our own text is passed on.
     if isinstance(error, Malformed):
         return f": {error}"
     if isinstance(error, http.client.LineTooLong):

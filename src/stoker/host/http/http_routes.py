@@ -1,4 +1,4 @@
-"""Whose certificates are believed: the system's and those that the settings add, or one fleet's and no others."""
+"""Trusted certificates: the system's and those of the settings, or one fleet's CA alone. Also proxies and routes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from stoker.host.http.addresses import HttpOrigin, read_address, shown
 from stoker.host.http.exchange import FleetIdentity, HttpSettings
 from stoker.host.tls.contexts import client_context, machine_context
 
-# Who stands between us and a server: decided from the settings, by the rules that curl and Python made usual.
+# Proxies: chosen from the settings, by the rules of curl and Python.
 
 
 @frozen
 class Proxy:
-    """Somebody who passes our requests on."""
+    """A proxy."""
 
     origin: HttpOrigin
     authorization: str = ""
-    """Its `Proxy-Authorization`, from the name and password in its address."""
+    """Its `Proxy-Authorization`, from the name and password in its URL."""
 
 
 def proxy_for(origin: HttpOrigin, settings: HttpSettings) -> Proxy | None:
-    """Decide through whom a host is asked; nothing means directly. Raises `BadInput` for a proxy we can't speak to."""
-    said = settings.proxies.get(origin.scheme) or settings.proxies.get("all")
-    if not said or any(_covers(entry, origin) for entry in settings.no_proxy):
+    """Return the proxy for a host; None means a direct connection. Raises `BadInput` for an unsupported proxy."""
+    proxy = settings.proxies.get(origin.scheme) or settings.proxies.get("all")
+    if not proxy or any(_covers(entry, origin) for entry in settings.no_proxy):
         return None
-    url = said if "://" in said else f"http://{said}"
+    url = proxy if "://" in proxy else f"http://{proxy}"
     try:
         address = read_address(url)
     except BadInput:
@@ -42,7 +42,7 @@ def proxy_for(origin: HttpOrigin, settings: HttpSettings) -> Proxy | None:
 
 
 def _covers(entry: str, origin: HttpOrigin) -> bool:
-    """Return whether an entry of NO_PROXY means this host: `*`, a name and all below it, an address, a network."""
+    """Return True if an entry of NO_PROXY matches this host: `*`, a name and all below it, an address, a network."""
     if entry == "*":
         return True
     name, port = _with_port(entry)
@@ -65,34 +65,34 @@ def _with_port(entry: str) -> tuple[str, int | None]:
     return (name, int(port)) if colon and port.isdecimal() and ":" not in name else (entry, None)
 
 
-# The way to a server: direct, over a Unix socket, handed on by a proxy, or through a tunnel that a proxy makes.
+# The route to a server: direct, over a Unix socket, forwarded by a proxy, or through a proxy's tunnel.
 
 
 @frozen
 class Route:
-    """A way to a server. Connections on the same way are interchangeable."""
+    """A route to a server. Connections on the same route are interchangeable."""
 
     near: HttpOrigin
-    """Whom we connect to: the server, or a proxy."""
+    """What we connect to: the server, or a proxy."""
     far: HttpOrigin | None = None
-    """Whom a tunnel through the proxy leads to."""
+    """The end of a tunnel through the proxy."""
     proxy: Proxy | None = None
     sockets: tuple[str, ...] = ()
-    """Unix sockets of which one is connected to instead of `near`."""
+    """Unix sockets of which one is used instead of `near`."""
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether requests are handed to the proxy itself, each with its whole address."""
+        """True if requests are sent to the proxy itself, each with its whole URL."""
         return self.proxy is not None and self.far is None
 
     @property
     def is_secure(self) -> bool:
-        """Whether there is TLS anywhere on it."""
+        """True if any part of it uses TLS."""
         return not self.sockets and (self.near.scheme == "https" or self.far is not None)
 
 
 def route_to(origin: HttpOrigin, proxy: Proxy | None) -> Route:
-    """Return the way to a server. Only https needs a tunnel: nobody on the way may read it."""
+    """Return the route to a server. Only https needs a tunnel: it is encrypted end to end."""
     if proxy is None:
         return Route(near=origin)
     return Route(near=proxy.origin, far=origin if origin.scheme == "https" else None, proxy=proxy)
@@ -109,10 +109,10 @@ _USUAL_FILES = (
 
 
 class Trust:
-    """What the connections of one transport are checked by. Safe to use from several threads.
+    """The TLS context of one transport. Thread-safe.
 
-    It is made with the first, and anew when the file of our own certificate is another: connections that were made
-    with the old one are not used again.
+    It is made with the first connection, and again when the file of our own certificate changes: connections that were
+    made with the old one are not used again.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
@@ -122,7 +122,7 @@ class Trust:
         self._stamp: tuple[int, ...] = ()
 
     def context(self) -> ssl.SSLContext:
-        """Return it as it stands now."""
+        """Return the current one."""
         stamp = _stamp(self._settings.fleet)
         with self._lock:
             if self._context is None or stamp != self._stamp:
@@ -131,7 +131,7 @@ class Trust:
 
 
 def trust(settings: HttpSettings) -> ssl.SSLContext:
-    """Make what TLS connections are checked by: TLS 1.2 or newer, names and certificates verified, always.
+    """Make a TLS context: TLS 1.2 or newer, names and certificates always verified.
 
     OpenSSL takes SSL_CERT_FILE *instead of* the system's certificates; here they are added to them. A folder of hashed
     names costs nothing until a certificate is looked up in it, a file with all of them a twentieth of a second.
@@ -140,12 +140,12 @@ def trust(settings: HttpSettings) -> ssl.SSLContext:
         return _of_fleet(settings.fleet)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Some versions of Python switch it on: a stream that was cut would then look like one that has ended.
+    # Some versions of Python enable it: a stream that was cut would then look like one that has ended.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     system_file = _add_system(context)
     if settings.ca_file and os.path.realpath(settings.ca_file) != system_file:
         _add(context, settings.ca_file)
-    # Several folders may be given, as in PATH; one that is not there is no error to OpenSSL either.
+    # Several folders may be given, as in PATH; a missing one is no error to OpenSSL either.
     for folder in filter(os.path.isdir, settings.ca_path.split(os.pathsep)):
         context.load_verify_locations(capath=folder)
     return context
@@ -160,7 +160,7 @@ def _of_fleet(fleet: FleetIdentity) -> ssl.SSLContext:
         return client_context(ca_pem, certificate_file=own, key_file=own)
     except (OSError, ValueError) as error:
         text = getattr(error, "strerror", None) or "there is no certificate in it"
-        hint = "`stoker join CODE@HOST --again` writes it anew; an operator's `stoker machines invite` gives a code"
+        hint = "`stoker join CODE@HOST --again` replaces it; an operator's `stoker machines invite` prints a code"
         raise LocalFile(f"can't read the fleet's CA{_from(fleet)}: {text}", hint=hint) from error
 
 
@@ -169,7 +169,7 @@ def _from(fleet: FleetIdentity) -> str:
 
 
 def _stamp(fleet: FleetIdentity | None) -> tuple[int, ...]:
-    """Tell one state of our certificate's file from another."""
+    """Return what distinguishes one state of our certificate's file from another."""
     if fleet is None or not fleet.certificate_file:
         return ()
     try:
@@ -180,7 +180,7 @@ def _stamp(fleet: FleetIdentity | None) -> tuple[int, ...]:
 
 
 def _add_system(context: ssl.SSLContext) -> str:
-    """Add what the system trusts, and give the real path of its file, loaded or as good as loaded."""
+    """Add the system's certificates, and return the real path of its file, loaded or as good as loaded."""
     paths = ssl.get_default_verify_paths()
     folder, is_hashed = paths.openssl_capath, False
     with suppress(OSError):

@@ -1,7 +1,7 @@
-"""One connection as a stream of bytes: deadlines that hold however slowly they trickle, large pieces where they flow.
+"""One connection as a stream of bytes: deadlines that hold for slow streams, large reads for fast ones.
 
-A `Wire` sits between a connected socket (plain or TLS) and whoever reads lines or bodies from it. Outside exceptions
-pass through it untouched: the exchange translates them.
+A `Wire` is between a connected socket (plain or TLS) and the reader of lines or bodies. Outside exceptions pass
+through it: the exchange translates them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from stoker.host.http.addresses import HttpAddress
 from stoker.host.http.exchange import Headers
 from stoker.host.http.http_errors import TROUBLE, Aborted, Ended, ExchangeStep, Malformed, Overlong, translated
 
-# The cord of one exchange: whoever pulls it wakes the thread that waits on its connection, wherever it waits.
+# Abort handle of one exchange: an abort wakes the thread that waits on its connection, wherever it waits.
 
 
 class CancelHandle:
-    """The sockets that one exchange waits on. Pulling is safe from any thread and from a signal handler.
+    """The sockets that one exchange waits on. Aborting is safe from any thread and from a signal handler.
 
     Shutting a socket down, not closing it, is what wakes a thread that waits on it. A TLS socket is shut down below
     TLS, on a descriptor of its own: the `shutdown` of `ssl` would make the waiting thread read ciphertext as if it
@@ -64,12 +64,12 @@ class CancelHandle:
 
 
 LINGER_S = 0.1
-"""How long a read goes on gathering once it has something to give."""
+"""How long a read continues to gather once it has data."""
 _BUFFER_BYTES = 32 * 1024
 
 
 class Stream(Protocol):
-    """What is read and written: a socket, a TLS socket, or TLS inside TLS."""
+    """A socket, a TLS socket, or TLS inside TLS."""
 
     def recv_into(self, buffer: Any, /) -> int: ...
     def sendall(self, data: bytes, /) -> None: ...
@@ -78,7 +78,7 @@ class Stream(Protocol):
 
 
 class IdleState(Enum):
-    """What the other side does while nobody asked it anything."""
+    """State of an idle connection."""
 
     QUIET = auto()
     SPEAKS = auto()
@@ -96,7 +96,7 @@ class Wire:
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes have come so far."""
+        """Number of bytes received so far."""
         return self._inflow.received_bytes
 
     def begin(self, cord: CancelHandle, *, deadline_s: float) -> None:
@@ -106,7 +106,7 @@ class Wire:
         cord.hold(self._handle)
 
     def expect_body(self, read_s: float) -> None:
-        """From now on, wait at most so long for each next byte, and for no deadline."""
+        """From now on, wait at most so long for each next byte, without a deadline."""
         self._inflow.deadline_s = None
         self._inflow.read_s = read_s
 
@@ -115,7 +115,7 @@ class Wire:
         self._inflow.deadline_s = deadline_s
 
     def finish(self) -> None:
-        """The exchange is over; its cord no longer concerns this wire."""
+        """End the exchange; its abort handle no longer concerns this wire."""
         if self._inflow.cord is not None:
             self._inflow.cord.let_go(self._handle)
             self._inflow.cord = None
@@ -126,11 +126,11 @@ class Wire:
         self._stream.sendall(data)
 
     def read_line(self, at_most_bytes: int) -> bytes:
-        """Give the next line with its end, or what there is of it when so many bytes have come or the stream ended."""
+        """Return the next line with its end, or what there is of it at the size limit or the end of the stream."""
         return self._reader.readline(at_most_bytes)
 
     def take(self, at_most_bytes: int) -> bytes:
-        """Give the next bytes: waits for the first, then gathers for a moment. Nothing means that the stream ended."""
+        """Return the next bytes: waits for the first, then gathers for a moment. Empty at the end of the stream."""
         self._inflow.lingers = True
         try:
             return self._reader.read1(at_most_bytes)
@@ -138,11 +138,11 @@ class Wire:
             self._inflow.lingers = False
 
     def take_at_once(self, at_most_bytes: int) -> bytes:
-        """The same without gathering: what one call brings."""
+        """Return the next bytes without gathering: the result of one call."""
         return self._reader.read1(at_most_bytes)
 
     def look(self) -> IdleState:
-        """See without waiting what the other side does."""
+        """Return the state of the other side without waiting."""
         self._inflow.waits = False
         try:
             is_there = bool(self._reader.peek(1))
@@ -162,7 +162,7 @@ class Wire:
 
 
 class _Inflow(io.RawIOBase):
-    """The reading end, as the buffer above wants it: `readinto` decides how long to wait."""
+    """The raw reader of the buffer above: `readinto` decides how long to wait."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -180,7 +180,7 @@ class _Inflow(io.RawIOBase):
         return True
 
     def readinto(self, view: Any) -> int | None:
-        """Fill a buffer: some bytes, 0 at the end of the stream, None where there are none and nobody waits."""
+        """Fill a buffer: some bytes, 0 at the end of the stream, None if there are none and the call must not wait."""
         if self._held_back is not None:
             raise self._held_back
         try:
@@ -215,7 +215,7 @@ class _Inflow(io.RawIOBase):
             self._set_wait_s = seconds
 
     def _gather(self, view: memoryview) -> int:
-        """Take what else comes within a moment. A failure is kept for the next call: what has come is given first."""
+        """Read what else comes within a moment. A failure is kept for the next call: received bytes come first."""
         until_s = time.monotonic() + LINGER_S
         gathered = 0
         self.set_wait(LINGER_S)
@@ -233,7 +233,7 @@ class _Inflow(io.RawIOBase):
         return gathered
 
 
-# How the body of an answer is framed: decided from its head alone, strictly. What contradicts itself is refused.
+# The framing of a response's body: decided from its head alone, strictly. Contradictions are refused.
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _WITHOUT_BODY = frozenset({204, 304})
@@ -241,14 +241,14 @@ _WITHOUT_BODY = frozenset({204, 304})
 
 @frozen
 class Framing:
-    """Where a body ends: after so many bytes, with its last chunk, or (neither) where the connection does."""
+    """Where a body ends: after so many bytes, with its last chunk, or (neither) with the connection."""
 
     length_bytes: int | None = None
     is_chunked: bool = False
 
 
 def framing(method: str, status: int, headers: Headers) -> Framing:
-    """Decide how the body of an answer is framed. Raises `Malformed`."""
+    """Return the framing of a response's body. Raises `Malformed`."""
     length_bytes = announced_bytes(headers)
     codings = [coding for coding in _listed(headers, "transfer-encoding") if coding != "identity"]
     if method == "HEAD" or status in _WITHOUT_BODY:
@@ -256,22 +256,22 @@ def framing(method: str, status: int, headers: Headers) -> Framing:
     if not codings:
         return Framing(length_bytes=length_bytes)
     if codings != ["chunked"]:
-        raise Malformed("a transfer coding that nobody asked for")
+        raise Malformed("an unexpected transfer coding")
     if length_bytes is not None:
         raise Malformed("a length and chunks at once")
     return Framing(is_chunked=True)
 
 
 def announced_bytes(headers: Headers) -> int | None:
-    """Give what `Content-Length` says, nothing where it is absent. Raises `Malformed` for nonsense or two opinions."""
-    said = _listed(headers, "content-length")
-    if not said:
+    """Return the value of `Content-Length`, nothing if absent. Raises `Malformed` for an invalid or second value."""
+    values = _listed(headers, "content-length")
+    if not values:
         if headers.all("content-length"):
             raise Malformed("an empty Content-Length")
         return None
-    if not all(_NUMBER.fullmatch(value) for value in said):
+    if not all(_NUMBER.fullmatch(value) for value in values):
         raise Malformed("a Content-Length that is no number")
-    lengths = {int(value) for value in said}
+    lengths = {int(value) for value in values}
     if len(lengths) > 1:
         raise Malformed("two different Content-Lengths")
     return lengths.pop()
@@ -295,14 +295,14 @@ class Body(Protocol):
 
     @property
     def left_bytes(self) -> int | None:
-        """How many bytes are still to come, nothing where only the end will tell."""
+        """Number of bytes to come, nothing if only the end will show."""
 
     def read(self, at_most_bytes: int) -> bytes:
         """Return the next bytes, nothing at the end. Raises `Ended` where the stream ends first, or `Malformed`."""
 
 
 def body(wire: Wire, frame: Framing) -> Body:
-    """Return the body that is framed like that."""
+    """Return the body with this framing."""
     if frame.is_chunked:
         return _Chunked(wire)
     return _UntilClosed(wire) if frame.length_bytes is None else _Counted(wire, frame.length_bytes)
@@ -338,7 +338,7 @@ class _UntilClosed:
 
 
 class _Chunked:
-    """Chunks, taken apart from what has come so far: a size that is not all there yet never holds back what is."""
+    """Decodes chunks from what has come so far: an incomplete size never holds back data."""
 
     def __init__(self, wire: Wire) -> None:
         self.left_bytes: int | None = None
@@ -351,7 +351,7 @@ class _Chunked:
         self._held_back: Exception | None = None
 
     def read(self, at_most_bytes: int) -> bytes:
-        """Small chunks are given together, as far as they are there: a byte at a time would drown the reader."""
+        """Small chunks are returned together, as far as they are there: single bytes would be slow."""
         if self._held_back is not None:
             raise self._held_back
         pieces: list[bytes] = []
@@ -369,7 +369,7 @@ class _Chunked:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _next(self, at_most_bytes: int, *, is_first: bool) -> bytes:
-        """Return bytes of one chunk; nothing at the end, and where nothing is there and it need not be waited for."""
+        """Return bytes of one chunk; empty at the end, and if there are none and the call must not wait."""
         while not self._left_of_chunk and self.left_bytes is None:
             if not self._step():
                 if not is_first and self._wire.look() is not IdleState.SPEAKS:
@@ -393,7 +393,7 @@ class _Chunked:
         return piece
 
     def _step(self) -> bool:
-        """Take the next bit of framing from what has come. False means that it is not all there yet."""
+        """Read the next part of the framing. Returns False if it is not complete yet."""
         found = self._frame.match(self._come, self._at)
         if found is None:
             if self._frame is _NEXT_SIZE and not b"\r\n".startswith(self._come[self._at : self._at + 2]):
@@ -426,11 +426,11 @@ class _Chunked:
         self._at = 0
 
 
-# The answer to one request, on the connection that it came on.
+# The response to one request, on its connection.
 
 _WORTH_READING_BYTES = 16 * 1024
 _WORTH_WAITING_S = 0.05
-"""A rest that is shorter and comes sooner than this is cheaper to read than a new connection is to make."""
+"""A rest that is shorter and comes sooner than this is cheaper to read than a new connection."""
 
 
 @frozen
@@ -440,17 +440,17 @@ class HttpResponseHead:
     status: int
     headers: Headers
     keeps_open: bool
-    """Whether the server means to take another request on this connection."""
+    """True if the server accepts another request on this connection."""
 
 
 class ConnectionRelease(Protocol):
-    """Whom a connection goes back to: for another exchange, or to be cut."""
+    """Takes back a connection: for another exchange, or to be cut."""
 
     def __call__(self, *, is_usable: bool) -> None: ...
 
 
 class WireResponse:
-    """A `Reply` that reads off a wire. `give_back` is called once, when the wire is no longer needed."""
+    """A `Reply` that reads from a wire. `give_back` is called once, when the wire is no longer needed."""
 
     def __init__(
         self,
@@ -486,7 +486,7 @@ class WireResponse:
             if not data and self._is_framed and self._wire.look() is IdleState.SPEAKS:
                 raise Overlong
         except BaseException as error:
-            # Whatever it was, nobody knows any more where in the stream we are.
+            # After any error the position in the stream is unknown.
             self._let_go(is_usable=False)
             if isinstance(error, TROUBLE):
                 self._failure = translated(error, self._host, ExchangeStep.BODY)

@@ -4,7 +4,7 @@
     signer = Signer(ca)
     signer.machine(csr_pem, "lab1", now_s=…, life_s=30 * 86400).certificate_pem
 
-A request's names and extensions are never read: what a certificate says is decided by whoever signs.
+A request's names and extensions are never read: the signer decides what a certificate says.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stoker.core.errors import BadInput, Damaged
 from stoker.core.frozen import frozen
 from stoker.host.tls.contexts import MACHINE_URI, Certificate, machine_in, serial_text
 
-# How a machine's name stands in its certificate.
+# The name of a machine in its certificate.
 #
-# It counts as a URI among the alternative names, `stoker:machine/NAME`. The common name repeats it for people, behind a
-# word and a space: some clients take a bare common name for a host's, and then a machine that called itself like the
-# coordinator's host could speak for it.
+# It is a URI among the alternative names, `stoker:machine/NAME`. The common name repeats it for people, behind a word
+# and a space: some clients take a bare common name for a host name, and then a machine named like the coordinator's
+# host could impersonate it.
 
 _LONGEST_COMMON_NAME = 64
 
@@ -38,7 +38,7 @@ def subject_of(machine: str) -> x509.Name:
 
 
 def subject_named(text: str) -> x509.Name:
-    """Return a subject of one common name, as long as one may be."""
+    """Return a subject of one common name, cut to the longest allowed."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:_LONGEST_COMMON_NAME])])
 
 
@@ -46,12 +46,12 @@ def subject_named(text: str) -> x509.Name:
 
 
 def make_key() -> str:
-    """Make a private key (EC P-256), as PEM. Whoever stores it lets nobody else read it."""
+    """Make a private key (EC P-256), as PEM. The caller stores it unreadable for others."""
     return _pem(ec.generate_private_key(ec.SECP256R1()))
 
 
 def make_csr(key_pem: str, name: str) -> str:
-    """Ask for a certificate of a machine: its public key, signed with its private one. The name is only a wish."""
+    """Make a certificate request of a machine: its public key, signed with its private one. The name is not binding."""
     key = serialization.load_pem_private_key(key_pem.encode(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)  # noqa: S101 - `make_key` makes no others
     made = x509.CertificateSigningRequestBuilder().subject_name(subject_of(name)).sign(key, hashes.SHA256())
@@ -109,29 +109,29 @@ def make_ca(name: str, *, now_s: float, life_s: float = CA_LIFE_S) -> KeyPair:
 
 
 class Signer:
-    """An authority that can sign. Raises `Damaged` if its key is not the certificate's."""
+    """An authority that can sign. Raises `Damaged` if its key does not belong to the certificate."""
 
     def __init__(self, ca: KeyPair) -> None:
         try:
             self._certificate = x509.load_pem_x509_certificate(ca.certificate_pem.encode())
             self._key = _private_key(ca.key_pem)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise Damaged(f"that is no certificate authority: {error}") from None
+            raise Damaged(f"not a certificate authority: {error}") from None
         if self._certificate.public_key() != self._key.public_key():
             raise Damaged("the authority's key does not belong to its certificate")
 
     def machine(self, csr_pem: str, name: str, *, now_s: float, life_s: float = MACHINE_LIFE_S) -> SignedCertificate:
-        """Sign a machine's public key under the name that it was given, whatever its request says."""
+        """Sign a machine's public key under the given name, whatever its request says."""
         key = _requested_key(csr_pem)
         uri = x509.UniformResourceIdentifier(f"{MACHINE_URI}{name}")
-        # Machines also serve what they keep to others of the fleet.
+        # Machines also serve files to others of the fleet.
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         return self._sign(subject_of(name), key, [uri], uses, now_s, life_s)
 
     def server(
         self, key_pem: str, names: Iterable[str], *, now_s: float, life_s: float = SERVER_LIFE_S
     ) -> SignedCertificate:
-        """Sign a server's key under the names and addresses by which it is asked."""
+        """Sign a server's key under the names and addresses by which it is reached."""
         alternatives = [_alternative(name) for name in dict.fromkeys(names)]
         subject = subject_named("stoker coordinator")
         uses = [ExtendedKeyUsageOID.SERVER_AUTH]
@@ -169,16 +169,16 @@ class Signer:
 
 
 def _requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
-    """Return the public key of a request that its private key has signed."""
+    """Return the public key of a request that is signed with its private key."""
     try:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         is_signed, key = request.is_signature_valid, request.public_key()
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        raise BadInput("that is no request for a certificate") from None
+        raise BadInput("not a certificate request") from None
     if not is_signed:
-        raise BadInput("the request for a certificate is not signed with its own key")
+        raise BadInput("the certificate request is not signed with its own key")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise BadInput("the key of a machine is one of EC P-256")
+        raise BadInput("the key of a machine must be EC P-256")
     return key
 
 
@@ -220,18 +220,18 @@ def _pem_authority(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
-# Certificates in files: what they say.
+# Certificates in files.
 
 
 def read_certificate(data: bytes | str) -> Certificate:
-    """Read one certificate, PEM or DER. Raises `Damaged` for what is none."""
+    """Read one certificate, PEM or DER. Raises `Damaged` for anything else."""
     raw = data.encode() if isinstance(data, str) else data
     try:
         load = x509.load_pem_x509_certificate if raw.lstrip().startswith(b"-----") else x509.load_der_x509_certificate
         found = load(raw)
         uris = _uris(found)
     except ValueError as error:
-        raise Damaged(f"that is no certificate: {error}") from None
+        raise Damaged(f"not a certificate: {error}") from None
     return Certificate(
         machine=machine_in(uris),
         serial=serial_text(found.serial_number),
@@ -241,7 +241,7 @@ def read_certificate(data: bytes | str) -> Certificate:
 
 
 def names_in(pem: str) -> frozenset[str]:
-    """Return the host names and addresses that a server's certificate holds for."""
+    """Return the host names and addresses that a server's certificate is valid for."""
     found = x509.load_pem_x509_certificate(pem.encode())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
@@ -257,7 +257,7 @@ def _uris(certificate: x509.Certificate) -> list[str]:
 
 
 def is_signed_by(pem: str, ca_pem: str) -> bool:
-    """Return whether a CA signed a certificate."""
+    """Return True if a CA signed a certificate."""
     found, ca = (x509.load_pem_x509_certificate(one.encode()) for one in (pem, ca_pem))
     try:
         found.verify_directly_issued_by(ca)

@@ -1,4 +1,4 @@
-"""What TLS connections between our own programs are checked by: one fleet's CA, and nobody else's.
+"""TLS contexts of connections between our own programs: one fleet's CA is trusted, and no other.
 
 TLS 1.2 at least, and only with forward secrecy; 1.3 where both can. No library beside the standard one.
 """
@@ -12,41 +12,41 @@ from typing import Any
 from stoker.core.errors import LocalFile
 from stoker.core.frozen import frozen
 
-# Who is at the other end of a TLS connection, as far as its certificate says. Only the standard library is needed.
+# The other end of a TLS connection, by its certificate. Only the standard library is needed.
 #
-# A certificate that gets here has been verified by the connection's context: its CA signed it and it holds now. Whether
-# it was taken back meanwhile is for whoever keeps the list.
+# The connection's context has verified the certificate: its CA signed it and it is valid now. Revocations are checked
+# by the owner of the list.
 
 MACHINE_URI = "stoker:machine/"
 
 
 @frozen
 class Certificate:
-    """What a certificate says."""
+    """Content of a certificate."""
 
     machine: str
-    """The machine whose it is; empty: no machine's."""
+    """Its machine; empty if it is not of a machine."""
     serial: str
     """40 letters of hexadecimal."""
     not_before_s: float
     not_after_s: float
 
 
-def read_peer(told: Mapping[str, Any] | None) -> Certificate | None:
-    """Read what `getpeercert()` gives; nothing where the other side has shown no certificate."""
-    if not told:
+def read_peer(shown_fields: Mapping[str, Any] | None) -> Certificate | None:
+    """Read the result of `getpeercert()`; nothing if the other side has shown no certificate."""
+    if not shown_fields:
         return None
-    uris = [value for kind, value in told.get("subjectAltName", ()) if kind == "URI"]
+    uris = [value for kind, value in shown_fields.get("subjectAltName", ()) if kind == "URI"]
     return Certificate(
         machine=machine_in(uris),
-        serial=serial_text(int(told["serialNumber"], 16)),
-        not_before_s=ssl.cert_time_to_seconds(told["notBefore"]),
-        not_after_s=ssl.cert_time_to_seconds(told["notAfter"]),
+        serial=serial_text(int(shown_fields["serialNumber"], 16)),
+        not_before_s=ssl.cert_time_to_seconds(shown_fields["notBefore"]),
+        not_after_s=ssl.cert_time_to_seconds(shown_fields["notAfter"]),
     )
 
 
 def machine_in(uris: list[str]) -> str:
-    """Return the machine that a certificate's URIs name; one that names several names none."""
+    """Return the machine that a certificate's URIs name; none if they name several."""
     machines = [uri.removeprefix(MACHINE_URI) for uri in uris if uri.startswith(MACHINE_URI)]
     return machines[0] if len(machines) == 1 else ""
 
@@ -62,16 +62,16 @@ _CIPHERS_1_2 = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 def server_context(*, certificate_file: str, key_file: str, ca_pem: str) -> ssl.SSLContext:
-    """Serve with a certificate; of clients that show one, the CA must have signed it. None need to.
+    """Serve with a certificate; if a client shows one, the CA must have signed it. None has to.
 
-    Another certificate can be loaded later (`load_server`): new connections get it, those that stand keep theirs.
+    Another certificate can be loaded later (`load_server`): new connections get it, existing ones keep theirs.
     """
     context = _bounded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.verify_mode = ssl.CERT_OPTIONAL
     context.load_verify_locations(cadata=ca_pem)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_RENEGOTIATION
-    # Every connection is verified anew: what is resumed would not be, whatever has expired meanwhile.
+    # Every connection is verified again: a resumed one would not be, even if its certificate has expired.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     context.set_alpn_protocols(["http/1.1"])
@@ -89,12 +89,12 @@ def client_context(
 ) -> ssl.SSLContext:
     """Trust only what this CA signed, under the host's name, and show our own certificate if there is one.
 
-    Machines have no host names in their certificates: whoever asks one leaves the host unchecked and looks itself
-    (`peer.read_peer`) whether the machine is the one that was meant.
+    Machines have no host names in their certificates: a caller that connects to one leaves the host unchecked and
+    verifies the machine itself (`read_peer`).
     """
     context = _bounded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     context.check_hostname = is_host_checked
-    # A name in a machine's subject must never pass for a host's.
+    # A name in a machine's subject must never be taken for a host name.
     context.hostname_checks_common_name = False
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.load_verify_locations(cadata=ca_pem)
@@ -104,7 +104,7 @@ def client_context(
 
 
 def machine_context(ca_pem: str, machine: str, *, certificate_file: str, key_file: str) -> ssl.SSLContext:
-    """Trust one machine of the fleet and no other: the handshake ends badly if somebody else's certificate is shown."""
+    """Trust one machine of the fleet and no other: the handshake fails for any other certificate."""
     context = client_context(ca_pem, certificate_file=certificate_file, key_file=key_file, is_host_checked=False)
 
     class Meant(ssl.SSLSocket):
@@ -115,14 +115,14 @@ def machine_context(ca_pem: str, machine: str, *, certificate_file: str, key_fil
             found = read_peer(self.getpeercert())
             if found is None or found.machine != machine:
                 shown = found.machine if found is not None and found.machine else "no machine"
-                raise _not_meant(f"{shown} answers in the place of {machine}")
+                raise _not_meant(f"{shown} responds instead of {machine}")
 
     context.sslsocket_class = Meant
     return context
 
 
 def unproven_context() -> ssl.SSLContext:
-    """Believe anybody: for the first question of whoever joins, whose answer is proven otherwise. For nothing else."""
+    """Verify nothing: for the first request of a join, whose response is proven otherwise. For nothing else."""
     context = _bounded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -148,5 +148,5 @@ def _load(context: ssl.SSLContext, certificate_file: str, key_file: str) -> None
     try:
         context.load_cert_chain(certificate_file, key_file)
     except OSError as error:
-        text = "they are no certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
+        text = "not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
         raise LocalFile(f"{certificate_file} and {key_file} can't be used: {text}", path=certificate_file) from None

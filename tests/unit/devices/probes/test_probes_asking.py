@@ -79,7 +79,7 @@ def test_a_program_that_hangs_is_killed_at_its_limit_with_all_it_started(ask: Su
     assert time.monotonic() - begun < 10
     assert isinstance(reply, ProbeFailure)
     assert (reply.code, reply.out) == ("probe_timeout", "so far\n")
-    assert reply.why == "sh did not answer within 1 s"
+    assert reply.why == "sh timed out after 1 s"
     assert all(is_gone(int(pid)) for pid in note.read_text().split())
 
 
