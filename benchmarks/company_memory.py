@@ -64,7 +64,7 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
 
 def _foretell(case: dict[str, Any], gpu: str) -> Any:
     from stoker.devices.estimate.model_shapes import read_shape
-    from stoker.devices.estimate.shared_base import MemoryLocation, MultiAdapterTraining, estimate_company
+    from stoker.devices.estimate.shared_base import MemoryLocation, MultiAdapterTraining, estimate_adapters
     from stoker.devices.estimate.training_setup import Width
 
     company = MultiAdapterTraining(
@@ -78,7 +78,7 @@ def _foretell(case: dict[str, Any], gpu: str) -> Any:
         is_compiled=case.get("compiled", True),
         is_packed=case.get("packed", False),
     )
-    return estimate_company(company, gpu=gpu)
+    return estimate_adapters(company, gpu=gpu)
 
 
 def _measured(found: dict[str, Any]) -> int:

@@ -46,7 +46,7 @@ def _judge(bench: Benchmark, recording: Recording) -> None:
         foretold = [_foretell(case, gpu) for case in cases]
         for case, (training, told_bytes, _) in zip(cases, foretold, strict=True):
             if case["role"] == "calibrate":
-                book.note(training, torch, measured_bytes=case["process_bytes"], foretold_bytes=told_bytes)
+                book.note(training, torch, measured_bytes=case["process_bytes"], estimated_bytes=told_bytes)
         corrected = [book.correction(training, torch) for training, _, _ in foretold]
     plain, calibrated, theirs, every = [], [], [], []
     bench.verdicts.append(HEADS)

@@ -15,15 +15,15 @@ from stoker.core.text import format_size
 from stoker.devices.admission import memory_here
 from stoker.devices.estimate.model_shapes import families, read_shape
 from stoker.devices.estimate.shared_base import (
-    COMPANY_KEYS,
+    ADAPTER_KEYS,
     WORDS,
     MemoryLocation,
     MultiAdapterEstimate,
     MultiAdapterTraining,
     at_once,
-    estimate_company,
-    is_of_company,
-    read_company,
+    estimate_adapters,
+    has_adapters,
+    read_adapters,
     smaller,
 )
 from stoker.devices.estimate.terms import CalibrationFile, Correction, Estimate, EstimatedWork, estimate
@@ -49,7 +49,7 @@ _FITS = {
 GRAMMAR = Grammar(
     "machines estimate",
     about=(
-        "Foretell how much memory of one device a training will take, by going through its steps without a device: "
+        "Estimator how much memory of one device a training will take, by going through its steps without a device: "
         "weights, adapters or gradients and optimiser, activations, logits, fragmentation, CUDA context. It is what "
         "the driver counts for the process, at its fullest moment. Then say on which device of this machine it fits: "
         "now, alone (when others have gone), or never. "
@@ -63,7 +63,7 @@ GRAMMAR = Grammar(
             help="what the training is like, by the keys below",
             key="words",
             is_many=True,
-            keys={**KEYS, **COMPANY_KEYS},
+            keys={**KEYS, **ADAPTER_KEYS},
         ),
     ),
     options=(
@@ -100,9 +100,9 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Estimate, and say where it fits."""
     config, where = _config(call, given["model"])
     shape = read_shape(config, where=where)
-    if is_of_company(given["words"]):
-        return _company(call, given, read_company(shape, given["words"]), where)
-    training = read_training(shape, given["words"], of_company=COMPANY_KEYS)
+    if has_adapters(given["words"]):
+        return _company(call, given, read_adapters(shape, given["words"]), where)
+    training = read_training(shape, given["words"], elsewhere=ADAPTER_KEYS)
     devices = call.parts.devices
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
     if given["measured"] is not None:
@@ -148,12 +148,12 @@ def _company(call: CommandContext, given: dict[str, Any], company: MultiAdapterT
     """Estimate adapters that share a process, and say how many fit where."""
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
     if given["measured"] is not None:
-        plain = estimate_company(company, context_bytes=given["context"], gpu=gpu)
+        plain = estimate_adapters(company, context_bytes=given["context"], gpu=gpu)
         _note(call, book, company, given, plain.total_bytes, plain.needs.base_bytes)
     correction = _correction(call, book, company, given["torch"])
 
     def foretell(one: MultiAdapterTraining) -> MultiAdapterEstimate:
-        return estimate_company(one, context_bytes=given["context"], gpu=gpu, correction=correction)
+        return estimate_adapters(one, context_bytes=given["context"], gpu=gpu, correction=correction)
 
     estimated = foretell(company)
     seats = [
@@ -243,8 +243,8 @@ def _note(
     if not torch:
         hint = "say which one it was: --torch 2.11.0"
         raise BadInput("what was measured is kept by version of torch, and there is none here", hint=hint)
-    measured_bytes, foretold_bytes = given["measured"] - known_bytes, plain_bytes - known_bytes
-    book.note(work, torch, measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
+    measured_bytes, estimated_bytes = given["measured"] - known_bytes, plain_bytes - known_bytes
+    book.note(work, torch, measured_bytes=measured_bytes, estimated_bytes=estimated_bytes)
     off = 100 * (plain_bytes - given["measured"]) / given["measured"]
     beside = f"{abs(off):.1f} % {'above' if off > 0 else 'below'} it"
     call.out.note(f"noted: {format_size(given['measured'])} measured; the estimate was {beside}")

@@ -75,7 +75,7 @@ def block_on(  # noqa: PLR0913 - a record of them would be made for every device
 
 
 def shares(vram_bytes: int, usable_bytes: int, *, is_allowed: bool) -> bool:
-    """Return whether a job shares a device on which sharing is allowed to it; else it has the device alone.
+    """Return True if a job shares a device on which sharing is allowed to it; otherwise it has the device alone.
 
     A job that is too large to share has it alone, and so has one that does not declare its memory.
     """
@@ -120,12 +120,12 @@ class MachineMemory:
 
     @property
     def most_bytes(self) -> int | None:
-        """What work may have at all: everything above the floor."""
+        """What work may use in total: everything above the system reserve."""
         return None if self.total_bytes is None else above_floor_bytes(self.total_bytes)
 
     @property
     def room_bytes(self) -> int | None:
-        """What work may have now: what is free above the floor."""
+        """What work may use now: what is free above the system reserve."""
         if self.available_bytes is None or self.total_bytes is None:
             return self.available_bytes
         return max(0, self.available_bytes - floor_bytes(self.total_bytes))
@@ -136,10 +136,10 @@ class Admission:
     """It may start."""
 
     cap_bytes: int | None
-    """Beyond it, it is killed. `None`: nobody knows what there is, so there is no cap."""
+    """Memory limit; beyond it the work is killed. `None`: the machine's memory is unknown, so there is no limit."""
     why: str
     is_raised: bool = False
-    """It is higher than what was declared gives, because that was not enough before."""
+    """The limit is above what the declaration gives, because that was not enough before."""
 
 
 @frozen
@@ -160,36 +160,36 @@ class AdmissionDelay:
     room_bytes: int
     """What work may have of that."""
     may_wait: bool
-    """Work of ours is running, and will give memory back. If not, waiting is no use: others hold it."""
+    """Work of ours is running, and will release memory. If not, other programs hold it, and waiting does not help."""
     why: str
 
 
 def memory_here(proc: str = "/proc") -> MachineMemory:
-    """Look at this machine."""
+    """Read this machine's memory."""
     return MachineMemory(total_bytes=memory_total_bytes(proc), available_bytes=memory_available_bytes(proc))
 
 
 def floor_bytes(total_bytes: int) -> int:
-    """Return what is left to the machine itself: a tenth of its RAM, at most 6 GiB."""
+    """Return the system reserve: a tenth of the RAM, at most 6 GiB."""
     return min(_MOST_FLOOR_BYTES, total_bytes // 10)
 
 
 def above_floor_bytes(total_bytes: int) -> int:
-    """Return what work may have of a machine with so much RAM."""
+    """Return what work may use of a machine with so much RAM."""
     return total_bytes - floor_bytes(total_bytes)
 
 
 def admit(
     need_bytes: int | None, memory: MachineMemory, *, is_work_running: bool = False, killed_at_bytes: int | None = None
 ) -> Admission | AdmissionRefusal | AdmissionDelay:
-    """Decide. No need, or one of zero, means that nothing was declared.
+    """Decide on a start. A need of `None` or zero means that nothing was declared.
 
-    `killed_at_bytes` is the cap at which the same work was killed for memory before; only that raises the next one.
+    `killed_at_bytes` is the limit at which the same work was killed for memory before; only that raises the next one.
     """
     most_bytes = memory.most_bytes
     if not need_bytes:
-        said = "memory can't be read" if most_bytes is None else f"{format_size(most_bytes)}: all but the floor"
-        return Admission(cap_bytes=most_bytes, why=f"nothing declared; {said}")
+        limit = "memory can't be read" if most_bytes is None else f"{format_size(most_bytes)}: all but the reserve"
+        return Admission(cap_bytes=most_bytes, why=f"nothing declared; {limit}")
     if most_bytes is not None and need_bytes > most_bytes:
         return AdmissionRefusal(
             need_bytes=need_bytes,
@@ -210,7 +210,7 @@ def _shortage(need_bytes: int, memory: MachineMemory, *, is_work_running: bool) 
         room_bytes=room_bytes,
         may_wait=is_work_running,
         why=f"it needs {format_size(need_bytes)}; {format_size(memory.available_bytes)} are free now, and "
-        f"{format_size(floor_bytes(memory.total_bytes))} of that stay with the machine",
+        f"{format_size(floor_bytes(memory.total_bytes))} of that are the system reserve",
     )
 
 
@@ -219,25 +219,25 @@ def _cap(need_bytes: int, most_bytes: int | None, killed_at_bytes: int | None) -
     is_raised = killed_at_bytes is not None and killed_at_bytes * 3 // 2 > cap_bytes
     if killed_at_bytes is not None and is_raised:
         cap_bytes = killed_at_bytes * 3 // 2
-        why = f"half as much again as the {format_size(killed_at_bytes)} at which it was killed for memory"
+        why = f"1.5 × the {format_size(killed_at_bytes)} at which it was killed for memory"
     if most_bytes is not None and cap_bytes > most_bytes:
-        # The need fits; the rest is a courtesy, and the floor is not ours to give away.
-        cap_bytes, why = most_bytes, f"{why}, but no more than all above the floor"
+        # The need fits; the rest is optional, and the reserve must stay.
+        cap_bytes, why = most_bytes, f"{why}, but no more than all above the reserve"
     return Admission(cap_bytes=cap_bytes, why=f"{format_size(cap_bytes)}: {why}", is_raised=is_raised)
 
 
 def _of(memory: MachineMemory) -> str:
     total_bytes = memory.total_bytes or 0
     return (
-        f"{format_size(total_bytes)}, of which {format_size(floor_bytes(total_bytes))} stay with the machine: "
+        f"{format_size(total_bytes)}, of which {format_size(floor_bytes(total_bytes))} are the system reserve: "
         f"{format_size(above_floor_bytes(total_bytes))} at most"
     )
 
 
-# What one run may hand out on this machine: cores and memory. Devices are the machine's: see `probes` and `ledger`.
+# What one run may use of this machine: cores and memory. Devices are the machine's: see `probes` and `ledger`.
 
 
 def capacity_here() -> Capacity:
-    """Give what stages of one run may hold together; memory leaves the floor of min(6 GiB, a tenth) to the machine."""
+    """Return what stages of one run may hold together; the system reserve of min(6 GiB, a tenth) stays free."""
     total = memory_total_bytes() or 0
     return Capacity(cpu=usable_cores(), memory_bytes=total - floor_bytes(total))

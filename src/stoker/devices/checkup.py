@@ -1,4 +1,4 @@
-"""What the state of a machine means: a verdict for each thing that matters, in plain words, with what to do.
+"""What the state of a machine means: a verdict for each check, with what to do.
 
 Pure: a capability and a survey in, checks out. `doctor` shows them.
 """
@@ -24,57 +24,56 @@ from stoker.host.containment.mechanisms import ContainmentChoice
 from stoker.host.network import is_clock_synchronised, is_port_free
 from stoker.host.resources import SPARE_BYTES, FileSystem, existing_above, file_system_of
 
-# What Stoker needs of a machine beside its hardware, looked at once: disks, containment, clock, ports.
+# What Stoker needs of a machine beside its hardware: disks, containment, clock, ports.
 #
-# Gathers and judges nothing; `checkup` says what it means. Whatever can't be found out is said to be so, never
-# raised.
+# Collected without a verdict; the checks below decide. What can't be determined is reported, never raised.
 
 Reflink = Callable[[BinaryIO, BinaryIO], bool]
-"""Lets one file share another's blocks; says whether that worked."""
+"""Makes one file share another's blocks; returns whether that worked."""
 
 
 @frozen
 class DiskSurvey:
-    """A file system and what of ours lies on it."""
+    """A file system and our folders on it."""
 
     names: tuple[str, ...]
     """`store`, `runs`, …"""
     paths: tuple[str, ...]
     file_system: FileSystem | None
-    """`None`: it can't be looked at."""
+    """`None`: it can't be read."""
     shares_blocks: TriStateAnswer
-    """Whether copies on it cost no space; tried."""
+    """Whether copies on it take no space; tried."""
     why: str = ""
 
 
 @frozen
 class ContainmentSurvey:
-    """How programs are kept within their memory."""
+    """How the memory of programs is limited."""
 
     mechanism: str = ""
-    """Empty: as asked for, it does not work."""
+    """Empty: the requested one does not work."""
     warning: str = ""
     hint: str = ""
     stronger: tuple[tuple[str, str], ...] = ()
-    """Mechanisms before it, each with the reason against it."""
+    """Stronger mechanisms, each with the reason why it is not used."""
 
 
 @frozen
 class MachineSurvey:
-    """The answers."""
+    """What was collected."""
 
     disks: tuple[DiskSurvey, ...] = ()
     containing: ContainmentSurvey = ContainmentSurvey()
     clock: TriStateAnswer
-    """It is synchronised."""
+    """Whether it is synchronised."""
     ports: Mapping[int, TriStateAnswer]
-    """It is free."""
+    """Whether it is free."""
 
 
 def survey(
     places: Mapping[str, str], *, contain: Callable[[], ContainmentChoice], reflink: Reflink, ports: Sequence[int]
 ) -> MachineSurvey:
-    """Look around. `places` are our folders by name, which need not exist; nothing is made."""
+    """Collect. `places` are our folders by name, which need not exist; nothing is created."""
     return MachineSurvey(
         disks=_disks(places, reflink),
         containing=_containing(contain),
@@ -108,7 +107,7 @@ def _disks(places: Mapping[str, str], reflink: Reflink) -> tuple[DiskSurvey, ...
 
 
 def _shares_blocks(path: str, reflink: Reflink) -> TriStateAnswer:
-    """Try it with two files that have no name, and so leave nothing behind."""
+    """Try it with two files without a name, so that nothing is left behind."""
     place = existing_above(path)
     try:
         with tempfile.TemporaryFile(dir=place) as source, tempfile.TemporaryFile(dir=place) as target:
@@ -140,18 +139,18 @@ _ELSEWHERE = "STOKER_HOME names another place"
 
 
 class CheckStatus(StrEnum):
-    """How a check came out."""
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, or may, but somebody should know."""
+    """It works, or may, but the user should know."""
     BAD = "bad"
-    """It stops work, or something that was required is missing."""
+    """It prevents work, or a requirement is not met."""
 
 
 @frozen_by_position
 class Check:
-    """One thing that was looked at."""
+    """One check."""
 
     name: str
     verdict: CheckStatus
@@ -163,12 +162,12 @@ class Check:
 
 
 def check_machine(capability: Capability) -> tuple[Check, ...]:
-    """Judge processors and memory."""
+    """Check processors and memory."""
     return (_cpu(capability), _memory(capability))
 
 
 def check_surroundings(survey: MachineSurvey) -> tuple[Check, ...]:
-    """Judge what Stoker needs beside hardware."""
+    """Check what Stoker needs beside hardware."""
     return (
         *(_disk(one) for one in survey.disks),
         _containment(survey.containing),
@@ -178,12 +177,12 @@ def check_surroundings(survey: MachineSurvey) -> tuple[Check, ...]:
 
 
 def check_recipes(count: int, troubles: Sequence[str]) -> Check:
-    """Judge what can be run: how many recipes there are, and the cookbooks that can't be loaded."""
-    told = "1 recipe" if count == 1 else f"{count} recipes" if count else "none: no cookbook is installed"
+    """Check the recipes: how many there are, and the cookbooks that can't be loaded."""
+    count_text = "1 recipe" if count == 1 else f"{count} recipes" if count else "none: no cookbook is installed"
     if count and not troubles:
-        return Check("recipes", CheckStatus.OK, told)
-    hint = "reinstall Stoker, or what can't be loaded"
-    return Check("recipes", CheckStatus.WARN, "; ".join([told, *troubles]), hint)
+        return Check("recipes", CheckStatus.OK, count_text)
+    hint = "reinstall Stoker, or the cookbook that can't be loaded"
+    return Check("recipes", CheckStatus.WARN, "; ".join([count_text, *troubles]), hint)
 
 
 def _cpu(capability: Capability) -> Check:
@@ -197,16 +196,16 @@ def _cpu(capability: Capability) -> Check:
 def _memory(capability: Capability) -> Check:
     total, available = capability.ram_total_bytes, capability.ram_available_bytes
     if total is None:
-        hint = "jobs that declare a need are not refused, and none has a cap"
-        return Check("memory", CheckStatus.WARN, "unknown: the system does not say", hint)
+        hint = "jobs that declare a need are not refused, and none has a memory limit"
+        return Check("memory", CheckStatus.WARN, "unknown: the system does not report it", hint)
     if available is None:
-        message = f"{format_size(total)} RAM; the system does not say how much is available"
-        hint = "jobs that declare a need are refused only if it is more than there is in all"
+        message = f"{format_size(total)} RAM; available memory unknown: the system does not report it"
+        hint = "jobs that declare a need are refused only if it exceeds the total"
         return Check("memory", CheckStatus.WARN, message, hint)
     message = f"{format_size(total)} RAM, {format_size(available)} available"
     if available < floor_bytes(total):
         floor = format_size(floor_bytes(total))
-        hint = f"jobs that declare memory wait or are refused: {floor} stay with the machine; close what you can"
+        hint = f"jobs that declare memory wait or are refused: {floor} are the system reserve; close other programs"
         return Check("memory", CheckStatus.WARN, message, hint)
     return Check("memory", CheckStatus.OK, message)
 
@@ -228,7 +227,7 @@ def _disk(disk: DiskSurvey) -> Check:
 
 
 def _unwritable(found: FileSystem, path: str) -> tuple[str, str]:
-    """Return what keeps everybody from writing there, and what to do."""
+    """Return what prevents writing there, and what to do."""
     if found.is_read_only:
         return "read-only", _ELSEWHERE
     if not found.is_writable:
@@ -242,7 +241,7 @@ def _worth_knowing(found: FileSystem) -> str:
     if found.free_bytes < LITTLE_BYTES:
         return "little space: `stoker store prune` frees some"
     if found.type in _FLEETING:
-        return f"it is gone when the machine restarts; {_ELSEWHERE}"
+        return f"its content is lost when the machine restarts; {_ELSEWHERE}"
     if found.type in _REMOTE:
         return f"locks and databases are not safe on every network disk; {_ELSEWHERE}"
     return ""
@@ -250,14 +249,14 @@ def _worth_knowing(found: FileSystem) -> str:
 
 def _containment(containing: ContainmentSurvey) -> Check:
     if not containing.mechanism:
-        message = f"the one that STOKER_CONTAIN names does not work: {containing.warning}"
+        message = f"the mechanism in STOKER_CONTAIN does not work: {containing.warning}"
         hint = containing.hint or "unset STOKER_CONTAIN: the strongest that works is used"
         return Check("containment", CheckStatus.BAD, message, hint)
     if not containing.warning:
-        message = f"{containing.mechanism}: a program that goes beyond its memory is ended alone"
+        message = f"{containing.mechanism}: only a program that exceeds its memory limit is ended"
         return Check("containment", CheckStatus.OK, message)
-    # The first that was tried is the one to mend.
-    why = next((f"{name} is not to be had: {why}" for name, why in containing.stronger), "")
+    # The first one tried is the one to repair.
+    why = next((f"{name} is not available: {why}" for name, why in containing.stronger), "")
     return Check("containment", CheckStatus.WARN, f"{containing.mechanism}: {containing.warning}", why)
 
 
@@ -267,34 +266,34 @@ def _clock(clock: TriStateAnswer) -> Check:
     if clock.is_no:
         hint = "harmless for one machine; in a fleet, run chrony or systemd-timesyncd (`timedatectl set-ntp true`)"
         return Check("clock", CheckStatus.WARN, f"not known to be synchronised: {clock.why}", hint)
-    return Check("clock", CheckStatus.WARN, f"unknown: {clock.why}", "compare it with another's")
+    return Check("clock", CheckStatus.WARN, f"unknown: {clock.why}", "compare it with another machine's clock")
 
 
 def _port(port: int, is_free: TriStateAnswer) -> Check:
     name = f"port {port}"
     if is_free.is_yes:
         return Check(name, CheckStatus.OK, "free for a coordinator")
-    hint = f"only a coordinator on this machine needs it; `ss -ltnp 'sport = :{port}'` tells who has it"
+    hint = f"only a coordinator on this machine needs it; `ss -ltnp 'sport = :{port}'` shows the program that uses it"
     return Check(name, CheckStatus.WARN, is_free.why, hint)
 
 
-# Whether a machine has what somebody requires of it by a word: `gpu`, `cuda`, `webgpu`.
+# Whether a machine meets a requirement given by name: `gpu`, `cuda`, `webgpu`.
 #
-# What can be spoken here is there: a backend whose every device is hidden or known not to work is not spoken, and any
-# other implies webgpu. Here is what `doctor --require`, `preflight` and `gpu-preflight` say of it.
+# Usable backends count: a backend whose every device is hidden or known not to work is not usable, and any other
+# implies webgpu. `doctor --require`, `preflight` and `gpu-preflight` print the results.
 
 GPU_WORD = "gpu"
-"""Any backend through which trainings compute."""
+"""Any backend that trainings can use."""
 _COMPUTING = (Backend.CUDA, Backend.ROCM, Backend.METAL, Backend.ONEAPI)
 WORDS = (GPU_WORD, *map(str, Backend))
-"""What can be required."""
+"""All names that can be required."""
 FAKED = f"faked by {FAKE_VARIABLE}"
-"""The label of invented devices."""
+"""Label of fake devices."""
 
 
 @frozen
 class MissingRequirement:
-    """Something that is required and not there."""
+    """A requirement that is not met."""
 
     word: str
     message: str
@@ -302,30 +301,30 @@ class MissingRequirement:
 
 
 def read_words(text: str) -> tuple[str, ...]:
-    """Read a comma list of words. Raises `ValueError` that names the wrong ones, with suggestions."""
+    """Read a comma list of names. Raises `ValueError` that names the wrong ones, with suggestions."""
     words = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
     wrong = [word for word in words if word not in WORDS]
     if wrong or not words:
         hints = " ".join(filter(None, (did_you_mean(word, WORDS) for word in wrong)))
-        said = " and ".join(map(repr, wrong)) or "an empty text"
-        message = f"{said} can't be required, only {', '.join(WORDS)}{f'; {hints}' if hints else ''}"
+        given = " and ".join(map(repr, wrong)) or "an empty text"
+        message = f"{given} can't be required, only {', '.join(WORDS)}{f'; {hints}' if hints else ''}"
         raise ValueError(message)
     return words
 
 
 def has(capability: Capability, word: str) -> bool:
-    """Return whether what one of `WORDS` means can be used here."""
+    """Return True if the requirement with this name is met here."""
     words = _COMPUTING if word == GPU_WORD else (Backend(word),)
     return any(backend in capability.backends for backend in words)
 
 
 def missing(capability: Capability, words: tuple[str, ...]) -> tuple[MissingRequirement, ...]:
-    """Return what is required and can't be used, each with what there is instead and what to do."""
+    """Return the requirements that are not met, each with what there is instead and what to do."""
     return tuple(_missing(capability, word) for word in words if not has(capability, word))
 
 
 def preflight_fields(capability: Capability) -> dict[str, Any]:
-    """Return what `gpu-preflight` answers: there, any backend will do. `is_fake` only where devices were invented."""
+    """Return the JSON of `gpu-preflight`: any backend will do. `is_fake` only if devices are fake."""
     fields: dict[str, Any] = {
         "cuda": has(capability, Backend.CUDA),
         "cuda_version": _version(capability, Backend.CUDA),
@@ -341,7 +340,7 @@ def preflight_fields(capability: Capability) -> dict[str, Any]:
 
 
 def faked_by(capability: Capability) -> str:
-    """Return the label of invented devices; empty where they are real."""
+    """Return the label of fake devices; empty if they are real."""
     return FAKED if capability.is_fake else ""
 
 
@@ -357,13 +356,13 @@ def _missing(capability: Capability, word: str) -> MissingRequirement:
     there = _of(capability, word)
     if not there:
         others = ", ".join(one.name for one in capability.usable_devices)
-        told = f": there is {others}" if others else ""
-        hint = "nothing speaks for one here: install the card's driver, or use another machine"
+        instead = f": there is {others}" if others else ""
+        hint = "no sign of one here: install the card's driver, or use another machine"
         if capability.is_fake:
-            hint = f"what is here is {FAKED}; unset it to see the real devices"
+            hint = f"the devices here are {FAKED}; unset it to see the real devices"
         elif capability.findings:
             hint = capability.findings[0].hint or capability.findings[0].message
-        return MissingRequirement(word=word, message=f"{word} is required, and there is none{told}", hint=hint)
+        return MissingRequirement(word=word, message=f"{word} is required, and there is none{instead}", hint=hint)
     first = there[0]
     if first.visible.is_no:
         return MissingRequirement(
@@ -374,19 +373,17 @@ def _missing(capability: Capability, word: str) -> MissingRequirement:
     return MissingRequirement(
         word=word,
         message=f"{word} is required; {first.name} is there, but can't be used: {first.usable.why}",
-        hint="mend its driver; stoker doctor --deep asks it again, through torch",
+        hint="repair its driver; stoker doctor --deep checks it again, through torch",
     )
 
 
-# What the state of devices and of torch means: three separate answers for each accelerator, and whether torch fits.
-#
-# Pure, as `checkup`.
+# What the state of devices and of torch means: three answers for each accelerator, and whether torch fits. Pure.
 
 _SPELT = {Backend.CUDA: "CUDA", Backend.ROCM: "ROCm", Backend.METAL: "Metal"}
 
 
 def check_devices(capability: Capability) -> tuple[Check, ...]:
-    """Judge each accelerator, and whatever probes noticed beside them."""
+    """Check each accelerator, and report the other findings of probes."""
     devices = [_device(one, capability.backends.get(one.backend, "")) for one in capability.devices]
     if not devices:
         spoken = f"; programs can use {', '.join(capability.backends)}" if capability.backends else ""
@@ -398,20 +395,20 @@ def check_devices(capability: Capability) -> tuple[Check, ...]:
 
 
 def check_torch(capability: Capability) -> tuple[Check, ...]:
-    """Judge the torch of each interpreter against the devices."""
+    """Check the torch of each interpreter against the devices."""
     having = [one for one in capability.interpreters if one.torch]
     if having:
         return tuple(_torch(one, capability) for one in having)
     where = ", ".join(one.path for one in capability.interpreters)
-    message = f"none in {where}" if where else "no Python was found to look in"
+    message = f"none in {where}" if where else "no Python found"
     if capability.usable_devices and not capability.is_fake:
-        hint = "a training that needs it can't use the devices: install torch there, or name a Python that has it"
+        hint = "a training that needs torch can't use the devices: install it there, or name a Python that has it"
         return (Check("torch", CheckStatus.WARN, message, hint),)
-    return (Check("torch", CheckStatus.OK, f"{message}; Stoker itself needs none"),)
+    return (Check("torch", CheckStatus.OK, f"{message}; Stoker itself does not need it"),)
 
 
 def check_required(missing: tuple[MissingRequirement, ...]) -> tuple[Check, ...]:
-    """Judge what was required and is not there."""
+    """Report the requirements that are not met."""
     return tuple(Check(f"require {one.word}", CheckStatus.BAD, one.message, one.hint) for one in missing)
 
 
@@ -422,11 +419,11 @@ def _device(device: Device, version: str) -> Check:
     facts += [f"{_SPELT.get(device.backend, device.backend)} {version}"] if version else []
     facts += [device.uuid]
     answers = ("installed", device.installed), ("visible", device.visible), ("usable", device.usable)
-    # Why an invented device is as it is needs to be said once only.
-    told = ", ".join(
+    # The reason of a fake device is shown once only.
+    answered = ", ".join(
         f"{name} {answer.verdict if device.is_fake and answer.is_yes else _shown(answer)}" for name, answer in answers
     )
-    message = f"{', '.join(facts)}; {told}{f' ({FAKED})' if device.is_fake else ''}"
+    message = f"{', '.join(facts)}; {answered}{f' ({FAKED})' if device.is_fake else ''}"
     verdict, hint = _verdict(device)
     return Check(label, verdict, message, hint)
 
@@ -436,7 +433,7 @@ def _memory_device_checkup(device: Device) -> str:
         return "memory unknown"
     unified = " of the machine's memory" if device.memory_type == "unified" else ""
     if device.free_bytes is None:
-        return f"{format_size(device.total_bytes)}{unified}, nobody says how much is free"
+        return f"{format_size(device.total_bytes)}{unified}, free memory unknown"
     return f"{format_size(device.free_bytes)} of {format_size(device.total_bytes)} free{unified}"
 
 
@@ -446,12 +443,12 @@ def _shown(answer: TriStateAnswer) -> str:
 
 def _verdict(device: Device) -> tuple[CheckStatus, str]:
     if device.installed.is_no or (device.usable.is_no and not device.visible.is_no):
-        return CheckStatus.BAD, "mend its driver: no job is put there until then"
+        return CheckStatus.BAD, "repair its driver: no job is placed there until then"
     if device.visible.is_no:
-        return CheckStatus.WARN, "programs started from here do not get it; unset what hides it if that is not meant"
+        return CheckStatus.WARN, "programs started from here can't use it; unset the variable if that is not intended"
     if device.usable.is_yes:
         return CheckStatus.OK, ""
-    return CheckStatus.WARN, "no program has tried it: stoker doctor --smoke does, with the torch of your Python"
+    return CheckStatus.WARN, "no program has tried it: run stoker doctor --smoke, with the torch of your Python"
 
 
 def _torch(python: MachineInterpreter, capability: Capability) -> Check:
@@ -463,7 +460,7 @@ def _torch(python: MachineInterpreter, capability: Capability) -> Check:
         return Check("torch", CheckStatus.WARN, message, hint)
     spoken = capability.backends.get(Backend.CUDA, "")
     if cuda and _toolkit(python) == "CUDA" and _major(python.torch_cuda) > _major(spoken) > 0:
-        hint = f"the driver speaks CUDA {spoken}: update it, or install a torch for CUDA {_major(spoken)}"
+        hint = f"the driver supports CUDA {spoken}: update it, or install a torch for CUDA {_major(spoken)}"
         return Check("torch", CheckStatus.WARN, message, hint)
     return Check("torch", CheckStatus.OK, message)
 
@@ -479,18 +476,18 @@ def _major(version: str) -> int:
 
 LEAST_COSINE = 0.99
 LIMIT_S = 120.0
-"""The first touch of a device may compile kernels."""
+"""The first use of a device may compile kernels."""
 _SCRIPT = os.path.join(os.path.dirname(__file__), "probes", "smoke_child.py")
 
 
 @frozen
 class SmokeTestResult:
-    """How one device did; without a device, why nothing was tried."""
+    """Result of one device; without a device, why nothing was tried."""
 
     device: str = ""
     name: str = ""
     cosine: float | None = None
-    """How alike its results and the CPU's are; `None`: it gave none."""
+    """Similarity of its results and the CPU's; `None`: it gave none."""
     why: str = ""
 
     @property
@@ -510,22 +507,22 @@ class SmokeTestResult:
 
 
 def smoke(capability: Capability, ask: CommandRunner, *, limit_s: float = LIMIT_S) -> tuple[SmokeTestResult, ...]:
-    """Try every device that the torch of the first interpreter which has one can see."""
+    """Try every device that is visible to the torch of the first interpreter that has one."""
     if capability.is_fake:
         return (SmokeTestResult(why=f"the devices are {FAKED}"),)
     python = next((one.path for one in capability.interpreters if one.torch), "")
     if not python:
-        return (SmokeTestResult(why="there is no torch in any Python that was looked at"),)
+        return (SmokeTestResult(why="no Python here has torch"),)
     return read_smoke(ask.ask([python, _SCRIPT], limit_s=limit_s), python)
 
 
 def read_smoke(reply: Reply, python: str) -> tuple[SmokeTestResult, ...]:
-    """Read what the child said; an answer that is none becomes a line that says so."""
+    """Read the child's output; unreadable output becomes a result with the reason."""
     if isinstance(reply, ProbeFailure):
         return (SmokeTestResult(why=f"{python}: {reply.why}"),)
     try:
-        said = marked_objects(reply.out)[-1]
-        if error := said.get("error"):
+        report = marked_objects(reply.out)[-1]
+        if error := report.get("error"):
             return (SmokeTestResult(why=f"{python}: {one_line(str(error), 300)}"),)
         tried = tuple(
             SmokeTestResult(
@@ -534,15 +531,15 @@ def read_smoke(reply: Reply, python: str) -> tuple[SmokeTestResult, ...]:
                 cosine=_number(row.get("cosine")),
                 why=one_line(str(row.get("error", "")), 300),
             )
-            for row in said["devices"]
+            for row in report["devices"]
         )
     except (ValueError, IndexError, KeyError, TypeError, AttributeError):
-        return (SmokeTestResult(why=f"{python} gave no answer that can be read (exit {reply.exit_code})"),)
+        return (SmokeTestResult(why=f"{python} printed no readable result (exit {reply.exit_code})"),)
     return tried or (SmokeTestResult(why=f"the torch of {python} sees no device"),)
 
 
 def check_smoke(tried: tuple[SmokeTestResult, ...]) -> tuple[Check, ...]:
-    """Judge each device."""
+    """Check each device."""
     return tuple(map(_check, tried))
 
 
@@ -553,9 +550,9 @@ def _check(one: SmokeTestResult) -> Check:
     if one.is_right:
         return Check(name, CheckStatus.OK, f"{one.name} computes what the CPU does (cosine {one.cosine:.6f})")
     if one.cosine is not None:
-        told = f"{one.name} computes something else than the CPU (cosine {one.cosine:.3f}, not {LEAST_COSINE} or more)"
-        return Check(name, CheckStatus.BAD, told, "do not train on it: driver, cooling or memory")
-    return Check(name, CheckStatus.BAD, f"{one.name}: {one.why}", "mend its driver, or torch")
+        message = f"{one.name} computes something else than the CPU (cosine {one.cosine:.3f}, below {LEAST_COSINE})"
+        return Check(name, CheckStatus.BAD, message, "do not train on it: driver, cooling or memory")
+    return Check(name, CheckStatus.BAD, f"{one.name}: {one.why}", "repair its driver, or torch")
 
 
 def _number(value: object) -> float | None:

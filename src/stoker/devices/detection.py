@@ -1,7 +1,7 @@
 """Which torch each Python of this machine has, read from the files of its installation: nothing is started or imported.
 
-An installed torch says its version and what it was built for in `torch/version.py`, and again in the name of its
-`.dist-info` folder. Only `ask_torch`, for a torch that is put on the path in other ways, starts a child.
+An installed torch has its version and its build in `torch/version.py`, and again in the name of its `.dist-info`
+folder. Only `ask_torch`, for a torch that is put on the path in other ways, starts a child.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.host.durable import read_regular
 from stoker.host.resources import usable_cores
 
 ASKING_S = 60.0
-"""How long a torch may take to be imported, where somebody asks for it."""
+"""Timeout of an import of torch."""
 _MOST_BYTES = 64 * 1024
 _BY_NAME = re.compile(r"python(3\.\d+)")
 _INSTALLED = re.compile(r"torch-([^-]+)\.(?:dist|egg)-info", re.IGNORECASE)
@@ -34,11 +34,11 @@ _SAID = re.compile(r"""^(__version__|cuda|hip)\s*(?::[^=\n]+)?=\s*['"]([^'"\n]*)
 
 
 def read_interpreters(paths: Iterable[str], home: str) -> tuple[MachineInterpreter, ...]:
-    """Look at each Python once, however many names lead to its environment. `home` is where a user's packages lie."""
+    """Inspect each Python once, however many names lead to its environment. `home` contains a user's packages."""
     seen: set[tuple[str, str]] = set()
     found = []
     for path in paths:
-        # Environments share their base's program, and several Pythons may lie in one folder.
+        # Environments share their base's program, and several Pythons may be in one folder.
         which = (os.path.realpath(os.path.dirname(path)), os.path.realpath(path))
         if path and which not in seen:
             seen.add(which)
@@ -47,34 +47,34 @@ def read_interpreters(paths: Iterable[str], home: str) -> tuple[MachineInterpret
 
 
 def read_interpreter(path: str, home: str) -> MachineInterpreter:
-    """Look at one Python: its version and its torch, as far as files tell."""
+    """Inspect one Python: its version and its torch, as far as files show."""
     version, folders = _own() if path == sys.executable else _layout(path, home)
     torch, torch_cuda = torch_in(folders)
-    why = "" if torch else "there is no torch among its packages" if folders else "its packages were not found"
+    why = "" if torch else "torch is not among its packages" if folders else "its packages were not found"
     return MachineInterpreter(path=path, version=version, torch=torch, torch_cuda=torch_cuda, why=why)
 
 
 def ask_torch(one: MachineInterpreter, ask: CommandRunner) -> MachineInterpreter:
-    """Have a child import the torch of an interpreter of which files tell none: it may come by other ways."""
+    """Have a child import the torch of an interpreter whose files show none: it may be on the path in other ways."""
     if one.torch:
         return one
-    said: dict[str, Any] = {}
-    for told in marked_objects(ask.ask(torch_question(one.path), limit_s=ASKING_S).out):
-        said.update(told)
-    if not said.get("torch"):
-        why = said.get("error") or ("it has none" if said.get("missing") else "it gave no answer")
-        return changed(one, why=f"asked for torch: {one_line(str(why), 200)}")
-    built = said.get("cuda") or said.get("hip") or ""
-    return changed(one, torch=str(said["torch"]), torch_cuda=str(built), why="")
+    report: dict[str, Any] = {}
+    for line in marked_objects(ask.ask(torch_question(one.path), limit_s=ASKING_S).out):
+        report.update(line)
+    if not report.get("torch"):
+        why = report.get("error") or ("it has none" if report.get("missing") else "no output")
+        return changed(one, why=f"import of torch: {one_line(str(why), 200)}")
+    built = report.get("cuda") or report.get("hip") or ""
+    return changed(one, torch=str(report["torch"]), torch_cuda=str(built), why="")
 
 
 def torch_in(folders: Iterable[str]) -> tuple[str, str]:
     """Return the version of the first torch in these folders, and of the CUDA or ROCm that it was built for."""
     for folder in folders:
-        said = _said(os.path.join(folder, "torch", "version.py"))
-        version = said.get("__version__", "") or _named(folder)
+        assigned = _said(os.path.join(folder, "torch", "version.py"))
+        version = assigned.get("__version__", "") or _named(folder)
         if version:
-            return version, said.get("cuda", "") or said.get("hip", "")
+            return version, assigned.get("cuda", "") or assigned.get("hip", "")
     return "", ""
 
 
@@ -83,7 +83,7 @@ def _own() -> tuple[str, list[str]]:
 
 
 def _layout(path: str, home: str) -> tuple[str, list[str]]:
-    """Return the version of a Python and the folders of its packages, as installations are laid out."""
+    """Return the version of a Python and the folders of its packages, by the layout of installations."""
     prefix = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     config = _environment_config(prefix)
     if config:
@@ -150,11 +150,9 @@ def _text(path: str) -> str:
         return ""
 
 
-# The processors of a machine, from what its kernel lists: how many physical cores, how many threads, which make.
-#
-# Pure: the listing's text is handed in.
+# The processors of a machine, from the kernel's list: physical cores, threads, make. Pure: the text is a parameter.
 
-# Kernels on Arm give numbers where others give a name; these are the ones that people train on.
+# Kernels on Arm list numbers where others list a name; these are common for training.
 _ARM = {
     ("0x41", "0xd03"): "Cortex-A53",
     ("0x41", "0xd07"): "Cortex-A57",
@@ -173,7 +171,7 @@ _ARM = {
 
 @frozen
 class Processors:
-    """What a listing says; zero and empty where it says nothing."""
+    """Content of a list; zero and empty if it has none."""
 
     cores: int = 0
     """Physical ones: distinct pairs of package and core."""
@@ -182,7 +180,7 @@ class Processors:
 
 
 def read_cpuinfo(text: str) -> Processors:
-    """Read the kernel's listing; a last record without a blank line behind it counts like the others."""
+    """Read the kernel's list; a last record without a blank line behind it counts like the others."""
     pairs = set()
     threads, name = 0, ""
     for record in _records(text):
@@ -194,12 +192,12 @@ def read_cpuinfo(text: str) -> Processors:
 
 
 def read_sysctl(text: str) -> Processors:
-    """Read what macOS says to `sysctl machdep.cpu.brand_string hw.physicalcpu hw.logicalcpu`. Untested on one."""
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    """Read the output of `sysctl machdep.cpu.brand_string hw.physicalcpu hw.logicalcpu` (macOS). Untested on one."""
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     return Processors(
-        cores=_count(said.get("hw.physicalcpu", "")),
-        threads=_count(said.get("hw.logicalcpu", "")),
-        name=said.get("machdep.cpu.brand_string", ""),
+        cores=_count(values.get("hw.physicalcpu", "")),
+        threads=_count(values.get("hw.logicalcpu", "")),
+        name=values.get("machdep.cpu.brand_string", ""),
     )
 
 
@@ -229,11 +227,10 @@ def _count(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-# One snapshot of this machine: processors, memory, devices, interpreters and their torch, with who said what.
+# One snapshot of this machine: processors, memory, devices, interpreters and their torch, with the source of each.
 #
-# `detect` never raises on what it finds, starts nothing that would touch a device (probes do, in children of their
-# own),
-# and imports no framework. Only a wish that can't be fulfilled, such as a misspelt fake, is an error.
+# `detect` never raises on what it finds, starts nothing that would touch a device (probes do, in their children), and
+# imports no framework. Only an invalid request, such as a misspelt fake, is an error.
 
 _GIT_LIMIT_S = 2.0
 _SYSCTL = ("sysctl", "machdep.cpu.brand_string", "hw.physicalcpu", "hw.logicalcpu")
@@ -253,8 +250,8 @@ def detect(  # noqa: PLR0913 - what a snapshot is made of
 ) -> Capability:
     """Take a snapshot.
 
-    `find` finds the devices, `folder` is whose commit is the code's, `pythons` are the interpreters to look at,
-    `files` is the root below which the kernel's listings lie. Deep: a Python whose files tell of no torch is asked.
+    `find` detects the devices, `folder` is the repository of the code's commit, `pythons` are the interpreters to
+    inspect, `files` is the root of the kernel's lists. Deep: a Python whose files show no torch is run.
     """
     proc = os.path.join(files, "proc")
     found = find()
@@ -285,9 +282,9 @@ def detect(  # noqa: PLR0913 - what a snapshot is made of
         sources={
             "hostname": name_by,
             "os": "kernel",
-            "cpu_name": listed_by or "nobody",
+            "cpu_name": listed_by or "unknown",
             "cpu_cores": cores_by,
-            "ram": "nobody" if memory.total_bytes is None else "kernel",
+            "ram": "unknown" if memory.total_bytes is None else "kernel",
             "interpreters": "installed files, torch" if deep else "installed files",
             "training_commit": "git",
             "recipes": "cookbooks",
@@ -298,7 +295,7 @@ def detect(  # noqa: PLR0913 - what a snapshot is made of
 
 
 def git_head(folder: str, ask: CommandRunner) -> str:
-    """Return the commit that is checked out around a folder; nothing without git, a repository or an answer in 2 s."""
+    """Return the commit that is checked out around a folder; nothing without git, a repository or a result in 2 s."""
     place = os.path.abspath(folder)
     while not os.path.exists(os.path.join(place, ".git")):
         if place == os.path.dirname(place):
@@ -322,7 +319,7 @@ def _processors(proc: str, ask: CommandRunner) -> tuple[Processors, str]:
 
 
 def _usable(processors: Processors, proc: str, source: str) -> tuple[int, int, str]:
-    """Return cores and threads that work may have, and who says it: a container's limits count, not its machine's."""
+    """Return cores and threads that work may use, and the source: a container's limits count, not its machine's."""
     logical = processors.threads or os.cpu_count() or 1
     cores = processors.cores or logical
     usable = usable_cores(proc)
@@ -334,7 +331,7 @@ def _usable(processors: Processors, proc: str, source: str) -> tuple[int, int, s
 def _print() -> int:
     from stoker.core.jsontext import dumps  # noqa: PLC0415 - the same
     from stoker.devices.probes.inventory import find_devices  # noqa: PLC0415 - the same
-    from stoker.host.command_runner import SubprocessRunner  # noqa: PLC0415 - for whoever runs this module
+    from stoker.host.command_runner import SubprocessRunner  # noqa: PLC0415 - only if this module is run
 
     environment = os.environ  # noqa: TID251 - run by itself, this module is the front door
     ask = SubprocessRunner(environment)

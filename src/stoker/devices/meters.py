@@ -1,9 +1,9 @@
-"""A meter that keeps one child beside it, which asks NVIDIA's library, and talks to it over a pipe.
+"""A meter with one child process, which queries NVIDIA's library over a pipe.
 
-The child holds the library, so nothing of it is ever loaded here; it takes no memory on any device. A question has a
-limit. A child that hangs is killed, questions are answered with `None` for a while, and then another one is started.
-The child goes when this process goes, even by kill -9. After a fork, the new process starts a child of its own and
-leaves the old one to its parent. Any thread may ask.
+The child loads the library, so nothing of it is ever loaded here; it takes no memory on any device. A query has a
+timeout. A child that hangs is killed, queries return `None` for a while, and then another one is started. The child
+ends with this process, even by kill -9. After a fork, the new process starts a child of its own and leaves the old one
+to its parent. Thread-safe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.devices.probes.readers import KernelFiles, bytes_value, marked_objec
 from stoker.host.command_runner import LIMIT_S
 from stoker.host.resources import memory_available_bytes
 
-# Meters that read files: AMD's devices by the graphics driver's, and devices that work in the machine's memory.
+# Meters that read files: AMD's devices by the graphics driver's, and devices that use the machine's memory.
 
 _PROCESSES = "/sys/class/kfd/kfd/proc"
 
@@ -60,7 +60,7 @@ class AmdMeter:
         pass
 
     def _driver_number(self, pci: str) -> str:
-        """Return the number by which the compute driver calls a device in the files of processes."""
+        """Return the number of a device in the compute driver's files of processes."""
         for node in self._files.names(probes_amd.NODES, r"\d+"):
             properties = probes_amd.read_properties(self._files.text(f"{probes_amd.NODES}/{node}/properties"))
             if probes_amd.address(properties) == pci:
@@ -69,9 +69,9 @@ class AmdMeter:
 
 
 class UnifiedMeter:
-    """Measures devices that work in the machine's memory: what the machine has left is free.
+    """Measures devices that use the machine's memory: what the machine has left is free.
 
-    What each process holds is the other meter's to say, if it can.
+    The other meter measures processes, if it can.
     """
 
     def __init__(self, inner: Meter, files: KernelFiles) -> None:
@@ -89,22 +89,22 @@ class UnifiedMeter:
 
 
 REST_S = 10.0
-"""How long nobody is asked after a child has failed."""
+"""How long no child is started after one has failed."""
 _GOING_S = 0.5
 _MOST_BYTES = 1 << 20
 
 Command = Callable[[], Sequence[str] | None]
-"""Gives the child's command; `None` if there is none."""
+"""Returns the child's command; `None` if there is none."""
 
 
 def nvml_command() -> Sequence[str] | None:
-    """Return the command of the child that asks NVIDIA's library; none where its Python half is not installed."""
+    """Return the command of the child that queries NVIDIA's library; none if its Python half is not installed."""
     folder = library_folder()
     return child_command(folder, "meter", str(os.getpid())) if folder else None
 
 
 class NvmlMeter:
-    """Measures NVIDIA's devices, parts of divided ones included. Nothing is started before the first question."""
+    """Measures NVIDIA's devices, parts of divided ones included. Nothing is started before the first query."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class NvmlMeter:
 
 
 class _Talk:
-    """One child and what is said between it and us. One thread at a time."""
+    """One child and the pipes to it. Not thread-safe."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -192,12 +192,12 @@ class _Talk:
             os.set_blocking(pipe.fileno(), False)
 
     def ask(self, what: str, uuid: str, limit_s: float) -> Any:
-        """Return the value that the child answers with, `None` if it has none. Raises if it does not answer."""
+        """Return the child's response, `None` if it has no value. Raises if it does not respond."""
         self._number += 1
         question = jsontext.dumps({"id": self._number, "ask": what, "uuid": uuid}).encode() + b"\n"
         to_child, from_child = self._pipes()
         os.write(to_child.fileno(), question)
-        # Real time: what is limited here is how long a thread may be kept waiting.
+        # Real time: it limits how long a thread may block.
         clock = SystemClock()
         deadline_s = clock.monotonic_s() + limit_s
         with selectors.DefaultSelector() as selector:
@@ -205,9 +205,9 @@ class _Talk:
             while True:
                 left_s = deadline_s - clock.monotonic_s()
                 if left_s <= 0 or not selector.select(left_s):
-                    raise TimeoutError("the meter's child does not answer")
+                    raise TimeoutError("the meter's child does not respond")
                 for answer in self._read(from_child):
-                    # A child that can't reach the library says so in place of an answer, and ends.
+                    # A child that can't reach the library reports that instead of a value, and ends.
                     if "error" in answer and "id" not in answer:
                         raise ValueError(answer["error"])
                     if answer.get("id") == self._number:
@@ -218,10 +218,10 @@ class _Talk:
         self._kill()
 
     def forget(self) -> None:
-        """Close our copies of the pipes; the child itself is another process's."""
+        """Close our copies of the pipes; the child itself belongs to another process."""
         self._kill.detach()
         _close_pipes(self._process)
-        # Else it would be waited for here, where it is nobody's child.
+        # Otherwise it would be waited for here, where it is not a child.
         self._process.returncode = 0
 
     def _read(self, pipe: IO[bytes]) -> list[dict[str, Any]]:
@@ -264,13 +264,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# Which meter measures which device: one for all devices of a machine, put together of those that know a kind.
+# Which meter measures which device: one for all devices of a machine, composed of one per kind.
 
 
 def open_meter(devices: Iterable[Device], environment: Mapping[str, str], *, files: str = "/") -> Meter:
-    """Return a meter for these devices. Nothing is started before the first question; close it when done.
+    """Return a meter for these devices. Nothing is started before the first query; caller closes.
 
-    Invented devices are measured as invented. Of a device that no meter knows, the answer is `None`.
+    Fake devices have fake values. A device without a meter is `None`.
     """
     listed = tuple(devices)
     kernels = KernelFiles(files)
@@ -287,7 +287,7 @@ def open_meter(devices: Iterable[Device], environment: Mapping[str, str], *, fil
 
 
 class MeterOfAll:
-    """Sends each question to the meter that knows the device."""
+    """Passes each query to the meter of the device."""
 
     def __init__(self, meters: Mapping[str, Meter]) -> None:
         self._meters = dict(meters)

@@ -199,12 +199,12 @@ class MemoryGate:
             return
         from stoker.devices.estimate.terms import CalibrationFile  # noqa: PLC0415 - milliseconds that a cached run never needs
 
-        foretold_bytes = max(1, round(promised_bytes * 100 / needs.foretold_percent))
+        estimated_bytes = max(1, round(promised_bytes * 100 / needs.foretold_percent))
         # A book that can't be written costs nothing but what it would have taught.
         with suppress(StokerError):
-            measured_bytes = max(took_bytes, foretold_bytes)
+            measured_bytes = max(took_bytes, estimated_bytes)
             book = CalibrationFile(self._peaks)
-            book.note_under(needs.peaks, measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
+            book.note_under(needs.peaks, measured_bytes=measured_bytes, estimated_bytes=estimated_bytes)
 
     def advice_to_share(self, node: PlanNode, action: Action) -> str:
         """Return how work that waits for whole devices could have a part of one instead, from what it took before."""

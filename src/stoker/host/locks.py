@@ -117,8 +117,8 @@ class FileLock:
         fd, self._fd = self._fd, None
         if fd is not None:
             _held_here.discard(self)
-            # Unsigned first: the next process that finds it held must not read our name there. A disk error must not keep
-            # the lock held, nor spoil what was done under it.
+            # Unsigned first: the next process that finds it held must not read our name there. A disk error must not
+            # keep the lock held, nor spoil what was done under it.
             with suppress(OSError):
                 os.ftruncate(fd, 0)
             if self._removes_file:

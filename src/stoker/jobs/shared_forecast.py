@@ -60,7 +60,7 @@ def foretell_companies(
     shared: Callable[[Trial], SharedBase | None],
     room: SharedProcessCapacity,
 ) -> list[SharedProcessEstimate]:
-    """Foretell the companies that trials with some nodes become, in the order of their first members.
+    """Estimator the companies that trials with some nodes become, in the order of their first members.
 
     What works alone makes none, and neither does a trial that has none of these nodes.
     """
@@ -77,7 +77,7 @@ def foretell_companies(
 
 
 def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str) -> SharedProcessEstimate:
-    from stoker.devices.estimate.shared_base import seated  # noqa: PLC0415 - 7 ms that only a company should cost
+    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only a company should cost
 
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes
@@ -90,7 +90,7 @@ def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str)
     most = min((one.most for one in members if one.most), default=len(members))
     may = own[:most]
     # One begins whatever is free at the moment: it waits until there is room.
-    at_once = len(may) if free_bytes is None else max(1, seated(free_bytes, base_bytes, may))
+    at_once = len(may) if free_bytes is None else max(1, fitting_members(free_bytes, base_bytes, may))
     return SharedProcessEstimate(
         members=len(members),
         at_once=at_once,

@@ -19,7 +19,7 @@ def test_a_plan_learns_what_companies_of_its_kind_took_and_where_to_note_the_nex
     path = str(tmp_path / "vram.json")
     first = remembered(path, COMPANY)
     assert first.correction is None
-    CalibrationFile(path).note_under(first.names, measured_bytes=110, foretold_bytes=100)
+    CalibrationFile(path).note_under(first.names, measured_bytes=110, estimated_bytes=100)
     told = remembered(path, COMPANY)
     assert told.names == keys_of(COMPANY, version("torch"))
     assert told.correction is not None

@@ -43,7 +43,7 @@ def test_a_need_that_can_never_fit_is_refused_with_its_numbers():
     assert isinstance(answer, AdmissionRefusal)
     assert answer.most_bytes == 16 * GIB - 16 * GIB // 10
     assert answer.why == (
-        "it needs 15.0 GiB; this machine has 16.0 GiB, of which 1.6 GiB stay with the machine: 14.4 GiB at most"
+        "it needs 15.0 GiB; this machine has 16.0 GiB, of which 1.6 GiB are the system reserve: 14.4 GiB at most"
     )
 
 
@@ -61,7 +61,7 @@ def test_a_need_that_does_not_fit_now_waits_for_work_of_ours_and_is_refused_with
     assert isinstance(waiting, AdmissionDelay)
     assert isinstance(refused, AdmissionDelay)
     assert (waiting.may_wait, refused.may_wait) == (True, False)
-    assert refused.why == "it needs 7.4 GiB; 9.0 GiB are free now, and 1.6 GiB of that stay with the machine"
+    assert refused.why == "it needs 7.4 GiB; 9.0 GiB are free now, and 1.6 GiB of that are the system reserve"
 
 
 def test_a_declared_need_is_capped_two_gib_above_it():
@@ -74,7 +74,7 @@ def test_no_cap_reaches_into_the_floor():
     empty = MachineMemory(total_bytes=16 * GIB, available_bytes=16 * GIB)
     answer = admit(14 * GIB, empty)
     assert cap_of(answer) == 16 * GIB - 16 * GIB // 10
-    assert "no more than all above the floor" in answer.why
+    assert "no more than all above the reserve" in answer.why
 
 
 def test_memory_that_cannot_be_read_refuses_nobody():

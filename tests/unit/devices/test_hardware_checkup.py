@@ -66,7 +66,7 @@ def test_a_machine_in_order_has_nothing_but_good_checks_without_hints() -> None:
         "cpu: Ryzen 9, 8 cores, 16 threads",
         "memory: 32.0 GiB RAM, 20.0 GiB available",
         "disk: store, runs: 100.0 GiB of 400.0 GiB free on / (ext4)",
-        "containment: cgroup2: a program that goes beyond its memory is ended alone",
+        "containment: cgroup2: only a program that exceeds its memory limit is ended",
         "clock: synchronised",
         "port 7717: free for a coordinator",
         (
@@ -122,7 +122,7 @@ def test_what_probes_noticed_becomes_a_warning_with_its_hint() -> None:
         pytest.param({"free_bytes": 4096}, CheckStatus.BAD, "stoker store prune", id="full"),
         pytest.param({"is_read_only": True}, CheckStatus.BAD, "STOKER_HOME", id="read-only"),
         pytest.param({"is_writable": False}, CheckStatus.BAD, "STOKER_HOME", id="no permission"),
-        pytest.param({"type": "tmpfs"}, CheckStatus.WARN, "gone when the machine restarts", id="in memory"),
+        pytest.param({"type": "tmpfs"}, CheckStatus.WARN, "lost when the machine restarts", id="in memory"),
         pytest.param({"type": "nfs4"}, CheckStatus.WARN, "network disk", id="remote"),
     ],
 )
@@ -184,7 +184,7 @@ def test_memory_below_the_floor_and_unknown_memory_are_warnings() -> None:
     untold = check_machine(capability(ram_available_bytes=None))[1]
     assert (untold.verdict, untold.message) == (
         CheckStatus.WARN,
-        "32.0 GiB RAM; the system does not say how much is available",
+        "32.0 GiB RAM; available memory unknown: the system does not report it",
     )
 
 
@@ -192,7 +192,7 @@ def test_memory_below_the_floor_and_unknown_memory_are_warnings() -> None:
     ("torch", "built", "verdict", "hint"),
     [
         ("2.11.0+cpu", "", CheckStatus.WARN, "install a torch that was built for CUDA"),
-        ("2.11.0", "13.0", CheckStatus.WARN, "the driver speaks CUDA 12.4"),
+        ("2.11.0", "13.0", CheckStatus.WARN, "the driver supports CUDA 12.4"),
         ("2.11.0", "12.8", CheckStatus.OK, ""),
         ("2.5.0+rocm6.2", "6.2", CheckStatus.OK, ""),
     ],
@@ -208,7 +208,7 @@ def test_no_torch_matters_only_where_there_is_a_device() -> None:
     python = MachineInterpreter(path="/v/bin/python", version="3.11")
     assert check_torch(capability(interpreters=(python,)))[0].verdict is CheckStatus.OK
     assert check_torch(capability(device(0), interpreters=(python,)))[0].verdict is CheckStatus.WARN
-    assert check_torch(capability())[0].message.startswith("no Python was found")
+    assert check_torch(capability())[0].message.startswith("no Python found")
 
 
 def test_a_cookbook_that_can_not_be_loaded_is_a_warning() -> None:

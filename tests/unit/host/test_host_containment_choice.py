@@ -106,4 +106,4 @@ def test_an_ordinary_user_gets_what_the_kernel_gives_an_ordinary_user(tmp_path):
         pytest.skip(f"an ordinary user has {mechanism} here")
     assert said == f"{512 * 1024}\n{NOBODY}\n"
     assert list(tried) == [Mechanism.SYSTEMD, Mechanism.CGROUP2, Mechanism.CGROUP1]
-    assert "does not answer" in tried[Mechanism.SYSTEMD]
+    assert "does not respond" in tried[Mechanism.SYSTEMD]

@@ -33,7 +33,7 @@ def test_the_sockets_to_try_are_those_of_the_user():
 
 
 def test_a_user_without_a_systemd_is_told_so(tmp_path):
-    with pytest.raises(ContainmentUnavailable, match=r"does not answer .*No such file"):
+    with pytest.raises(ContainmentUnavailable, match=r"does not respond .*No such file"):
         UserBus.connect({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 

@@ -35,10 +35,10 @@ from stoker.devices.estimate.shared_base import (
     MultiAdapterNeeds,
     MultiAdapterTraining,
     SmallerOption,
+    adapters_of_unknown_number,
     bases_that_fit,
     chunk_tokens,
-    company_of_many,
-    estimate_company,
+    estimate_adapters,
     fewer_tokens,
     largest_fit,
     no_room,
@@ -68,20 +68,20 @@ class Load:
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
     """Return what a base takes once, and one adapter beside it."""
-    return estimate_company(_company(shape, load, where)).needs
+    return estimate_adapters(_company(shape, load, where)).needs
 
 
 def placed_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
     """Give the same for machines that are elsewhere: there members of any size have to agree on what the base takes."""
     company = _company(shape, load, where)
-    found = estimate_company(company).needs
+    found = estimate_adapters(company).needs
     return MultiAdapterNeeds(
         base_bytes=max(steady_base_bytes(company), found.base_bytes), member_bytes=found.member_bytes
     )
 
 
 def _company(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterTraining:
-    return company_of_many(
+    return adapters_of_unknown_number(
         shape,
         dtype=load.dtype,
         rank=load.rank,
@@ -112,7 +112,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
 
 def _as_asked(company: MultiAdapterTraining) -> MultiAdapterEstimate:
     """Estimate as it is requested: with what many hold once, since the number of members is not known."""
-    return changed(estimate_company(changed(company, adapters=MANY)), adapters=company.adapters)
+    return changed(estimate_adapters(changed(company, adapters=MANY)), adapters=company.adapters)
 
 
 def rooms_here(*, gpus: int) -> list[MultiAdapterCapacity]:
@@ -152,7 +152,7 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
         return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
     company, here = _company(base.shape, load, MemoryLocation.CUDA), surroundings()
     remembered = here.remembered(company)
-    found = estimate_company(company, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
+    found = estimate_adapters(company, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
     return Needs(
         gpu=gpus,
         vram_gib=found.total_bytes / GIB,

@@ -1,5 +1,5 @@
 """How much device memory a training will take, before it starts.
 
-Promises: each term of the sum is shown, with where it came from.
+Promises: each term of the sum is shown, with its source.
 Start with `terms`.
 """

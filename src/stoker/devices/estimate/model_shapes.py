@@ -1,4 +1,4 @@
-"""From a config.json to a shape: one reader per family, with transformers' defaults for what is left out."""
+"""From a config.json to a shape: one reader per family, with transformers' defaults for missing fields."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from stoker.core.errors import BadInput, Diagnostic, InvalidInput
 from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
 
-# The shape of a language model: how wide, how deep, which matrices, so that its parameters can be counted exactly.
-#
-# Only nouns and sums; `families` reads them from a config.json.
+# The shape of a language model: width, depth, matrices, so that its parameters can be counted exactly.
 
 
 class Norm(StrEnum):
@@ -68,27 +66,27 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     inner: int
-    """How wide a block's second half is inside."""
+    """Inner width of a block's second half."""
     vocabulary: int
     is_tied: bool
     """The output matrix is the embedding."""
     linears: tuple[Linear, ...]
     """The matrices of one block, in the order in which they are made."""
     positions: int = 0
-    """Learned positions; none where they are computed."""
+    """Learned positions; none if they are computed."""
     rotary_dim: int = 0
-    """How much of each head is rotated by position."""
+    """Rotated part of each head."""
     has_head_norms: bool = False
     """Queries and keys are normalised, head by head."""
     is_sequential: bool = True
-    """A block's second half reads what its first half gave."""
+    """A block's second half reads the output of its first half."""
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
 
     @property
     def norm_parameters(self) -> int:
-        """What one norm over a whole row has."""
+        """Parameters of one norm over a whole row."""
         return self.hidden * (2 if self.norm is Norm.LAYER else 1)
 
     @property
@@ -101,7 +99,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has; a tied matrix counts once."""
+        """Number of parameters; a tied matrix counts once."""
         return sum(self.all_parameters())
 
     def all_parameters(self) -> Iterator[int]:
@@ -127,14 +125,14 @@ class ModelShape:
 
     @property
     def digest(self) -> Digest:
-        """Name the shape: what its measured peaks are kept under."""
-        told = [
+        """Return the name under which measured peaks of the shape are kept."""
+        fields = [
             self.family, self.hidden, self.layers, self.heads, self.kv_heads, self.head_dim, self.inner,
             self.vocabulary, self.is_tied, self.positions, self.activation, self.rotary_dim, self.is_sequential,
             [[one.name, one.inputs, one.outputs, one.has_bias] for one in self.linears],
             [self.residual_dropout, self.attention_dropout, self.embedding_dropout],
         ]  # fmt: skip
-        return digest_value("model-shape", told)
+        return digest_value("model-shape", fields)
 
 
 _MOST = 10**8
@@ -150,7 +148,7 @@ class _Fields:
         self.faults: list[Diagnostic] = []
 
     def whole(self, *names: str, default: int | None, most: int = _MOST) -> int:
-        """Read a count: the first of these names that is there."""
+        """Read a count: the first of these names that is present."""
         value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             self._note(names[0], f"{value!r} is not a whole number from 1 to {most:,}")
@@ -183,7 +181,7 @@ class _Fields:
             self.faults.append(Diagnostic(self._where, f"{what}: {large} is not a multiple of {small}"))
 
     def rotary_share(self, default: float) -> float:
-        """Read how much of a head is rotated, wherever this version of transformers keeps it."""
+        """Read the rotated part of a head, wherever this version of transformers keeps it."""
         rope = self._config.get("rope_parameters")
         nested = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
         named = next(
@@ -209,25 +207,25 @@ def read_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mode
     if reader is None:
         known = ", ".join(sorted(_FAMILIES))
         near = did_you_mean(family, _FAMILIES) if isinstance(family, str) else ""
-        said = f"no family of models that is known here: {family!r}" if family else "it has no model_type"
-        raise BadInput(f"{where}: {said}", hint=f"{near} known: {known}".strip())
+        problem = f"no family of models that is known here: {family!r}" if family else "it has no model_type"
+        raise BadInput(f"{where}: {problem}", hint=f"{near} known: {known}".strip())
     fields = _Fields(config, where)
     shape = reader(fields, str(family))
     if fields.faults:
         count = len(fields.faults)
-        message = str(fields.faults[0]) if count == 1 else f"{where} describes no model: {count} faults"
+        message = str(fields.faults[0]) if count == 1 else f"{where} is not a model configuration: {count} faults"
         raise InvalidInput(message, faults=tuple(fields.faults))
     return shape
 
 
 def families() -> list[str]:
-    """Name the families that can be read."""
+    """Return the names of the supported families."""
     return sorted(_FAMILIES)
 
 
 @frozen
 class _Usual:
-    """What a family leaves out of its config.json when it is as usual."""
+    """A family's defaults for fields missing in its config.json."""
 
     hidden: int = 4096
     layers: int = 32
@@ -241,7 +239,7 @@ class _Usual:
     activation: str = "silu"
     has_qkv_bias: bool = False
     may_have_bias: bool = True
-    """Its config.json may say `attention_bias`."""
+    """Its config.json may have `attention_bias`."""
     has_head_norms: bool = False
 
 

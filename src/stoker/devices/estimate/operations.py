@@ -1,7 +1,7 @@
-"""What each of torch's operations takes, keeps and gives back, forward and backward.
+"""Memory that each of torch's operations takes, keeps and frees, forward and backward.
 
 Named for what they do; the sizes are those of torch's own kernels. Temporaries that live for one kernel only are here
-where they are as large as their operands, because they decide where the fullest moment lies.
+if they are as large as their operands, because they decide where the peak is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SUM_BYTES = 32768
 
 
 def cast(tape: Tape, x: SymbolicTensor, width: int, purpose: Purpose | None = None) -> SymbolicTensor:
-    """Copy into another width; nothing where it has that width."""
+    """Copy into another width; nothing if it has that width."""
     if x.width == width:
         return x
     size_bytes = x.size_bytes
@@ -151,7 +151,7 @@ def product(
 
 
 def _summed(tape: Tape, rows: int, columns: int, width: int) -> Storage:
-    """Add rows up into one; torch adds many of them in parts, in a place of their own."""
+    """Add rows up into one; torch adds many of them in parts, in a buffer of their own."""
     if rows < _MANY_ROWS:
         return tape.fresh(columns * width)
     _parts = tape.fresh(columns * min(rows * (2 if columns <= _FEW_COLUMNS else 8), _SUM_BYTES))
@@ -185,7 +185,7 @@ def slices(tape: Tape, x: SymbolicTensor, parts: Sequence[int]) -> list[Symbolic
 
 
 def by_head(tape: Tape, x: SymbolicTensor) -> SymbolicTensor:
-    """Look at rows head by head; backward, the gradient is laid out anew."""
+    """View rows head by head; backward, the gradient is copied into another layout."""
     size_bytes = x.size_bytes
     return tape.result(x.storage, x.elements, x.width, (x,), lambda _: (tape.viewed(size_bytes),))
 

@@ -1,6 +1,6 @@
-"""A company of adapters as its memory sees it: one frozen base, held once, and what every member adds.
+"""Memory of several adapters over one frozen base: the base is held once, and every member adds its own.
 
-Banks and rows are padded to the largest member, so all members of a company take the same, and a company of K takes
+Banks and rows are padded to the largest member, so all members take the same, and K of them take
 `base_bytes + K * member_bytes`. That is what the ledger charges: the base once, then increments.
 """
 
@@ -43,19 +43,19 @@ from stoker.devices.estimate.training_setup import (
 
 # What the language cookbook's engine holds in one step, counted from its own forward and backward pass.
 #
-# It keeps no graph of autograd's: of each block what came in, rotated queries, keys and values with what attention
-# gave, what the second half got, gate and up, and the narrow products of adapters. Norms and gates are computed again.
-# Where kernels are not compiled, what is done element by element makes copies of its own, mostly in 32 bits.
+# It keeps no graph of autograd's: of each block the input, rotated queries, keys and values with the output of
+# attention, the input of the second half, gate and up, and the narrow products of adapters. Norms and gates are
+# recomputed. Without compiled kernels, element-wise operations make copies of their own, mostly in 32 bits.
 
 CHUNK_BYTES = 512 * 1024**2
-"""Of the logits, in 32 bits, of the tokens whose losses are computed at a time."""
+"""Size limit of the logits, in 32 bits, of the tokens whose losses are computed at a time."""
 _FLOAT = 4
 _INT = 8
 
 
 @frozen
 class MemberActivations:
-    """How one member's rows go through the base."""
+    """Activations of one member."""
 
     shape: ModelShape
     rank: int
@@ -73,7 +73,7 @@ class MemberActivations:
         return self.dtype.bytes
 
     def kept_bytes(self) -> int:
-        """Return what all blocks keep until the backward pass, with what goes into the first and out of the last."""
+        """Return what all blocks keep until the backward pass, with the first input and the last output."""
         shape, qkv = self.shape, self.shape.q_width + 2 * self.shape.kv_width
         narrow = self.rank * len(targeted(shape, self.targets))
         kept = 2 * shape.hidden + qkv + shape.q_width + 2 * shape.inner + narrow
@@ -85,7 +85,7 @@ class MemberActivations:
         return self.tokens * (shape.layers * block + ends)
 
     def _attention_bytes(self) -> int:
-        """Return what attention keeps of one token in one block, beyond what went in and came out."""
+        """Return what attention keeps of one token in one block, beyond its input and output."""
         shape = self.shape
         if not self.has_flash:
             # Scores before and after softmax, keys and values for every head.
@@ -101,11 +101,11 @@ class MemberActivations:
         return 2 * self.shape.q_width * self.width
 
     def working_bytes(self) -> int:
-        """Return what one block's backward pass has beyond that, at its fullest."""
+        """Return what one block's backward pass has beyond that, at its peak."""
         return self.tokens * max(self._gate_bytes(), self._rest_bytes())
 
     def _gate_bytes(self) -> int:
-        """While the gate is gone through backward: what comes from above, what it gave, and three results."""
+        """During the backward pass of the gate: the incoming gradient, its output, and three results."""
         inner = self.shape.inner
         held = (self.shape.hidden + 4 * inner) * self.width
         if self.is_compiled:
@@ -115,11 +115,11 @@ class MemberActivations:
         return held + copies * inner * _FLOAT
 
     def _rest_bytes(self) -> int:
-        """While attention is gone through backward."""
+        """During the backward pass of attention."""
         shape, width = self.shape, self.width
         qkv = shape.q_width + 2 * shape.kv_width
         left = (4 * shape.hidden + shape.q_width) * width
-        # Gradients of queries, keys and values, joined anew; the kernel's own sums in 32 bits, and keys for every head.
+        # Gradients of queries, keys and values, joined; the kernel's own sums in 32 bits, and keys for every head.
         attention = 2 * qkv * width + shape.q_width * _FLOAT + (2 * shape.q_width * width if self._has_groups else 0)
         if not self.has_flash:
             attention += 2 * shape.heads * self.sequence * width
@@ -142,7 +142,7 @@ def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: boo
 
 
 def chunk_tokens(shape: ModelShape) -> int:
-    """Return how many tokens' logits are there at a time, at most."""
+    """Return the maximum number of tokens whose logits are held at a time."""
     return max(1, CHUNK_BYTES // (_FLOAT * shape.vocabulary))
 
 
@@ -154,35 +154,35 @@ def state_bytes(count: int, dtype: Width) -> int:
 def first_step_bytes(count: int, dtype: Width) -> int:
     """Return what the allocator holds beyond its tensors after the first compiled step, for each of so many parameters.
 
-    Fitted, not counted: on an H200 it was 4 to 16 bytes a parameter, most where kernels were compiled for the first
-    time. Nobody has found out yet what takes it.
+    Fitted, not counted: on an H200 it was 4 to 16 bytes per parameter, most where kernels were compiled for the first
+    time. Its cause is not known.
     """
     return count * (3 * _FLOAT + dtype.bytes) * 2 // 3
 
 
 def updating_bytes(count: int, dtype: Width, *, is_compiled: bool) -> int:
-    """Return what its update makes beside that: gradients, their sums, and copies of the larger half as it is moved."""
+    """Return what its update makes beside that: gradients, their sums, and copies of the larger half."""
     copies = 0 if is_compiled else 6
     return count * (dtype.bytes + _FLOAT) + copies * _FLOAT * count * 3 // 5
 
 
 MIB = 1024**2
 MANY = 32
-"""As so many a company counts whose number nobody knows yet."""
+"""The number of members that is assumed while it is not known."""
 IMPORTS_BYTES = 512 * MIB
 """What a process takes of the machine's memory once it has imported torch."""
 _STEADY_TOKENS = 32_768
 """More than any vocabulary of a real model lets into one chunk; toys may have a larger one."""
 _WORKSPACES_BYTES = 64 * MIB
 _SPARE_PERCENT = 7
-"""Of what comes and goes: what the allocator keeps beyond it."""
+"""Of temporary memory: what the allocator keeps beyond it."""
 _WIDTHS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _EVEN_RANK = 8
-"""On a GPU ranks are filled up to a multiple of this."""
+"""On a GPU ranks are padded to a multiple of this."""
 
 
 class MemoryLocation(StrEnum):
-    """Whose memory it is."""
+    """Device memory or the machine's."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -203,13 +203,13 @@ class MultiAdapterTraining:
     sequence: int = 1024
     """Tokens of each: the longest of any."""
     dtype: Width = Width.BF16
-    """Of the base, and what products are computed in."""
+    """Of the base and of products."""
     where: MemoryLocation = MemoryLocation.CUDA
     is_compiled: bool = True
     is_synchronized: bool = True
-    """All members are in every step; else one at a time, and activations are there once."""
+    """All members are in every step; otherwise one at a time, and activations are held once."""
     is_packed: bool = True
-    """Several sequences may lie in one row: where data are packed, and on GPUs wherever that saves padding."""
+    """Several sequences may be in one row: if data are packed, and on GPUs wherever that saves padding."""
 
     @property
     def tokens(self) -> int:
@@ -218,17 +218,17 @@ class MultiAdapterTraining:
 
     @property
     def bank_rank(self) -> int:
-        """What ranks are filled up to."""
+        """The padded rank."""
         return -(-self.rank // _EVEN_RANK) * _EVEN_RANK if self.where is MemoryLocation.CUDA else self.rank
 
     @property
     def compiles(self) -> bool:
-        """Kernels are compiled on GPUs alone."""
+        """True if kernels are compiled: on GPUs alone."""
         return self.is_compiled and self.where is MemoryLocation.CUDA
 
     @property
     def passing(self) -> MemberActivations:
-        """How one member's rows go through the base."""
+        """Activations of one member."""
         shape = self.shape
         # No kernel of CUDA's that holds no scores takes 32-bit floats where heads share keys.
         has_flash = self.where is MemoryLocation.CPU or self.dtype is not Width.FP32 or shape.kv_heads == shape.heads
@@ -246,7 +246,7 @@ class MultiAdapterTraining:
 
     @property
     def kind(self) -> str:
-        """Name everything but how much at a time: companies of one kind are wrong by the same factor, nearly."""
+        """Name everything but the amount of data: estimates of one kind are wrong by nearly the same factor."""
         compiled = "compiled" if self.compiles else "eager"
         turns = "together" if self.is_synchronized else "in-turn"
         packed = "" if self.is_packed else " unpacked"
@@ -255,7 +255,7 @@ class MultiAdapterTraining:
 
     @property
     def exact_kind(self) -> str:
-        """Name it with how much each member has at a time."""
+        """Name it with the amount of data of each member."""
         return f"{self.kind} rows={self.rows} sequence={self.sequence}"
 
 
@@ -274,11 +274,11 @@ class MultiAdapterNeeds:
 
 @frozen
 class MultiAdapterEstimate:
-    """What a company will take of one device, or of the machine's memory."""
+    """Memory of several adapters on one device, or in the machine."""
 
     adapters: int
     base: tuple[EstimateTerm, ...]
-    """Once, however many members there are."""
+    """Once, for any number of members."""
     member: tuple[EstimateTerm, ...]
     """For each of them."""
     parameters: int
@@ -292,7 +292,7 @@ class MultiAdapterEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """What all of them take together."""
+        """For all members together."""
         return self.needs.base_bytes + self.adapters * self.needs.member_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -310,50 +310,50 @@ class MultiAdapterEstimate:
         }
 
 
-def estimate_company(
-    company: MultiAdapterTraining,
+def estimate_adapters(
+    training: MultiAdapterTraining,
     *,
     context_bytes: int | None = None,
     gpu: str = "",
     correction: Correction | None = None,
 ) -> MultiAdapterEstimate:
-    """Foretell what a company takes, term by term. `gpu` is the device's name: contexts differ.
+    """Estimate the memory of several adapters, term by term. `gpu` is the device's name: contexts differ.
 
-    However many of its members there are by then, from one on, it is enough for them.
+    The estimate is enough for any number of members from one on.
     """
-    refuse_no_adapters(company.shape, company.targets)
-    passing = company.passing
-    base = [_weights(company), _process(company, context_bytes, gpu)]
-    member = [_adapter(company)]
-    once, each = _loss(company, passing, company.adapters), _loss(company, passing, 1)
-    if _is_less_for_each(company, once, each):
+    refuse_no_adapters(training.shape, training.targets)
+    passing = training.passing
+    base = [_weights(training), _process(training, context_bytes, gpu)]
+    member = [_adapter(training)]
+    once, each = _loss(training, passing, training.adapters), _loss(training, passing, 1)
+    if _is_less_for_each(training, once, each):
         member.append(each)
     else:
         base.insert(1, once)
-    (member if company.is_synchronized else base).extend(_step(company, passing))
+    (member if training.is_synchronized else base).extend(_step(training, passing))
     if correction is not None:
         member.append(calibration_term(member, correction))
     return MultiAdapterEstimate(
-        adapters=company.adapters,
+        adapters=training.adapters,
         base=tuple(base),
         member=tuple(member),
-        parameters=company.shape.parameters,
-        trained_parameters=adapter_parameters(company.shape, company.targets, company.rank),
+        parameters=training.shape.parameters,
+        trained_parameters=adapter_parameters(training.shape, training.targets, training.rank),
         measured_runs=0 if correction is None else correction.runs,
     )
 
 
-def steady_base_bytes(company: MultiAdapterTraining) -> int:
-    """Return what is held once whatever members do at a time: with the loss of a whole chunk, as if nothing hid it.
+def steady_base_bytes(training: MultiAdapterTraining) -> int:
+    """Return what is held once, whatever members do: with the loss of a whole chunk.
 
-    Members that are placed apart from each other agree on it, and so on having one base.
+    Members that are placed independently agree on it, and so on having one base.
     """
-    tokens = min(chunk_tokens(company.shape), _STEADY_TOKENS)
-    chunk = loss_bytes(company.shape, company.dtype, tokens, is_compiled=company.compiles)
-    return _weights(company).size_bytes + chunk + _process(company, None, "").size_bytes
+    tokens = min(chunk_tokens(training.shape), _STEADY_TOKENS)
+    chunk = loss_bytes(training.shape, training.dtype, tokens, is_compiled=training.compiles)
+    return _weights(training).size_bytes + chunk + _process(training, None, "").size_bytes
 
 
-def company_of_many(  # noqa: PLR0913 - what a recipe knows of one member
+def adapters_of_unknown_number(  # noqa: PLR0913 - what a recipe knows of one member
     shape: ModelShape,
     *,
     dtype: Width | str,
@@ -366,7 +366,7 @@ def company_of_many(  # noqa: PLR0913 - what a recipe knows of one member
     is_packed: bool = True,
     is_synchronized: bool = True,
 ) -> MultiAdapterTraining:
-    """Return the company of members like this one; how many there will be is not known."""
+    """Return a training of members like this one; their number is not known."""
     return MultiAdapterTraining(
         shape=shape,
         adapters=MANY,
@@ -382,64 +382,64 @@ def company_of_many(  # noqa: PLR0913 - what a recipe knows of one member
     )
 
 
-def _weights(company: MultiAdapterTraining) -> EstimateTerm:
-    count = company.shape.parameters
-    why = f"{count:,} parameters in {company.dtype}, frozen, once for all"
-    return EstimateTerm("weights", count * company.dtype.bytes, why)
+def _weights(training: MultiAdapterTraining) -> EstimateTerm:
+    count = training.shape.parameters
+    why = f"{count:,} parameters in {training.dtype}, frozen, once for all"
+    return EstimateTerm("weights", count * training.dtype.bytes, why)
 
 
-def _is_less_for_each(company: MultiAdapterTraining, once: EstimateTerm, each: EstimateTerm) -> bool:
-    """Return whether the loss is better counted with each member than once for all: both are enough for any number.
+def _is_less_for_each(training: MultiAdapterTraining, once: EstimateTerm, each: EstimateTerm) -> bool:
+    """Return True if the loss is better counted with each member than once for all: both are enough for any number.
 
-    A chunk is larger than what all members of a toy's vocabulary bring, let alone one of them.
+    A chunk is larger than what all members of a toy's vocabulary take, let alone one of them.
     """
-    # On a GPU what is fitted was fitted to what is held once.
-    may_be = company.where is MemoryLocation.CPU and company.is_synchronized
-    return may_be and company.adapters * each.size_bytes < once.size_bytes
+    # On a GPU the fitted part was fitted to what is held once.
+    may_be = training.where is MemoryLocation.CPU and training.is_synchronized
+    return may_be and training.adapters * each.size_bytes < once.size_bytes
 
 
-def _loss(company: MultiAdapterTraining, passing: MemberActivations, adapters: int) -> EstimateTerm:
-    """Return the loss as far as it takes more than what has its turn after it: the backward pass of one member."""
-    shape = company.shape
-    tokens = company.tokens * (adapters if company.is_synchronized else 1)
-    size_bytes = loss_bytes(shape, company.dtype, tokens, is_compiled=company.compiles)
+def _loss(training: MultiAdapterTraining, passing: MemberActivations, adapters: int) -> EstimateTerm:
+    """Return the loss as far as it exceeds what follows it: the backward pass of one member."""
+    shape = training.shape
+    tokens = training.tokens * (adapters if training.is_synchronized else 1)
+    size_bytes = loss_bytes(shape, training.dtype, tokens, is_compiled=training.compiles)
     chunk = min(tokens, chunk_tokens(shape))
     why = f"{chunk:,} tokens at a time × {shape.vocabulary:,} words, never all logits"
     return EstimateTerm("loss", max(0, size_bytes - passing.working_bytes()), why)
 
 
-def _adapter(company: MultiAdapterTraining) -> EstimateTerm:
-    count = adapter_parameters(company.shape, company.targets, company.bank_rank)
-    copy = "a copy" if company.dtype is Width.FP32 else f"a copy in {company.dtype}"
+def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
+    count = adapter_parameters(training.shape, training.targets, training.bank_rank)
+    copy = "a copy" if training.dtype is Width.FP32 else f"a copy in {training.dtype}"
     why = f"{count:,} parameters in fp32, {copy}, two moments, gathered gradients"
-    return EstimateTerm("adapter", state_bytes(count, company.dtype), why)
+    return EstimateTerm("adapter", state_bytes(count, training.dtype), why)
 
 
-def _step(company: MultiAdapterTraining, passing: MemberActivations) -> list[EstimateTerm]:
-    """Return what comes and goes in one step, at its fullest moment."""
-    count = adapter_parameters(company.shape, company.targets, company.bank_rank)
-    gradients, kept, working = count * company.dtype.bytes, passing.kept_bytes(), passing.working_bytes()
-    updating = updating_bytes(count, company.dtype, is_compiled=company.compiles)
-    said = f"{company.rows} × {company.sequence} tokens"
+def _step(training: MultiAdapterTraining, passing: MemberActivations) -> list[EstimateTerm]:
+    """Return the temporary memory of one step, at its peak."""
+    count = adapter_parameters(training.shape, training.targets, training.bank_rank)
+    gradients, kept, working = count * training.dtype.bytes, passing.kept_bytes(), passing.working_bytes()
+    updating = updating_bytes(count, training.dtype, is_compiled=training.compiles)
+    data = f"{training.rows} × {training.sequence} tokens"
     if updating > gradients + kept + working:
-        terms = [EstimateTerm("update", updating, f"more than {said} take before it")]
+        terms = [EstimateTerm("update", updating, f"more than {data} take before it")]
     else:
         terms = [
-            EstimateTerm("activations", kept, f"what {company.shape.layers} layers keep of {said}"),
+            EstimateTerm("activations", kept, f"what {training.shape.layers} layers keep of {data}"),
             EstimateTerm("backward", gradients + working, "gradients: one layer's inside, the adapter's"),
         ]
-    if company.where is MemoryLocation.CPU:
+    if training.where is MemoryLocation.CPU:
         return terms
-    why = f"what torch's allocator keeps beyond its tensors: {_SPARE_PERCENT} % of what comes and goes"
+    why = f"what torch's allocator keeps beyond its tensors: {_SPARE_PERCENT} % of temporary memory"
     spare = _sum(terms) * _SPARE_PERCENT // 100
-    if company.compiles:
+    if training.compiles:
         why += ", and what a first compiled step leaves (fitted)"
-        spare += first_step_bytes(count, company.dtype)
+        spare += first_step_bytes(count, training.dtype)
     return [*terms, EstimateTerm("fragmentation", spare, why)]
 
 
-def _process(company: MultiAdapterTraining, context_bytes: int | None, gpu: str) -> EstimateTerm:
-    if company.where is MemoryLocation.CPU:
+def _process(training: MultiAdapterTraining, context_bytes: int | None, gpu: str) -> EstimateTerm:
+    if training.where is MemoryLocation.CPU:
         return EstimateTerm("process", IMPORTS_BYTES, "Python with torch imported")
     known, why = context_bytes_of(gpu) if context_bytes is None else (context_bytes, "CUDA context (as given)")
     return EstimateTerm("context", known + _WORKSPACES_BYTES, f"{why} and workspaces of products")
@@ -449,45 +449,45 @@ def _sum(terms: Iterable[EstimateTerm]) -> int:
     return sum(term.size_bytes for term in terms)
 
 
-# From words such as `adapters=8` to a company: every fault at once.
+# From options such as `adapters=8` to a training of several adapters: every fault at once.
 
 ADAPTERS = "adapters"
-COMPANY_KEYS: Mapping[str, str] = {
-    ADAPTERS: "how many are trained at once over one base, by language/lora; then only the keys below and method, "
-    "batch, sequence, dtype, rank and targets say something",
+ADAPTER_KEYS: Mapping[str, str] = {
+    ADAPTERS: "number trained at once over one base, by language/lora; then only the keys below and method, "
+    "batch, sequence, dtype, rank and targets have an effect",
     "device": "cuda, or cpu for the machine's own memory",
     "compiled": "false if kernels are not compiled",
-    "packed": "false if no two sequences ever lie in one row",
-    "turns": "together, or one if one adapter at a time is in a step",
+    "packed": "false if two sequences are never in one row",
+    "turns": "together, or one if each step has one adapter",
 }
-"""What may be said of a company beside what is said of a training."""
+"""Options of several adapters beside those of a training."""
 WORDS: Mapping[str, str] = {ADAPTERS: ADAPTERS, "rows": "batch", "sequence": "sequence", "rank": "rank"}
-"""What its numbers are called here."""
+"""Names of its numbers here."""
 _FIELDS = {"batch": "rows", "device": "where", "compiled": "is_compiled", "packed": "is_packed"}
 _TURNS = {"together": True, "one": False}
 
 
-def is_of_company(words: Sequence[str]) -> bool:
-    """Return whether words are of a company: they say how many adapters there are."""
+def has_adapters(words: Sequence[str]) -> bool:
+    """Return True if options are of several adapters: they contain their number."""
     return any(word.partition("=")[0] == ADAPTERS for word in words)
 
 
-def read_company(shape: ModelShape, words: Sequence[str]) -> MultiAdapterTraining:
-    """Read a company over a model; `InvalidArgs` has everything that is wrong."""
-    others = {name: _is_not_of_company for name in KEYS if name not in _READERS}
-    said, faults = read_words(words, {**_READERS, **others})
-    is_full = said.pop("method", Method.LORA) is Method.FULL
+def read_adapters(shape: ModelShape, words: Sequence[str]) -> MultiAdapterTraining:
+    """Read a training of several adapters over a model; `InvalidArgs` has all faults."""
+    others = {name: _no_effect for name in KEYS if name not in _READERS}
+    values, faults = read_words(words, {**_READERS, **others})
+    is_full = values.pop("method", Method.LORA) is Method.FULL
     if is_full:
-        faults.append(Diagnostic("method", "full trains every weight, and a company trains adapters"))
-    together = said.pop("turns", True)
-    fields: dict[str, Any] = {_FIELDS.get(key, key): value for key, value in said.items()}
+        faults.append(Diagnostic("method", "full trains every weight; adapters=N trains adapters"))
+    together = values.pop("turns", True)
+    fields: dict[str, Any] = {_FIELDS.get(key, key): value for key, value in values.items()}
     if fields.get("where") is MemoryLocation.CPU:
         fields.setdefault("dtype", Width.FP32)
-    company = MultiAdapterTraining(shape=shape, is_synchronized=together, **fields)
-    faults += position_faults(shape, company.sequence)
-    faults += target_faults(shape, company.targets)
-    refuse(faults, "what is said of the company")
-    return company
+    training = MultiAdapterTraining(shape=shape, is_synchronized=together, **fields)
+    faults += position_faults(shape, training.sequence)
+    faults += target_faults(shape, training.targets)
+    refuse(faults, "the options of the adapters")
+    return training
 
 
 def _turns(text: str) -> bool:
@@ -497,8 +497,8 @@ def _turns(text: str) -> bool:
     return _TURNS[text.lower()]
 
 
-def _is_not_of_company(_: str) -> None:
-    message = "is nothing that a company's adapters differ in: leave it out"
+def _no_effect(_: str) -> None:
+    message = "has no effect with adapters=N: leave it out"
     raise ValueError(message)
 
 
@@ -517,94 +517,96 @@ _READERS: Readers = {
 }
 
 
-# How many members of a company have room, and what would fit where not even one has. Pure.
+# How many members fit, and what would fit if not even one does. Pure.
 
 STEP_TOKENS = 64
-"""Between lengths that are worth a try."""
+"""Step between lengths that are tried."""
 JOB_WORDS: Mapping[str, str] = {"adapters": "adapters", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
-"""What recipes call a company's numbers."""
+"""Recipes' names of these numbers."""
 _MOST_BASES = 3
 
-Foretell = Callable[[MultiAdapterTraining], MultiAdapterEstimate]
-"""Gives what a company takes, with whatever is known of the device it is for."""
+Estimator = Callable[[MultiAdapterTraining], MultiAdapterEstimate]
+"""Returns the memory of several adapters, with what is known of the device."""
 
 
 @frozen
 class MultiAdapterCapacity:
-    """What one device, or the machine, has for a company."""
+    """Memory of one device, or of the machine, for several adapters."""
 
     name: str
     room_bytes: int
     why: str = ""
-    """What else there is to know of it: how much of that is free now."""
+    """Other facts about it: how much of that is free now."""
 
 
 @frozen
 class SmallerOption:
-    """Something that fits, and what it takes."""
+    """A change that fits, and its memory."""
 
     change: str
-    """In the words of whoever asked: `batch=1 (instead of 4)`."""
+    """In the caller's terms: `batch=1 (instead of 4)`."""
     total_bytes: int
 
     def __str__(self) -> str:
         return f"{self.change} takes {format_size(self.total_bytes)}"
 
 
-def at_once(free_bytes: int, company: MultiAdapterTraining, foretell: Foretell = estimate_company) -> int:
-    """Return how many of a company's members fit together, none if not even one does."""
-    needs = foretell(company).needs
-    return seated(free_bytes, needs.base_bytes, repeat(needs.member_bytes, company.adapters))
+def at_once(free_bytes: int, training: MultiAdapterTraining, estimate: Estimator = estimate_adapters) -> int:
+    """Return how many members fit together, 0 if not even one does."""
+    needs = estimate(training).needs
+    return fitting_members(free_bytes, needs.base_bytes, repeat(needs.member_bytes, training.adapters))
 
 
-def seated(free_bytes: int, base_bytes: int, members: Iterable[int]) -> int:
-    """Return how many members, in order, fit together: each takes its own beside a base that is there once."""
+def fitting_members(free_bytes: int, base_bytes: int, members: Iterable[int]) -> int:
+    """Return how many members, in order, fit together: each takes its own beside one base."""
     return sum(1 for _ in takewhile(lambda own_bytes: base_bytes + own_bytes <= free_bytes, accumulate(members)))
 
 
 def smaller(
     room_bytes: int,
-    company: MultiAdapterTraining,
-    foretell: Foretell = estimate_company,
+    training: MultiAdapterTraining,
+    estimate: Estimator = estimate_adapters,
     words: Mapping[str, str] = JOB_WORDS,
 ) -> tuple[SmallerOption, ...]:
-    """Return the changes, one number each, that would fit: the largest value of each number that does.
+    """Return the changes of one number each that would fit: the largest value of each number that does.
 
-    Where no single one is enough, the same for one adapter alone; at last, the least of everything.
+    If no single one is enough, the same for one adapter alone; at last, the least of everything.
     """
-    if foretell(company).total_bytes <= room_bytes:
+    if estimate(training).total_bytes <= room_bytes:
         return ()
-    for said, start in (("", company), (f"{words['adapters']}=1 ", changed(company, adapters=1))):
+    for prefix, start in (("", training), (f"{words['adapters']}=1 ", changed(training, adapters=1))):
         found = [
             SmallerOption(
-                change=f"{said}{words[field]}={value} (instead of {getattr(company, field)})", total_bytes=taken
+                change=f"{prefix}{words[field]}={value} (instead of {getattr(training, field)})", total_bytes=taken
             )
             for field, values in _smaller_values(start).items()
-            for value, taken in largest_fit(room_bytes, values, _taking(start, foretell, field))
+            for value, taken in largest_fit(room_bytes, values, _taking(start, estimate, field))
         ]
         if found:
             return tuple(found)
-    least = {"adapters": 1, "rows": 1, "sequence": min(company.sequence, STEP_TOKENS), "rank": 1}
-    taken = foretell(changed(company, **least)).total_bytes
+    least = {"adapters": 1, "rows": 1, "sequence": min(training.sequence, STEP_TOKENS), "rank": 1}
+    taken = estimate(changed(training, **least)).total_bytes
     if taken > room_bytes:
         return ()
-    said = " ".join(f"{words[field]}={value}" for field, value in least.items() if getattr(company, field) != value)
-    return (SmallerOption(change=said, total_bytes=taken),)
+    least_text = " ".join(
+        f"{words[field]}={value}" for field, value in least.items() if getattr(training, field) != value
+    )
+    return (SmallerOption(change=least_text, total_bytes=taken),)
 
 
 def smaller_bases(
     room_bytes: int,
-    company: MultiAdapterTraining,
+    training: MultiAdapterTraining,
     bases: Mapping[str, ModelShape],
-    foretell: Foretell = estimate_company,
+    estimate: Estimator = estimate_adapters,
 ) -> tuple[SmallerOption, ...]:
-    """Return the bases, the largest first, over which the same company would fit, if all it adapts is there."""
+    """Return the bases, the largest first, over which the same adapters would fit, if all adapted matrices exist."""
 
     def takes(name: str) -> int | None:
-        adapted = targeted(bases[name], company.targets)
-        if not adapted or company.rank > min(min(one.inputs, one.outputs) for one in adapted):
+        adapted = targeted(bases[name], training.targets)
+        if not adapted or training.rank > min(min(one.inputs, one.outputs) for one in adapted):
             return None
-        return foretell(changed(company, shape=bases[name])).total_bytes
+        return estimate(changed(training, shape=bases[name])).total_bytes
 
     return bases_that_fit(room_bytes, bases, takes)
 
@@ -612,7 +614,7 @@ def smaller_bases(
 def bases_that_fit(
     room_bytes: int, bases: Mapping[str, ModelShape], takes: Callable[[str], int | None]
 ) -> tuple[SmallerOption, ...]:
-    """Return the largest of some bases with which something fits; `takes` says nothing of one that is no choice."""
+    """Return the largest of some bases with which something fits; `takes` returns None for one that is no choice."""
     names = sorted(bases, key=lambda name: (-bases[name].parameters, name))
     fitting = ((name, taken) for name in names if (taken := takes(name)) is not None and taken <= room_bytes)
     return tuple(
@@ -621,29 +623,29 @@ def bases_that_fit(
 
 
 def no_room(
-    company: MultiAdapterTraining,
+    training: MultiAdapterTraining,
     rooms: Sequence[MultiAdapterCapacity],
-    foretell: Foretell = estimate_company,
+    estimate: Estimator = estimate_adapters,
     words: Mapping[str, str] = JOB_WORDS,
     bases: Callable[[], Mapping[str, ModelShape]] = dict,
 ) -> InsufficientDeviceMemory | None:
-    """Return the error for a company of which no device could ever hold even one member; nothing if one could.
+    """Return the error if no device could ever hold even one member; nothing if one could.
 
-    `bases` are others that are at hand, asked for only if nothing helps but another one.
+    `bases` returns other bases; called only if nothing else helps.
     """
-    alone = changed(company, adapters=1)
-    told = foretell(alone)
-    needs = told.needs
+    alone = changed(training, adapters=1)
+    needed = estimate(alone)
+    needs = needed.needs
     numbers = (
-        f"one adapter takes {format_size(told.total_bytes)}: {format_size(needs.base_bytes)} for the base and "
+        f"one adapter takes {format_size(needed.total_bytes)}: {format_size(needs.base_bytes)} for the base and "
         f"{format_size(needs.member_bytes)} of its own"
     )
 
     def fitting(room_bytes: int) -> tuple[SmallerOption, ...]:
-        found = smaller(room_bytes, alone, foretell, words)
-        return found or smaller_bases(room_bytes, alone, bases(), foretell)
+        found = smaller(room_bytes, alone, estimate, words)
+        return found or smaller_bases(room_bytes, alone, bases(), estimate)
 
-    return refusal(numbers, told.total_bytes, rooms, fitting, "even the base is too large: take a smaller one")
+    return refusal(numbers, needed.total_bytes, rooms, fitting, "even the base is too large: use a smaller one")
 
 
 def refusal(
@@ -653,9 +655,9 @@ def refusal(
     fitting: Callable[[int], Sequence[SmallerOption]],
     otherwise: str,
 ) -> InsufficientDeviceMemory | None:
-    """Return the error for work that none of these has room for; nothing if one has.
+    """Return the error for work that fits none of these; nothing if it fits one.
 
-    `numbers` say what it takes, `fitting` what would fit into so much, and `otherwise` what to do if nothing would.
+    `numbers` describe its memory, `fitting` returns what would fit, and `otherwise` is the hint if nothing would.
     """
     largest = max(rooms, key=lambda one: one.room_bytes, default=None)
     if largest is None:
@@ -672,26 +674,26 @@ def refusal(
 
 
 def largest_fit(room_bytes: int, values: Sequence[int], takes: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Return the largest of some values, in order, with which something fits, and what it takes then."""
+    """Yield the largest of some values, in order, with which something fits, and its memory."""
     place = bisect_right(values, room_bytes, key=takes)
     if place:
         yield values[place - 1], takes(values[place - 1])
 
 
 def fewer_tokens(tokens: int) -> Sequence[int]:
-    """Return the shorter lengths that are worth a try."""
+    """Return the shorter lengths to try."""
     return range(STEP_TOKENS, tokens, STEP_TOKENS)
 
 
-def _smaller_values(company: MultiAdapterTraining) -> dict[str, Sequence[int]]:
+def _smaller_values(training: MultiAdapterTraining) -> dict[str, Sequence[int]]:
     return {
-        "adapters": range(1, company.adapters),
-        "rows": range(1, company.rows),
-        "sequence": fewer_tokens(company.sequence),
-        "rank": [2**power for power in range(company.rank.bit_length()) if 2**power < company.rank],
+        "adapters": range(1, training.adapters),
+        "rows": range(1, training.rows),
+        "sequence": fewer_tokens(training.sequence),
+        "rank": [2**power for power in range(training.rank.bit_length()) if 2**power < training.rank],
     }
 
 
-def _taking(company: MultiAdapterTraining, foretell: Foretell, field: str) -> Callable[[int], int]:
-    """Return what a company takes with another value of one of its numbers."""
-    return lambda value: foretell(changed(company, **{field: value})).total_bytes
+def _taking(training: MultiAdapterTraining, estimate: Estimator, field: str) -> Callable[[int], int]:
+    """Return the memory as a function of one number."""
+    return lambda value: estimate(changed(training, **{field: value})).total_bytes

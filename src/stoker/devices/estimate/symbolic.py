@@ -1,6 +1,6 @@
-"""A model without numbers, written as transformers writes its own, so that it holds what that one holds.
+"""A model without numbers, written like transformers' own code, so that it holds what that one holds.
 
-Local names live as long here as there: that is what keeps or frees a tensor.
+Local names live as long here as there: they decide when a tensor is freed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def fused_attention(
     rows: int,
     mask_elements: int = 0,
 ) -> SymbolicTensor:
-    """Attend without ever holding the scores: what is kept is the inputs, the result and a number per row and head.
+    """Attend without ever holding the scores: the inputs, the result and a number per row and head are kept.
 
     With a mask, keys and values are repeated for every head first, and the mask itself is kept.
     """
@@ -128,7 +128,7 @@ def fused_attention(
     return tape.result(out, q.elements, q.width, (q, k, v), run)
 
 
-def score_attention(  # noqa: PLR0913 - what a kernel is told
+def score_attention(  # noqa: PLR0913 - the arguments of a kernel
     tape: Tape,
     qkv: tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor],
     *,
@@ -158,7 +158,7 @@ def _widened(x: SymbolicTensor) -> SymbolicTensor:
 
 
 def copied(tape: Tape, x: SymbolicTensor) -> SymbolicTensor:
-    """Lay a tensor out anew."""
+    """Copy a tensor into another layout."""
     size_bytes = x.size_bytes
     return tape.result(tape.fresh(size_bytes), x.elements, x.width, (x,), lambda grads: grads)
 
@@ -172,7 +172,7 @@ def _laid_out(tape: Tape, x: SymbolicTensor, elements: int, *, is_single: bool) 
 
 
 def _matched(tape: Tape, pair: tuple[SymbolicTensor, SymbolicTensor], elements: int, width: int) -> SymbolicTensor:
-    """Multiply two batches of matrices, both of which may want gradients."""
+    """Multiply two batches of matrices, both of which may need gradients."""
     a, b = pair
     out = tape.fresh(elements * width)
     kept = (a.storage, b.storage) if any(tape.wants(one) for one in pair) else ()
@@ -215,7 +215,7 @@ class SymbolicModel:
                         matrix.adapt()
 
     def leaves(self) -> list[Leaf]:
-        """Return where trained weights collect their gradients."""
+        """Return the leaves that collect the gradients of trained weights."""
         tensors = [self._table, *([self._places] if self._places else [])]
         for block in self._blocks:
             for matrix in block.matrices.values():
@@ -226,7 +226,7 @@ class SymbolicModel:
         return list(nodes.values())
 
     def loss(self, ids: Storage) -> tuple[SymbolicTensor, SymbolicTensor | None]:
-        """Run forward; give the loss and the logits, if there were any of all tokens at once."""
+        """Run forward; return the loss and the logits, if there were any of all tokens at once."""
         tape, training = self._tape, self._training
         hidden = self._hidden(ids)
         if training.loss_chunk:
@@ -251,7 +251,7 @@ class SymbolicModel:
         tape, shape, training = self._tape, self._shape, self._training
         inputs = embed(tape, ids, self._table, shape.hidden, self._rows)
         if training.is_lora and training.checkpointing:
-            # As `enable_input_require_grads` does, without which a block would not be computed again.
+            # As `enable_input_require_grads` does, without which a block would not be recomputed.
             inputs.node = Leaf()
         hidden = inputs
         if self._places is not None:
@@ -365,7 +365,7 @@ class SymbolicModel:
         return q, join(self._tape, (k, k_rest))
 
     def _heads_cut(self, x: SymbolicTensor) -> list[SymbolicTensor]:
-        """Cut what is rotated of each head from what is not."""
+        """Cut the rotated part of each head from the rest."""
         share = x.elements * self._shape.rotary_dim // self._shape.head_dim
         return slices(self._tape, x, (share, x.elements - share))
 
@@ -396,7 +396,7 @@ class SymbolicModel:
             )
         mask_elements = training.batch * training.sequence**2 if training.padded else 0
         out = fused_attention(tape, (q, k, v), heads=shape.heads, rows=self._rows, mask_elements=mask_elements)
-        # Queries that were put together anew lie head by head, and so does what one of the kernels makes from them.
+        # Queries that were concatenated are stored head by head, and so is what one of the kernels makes from them.
         is_by_head = out.width != FLOAT and shape.wiring in (Wiring.FUSED, Wiring.PARALLEL)
         return copied(tape, out) if is_by_head else out
 
@@ -427,7 +427,7 @@ class SymbolicModel:
         return multiply(tape, half, elementwise(tape, curve))
 
 
-# A few steps of a training without a device and without numbers: what would be held, and when it is most.
+# A few steps of a training without a device and without numbers: what would be held, and where its peak is.
 
 _STEPS = 3
 """From the second step on the optimiser's states lie among what the first one left; nothing changes after the third."""
@@ -447,11 +447,11 @@ class MemoryTrace:
     """What a training would hold."""
 
     held_bytes: Mapping[Purpose, int]
-    """At the fullest moment, by purpose."""
+    """At the peak, by purpose."""
     reserved_bytes: int
     """What the allocator would have taken of the device by then."""
     fullest: str
-    """What was going on: `forward`, `backward` or `step`."""
+    """The phase of the peak: `forward`, `backward` or `step`."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -459,7 +459,7 @@ class MemoryTrace:
 
 
 def rehearse(training: TrainingSpec, *, steps: int = _STEPS) -> MemoryTrace:
-    """Go through some steps."""
+    """Simulate some steps."""
     memory = TapeMemory(CachingAllocator(is_expandable=training.expandable_segments))
     stage = _Stage(training, memory)
     for _ in range(steps):
@@ -493,7 +493,7 @@ class _Stage:
         held.clear()
 
     def _pass(self) -> list[object]:
-        """Run forward and backward; give what the program still holds then."""
+        """Run forward and backward; return what the program still holds then."""
         training, tape = self._training, self._tape
         self._memory.during = "forward"
         ids = tape.fresh(training.tokens * 8)

@@ -1,8 +1,8 @@
-"""Tensors without numbers: how large each is, who keeps it, and what the backward pass makes of it.
+"""Tensors without numbers: their sizes, references, and what the backward pass makes of them.
 
-As in torch, a tensor's memory is given back when the last reference to it goes, and what an operation keeps for its
-backward pass goes once that has run. So code that is written as a model's own code holds what the model would hold,
-at every moment. `Memory` counts by purpose; the fullest moment is what an estimate is made of.
+As in torch, a tensor's memory is freed with its last reference, and what an operation keeps for its backward pass is
+freed once that has run. So code that is written like a model's own code holds what the model would hold, at every
+moment. `Memory` counts by purpose; an estimate is made of its peak.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from sys import getrefcount
 
-# What torch's allocator would hold of the device, were it asked for these blocks in this order.
+# What torch's allocator would hold of the device after these requests in this order.
 #
-# Freed blocks are kept and handed out again: the smallest that is large enough, split where the rest is worth it,
-# joined with its free neighbours when it comes back. What the driver sees is therefore more than what tensors take, and
-# how much more depends on the order. Two ways of torch's: segments of their own, or one that grows
-# (`expandable_segments`). Only sizes are kept here; nothing is allocated.
+# Freed blocks are kept and reused: the smallest that is large enough, split if the rest is worth it, joined with its
+# free neighbours when it is freed. What the driver sees is therefore more than what tensors take, and how much more
+# depends on the order. Two modes of torch's: separate segments, or one that grows (`expandable_segments`). Only sizes
+# are kept here; nothing is allocated.
 
 MIB = 1024**2
 _LEAST_BYTES = 512
@@ -56,7 +56,7 @@ class CachingAllocator:
         self._lowest = self._next_address = self._stride_left_bytes = 0
 
     def take(self, size_bytes: int) -> AllocatorBlock:
-        """Hand out a block of at least that size."""
+        """Allocate a block of at least that size."""
         wanted_bytes = max(_LEAST_BYTES, -(-size_bytes // _LEAST_BYTES) * _LEAST_BYTES)
         is_small = wanted_bytes <= _SMALL_BYTES
         free = self._free[is_small]
@@ -72,7 +72,7 @@ class CachingAllocator:
         return block
 
     def give(self, block: AllocatorBlock) -> None:
-        """Take a block back."""
+        """Free a block."""
         for near in (block.before, block.after):
             if near is not None and near.is_free:
                 self._forget(near)
@@ -169,7 +169,7 @@ class Purpose(IntEnum):
 
 
 class TapeMemory:
-    """What is held, by purpose, and what was held at the fullest moment."""
+    """Memory in use by purpose, now and at the peak."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
@@ -178,7 +178,7 @@ class TapeMemory:
         self.most_bytes = 0
         self.at_most = list(self.held)
         self.during = ""
-        """What is going on, for whoever asks when it was fullest."""
+        """The current phase, to name that of the peak."""
         self.fullest = ""
 
     def count(self, purpose: Purpose, size_bytes: int) -> None:
@@ -191,7 +191,7 @@ class TapeMemory:
 
 
 class Storage:
-    """Bytes of one tensor and its views, from its making until nobody refers to it."""
+    """Bytes of one tensor and its views, from its creation until its last reference is gone."""
 
     __slots__ = ("_block", "_memory", "is_view", "purpose", "size_bytes")
 
@@ -216,7 +216,7 @@ class Storage:
 
 
 Backward = Callable[[list[Storage | None]], Sequence[Storage | None]]
-"""From the gradients of an operation's results, which it may empty, to those of what it took."""
+"""From the gradients of an operation's results, which it may empty, to those of its operands."""
 
 
 class TapeNode:
@@ -231,7 +231,7 @@ class TapeNode:
 
 
 class Leaf(TapeNode):
-    """Where gradients are wanted: a trained weight, or the input of a block that is computed again."""
+    """Where gradients are needed: a trained weight, or the input of a block that is recomputed."""
 
     __slots__ = ("gradient", "is_fresh", "keeps")
 
@@ -263,24 +263,24 @@ class SymbolicTensor:
 
 
 class Tape:
-    """Makes tensors, remembers operations, runs them backward."""
+    """Makes tensors, records operations, runs them backward."""
 
     def __init__(self, memory: TapeMemory) -> None:
         self.memory = memory
         self.is_recording = True
         self.autocast_width = 0
-        """The width that products are computed in, where it is not that of the weights."""
+        """The width that products are computed in, if it is not that of the weights."""
         self._casts: dict[int, SymbolicTensor] = {}
         self._numbers = 0
         self._workspaces: dict[bool, Storage] = {}
         self._is_backward = False
 
     def fresh(self, size_bytes: int, purpose: Purpose | None = None) -> Storage:
-        """Take memory."""
+        """Allocate memory."""
         return Storage(self.memory, size_bytes, Purpose.ACTIVATIONS if purpose is None else purpose)
 
     def viewed(self, size_bytes: int) -> Storage:
-        """Take memory for a gradient that is handed on as a view."""
+        """Allocate memory for a gradient that is passed on as a view."""
         storage = self.fresh(size_bytes)
         storage.is_view = True
         return storage
@@ -293,18 +293,18 @@ class Tape:
         return SymbolicTensor(storage, elements, width, node)
 
     def node(self, inputs: Sequence[SymbolicTensor], run: Backward | None) -> TapeNode | None:
-        """Remember an operation, if anything that it took wants a gradient."""
+        """Record an operation, if any operand needs a gradient."""
         if run is None or not self.is_recording or not any(one.node for one in inputs):
             return None
         self._numbers += 1
         return TapeNode(self._numbers, tuple((one.node, one.slot) if one.node else None for one in inputs), run)
 
     def wants(self, tensor: SymbolicTensor) -> bool:
-        """Return whether a gradient of this tensor will be asked for."""
+        """Return True if a gradient of this tensor will be needed."""
         return self.is_recording and tensor.node is not None
 
     def multiplies(self) -> None:
-        """Have the workspace that products need: torch keeps one for each of its two threads."""
+        """Allocate the workspace of products: torch keeps one for each of its two threads."""
         if self._is_backward not in self._workspaces:
             self._workspaces[self._is_backward] = self.fresh(32 * 1024**2, Purpose.WORKSPACE)
 
@@ -324,7 +324,7 @@ class Tape:
         return known
 
     def forget_casts(self) -> None:
-        """End what autocast keeps."""
+        """Free what autocast keeps."""
         self._casts.clear()
 
     def backward(self, end: TapeNode, gradients: list[Storage | None]) -> None:

@@ -1,8 +1,8 @@
-"""How much of a device a training will take, term by term, with where each number comes from.
+"""Estimate of a training's device memory, term by term, each with its source.
 
-What is foretold is what the driver counts for the process: torch's allocator and the CUDA context. `nvidia-smi` and
-the ledger speak of the same. Made by a rehearsal of the training's own steps, so the terms are those of its fullest
-moment, not sums of what never meets.
+The estimate is what the driver counts for the process: torch's allocator and the CUDA context, as shown by `nvidia-smi`
+and the ledger. It comes from a simulation of the training's own steps, so the terms are those of its peak, not sums of
+what is never held together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker.host.locks import BriefLocks
 
 MIB = 1024**2
 DEFAULT_CONTEXT_BYTES = 563 * MIB
-"""Where nobody has measured one: 0.55 GiB."""
+"""Default where none is measured: 0.55 GiB."""
 _CONTEXTS = {"NVIDIA H200": 758 * MIB}
 """Measured: what the driver counts for a training process beyond torch's allocator."""
 _WHEN = {
@@ -53,11 +53,11 @@ class Estimate:
 
     terms: tuple[EstimateTerm, ...]
     fullest: str
-    """When it takes most."""
+    """When the peak is."""
     parameters: int
     trained_parameters: int
     measured_runs: int = 0
-    """How many measured runs of its kind have corrected it."""
+    """Number of measured runs of its kind that corrected it."""
 
     @property
     def total_bytes(self) -> int:
@@ -80,7 +80,7 @@ class Estimate:
 
 @frozen
 class Correction:
-    """What measured runs of one kind say about its estimates."""
+    """Correction of the estimates of one kind by measured runs."""
 
     percent: float
     """Of the estimate, what most of them took at most: 103 if they took 3 % more."""
@@ -88,17 +88,17 @@ class Correction:
 
 
 def context_bytes_of(gpu: str) -> tuple[int, str]:
-    """Return what a process takes of a device before it has a tensor, and how that is known."""
+    """Return what a process takes of a device before it has a tensor, and the source."""
     known = _CONTEXTS.get(gpu)
     if known is not None:
         return known, f"CUDA context (as measured on an {gpu})"
-    return DEFAULT_CONTEXT_BYTES, "CUDA context (0.55 GiB, as usual; not measured on this device)"
+    return DEFAULT_CONTEXT_BYTES, "CUDA context (0.55 GiB by default; not measured on this device)"
 
 
 def estimate(
     training: TrainingSpec, *, context_bytes: int | None = None, gpu: str = "", correction: Correction | None = None
 ) -> Estimate:
-    """Rehearse a training. `gpu` is the device's name: contexts differ."""
+    """Estimate a training. `gpu` is the device's name: contexts differ."""
     if training.is_lora:
         refuse_no_adapters(training.shape, training.targets)
     rehearsal = rehearse(training)
@@ -115,7 +115,7 @@ def estimate(
 
 
 def calibration_term(terms: Sequence[EstimateTerm], correction: Correction) -> EstimateTerm:
-    """Return what measured runs add to these terms, or take away."""
+    """Return what measured runs add to these terms, or subtract."""
     sum_bytes = sum(term.size_bytes for term in terms)
     runs = "1 measured run" if correction.runs == 1 else f"{correction.runs} measured runs"
     corrected_bytes = round(sum_bytes * (correction.percent - 100) / 100)
@@ -146,7 +146,7 @@ def _terms(training: TrainingSpec, rehearsal: MemoryTrace) -> list[EstimateTerm]
         why = f"{count:,} parameters in {width}, with gradients and {training.optimiser}'s states"
         terms.append(EstimateTerm("adapters", held[Purpose.ADAPTERS], why))
     else:
-        none = "" if held[Purpose.GRADIENTS] else "; none yet at the fullest moment"
+        none = "" if held[Purpose.GRADIENTS] else "; none yet at the peak"
         terms += [
             EstimateTerm("gradients", held[Purpose.GRADIENTS], f"one of each weight, in {width}{none}"),
             EstimateTerm("optimiser", held[Purpose.OPTIMISER], _of_optimiser(training.optimiser)),
@@ -186,30 +186,30 @@ def _of_activations(training: TrainingSpec) -> str:
 
 def _of_logits(training: TrainingSpec) -> str:
     count = training.loss_chunk or training.tokens
-    held = "" if training.keeps_outputs else ", the outputs let go"
+    held = "" if training.keeps_outputs else ", the outputs freed"
     return f"{count:,} tokens × {training.shape.vocabulary:,} words, in {training.dtype} and in 32 bits{held}"
 
 
-# What trainings really took, beside what was foretold: by model, kind of training or company, and version of torch.
+# Measured peaks of trainings, beside their estimates: by model, kind of training and version of torch.
 #
 # Estimates of one kind are wrong by nearly the same factor, so the next one is corrected by what the worst of them
 # took: with fewer than twenty runs the largest ratio of all, with more the 95th percentile. So a correction errs to the
-# safe side. The book is one file of JSON that can be deleted; a damaged one counts as empty, and `trouble` says so.
-# Unlike `engine.run_history`, which knows what one stage with these very arguments took, it speaks of runs never made.
+# safe side. The file is JSON and may be deleted; a damaged one counts as empty, and `trouble` names the reason. Unlike
+# `engine.run_history`, which knows what one stage with the same arguments took, it covers runs never made.
 
 _FORMAT = 1
 _LONGEST_BYTES = 8 * 1024**2
 _RUNS_KEPT = 40
 _KINDS_KEPT = 2000
 _FARTHEST = 4
-"""What differs by more than this factor was no run of what was estimated."""
+"""A larger factor means that the run was not the estimated one."""
 
 Runs = list[list[int]]
-"""Measured and foretold bytes of each run, the newest last."""
+"""Measured and estimated bytes of each run, the newest last."""
 
 
 class EstimatedWork(Protocol):
-    """What there are estimates of: a training, or a company."""
+    """What there are estimates of: a training of one model, or of several adapters."""
 
     @property
     def shape(self) -> ModelShape:
@@ -217,43 +217,43 @@ class EstimatedWork(Protocol):
 
     @property
     def kind(self) -> str:
-        """What estimates of it are wrong by the same factor with."""
+        """Names runs whose estimates are wrong by the same factor."""
 
     @property
     def exact_kind(self) -> str:
-        """The same with how much it has before it at a time; empty where that makes no difference."""
+        """The same with the amount of data at a time; empty if that makes no difference."""
 
 
 class CalibrationFile:
-    """One book. Several processes may write to it."""
+    """One file of measured runs. Several processes may write to it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.trouble = ""
 
-    def note(self, work: EstimatedWork, torch: str, *, measured_bytes: int, foretold_bytes: int) -> Correction:
-        """Remember one run: its measured peak, and what was foretold without any correction."""
-        return self.note_under(keys_of(work, torch), measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
+    def note(self, work: EstimatedWork, torch: str, *, measured_bytes: int, estimated_bytes: int) -> Correction:
+        """Record one run: its measured peak, and its estimate without any correction."""
+        return self.note_under(keys_of(work, torch), measured_bytes=measured_bytes, estimated_bytes=estimated_bytes)
 
-    def note_under(self, keys: Sequence[str], *, measured_bytes: int, foretold_bytes: int) -> Correction:
-        """Remember one run under what `keys_of` gave; give what runs say under the first of them."""
-        if not foretold_bytes < measured_bytes * _FARTHEST or not measured_bytes < foretold_bytes * _FARTHEST:
+    def note_under(self, keys: Sequence[str], *, measured_bytes: int, estimated_bytes: int) -> Correction:
+        """Record one run under the keys of `keys_of`; return the correction of the first of them."""
+        if not estimated_bytes < measured_bytes * _FARTHEST or not measured_bytes < estimated_bytes * _FARTHEST:
             raise BadInput(
-                f"measured {measured_bytes:,} bytes, foretold {foretold_bytes:,}: that is not the same training",
-                hint="say everything about it that is not as usual: method, batch, sequence, dtype, checkpointing, …",
+                f"measured {measured_bytes:,} bytes, estimated {estimated_bytes:,}: that is not the same training",
+                hint="give every option that is not the default: method, batch, sequence, dtype, checkpointing, …",
             )
         with translated(self._path):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
         with closing(BriefLocks()) as locks, locks.hold(f"{self._path}.lock"):
             kinds = self._read()
             for key in keys:
-                kinds[key] = [*kinds.pop(key, []), [measured_bytes, foretold_bytes]][-_RUNS_KEPT:]
+                kinds[key] = [*kinds.pop(key, []), [measured_bytes, estimated_bytes]][-_RUNS_KEPT:]
             kept = dict(list(kinds.items())[-_KINDS_KEPT:])
             write_file(self._path, json.dumps({"format": _FORMAT, "kinds": kept}, separators=(",", ":")).encode())
         return correction_of(kinds[keys[0]])
 
     def correction(self, work: EstimatedWork, torch: str) -> Correction | None:
-        """Return what runs of this very size say, or else those of this kind, if there were any."""
+        """Return the correction by runs of this very size, or else of this kind, if there were any."""
         kinds = self._read()
         runs = next((kinds[key] for key in keys_of(work, torch) if key in kinds), None)
         return correction_of(runs) if runs else None
@@ -273,25 +273,25 @@ class CalibrationFile:
 
 
 def correction_of(runs: Runs) -> Correction:
-    """Return what runs say: the 95th percentile of measured over foretold, by nearest rank."""
-    ratios = sorted(measured_bytes / foretold_bytes for measured_bytes, foretold_bytes in runs)
+    """Return the correction: the 95th percentile of measured over estimated, by nearest rank."""
+    ratios = sorted(measured_bytes / estimated_bytes for measured_bytes, estimated_bytes in runs)
     place = -(-len(ratios) * 95 // 100) - 1
     return Correction(percent=100 * ratios[place], runs=len(runs))
 
 
 def keys_of(work: EstimatedWork, torch: str) -> tuple[Digest, ...]:
-    """Name what runs are kept under, the narrowest first."""
+    """Return the keys that runs are kept under, the narrowest first."""
     kinds = [kind for kind in (work.exact_kind, work.kind) if kind]
-    # What it was built for is named in one of its two versions, and not in the other.
+    # Its build is part of one of its two versions, and not of the other.
     plain = torch.partition("+")[0]
     return tuple(digest_value("vram-kind", [str(work.shape.digest), kind, plain]) for kind in kinds)
 
 
-def _checked(told: object) -> dict[str, Runs]:
-    """Return what a book holds; `ValueError` if it is none of ours."""
-    kinds = told.get("kinds") if isinstance(told, dict) and told.get("format") == _FORMAT else None
+def _checked(content: object) -> dict[str, Runs]:
+    """Return the content of the file; `ValueError` if it is not one."""
+    kinds = content.get("kinds") if isinstance(content, dict) and content.get("format") == _FORMAT else None
     if not isinstance(kinds, dict) or not all(_is_runs(runs) for runs in kinds.values()):
-        message = "it is no book of this version"
+        message = "not a file of this version"
         raise ValueError(message)
     return kinds
 

@@ -1,4 +1,4 @@
-"""From words such as `batch=8` to a training: every fault at once, each with what would be right."""
+"""From options such as `batch=8` to a training: every fault at once, each with what would be right."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stoker.core.frozen import fields_of, frozen
 from stoker.core.text import did_you_mean
 from stoker.devices.estimate.model_shapes import Linear, ModelShape
 
-# A training as its memory sees it: what is trained, in which widths, how much at a time.
+# A training as far as memory is concerned: what is trained, in which widths, how much at a time.
 
 ALL_LINEAR = "all-linear"
 ATTENTION = "attention"
 MLP = "mlp"
 OF_ADAPTERS = frozenset({"rank", "targets", "dropout", "adapter_dtype"})
-"""What only adapters have."""
+"""Options of adapters only."""
 
 
 class Method(StrEnum):
@@ -45,10 +45,10 @@ class Optimiser(StrEnum):
     """What updates the weights."""
 
     ADAMW = "adamw"
-    """torch's default: two states a parameter, and a third of their size while it steps."""
+    """torch's default: two states per parameter, and a third of their size while it steps."""
     ADAMW_FUSED = "adamw-fused"
     ADAMW_8BIT = "adamw-8bit"
-    """Two states of one byte a parameter. By formula; nobody has measured it here."""
+    """Two states of one byte per parameter. By formula, not measured."""
     SGD = "sgd"
     SGD_MOMENTUM = "sgd-momentum"
 
@@ -82,21 +82,21 @@ class TrainingSpec:
     dtype: Width = Width.BF16
     """Of the weights."""
     autocast: Width | None = None
-    """What products are computed in, where it is not the weights' own."""
+    """The width of products, if it is not the weights' own."""
     optimiser: Optimiser = Optimiser.ADAMW
     checkpointing: bool = False
-    """Blocks are computed again for the backward pass instead of kept."""
+    """Blocks are recomputed for the backward pass instead of kept."""
     attention: Attention = Attention.SDPA
     padded: bool = False
     """Sequences of a batch are of different lengths, so that a mask is needed."""
     accumulation: int = 1
     """Backward passes for each step of the optimiser."""
     keeps_outputs: bool = True
-    """The program still holds the model's outputs, logits included, while it runs backward."""
+    """The program still holds the model's outputs, logits included, during the backward pass."""
     loss_chunk: int = 0
-    """Tokens whose logits are there at a time; none: of all tokens."""
+    """Tokens whose logits are held at a time; none: of all tokens."""
     expandable_segments: bool = False
-    """PYTORCH_CUDA_ALLOC_CONF says so."""
+    """As in PYTORCH_CUDA_ALLOC_CONF."""
 
     @property
     def tokens(self) -> int:
@@ -108,7 +108,7 @@ class TrainingSpec:
 
     @property
     def trained_width(self) -> Width:
-        """How the trained weights are kept."""
+        """The width of the trained weights."""
         return self.adapter_dtype if self.is_lora else self.dtype
 
     @property
@@ -118,13 +118,13 @@ class TrainingSpec:
 
     @property
     def kind(self) -> str:
-        """Name everything but how much at a time: trainings of one kind are wrong by the same factor, nearly."""
+        """Name everything but the amount of data: trainings of one kind are wrong by nearly the same factor."""
         left_out = {"shape", "batch", "sequence"} | (set() if self.is_lora else OF_ADAPTERS)
-        told = {name: value for name, value in fields_of(self).items() if name not in left_out}
-        return " ".join(f"{name}={_told(value)}" for name, value in told.items())
+        named = {name: value for name, value in fields_of(self).items() if name not in left_out}
+        return " ".join(f"{name}={_text(value)}" for name, value in named.items())
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool | None) else str(value)
@@ -142,7 +142,7 @@ def names_of(shape: ModelShape) -> list[str]:
 
 
 def spoken(linear: Linear) -> str:
-    """Return what the model's own code calls a matrix."""
+    """Return the name of a matrix in the model's own code."""
     return _SPOKEN.get(linear.name, linear.name)
 
 
@@ -152,7 +152,7 @@ def targeted(shape: ModelShape, targets: tuple[str, ...]) -> list[Linear]:
 
 
 def adapter_parameters(shape: ModelShape, targets: tuple[str, ...], rank: int) -> int:
-    """Count what adapters add to all blocks."""
+    """Count the parameters that adapters add to all blocks."""
     return shape.layers * sum(rank * (one.inputs + one.outputs) for one in targeted(shape, targets))
 
 
@@ -186,81 +186,81 @@ _ELSEWHERE = {
     "attn_implementation": "attention",
     "precision": "dtype",
 }
-"""Other programs' words for ours."""
+"""Names of other programs for ours."""
 
 KEYS: Mapping[str, str] = {
     "method": "lora or full",
-    "batch": "sequences at a time on one device; 1 unless told",
-    "sequence": "tokens of each; 1024 unless told",
-    "dtype": "how weights are kept: bf16, fp16 or fp32",
-    "autocast": "what products are computed in, if not in the weights' own: bf16 or fp16",
+    "batch": "sequences at a time on one device (default: 1)",
+    "sequence": "tokens of each (default: 1024)",
+    "dtype": "width of the weights: bf16, fp16 or fp32",
+    "autocast": "width of products, if not that of the weights: bf16 or fp16",
     "optimiser": "adamw, adamw-fused, adamw-8bit, sgd or sgd-momentum",
-    "checkpointing": "true if blocks are computed again for the backward pass",
-    "rank": "of adapters; 16 unless told",
+    "checkpointing": "true if blocks are recomputed for the backward pass",
+    "rank": "of adapters (default: 16)",
     "targets": "which matrices get one: all-linear, attention, mlp, or names with commas",
     "dropout": "of adapters",
-    "adapter_dtype": "how adapters are kept: fp32, as peft does, or bf16",
+    "adapter_dtype": "width of adapters: fp32, as peft does, or bf16",
     "attention": "sdpa, flash_attention_2 or eager",
     "padded": "true if sequences of a batch differ in length, so that a mask is needed",
     "accumulation": "backward passes for each step of the optimiser",
-    "keeps_outputs": "false if logits are let go before the backward pass, as transformers' Trainer does",
-    "loss_chunk": "tokens whose logits are there at a time; of all unless told",
-    "expandable_segments": "true if PYTORCH_CUDA_ALLOC_CONF says so",
+    "keeps_outputs": "false if logits are freed before the backward pass, as transformers' Trainer does",
+    "loss_chunk": "tokens whose logits are held at a time (default: all)",
+    "expandable_segments": "true if set in PYTORCH_CUDA_ALLOC_CONF",
 }
-"""What may be said of a training."""
+"""Options of a training."""
 
 
 Readers = Mapping[str, Callable[[str], Any]]
-"""From a key to what reads its value; what it can't read it says by `ValueError`."""
+"""From a key to the reader of its value, which raises `ValueError`."""
 
 
-def read_training(shape: ModelShape, words: Sequence[str], *, of_company: Collection[str] = ()) -> TrainingSpec:
-    """Read a training of a model; `InvalidArgs` has everything that is wrong, keys that are `of_company` included."""
-    said, faults = read_words(words, _READERS, elsewhere=of_company)
-    training = TrainingSpec(shape=shape, **said)
-    faults += _look_at(training, said)
-    refuse(faults, "what is said of the training")
+def read_training(shape: ModelShape, words: Sequence[str], *, elsewhere: Collection[str] = ()) -> TrainingSpec:
+    """Read a training of a model; `InvalidArgs` has everything that is wrong, keys that are `elsewhere` included."""
+    values, faults = read_words(words, _READERS, elsewhere=elsewhere)
+    training = TrainingSpec(shape=shape, **values)
+    faults += _look_at(training, values)
+    refuse(faults, "the options of the training")
     return training
 
 
 def read_words(
     words: Sequence[str], readers: Readers, *, elsewhere: Collection[str] = ()
 ) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Read words that say `key=value`; give what was understood, and every fault.
+    """Read options `key=value`; return the values, and every fault.
 
-    Keys that are known `elsewhere` are none here, but may be what was meant.
+    Keys that are known `elsewhere` are not accepted here, but may be suggested.
     """
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     faults: list[Diagnostic] = []
     for word in words:
         name, equals, text = word.partition("=")
         key = _ELSEWHERE.get(name, name)
         if not equals:
-            faults.append(Diagnostic(word, "is no key=value", "for example batch=8"))
+            faults.append(Diagnostic(word, "is not key=value", "for example batch=8"))
         elif key in elsewhere:
-            faults.append(Diagnostic(name, "is of adapters that are trained together", "say how many: adapters=8"))
+            faults.append(Diagnostic(name, "is for adapters that are trained together", "give their number: adapters=8"))
         elif key not in readers:
             faults.append(Diagnostic(name, "there is no such key", did_you_mean(name, [*readers, *elsewhere])))
-        elif key in said:
-            faults.append(Diagnostic(name, "is said twice"))
+        elif key in values:
+            faults.append(Diagnostic(name, "is given twice"))
         else:
             try:
-                said[key] = readers[key](text.strip())
+                values[key] = readers[key](text.strip())
             except ValueError as error:
-                said[key] = None
+                values[key] = None
                 faults.append(Diagnostic(name, str(error)))
-    return {key: value for key, value in said.items() if value is not None}, faults
+    return {key: value for key, value in values.items() if value is not None}, faults
 
 
 def refuse(faults: Sequence[Diagnostic], where: str) -> None:
-    """Raise `InvalidArgs` if there is any."""
+    """Raise `InvalidArgs` if there is any fault."""
     if faults:
         message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in {where}"
         raise InvalidArgs(message, faults=tuple(faults), hint="stoker help machines estimate")
 
 
 def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Diagnostic]:
-    """Return what is wrong with the matrices that are to get an adapter."""
+    """Return the faults of the matrices that are to get an adapter."""
     known = [ALL_LINEAR, ATTENTION, MLP, *names_of(shape)]
     return [
         Diagnostic(
@@ -274,18 +274,16 @@ def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Diagnostic]
 
 
 def position_faults(shape: ModelShape, sequence: int) -> list[Diagnostic]:
-    """Return what is wrong with how long sequences are."""
+    """Return the faults of the length of sequences."""
     if not shape.positions or sequence <= shape.positions:
         return []
     return [Diagnostic("sequence", f"{sequence} tokens, but the model has {shape.positions:,} positions")]
 
 
-def _look_at(training: TrainingSpec, said: Mapping[str, Any]) -> list[Diagnostic]:
+def _look_at(training: TrainingSpec, values: Mapping[str, Any]) -> list[Diagnostic]:
     faults: list[Diagnostic] = []
     if not training.is_lora:
-        faults += [
-            Diagnostic(key, "is of adapters, and method=full has none") for key in sorted(OF_ADAPTERS & said.keys())
-        ]
+        faults += [Diagnostic(key, "is for adapters; method=full has none") for key in sorted(OF_ADAPTERS & values.keys())]
     faults += position_faults(training.shape, training.sequence)
     if training.autocast is not None and training.dtype not in (training.autocast, Width.FP32):
         message = f"{training.autocast} over weights in {training.dtype}"
@@ -294,7 +292,7 @@ def _look_at(training: TrainingSpec, said: Mapping[str, Any]) -> list[Diagnostic
 
 
 def count_from(least: int) -> Callable[[str], int]:
-    """Return what reads a count."""
+    """Return the reader of a count."""
 
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= _MOST:
@@ -317,7 +315,7 @@ def _share(text: str) -> float:
 
 
 def flag_of(text: str) -> bool:
-    """Read yes or no."""
+    """Read a boolean."""
     if text.lower() not in _YES + _NO:
         message = f"{text!r} is neither true nor false"
         raise ValueError(message)
@@ -325,7 +323,7 @@ def flag_of(text: str) -> bool:
 
 
 def choice_of(kind: type[StrEnum], *but: StrEnum) -> Callable[[str], StrEnum]:
-    """Return what reads one of some words."""
+    """Return the reader of one of some words."""
     known = [str(one) for one in kind if one not in but]
 
     def read(text: str) -> StrEnum:

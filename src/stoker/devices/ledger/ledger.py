@@ -2,14 +2,14 @@
 
     reserve      now or not at all, with the reason
     wait         until there is room, first come first served
-    line_up      the same for who has a loop of its own
-    guard        wait, hold, renew and give back, as a block
+    line_up      the same for a caller with a loop of its own
+    guard        wait, hold, renew and release, as a block
     hand_over    another process, the one that does the work, is the owner from now on
-    release      give it back
+    release      release it
 
-A reservation lives as long as its owner: the process that asked, until `hand_over` names another one. From then on only
-that one counts; whoever handed it over may go on renewing, measuring and releasing it, and its own end changes nothing.
-An owner that leads a process group or session counts as living while anybody of it does.
+A reservation lives as long as its owner: the process that requested it, until `hand_over` names another one. From then
+on only that one counts; the first may still renew, measure and release it, and its own end changes nothing. An owner
+that leads a process group or session counts as living while any process of it lives.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from stoker.devices.ledger.reservations import (
 from stoker.devices.ledger.snapshot import (
     LedgerState,
     beside_base,
-    company_of,
     judge_measured,
     measured_by,
+    same_process,
     shared_out,
     state_of,
     with_measured,
@@ -89,14 +89,14 @@ class Guard:
 
     def _beat(self, held: Reservation) -> None:
         while not self._is_over.wait(self._ask.lease_s / 3):
-            # The next beat tries again; while its owner is seen alive, the reservation counts without it.
+            # The next beat tries again; while its owner is alive, the reservation counts without it.
             with suppress(StokerError):
                 self._ledger.measure(held)
                 self._ledger.renew(held)
 
 
 class QueuedRequest:
-    """A request in line, polled with `look` without waiting there. Not thread-safe; `leave` it, or use it as a block.
+    """A queued request, polled with `look` without blocking. Not thread-safe; `leave` it, or use it as a block.
 
     A caller with a loop of its own polls when the descriptor becomes readable, and every few seconds besides;
     `Ledger.wait` is the loop for all others. The first poll that finds no room draws a number; no later request gets a
@@ -113,12 +113,12 @@ class QueuedRequest:
         self._looked: QueuePoll | None = None
 
     def fileno(self) -> int:
-        """Return what becomes readable when a look may be worth while; -1 where there is no such thing."""
+        """Return the descriptor that becomes readable when a poll may succeed; -1 if there is none."""
         return self._bell.fileno()
 
     def look(self) -> Reservation | DevicesBusy | NeverFits:
-        """Try once more. What was granted leaves the line; so does what never fits."""
-        # Before the look, so that nothing that happens after it is missed.
+        """Try once more. What was granted leaves the queue; so does what never fits."""
+        # Before the poll, so that nothing that happens after it is missed.
         self._bell.quieten()
         ticket = None if self._looked is None else self._looked.ticket
         self._looked = self._clerk.look(self.ask, ticket, place=self._id)
@@ -130,7 +130,7 @@ class QueuedRequest:
         return answer
 
     def listen(self, wait_s: float) -> bool:
-        """Wait until something happened that may change the answer, at most so long; say whether it did."""
+        """Wait until something happened that may change the answer, at most so long; return True if it did."""
         looked = self._looked
         with self._clerk.phases.during(LedgerPhase.WAIT):
             if looked is None:
@@ -138,8 +138,8 @@ class QueuedRequest:
             return listen(self._bell, looked.in_the_way, looked.users, wait_s)
 
     def leave(self) -> None:
-        """Give the place up, if it is still held."""
-        # A child that was forked meanwhile must not give up what is its parent's.
+        """Leave the queue, if still in it."""
+        # A child that was forked meanwhile must not leave its parent's place.
         if self._looked is not None and self._looked.ticket is not None and self._pid == os.getpid():
             self._clerk.leave(self._looked.ticket)
         self._looked = None
@@ -159,7 +159,7 @@ _STOP_LOOK_S = 0.2
 
 
 class Ledger:
-    """Who holds how much of which device. Safe from several threads."""
+    """Reservations of device memory. Thread-safe."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Ledger:
     ) -> None:
         self.folder = folder
         self.warnings: list[str] = []
-        """What was damaged and what was done about it, each once; whoever shows it may clear it."""
+        """What was damaged and what was done about it, each once; the caller that shows it may clear it."""
         self._living = living or ReservationLiveness()
         self._clerk = LedgerAccess(
             folder,
@@ -188,14 +188,14 @@ class Ledger:
         self._ours: dict[str, Reservation] = {}
 
     def reserve(self, ask: DeviceRequest) -> Reservation | DevicesBusy | NeverFits:
-        """Take room now, or say why not. Who waits in line is not overtaken."""
+        """Reserve now, or return why not. Queued requests are not overtaken."""
         answer = self._clerk.look(ask).answer
         if isinstance(answer, Reservation):
             self._remember(answer)
         return answer
 
     def line_up(self, ask: DeviceRequest) -> QueuedRequest:
-        """Return a place in line that is looked from without waiting."""
+        """Return a queued request that is polled without blocking."""
         return QueuedRequest(self._clerk, ask, self._remember)
 
     def wait(
@@ -205,10 +205,10 @@ class Ledger:
         on_progress: Callable[[DeviceWaitProgress], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Reservation:
-        """Wait for room, first come first served. `stop` is asked five times a second whether to go on.
+        """Wait for room, first come first served. `stop` is called five times a second; True cancels the wait.
 
         Raises `InsufficientDeviceMemory` if it can never fit, `DeviceWaitTimeout`, and `Cancelled` when stopped.
-        Whatever ends it, the place in line is given back.
+        In every case the request leaves the queue.
         """
         begun_s = self._living.since_boot_s()
         attempt = 0
@@ -233,14 +233,14 @@ class Ledger:
         return Guard(self, ask, timeout_s)
 
     def renew(self, *held: Reservation) -> tuple[Reservation, ...]:
-        """Renew leases, and write anew what was damaged; give those that are no longer ours.
+        """Renew leases, and rewrite damaged records; return those that are no longer ours.
 
-        Those were released, or renewed so late that others, who could not see their owner, were promised the room.
+        Those were released, or renewed so late that others, which could not see their owner, were promised the memory.
         """
         return tuple(one for one in held if self._rewrite(one, lambda entry: entry) is None)
 
     def hand_over(self, held: Reservation, identity: ProcessIdentity) -> Reservation:
-        """Make another process the owner: its end gives the room back, and ours no longer does.
+        """Make another process the owner: its end releases the memory, and ours no longer does.
 
         Raises `InsufficientDeviceMemory` if it is no longer ours to hand over.
         """
@@ -248,7 +248,7 @@ class Ledger:
         if entry is None:
             raise InsufficientDeviceMemory(
                 f"{held.job} no longer has its room on {', '.join(held.uuids)}",
-                hint="ask for it again",
+                hint="request it again",
                 id=held.id,
             )
         return entry
@@ -261,32 +261,32 @@ class Ledger:
         Where its process works for several that have a base in common, each is charged with its part.
         """
         entry = self._current(held)
-        company = company_of(entry, self._clerk.book().entries if entry.base else ())
-        process_bytes, measured_bytes = measured_bytes, shared_out(entry, company, measured_bytes)
+        members = same_process(entry, self._clerk.book().entries if entry.base else ())
+        process_bytes, measured_bytes = measured_bytes, shared_out(entry, members, measured_bytes)
         noted = with_measured(entry, measured_bytes)
         if noted != entry:
             entry = self._rewrite(held, lambda current: with_measured(current, measured_bytes)) or noted
         judged = judge_measured(entry, limit_percent)
         if not entry.base or judged.uuid not in process_bytes:
             return judged
-        beside, promised = beside_base(company, judged.uuid, process_bytes[judged.uuid])
+        beside, promised = beside_base(members, judged.uuid, process_bytes[judged.uuid])
         return changed(judged, beside_bytes=beside, beside_promised_bytes=promised)
 
     def measure(self, held: Reservation, *, limit_percent: int | None = None) -> MeasuredDeviceUse | None:
-        """Ask the driver what the owner and its children take, and record it; `None` if it can't tell."""
+        """Measure with the driver what the owner and its children use, and record it; `None` if it can't tell."""
         entry = self._current(held)
         readings = self._clerk.measure(tuple(share.device for share in entry.shares))
         used = measured_by(entry, readings)
         return None if not used else self.note_measured(held, used, limit_percent=limit_percent)
 
     def release(self, held: Reservation) -> None:
-        """Give room back and wake who is next. Again, or after its owner has ended, it does nothing."""
+        """Release it and wake the next in the queue. Idempotent, also after its owner has ended."""
         with self._lock:
             entry = self._ours.pop(held.id, held)
             self._clerk.release(entry)
 
     def state(self, devices: Iterable[CandidateDevice] = ()) -> LedgerState:
-        """Return who holds and who waits, on these devices and on all that anybody holds something of."""
+        """Return holders and queued requests, on these devices and on all with a reservation."""
         book = self._clerk.book()
         known = {device.uuid: device for device in devices}
         for entry in book.entries:
@@ -297,7 +297,7 @@ class Ledger:
         until_s = min(deadline_s, self._living.since_boot_s() + POLL_S)
         while (left_s := until_s - self._living.since_boot_s()) > 0:
             if stop is not None and stop():
-                raise Cancelled("stopped while waiting for room on a device")
+                raise Cancelled("stopped while waiting for device memory")
             if place.listen(left_s if stop is None else min(left_s, _STOP_LOOK_S)):
                 return
 
@@ -325,10 +325,10 @@ class Ledger:
 
 
 def never_fits(ask: DeviceRequest, answer: NeverFits) -> InsufficientDeviceMemory:
-    """Return the error for a wish that no device can ever hold."""
+    """Return the error for a request that no device can ever hold."""
     return InsufficientDeviceMemory(
         f"{ask.job} never fits: {answer.why}",
-        hint=answer.hint or "ask for less, or name another device",
+        hint=answer.hint or "request less, or name another device",
         needed_bytes=ask.vram_bytes,
         devices=[device.uuid for device in ask.devices],
     )
@@ -336,8 +336,8 @@ def never_fits(ask: DeviceRequest, answer: NeverFits) -> InsufficientDeviceMemor
 
 def _too_late(ask: DeviceRequest, answer: DevicesBusy, timeout_s: float) -> DeviceWaitTimeout:
     return DeviceWaitTimeout(
-        f"no room for {ask.job} within {format_duration(timeout_s)}: {answer.why}",
-        hint="stoker machines memory shows who holds it; --timeout waits longer",
+        f"timed out after {format_duration(timeout_s)} waiting for device memory for {ask.job}: {answer.why}",
+        hint="stoker machines memory shows the holders; --timeout waits longer",
         needed_bytes=answer.nearest.needed_bytes,
         room_bytes=answer.nearest.room_bytes,
         bound=str(answer.bound),

@@ -1,13 +1,13 @@
-"""The folder that the ledger lies in: sticky, shared by all users of the machine, and trusted in nothing.
+"""The folder of the ledger: sticky, shared by all users of the machine, and its content is untrusted.
 
     lock          one brief advisory lock around every decision; made once, never deleted
     leases/       a file for each reservation, of its owner's user
     line/         a file for each place in line
 
-Each record is a file of its own, written beside its name and then named in one step: it is there whole or not at all,
-whoever is killed when. The folders are sticky, so nobody but root, the folder's owner and a record's own user can
-change or remove it. Nothing survives a reboot by meaning, so nothing is synced. A link, a pipe or somebody's folder in
-the place of ours is refused, and everything else that can't be used is an error: no room is promised without the book.
+Each record is a file of its own, written beside its name and then named in one step: it is whole or absent at any
+crash. The folders are sticky, so only root, the folder's owner and a record's own user can change or remove it. Nothing
+is meaningful after a reboot, so nothing is synced. A link, a pipe or another program's folder in its place is refused,
+and everything else that can't be used is an error: no memory is promised without the ledger.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from stoker.host.resources import file_system_of
 
 # The bytes of one record and the name of its file.
 #
-# A record is a line with a format number and a check of what follows, then JSON. The name says whose it is: should the
-# bytes be damaged, it is still known which process to ask about. That of a place in line also says its number, so that
-# who is first need not read the others.
+# A record is a line with a format number and a check of what follows, then JSON. The name contains its process: should
+# the bytes be damaged, it is still known which process to check. That of a queued request also contains its number, so
+# that the first need not read the others.
 
 LAST_NUMBER = 10**18 - 1
-"""The highest that a name can say; who comes after somebody with it shares it."""
+"""The highest number in a name; later requests share it."""
 _MARK = b"stoker-ledger 1 "
 _NAME = re.compile(r"(?:([0-9]{1,18})\.)?([1-9][0-9]{0,9})-([0-9]{1,20})-([0-9a-f]{16})")
 
 
 @frozen
 class Name:
-    """Whose a record is."""
+    """The owner of a record."""
 
     pid: int
     start_ticks: int
     id: str
     number: int | None = None
-    """In line; `None` for a reservation."""
+    """Number in the queue; `None` for a reservation."""
 
     def __str__(self) -> str:
         number = "" if self.number is None else f"{self.number}."
@@ -63,7 +63,7 @@ def name_of(record: Reservation | Ticket) -> Name:
 
 
 def read_name(text: str) -> Name | None:
-    """Read a name; `None` if it is none of ours."""
+    """Read a name; `None` if it is not one of ours."""
     match = _NAME.fullmatch(text)
     if match is None:
         return None
@@ -96,9 +96,9 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_RECORD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMP_PREFIX = ".stoker-tmp-"
-# Their locks and renames are another machine's business, and so are their devices.
+# Their locks, renames and devices belong to another machine.
 _NETWORKS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "beegfs"})
-_HINT = "everybody who shares these devices must be able to write there; STOKER_LEDGER names another folder"
+_HINT = "all users that share these devices must be able to write there; STOKER_LEDGER names another folder"
 
 
 @frozen
@@ -113,7 +113,7 @@ class LedgerFile:
 
 
 class LedgerFolder:
-    """Where records lie. Opened anew for every use, so that nothing is kept across forks or replaced folders."""
+    """The folder of the records. Opened for every use, so that nothing is kept across forks or replaced folders."""
 
     def __init__(self, path: str, clock: Clock, on_step: Callable[[str], None] = NO_STEP) -> None:
         self.path = path
@@ -166,7 +166,7 @@ class LedgerFolder:
             return os.open(self.path, _OPEN_FOLDER)
 
     def _make(self) -> None:
-        """Make it elsewhere and then name it: another user who comes at the same moment finds it complete and open."""
+        """Make it elsewhere and then rename it: another user who comes at the same moment finds it complete."""
         parent = os.path.dirname(self.path) or "."
         os.makedirs(parent, exist_ok=True)
         made = temp_name(parent)
@@ -180,17 +180,17 @@ class LedgerFolder:
             os.rename(made, self.path)
         except BaseException as error:
             remove_tree(made)
-            # Somebody else was first.
+            # Another process was first.
             if not isinstance(error, OSError) or not os.path.lexists(self.path):
                 raise
 
     def _establish(self, root: int) -> None:
-        """Take a new or empty folder into use; the lock file comes last and says that all is in place."""
+        """Take a new or empty folder into use; the lock file comes last and shows that all is in place."""
         lock_bytes = _size_of(_LOCK, root)
         if lock_bytes is not None and all(_is_folder(name, root) for name in (LEASES, LINE)):
             _check_sticky(root, self.path)
             return
-        # What stands in the lock of a ledger may be emptied; elsewhere it is somebody's.
+        # The content of a ledger's lock may be emptied; elsewhere it belongs to another program.
         ours = (LEASES, LINE) if lock_bytes else (_LOCK, LEASES, LINE)
         foreign = [name for name in os.listdir(root) if name not in ours]
         if foreign:
@@ -216,7 +216,7 @@ class LedgerFolder:
             fd = os.open(name, _OPEN_FOLDER, dir_fd=root)
         try:
             status = os.fstat(fd)
-            # As open as the folder around it: who may enter that one may leave records here.
+            # As open as the folder around it: users that may enter that one may write records here.
             wanted = stat.S_IMODE(os.fstat(root).st_mode) | stat.S_ISVTX
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != wanted:
                 os.fchmod(fd, wanted)
@@ -228,7 +228,7 @@ class LedgerFolder:
 
 
 class OpenFolder:
-    """The folder while it is open. Used under its lock: a list of names that others change may miss one of them."""
+    """The open folder. Used under its lock: a list of names that others change may miss one of them."""
 
     def __init__(self, path: str, fds: dict[str, int], on_step: Callable[[str], None]) -> None:
         self._path = path
@@ -241,11 +241,11 @@ class OpenFolder:
         return self._fds[""]
 
     def names(self, kind: str) -> list[Name]:
-        """List the records of a kind, those in line in order; what is not named like one is nobody's."""
+        """List the records of a kind, queued ones in order; files with other names are ignored."""
         listed = os.listdir(self._fds[kind])
         if len(listed) > _MOST_FILES:
             message = f"more than {_MOST_FILES} files: {self._path}/{kind}"
-            raise Unavailable(message, hint="somebody has filled it; whoever owns the folder may empty it")
+            raise Unavailable(message, hint="too many records; the folder's owner may empty it")
         self._unfinished += [(kind, name) for name in listed if name.startswith(_TEMP_PREFIX)]
         named = [
             name for name in map(read_name, listed) if name is not None and (name.number is None) == (kind == LEASES)
@@ -253,21 +253,21 @@ class OpenFolder:
         return sorted(named, key=lambda name: (name.number or 0, name.id))
 
     def read(self, kind: str, names: Iterable[Name]) -> Iterator[LedgerFile]:
-        """Read records, one after the other. One that has gone away meanwhile was released, and is left out."""
+        """Read records one by one. One that disappeared meanwhile was released, and is left out."""
         for name in names:
             found = self._read_one(kind, name)
             if found is not None:
                 yield found
 
     def publish(self, kind: str, name: Name, data: bytes) -> None:
-        """Give a record its name, in the place of what had it."""
+        """Give a record its name, replacing the old one."""
         folder = self._fds[kind]
         temp = os.path.basename(temp_name(""))
         self._on_step(f"{kind}:write")
         try:
             fd = os.open(temp, _CREATE, 0o644, dir_fd=folder)
             try:
-                # Whatever the umask: who can't read what others hold can't decide anything.
+                # Whatever the umask: a process that can't read the others' reservations can't decide anything.
                 os.fchmod(fd, 0o644)
                 write_all(fd, data, 0)
             finally:
@@ -281,7 +281,7 @@ class OpenFolder:
         self._on_step(f"{kind}:named")
 
     def remove(self, kind: str, name: Name) -> bool:
-        """Remove a record; false if it is not there, or not ours to remove, or a folder."""
+        """Remove a record; False if it is missing, or not ours to remove, or a folder."""
         self._on_step(f"{kind}:remove")
         try:
             os.unlink(str(name), dir_fd=self._fds[kind])
@@ -290,7 +290,7 @@ class OpenFolder:
         return True
 
     def set_aside(self, kind: str, name: Name) -> bool:
-        """Rename what can't be read out of the way; false if that is not ours to do, or something stands there."""
+        """Rename what can't be read; False if that is not ours to do, or the name exists."""
         folder = self._fds[kind]
         try:
             os.rename(str(name), f"damaged-{name}", src_dir_fd=folder, dst_dir_fd=folder)
@@ -299,7 +299,7 @@ class OpenFolder:
         return True
 
     def sweep(self) -> None:
-        """Remove what processes that are gone had begun to write: nobody writes while the lock is ours."""
+        """Remove the temporary files of processes that are gone: no other process writes while the lock is ours."""
         while self._unfinished:
             kind, name = self._unfinished.pop()
             with suppress(FileNotFoundError, PermissionError, IsADirectoryError):
@@ -312,8 +312,8 @@ class OpenFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            # Somebody made it so that others can't read it, it is a link, or its user keeps it from being opened
-            # (EAGAIN: by a lease of the file system's): whose it is, its name still says.
+            # Its user made it unreadable for others, it is a link, or its user prevents opening it (EAGAIN: by a file
+            # system lease): its owner is still in its name.
             if error.errno not in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EAGAIN):
                 raise
             return self._unread(kind, name)
@@ -336,7 +336,7 @@ class OpenFolder:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Turn what the operating system says into our own error, with what to do about this folder."""
+    """Translate an error of the operating system, with what to do about this folder."""
     try:
         yield
     except OSError as error:
@@ -345,16 +345,16 @@ def explained(path: str) -> Iterator[None]:
 
 
 def unusable(error: NoPermission) -> NoPermission:
-    """Return of a missing permission what it means here."""
+    """Return a missing permission as what it means here."""
     return NoPermission(f"the ledger of device memory can't be used: {error.message}", hint=_HINT, **error.data)
 
 
 def _check_sticky(fd: int, path: str) -> None:
-    """Refuse a folder in which anybody could remove what others wrote."""
+    """Refuse a folder in which any user could remove other users' records."""
     status = os.fstat(fd)
     if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
         if status.st_uid != os.geteuid():
-            raise unusable(NoPermission(f"anybody may remove what others wrote: {path}", path=path))
+            raise unusable(NoPermission(f"any user may remove other users' records: {path}", path=path))
         os.fchmod(fd, stat.S_IMODE(status.st_mode) | stat.S_ISVTX)
 
 

@@ -1,8 +1,8 @@
-"""Whether a wish for room is granted, and on which devices: decided here, with the reason. Pure.
+"""Whether a request for device memory is granted, and on which devices, with the reason. Pure.
 
-A device does if nobody who came earlier waits for it and the rule of `devices.admission` allows it, both by what was
-promised and by what the driver measures. Nobody is overtaken: a device that somebody waits for is not given to who came
-later, even if it has room for the later one. So nobody starves.
+A device fits if no earlier request waits for it and the rule of `devices.admission` allows it, both by what was
+promised and by what the driver measures. No request is overtaken: a device that a request waits for is not granted to
+a later one, even if the later one would fit. So none starves.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from stoker.devices.ledger.reservations import (
 )
 from stoker.host.identity import ProcessIdentity, mine
 
-# How much of a device is spoken for, and how much is left: integers, and nothing else.
+# How much of a device is promised, and how much is left: integers, and nothing else.
 #
-# Two truths bound what may be promised. By the ledger, what everybody holds together stays within what a device shares
-# out; a base that several have in common counts once. By the driver, what is free now must also cover what others were
-# promised and have not taken yet: memory that is free only because its holder has just started is not free.
+# Two bounds limit what may be promised. By the ledger, all reservations together stay within the usable part of a
+# device; a base that several have in common counts once. By the driver, what is free now must also cover what was
+# promised and not taken yet: memory that is free only because its holder has just started is not free.
 
 
 @frozen
 class DeviceReading:
-    """What the driver said of one device at one moment. `None`: nobody could say."""
+    """The driver's measure of one device at one moment. `None`: unknown."""
 
     free_bytes: int | None = None
     used_by: Mapping[int, int] | None = None
@@ -66,12 +66,12 @@ def charges_on(uuid: str, entries: Iterable[Reservation], *, as_promised: bool =
 
 
 def charge_of(ask: DeviceRequest) -> DeviceCharge:
-    """Return what a wish would take of a device."""
+    """Return what a request would take of a device."""
     return DeviceCharge(charged_bytes=ask.vram_bytes, base=ask.base, base_bytes=ask.base_bytes)
 
 
 def total_of(charges: Iterable[DeviceCharge]) -> int:
-    """Return what charges are together, each base once: the largest size that any of them has for it."""
+    """Return the sum of charges, each base once: the largest size that any of them has for it."""
     total_bytes = 0
     bases: dict[str, int] = {}
     for charge in charges:
@@ -85,8 +85,8 @@ def total_of(charges: Iterable[DeviceCharge]) -> int:
 def ceiling_of(entries: Sequence[Reservation]) -> int | None:
     """Return the most that the one process behind these reservations may take of any of its devices.
 
-    It is what they were promised and, in proportion, their part of what a device never promises: if all who share it
-    keep to theirs, all have room. Nothing is given for a device that is held whole.
+    It is what they were promised and, in proportion, their part of what a device never promises: if all that share it
+    keep to theirs, all have room. Nothing is returned for a device that is held whole.
     """
     held: dict[str, list[ReservationShare]] = {}
     for entry in entries:
@@ -121,11 +121,11 @@ def taken_of_promised(
     reading: DeviceReading,
     chains: Mapping[int, tuple[int, ...] | None],
 ) -> int:
-    """Return how much of the memory in use on a device belongs to those who were promised it.
+    """Return how much of the memory in use on a device belongs to its holders.
 
     `chains` are the processes above each process that uses the device; `None` for one that can't be seen from here, as
-    in another container. What can't be told apart is taken for the holders' of whom nothing was seen: else memory that
-    they have taken would be counted twice, as used and as promised, and who waits would wait for nothing.
+    in another container. Memory of unknown processes is counted for the holders of which nothing was seen: otherwise
+    memory that they have taken would be counted twice, as used and as promised, and requests would wait for nothing.
     """
     if reading.free_bytes is None:
         return 0
@@ -136,9 +136,9 @@ def taken_of_promised(
     here = mine().pid_space
     owners = {owner.pid: owner for owner in groups if owner.pid_space == here}
     seen: dict[ProcessIdentity, int] = {}
-    told, unseen = 0, 0
+    reported_bytes, unseen = 0, 0
     for pid, used_bytes in (reading.used_by or {}).items():
-        told += used_bytes
+        reported_bytes += used_bytes
         chain = chains.get(pid)
         owner = next((owners[one] for one in (pid, *(chain or ())) if one in owners), None)
         if owner is not None:
@@ -147,7 +147,7 @@ def taken_of_promised(
             unseen += used_bytes
     taken = sum(min(used_bytes, total_of(groups[owner])) for owner, used_bytes in seen.items())
     of_unseen_holders = sum(total_of(charges) for owner, charges in groups.items() if owner not in seen)
-    return taken + min(of_unseen_holders, unseen + max(0, in_use - told))
+    return taken + min(of_unseen_holders, unseen + max(0, in_use - reported_bytes))
 
 
 _LISTED = 3
@@ -155,14 +155,14 @@ _LISTED = 3
 
 @frozen
 class LedgerDecisionInputs:
-    """Everything that a decision looks at."""
+    """Everything that a decision depends on."""
 
     entries: tuple[Reservation, ...] = ()
     """Reservations that count."""
     ahead: tuple[Ticket, ...] = ()
-    """Who came earlier and is still waiting, in order."""
+    """Earlier requests that still wait, in order."""
     free_bytes: Mapping[str, int] = fresh(factory=dict)
-    """What the driver has free, by device; one that is not listed was not measured."""
+    """Measured free memory by device; a missing device was not measured."""
     taken_bytes: Mapping[str, int] = fresh(factory=dict)
     """How much of the memory in use belongs to reservations, by device."""
     unreadable: tuple[str, ...] = ()
@@ -171,13 +171,13 @@ class LedgerDecisionInputs:
 
 @frozen
 class DeviceAssignment:
-    """These devices, in the order of the wish."""
+    """These devices, in the order of the request."""
 
     devices: tuple[CandidateDevice, ...]
 
 
 def decide(ask: DeviceRequest, books: LedgerDecisionInputs) -> DeviceAssignment | DevicesBusy | NeverFits:
-    """Decide."""
+    """Decide on a request."""
     too_small = {device.uuid: short for device in ask.devices if (short := _too_small(ask, device)) is not None}
     could = [device for device in ask.devices if device.uuid not in too_small]
     if len(could) < ask.count:
@@ -201,20 +201,20 @@ def decide(ask: DeviceRequest, books: LedgerDecisionInputs) -> DeviceAssignment 
 
 
 def still_fits(entry: Reservation, entries: Sequence[Reservation]) -> bool:
-    """Return whether a reservation that was taken for gone can stand beside what was promised since. Promises only."""
+    """Return True if a reservation that counted as gone can stand beside what was promised since. Promises only."""
     others = [one for one in entries if one.id != entry.id]
     return all(_stands(entry, share, others) for share in entry.shares)
 
 
 def could_hold(ask: DeviceRequest) -> tuple[str, ...]:
-    """Return the devices that could hold a wish if they were empty."""
+    """Return the devices that could hold a request if they were empty."""
     return tuple(device.uuid for device in ask.devices if _too_small(ask, device) is None)
 
 
 def first_for(uuids: Iterable[str], line: Iterable[Ticket]) -> list[Ticket]:
-    """Return who is first in line for any of these devices: nobody else can be granted one of them.
+    """Return the first queued request for any of these devices: no other can be granted one of them.
 
-    The line is in order, and read no further than it has to be.
+    The queue is in order, and read no further than necessary.
     """
     left = set(uuids)
     first: list[Ticket] = []
@@ -229,16 +229,16 @@ def first_for(uuids: Iterable[str], line: Iterable[Ticket]) -> list[Ticket]:
 
 
 def unclaimed(ticket: Ticket, books: LedgerDecisionInputs) -> list[str]:
-    """Return the devices that a place in line is first for."""
+    """Return the devices for which a queued request is first."""
     wanted = {uuid for one in books.ahead for uuid in one.uuids}
     return [uuid for uuid in ticket.uuids if uuid not in wanted]
 
 
 def in_the_way(ticket: Ticket, books: LedgerDecisionInputs) -> tuple[list[Reservation], list[Ticket]]:
-    """Return whose end may change the answer for a place in line.
+    """Return the processes whose end may change the answer for a queued request.
 
-    Where it is first, that is who holds the device; where it is not, who is right before it. Who is further ahead is
-    watched by the one behind him, so that an end is heard of by one and not by everybody.
+    If it is first, those are the holders of the device; if not, the one right before it. Requests further ahead are
+    watched by the one behind them, so that an end wakes one request and not all.
     """
     first_of = set(unclaimed(ticket, books))
     holders = [entry for entry in books.entries if first_of & {share.uuid for share in entry.shares}]
@@ -247,7 +247,7 @@ def in_the_way(ticket: Ticket, books: LedgerDecisionInputs) -> tuple[list[Reserv
 
 
 def _too_small(ask: DeviceRequest, device: CandidateDevice) -> Shortfall | None:
-    """Return what an empty device lacks of all that is asked; `None` if it could hold it."""
+    """Return what an empty device lacks of the request; `None` if it could hold it."""
     if _ask_block(ask, device, ()) is None:
         return None
     why = f"{device.uuid} has {format_size(device.total_bytes)}, and {format_size(ask.vram_bytes)} are needed"
@@ -258,10 +258,10 @@ def _too_small(ask: DeviceRequest, device: CandidateDevice) -> Shortfall | None:
 
 
 def _lacks(ask: DeviceRequest, device: CandidateDevice, books: LedgerDecisionInputs) -> Shortfall | None:
-    """Return what a device lacks now, apart from the line: by what was promised, then by the driver's measure."""
+    """Return what a device lacks now, apart from the queue: by what was promised, then by the driver's measure."""
     on_it = on_device(device.uuid, books.entries)
     if books.unreadable:
-        why = f"what {', '.join(books.unreadable[:_LISTED])} holds can't be read"
+        why = f"the record of {', '.join(books.unreadable[:_LISTED])} can't be read"
         return Shortfall(uuid=device.uuid, bound=DeviceLimit.TAKEN, why=why, needed_bytes=ask.vram_bytes)
     block = _ask_block(ask, device, on_it)
     return _measured_lacks(ask, device, on_it, books) if block is None else _promised_lacks(ask, device, on_it, block)
@@ -311,7 +311,7 @@ def _measured_lacks(
 
 
 def _amounts(ask: DeviceRequest, device: CandidateDevice, on_it: Sequence[Reservation]) -> tuple[int, int]:
-    """Return what a wish would add to a device, and what counts against it before."""
+    """Return what a request would add to a device, and what counts against it before."""
     charges = charges_on(device.uuid, on_it)
     before_bytes = total_of(charges)
     return total_of((*charges, charge_of(ask))) - before_bytes, before_bytes
@@ -320,7 +320,7 @@ def _amounts(ask: DeviceRequest, device: CandidateDevice, on_it: Sequence[Reserv
 def _ask_block(
     ask: DeviceRequest, device: CandidateDevice, on_it: Sequence[Reservation], left_bytes: int | None = None
 ) -> DeviceBlock | None:
-    """Return why a wish can't have a device beside these reservations."""
+    """Return why a request can't have a device beside these reservations."""
     return _block(
         charge_of(ask),
         charges_on(device.uuid, on_it),
@@ -351,7 +351,7 @@ def _block(
     is_held: bool,
     left_bytes: int | None = None,
 ) -> DeviceBlock | None:
-    """Return what the one rule says. Without `left_bytes`, what other programs hold is not counted."""
+    """Return the result of the one rule. Without `left_bytes`, what other programs hold is not counted."""
     before_bytes = total_of(held)
     has_bytes = shared_bytes if is_shared else alone_bytes
     free_bytes = device.total_bytes if left_bytes is None else left_bytes
@@ -375,7 +375,7 @@ def _is_alone(entry: Reservation, uuid: str) -> bool:
 def _preference(
     ask: DeviceRequest, device: CandidateDevice, index: int, entries: Sequence[Reservation]
 ) -> tuple[bool, int, int]:
-    """Sort devices that fit: where the base is, then where those who share leave the smallest rest, then as listed."""
+    """Sort fitting devices: where the base is, then where sharing leaves the smallest rest, then as listed."""
     if not ask.shares(device):
         return (True, 0, index)
     on_it = on_device(device.uuid, entries)
@@ -385,7 +385,7 @@ def _preference(
 
 
 def _not_now(ask: DeviceRequest, shortfalls: tuple[Shortfall, ...], *, fitting: int, ahead: int) -> DevicesBusy:
-    # Something that is lacked is worth more to know than that others wait for it, too.
+    # A shortfall is more useful to know than that others wait for it, too.
     nearest = min(shortfalls, key=lambda short: (short.bound is DeviceLimit.LINE, short.missing_bytes))
     line = f"{ahead} wait{'s' if ahead == 1 else ''} before you" if ahead else ""
     some = f"{fitting} of {ask.count} devices have room" if fitting else ""
@@ -415,11 +415,11 @@ def _never(ask: DeviceRequest, too_small: tuple[Shortfall, ...]) -> NeverFits:
 
 
 def on_device(uuid: str, entries: Sequence[Reservation]) -> list[Reservation]:
-    """Return the reservations that hold some of a device."""
+    """Return the reservations on a device."""
     return [entry for entry in entries if entry.share_of(uuid) is not None]
 
 
 def _holders(entries: Sequence[Reservation]) -> str:
-    told = [f"{entry.job} (process {entry.owner.pid})" for entry in entries[:_LISTED]]
+    listed = [f"{entry.job} (process {entry.owner.pid})" for entry in entries[:_LISTED]]
     more = len(entries) - _LISTED
-    return ", ".join(told) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(listed) + (f" and {more} more" if more > 0 else "")

@@ -1,12 +1,12 @@
-"""Who of those in the ledger still counts.
+"""Which records of the ledger still count.
 
 Memory is held while a process lives, so a reservation of a process that we see alive counts, however late its lease is:
 a stopped or suspended holder still has the memory. What can't be seen from here (another container) counts until its
-lease is past. When an owner has ended, whoever is left of the group and session that it led still may hold the memory,
-so the reservation counts until they are gone, too. Another boot ended everybody.
+lease expires. When an owner has ended, the rest of the group and session that it led may still hold the memory, so the
+reservation counts until they are gone, too. Another boot ended all processes.
 
-Anybody may write a record, so it speaks for the processes of its own user only. Of another's (a program that became
-somebody else, or a lie) it counts until its lease is past, and no lease is longer than it says.
+Any user may write a record, so it is believed for the processes of its own user only. For another user's process (a
+program that changed its user, or a false record) it counts until its lease expires; the length of a lease is limited.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from stoker.host.identity import (
 )
 
 SEEN_S = 30.0
-"""A place in line that nobody has looked from for so long holds nobody up."""
+"""A queued request that was not polled for so long blocks no other."""
 _ROOT = 0
-# Of adding and taking away the same number of seconds.
+# Of adding and subtracting the same number of seconds.
 _ROUNDING_S = 0.001
 _LONGEST_CHAIN = 64
 _MOST_ENDED = 1024
@@ -43,12 +43,12 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def since_boot_s() -> float:
-    """Return seconds since boot, suspended ones too: the same for every process, and no clock change moves it."""
+    """Return seconds since boot, suspend included: the same for every process, and no clock change moves it."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 
 class ReservationLiveness:
-    """Judges reservations and places in line by their processes."""
+    """Decides by their processes whether reservations and queued requests count."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ReservationLiveness:
         self._ended: set[ProcessIdentity] = set()
 
     def holds(self, entry: Reservation) -> bool:
-        """Return whether a reservation counts."""
+        """Return True if a reservation counts."""
         alive = self.liveness(entry.owner)
         holder = entry.owner if alive is Liveness.ALIVE else None
         if alive is Liveness.GONE:
@@ -76,27 +76,27 @@ class ReservationLiveness:
         return 0 < left_s <= min(entry.lease_s, LONGEST_LEASE_S) + _ROUNDING_S
 
     def speaks_for(self, user: int, pid: int) -> bool:
-        """Whether a record of that user's is to be believed about this process: it is his, as far as can be told."""
+        """True if a record of that user is believed about this process: it is the user's own, as far as is known."""
         if user == _ROOT:
             return True
         users = self._users_of(pid)
         return not users or user in users
 
     def waits(self, ticket: Ticket) -> bool:
-        """Return whether somebody is still in line."""
+        """Return True if a request still waits."""
         alive = self.liveness(ticket.owner)
         return alive is Liveness.ALIVE or (alive is Liveness.UNKNOWN and not self.is_asleep(ticket))
 
     def is_asleep(self, ticket: Ticket) -> bool:
-        """Return whether nobody has looked from that place for so long that it holds nobody up."""
+        """Return True if a request was not polled for so long that it blocks no other."""
         return not 0 < ticket.seen_until_s - self.since_boot_s() <= SEEN_S + _ROUNDING_S
 
     def is_late(self, entry: Reservation) -> bool:
-        """Return whether nobody renewed its lease in time."""
+        """Return True if its lease was not renewed in time."""
         return self.since_boot_s() >= entry.lease_until_s
 
     def is_here(self, owner: ProcessIdentity) -> bool:
-        """Return whether this very process is seen alive from here."""
+        """Return True if this very process is seen alive from here."""
         return self.liveness(owner) is Liveness.ALIVE
 
     def left_behind(self, owner: ProcessIdentity) -> ProcessIdentity | None:
@@ -104,7 +104,7 @@ class ReservationLiveness:
         known = self._left_behind.get(owner)
         if known is not None and self.liveness(known) is Liveness.ALIVE:
             return known
-        # A group that has nobody left stays so, and looking for it means reading the whole table of processes.
+        # An empty group stays empty, and a search for it reads the whole table of processes.
         found = None if owner in self._ended else _survivor(owner)
         if found is None:
             self._left_behind.pop(owner, None)
@@ -117,18 +117,18 @@ class ReservationLiveness:
 
 
 def liveness_of(identity: ProcessIdentity) -> Liveness:
-    """Return whether that very process still runs; of another boot none does, whatever its host was called."""
+    """Return True if that very process still runs; of another boot none does, whatever its host was called."""
     here = mine()
     if identity.boot_id and here.boot_id and identity.boot_id != here.boot_id:
         return Liveness.GONE
     if not are_numbers_ours():
-        # The table would answer for somebody else of that number.
+        # The table would show another process of that number.
         return Liveness.ALIVE if identity == here else Liveness.UNKNOWN
     return is_alive(identity)
 
 
 def chain_of(pid: int) -> tuple[int, ...] | None:
-    """Give the processes above one, and the leaders of its group and session; `None` if it can't be seen from here."""
+    """Return the processes above one, and the leaders of its group and session; `None` if not visible from here."""
     row = read_row(pid)
     if row is None:
         return None
@@ -142,8 +142,8 @@ def chain_of(pid: int) -> tuple[int, ...] | None:
 def _survivor(owner: ProcessIdentity) -> ProcessIdentity | None:
     here = mine()
     is_ours = owner.boot_id == here.boot_id and owner.pid_space == here.pid_space and owner.host == here.host
-    # The number of a group or session is not given away while it has members, so a process of that number that is
-    # another one means that nobody is left. Process 1 leads everything in a container.
+    # The number of a group or session is not reused while it has members, so another process of that number means
+    # that the group is empty. Process 1 leads everything in a container.
     row = read_row(owner.pid) if is_ours and owner.pid > 1 else None
     if not is_ours or owner.pid <= 1 or (row is not None and row.start_ticks != owner.start_ticks):
         return None
@@ -153,21 +153,21 @@ def _survivor(owner: ProcessIdentity) -> ProcessIdentity | None:
     return None
 
 
-# How who waits learns that something changed.
+# How waiting requests learn that something changed.
 #
-# A socket of its own that anybody may knock at, and descriptors of the processes that stand in its way. Both only say
-# "look again"; what is true stands in the folder.
+# A socket of its own that any user may write to, and descriptors of the processes that it waits for. Both only mean
+# "poll again"; the folder holds the truth.
 #
-# Sockets have names outside of any folder, which vanish with their process (Linux only). Where they can't reach, as
-# between containers, and on other systems, whoever waits looks again every few seconds anyway.
+# Sockets have names outside of any folder, which disappear with their process (Linux only). Where they can't reach, as
+# between containers, and on other systems, requests poll every few seconds anyway.
 
 POLL_S = 5.0 if sys.platform == "linux" else 0.5
-"""How often is looked again although nobody knocked."""
+"""Poll interval without a wakeup."""
 _LONGEST_WORD = 64
 
 
 class WakeupSocket:
-    """A socket that rings; its name is the id of a place in line."""
+    """A socket that wakes a waiter; its name is the id of a queued request."""
 
     def __init__(self, ticket_id: str) -> None:
         self._socket: socket.socket | None = None
@@ -181,11 +181,11 @@ class WakeupSocket:
                 self._socket = made
 
     def fileno(self) -> int:
-        """Return what becomes readable when it rings; -1 where it never does."""
+        """Return the descriptor that becomes readable at a wakeup; -1 if there is none."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def quieten(self) -> None:
-        """Forget that it rang."""
+        """Discard pending wakeups."""
         with suppress(BlockingIOError):
             while self._socket is not None:
                 self._socket.recv(_LONGEST_WORD)
@@ -197,21 +197,21 @@ class WakeupSocket:
 
 
 def ring(ticket_ids: Iterable[str]) -> None:
-    """Knock at each place in line; who is not there does not hear it."""
+    """Wake each queued request; a missing one does not receive it."""
     ids = list(ticket_ids)
     if not ids or sys.platform != "linux":
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as ours:
         for ticket_id in ids:
-            # Not there, or its queue is full: then it rings already.
+            # Missing, or its queue is full: then a wakeup is pending already.
             with suppress(OSError):
                 ours.sendto(b"look", _address(ticket_id))
 
 
 def listen(bell: WakeupSocket, processes: Iterable[ProcessIdentity], pids: Iterable[int], wait_s: float) -> bool:
-    """Wait until the bell rings or one of the processes ends, at most so long; say whether anything happened.
+    """Wait for a wakeup or the end of one of the processes, at most so long; return True if there was one.
 
-    `pids` are processes known by number only; they just cause a look.
+    `pids` are processes known by number only; their end just causes a poll.
     """
     with ExitStack() as opened:
         poller = select.poll()
@@ -234,7 +234,7 @@ def _watch(opened: ExitStack, poller: select.poll, pid: int) -> int | None:
     try:
         fd = os.pidfd_open(pid)
     except OSError as error:
-        # Out of descriptors or not allowed: looking every few seconds has to do.
+        # Out of descriptors or not allowed: polling every few seconds has to do.
         return None if isinstance(error, ProcessLookupError) else -1
     opened.callback(os.close, fd)
     poller.register(fd, select.POLLIN)

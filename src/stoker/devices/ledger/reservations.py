@@ -1,4 +1,4 @@
-"""What the ledger stores, is asked and answers: reservations, places in line, requests, answers with reasons, meters.
+"""Types of the ledger: reservations, queued requests, requests, answers with reasons, meters.
 
 A record that is read was written by another process of this machine, so reading is strict: every field has its type and
 its bounds, nothing is missing and nothing is left over. Anything else raises `ValueError`.
@@ -19,7 +19,7 @@ from stoker.devices.admission import shares
 from stoker.host.identity import ProcessIdentity
 
 LONGEST_BYTES = 64 * 1024
-"""No record is longer."""
+"""Maximum length of a record."""
 _MOST_DEVICES = 256
 LONGEST_TEXT = 1024
 _MOST_BYTES = 2**60
@@ -32,14 +32,14 @@ class ReservationShare:
 
     uuid: str
     promised_bytes: int
-    """Zero for a device that is held whole without saying how much."""
+    """Zero for a device that is held whole without a size."""
     total_bytes: int
     memory_type: MemoryType = MemoryType.DISCRETE
     name: str = ""
     is_exclusive: bool = False
-    """Nobody else may hold anything of it."""
+    """No other reservation may be on it."""
     measured_bytes: int | None = None
-    """The most that was seen; `None` until it was measured."""
+    """The measured peak; `None` until it was measured."""
     is_fake: bool = False
 
     @property
@@ -54,7 +54,7 @@ class ReservationShare:
 
     @property
     def charged_bytes(self) -> int:
-        """What counts against the device: all of it if held alone, else the promise, or what was measured if more."""
+        """What counts against the device: all of it if held alone, otherwise the promise, or the peak if more."""
         return self.total_bytes if self.is_exclusive else max(self.promised_bytes, self.measured_bytes or 0)
 
 
@@ -65,7 +65,7 @@ class Reservation:
     id: str
     job: str
     owner: ProcessIdentity
-    """Its end gives everything back."""
+    """Its end releases everything."""
     shares: tuple[ReservationShare, ...]
     base: str = ""
     base_bytes: int = 0
@@ -75,9 +75,9 @@ class Reservation:
     """For people."""
     lease_s: float
     lease_until_s: float
-    """Seconds since boot; counts only where the owner can't be seen."""
+    """Seconds since boot; counts only if the owner is not visible."""
     user: int = 0
-    """Whose it is, as the file system says; never read from the record itself."""
+    """The user of the file; never read from the record itself."""
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Reservation:
         return next((share for share in self.shares if share.uuid == uuid), None)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the record as it is written down."""
+        """Return the record as it is written."""
         body = fields_of(self)
         del body["user"]
         body["owner"] = self.owner.to_dict()
@@ -98,7 +98,7 @@ class Reservation:
 
     @classmethod
     def from_dict(cls, data: object, *, user: int = 0) -> Reservation:
-        """Read what `to_dict` gave."""
+        """Read the result of `to_dict`."""
         fields = _Fields(data, "an entry")
         shares = tuple(_share(one) for one in fields.many("shares"))
         entry = cls(
@@ -123,32 +123,32 @@ class Reservation:
 
 @frozen
 class Ticket:
-    """A place in line."""
+    """A queued request."""
 
     id: str
     number: int
     job: str
     owner: ProcessIdentity
-    """Who waits."""
+    """The waiting process."""
     uuids: tuple[str, ...]
-    """The devices that could ever hold what it waits for."""
+    """The devices that could ever hold the request."""
     count: int
     vram_bytes: int
     may_share: bool
     since_s: float
     seen_until_s: float
-    """Seconds since boot. A place that nobody has looked from since then holds nobody up."""
+    """Seconds since boot. A request that was not polled since then blocks no other."""
     user: int = 0
 
     def to_dict(self) -> dict[str, object]:
-        """Return the record as it is written down."""
+        """Return the record as it is written."""
         body = fields_of(self)
         del body["user"]
         return {**body, "owner": self.owner.to_dict(), "uuids": list(self.uuids)}
 
     @classmethod
     def from_dict(cls, data: object, *, user: int = 0) -> Ticket:
-        """Read what `to_dict` gave."""
+        """Read the result of `to_dict`."""
         fields = _Fields(data, "a ticket")
         ticket = cls(
             id=fields.id(),
@@ -261,37 +261,37 @@ class _Fields:
         return ValueError(f"not {self._what} of the ledger: {name}")
 
 
-# What is asked of the ledger: how much, on which devices, for whom.
+# Requests to the ledger: how much, on which devices, for which job.
 
 LEASE_S = 90.0
-"""How long a reservation counts that nobody renews and whose process can't be seen from here."""
+"""How long a reservation counts that is not renewed and whose process is not visible from here."""
 LONGEST_LEASE_S = 3600.0
 WAIT_S = 3600.0
-"""How long room is waited for unless told."""
+"""Default timeout of a wait."""
 
 
 @frozen
 class CandidateDevice:
-    """One device that would do."""
+    """One possible device."""
 
     uuid: str
     total_bytes: int
     memory_type: MemoryType = MemoryType.DISCRETE
     name: str = ""
     shares: bool = False
-    """Whoever owns the machine lets jobs share it, also those that did not ask to."""
+    """The machine's owner lets all jobs share it, also those that did not request it."""
     slots: int = 0
-    """How many may hold some of it at once; zero: as many as fit."""
+    """Maximum number of reservations on it at once; zero: as many as fit."""
     is_fake: bool = False
 
     @property
     def usable_bytes(self) -> int:
-        """What those who share it may be promised together."""
+        """What jobs that share it may be promised together."""
         return usable_bytes(self.total_bytes, self.memory_type)
 
     @classmethod
     def of(cls, device: Device, *, shares: bool = False, slots: int = 0) -> CandidateDevice | None:
-        """Return the candidate that a found device is; none if nobody knows its size."""
+        """Return the candidate for a detected device; none if its size is unknown."""
         if device.total_bytes is None:
             return None
         return cls(
@@ -307,10 +307,10 @@ class CandidateDevice:
 
 @frozen
 class DeviceRequest:
-    """One wish for room: all of it at once, or nothing."""
+    """One request: all of it at once, or nothing."""
 
     job: str
-    """What it is for, in words that a person knows it by."""
+    """Its job, by the name that people know."""
     devices: tuple[CandidateDevice, ...]
     """Any of these; the first that fit are taken, after those where the base is loaded already."""
     count: int = 1
@@ -318,13 +318,13 @@ class DeviceRequest:
     vram_bytes: int = 0
     """On each; zero: nothing declared, which takes the device whole."""
     may_share: bool = False
-    """Others may hold the rest of it. A wish without `vram_bytes`, or for more than is shared out, shares nothing."""
+    """Others may hold the rest of it. Without `vram_bytes`, or for more than the usable part, it does not share."""
     base: str = ""
     """What it has in common with others on a device, which is charged there once: the digest of a base model."""
     base_bytes: int = 0
     """How much of `vram_bytes` that is."""
     owner: ProcessIdentity | None = None
-    """Whose end gives it back; `None`: this process. `Ledger.hand_over` changes it."""
+    """The process whose end releases it; `None`: this process. `Ledger.hand_over` changes it."""
     lease_s: float = LEASE_S
 
     def __post_init__(self) -> None:
@@ -337,28 +337,28 @@ class DeviceRequest:
             *(["a lease has a length, of an hour at most"] if not 0 < self.lease_s <= LONGEST_LEASE_S else []),
         ]
         if faults:
-            message = f"not a wish for room: {'; '.join(faults)}"
+            message = f"invalid request for device memory: {'; '.join(faults)}"
             raise ValueError(message)
 
     def shares(self, device: CandidateDevice) -> bool:
-        """Return whether it would have this device together with others.
+        """Return True if it would share this device with others.
 
-        Who wants more of it than may be shared out still gets the device, alone.
+        A request for more than the usable part still gets the device, alone.
         """
         return shares(self.vram_bytes, device.usable_bytes, is_allowed=self.may_share or device.shares)
 
 
 class DeviceLimit(StrEnum):
-    """Which limit was in the way."""
+    """The limit that was in the way."""
 
     LINE = "line"
-    """Others were here before, and wait for the same devices."""
+    """Earlier requests wait for the same devices."""
     TAKEN = "taken"
-    """Somebody has the device to himself."""
+    """Another reservation is exclusive."""
     OCCUPIED = "occupied"
-    """It is wanted whole, and others hold some of it."""
+    """The request is exclusive, and others hold some of it."""
     SLOTS = "slots"
-    """As many as may hold some of it at once do."""
+    """The maximum number of reservations is on it."""
     LEDGER = "ledger"
     """What is promised to others leaves too little."""
     MEASURED = "measured"
@@ -369,7 +369,7 @@ class DeviceLimit(StrEnum):
 
 @frozen
 class Shortfall:
-    """Why one device does not do."""
+    """Why one device does not fit."""
 
     uuid: str
     bound: DeviceLimit
@@ -389,18 +389,18 @@ class DevicesBusy:
     why: str
     bound: DeviceLimit
     nearest: Shortfall
-    """Of the devices that lack something, the one that lacks least."""
+    """Of the devices with a shortfall, the one with the smallest."""
     shortfalls: tuple[Shortfall, ...]
-    """Every device that does not do now."""
+    """Every device that does not fit now."""
     ahead: int = 0
-    """How many who want the same devices wait before this one."""
+    """How many earlier requests wait for the same devices."""
     number: int | None = None
-    """The number that was drawn, if it waits in line."""
+    """Its number in the queue, if it waits."""
 
 
 @frozen
 class NeverFits:
-    """No device that was named can ever hold it."""
+    """No named device can ever hold it."""
 
     why: str
     shortfalls: tuple[Shortfall, ...]
@@ -409,7 +409,7 @@ class NeverFits:
 
 @frozen
 class DeviceWaitProgress:
-    """How a wait goes on."""
+    """Progress of a wait."""
 
     attempt: int
     elapsed_s: float
@@ -418,49 +418,49 @@ class DeviceWaitProgress:
 
     @property
     def place(self) -> int:
-        """Which in line it is: 1 is next."""
+        """Queue position: 1 is next."""
         return self.answer.ahead + 1
 
 
 @frozen
 class MeasuredDeviceUse:
-    """What an owner really takes, beside what it was promised, on the device where it is furthest beyond."""
+    """What an owner uses, beside what it was promised, on the device where it exceeds that most."""
 
     uuid: str
     promised_bytes: int
-    """The whole device, if it never said how much."""
+    """The whole device, if no size was declared."""
     measured_bytes: int
-    """The most that was seen."""
+    """The measured peak."""
     percent: int
-    """Of the promise."""
+    """Percent of the promise."""
     is_over: bool
-    """More than a fifth above the promise: worth a warning."""
+    """More than 120 % of the promise: worth a warning."""
     is_past_limit: bool
-    """Above the limit that whoever asked has set: time to end it."""
+    """Above the limit of the request: time to end it."""
     beside_bytes: int = 0
-    """Of a base that it has in common with others in its process: what that one takes beside it now, for all."""
+    """If it shares a base within its process: what that process uses beside the base now, for all."""
     beside_promised_bytes: int = 0
     """What they were promised beside it, together."""
 
 
 class Meter(Protocol):
-    """Whoever can measure devices' memory now."""
+    """Measures devices' memory."""
 
     def free_bytes(self, uuid: str) -> int | None:
-        """Return what is free on a device now."""
+        """Return the free memory of a device now."""
 
     def used_by(self, uuid: str) -> Mapping[int, int] | None:
         """Return what each process holds on a device now: bytes by process number.
 
-        A process whose share the driver does not tell is left out.
+        A process whose share the driver does not report is left out.
         """
 
     def close(self) -> None:
-        """Let go of whatever the meter keeps running; a later question starts it again."""
+        """Release what the meter keeps running; a later call starts it again."""
 
 
 class NoMeter:
-    """Knows nothing of any device."""
+    """Measures nothing."""
 
     def free_bytes(self, uuid: str) -> int | None:
         return None
@@ -473,7 +473,7 @@ class NoMeter:
 
 
 class FakeMeter:
-    """Measures invented devices: what was said to be in use is in use, the rest is free."""
+    """Measures fake devices: what was set as used is in use, the rest is free."""
 
     def __init__(self, total_bytes: Mapping[str, int]) -> None:
         self._totals = dict(total_bytes)
@@ -481,7 +481,7 @@ class FakeMeter:
         self._lock = threading.Lock()
 
     def use(self, uuid: str, pid: int, size_bytes: int) -> None:
-        """Say that a process holds so much of a device from now on; zero ends it."""
+        """Set how much a process holds of a device from now on; zero ends it."""
         with self._lock:
             holders = self._used[uuid]
             holders.pop(pid, None)

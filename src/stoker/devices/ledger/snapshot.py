@@ -1,4 +1,4 @@
-"""What there is to tell about the ledger at one moment: devices, who holds, who waits."""
+"""The ledger at one moment: devices, holders, queued requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from stoker.host.identity import mine
 
 @frozen
 class DeviceHolder:
-    """Who holds some of a device."""
+    """A reservation on a device."""
 
     entry: Reservation
     share: ReservationShare
@@ -43,7 +43,7 @@ class DeviceHolder:
     is_late: bool
     """Its lease was not renewed in time; it counts because its process lives."""
     left_behind: int | None = None
-    """Its owner has ended; this process of its group is still there."""
+    """Its owner has ended; this process of its group still runs."""
 
     @property
     def own_bytes(self) -> int:
@@ -72,7 +72,7 @@ class DeviceHolder:
 
 @frozen
 class HeldBase:
-    """What several on a device have in common: charged once, whoever of them came first."""
+    """What several on a device have in common: charged once."""
 
     base: str
     holders: tuple[DeviceHolder, ...]
@@ -88,7 +88,7 @@ class HeldBase:
 
     @property
     def actual_bytes(self) -> int | None:
-        """What they were seen to take together; `None` until somebody was measured."""
+        """Their measured use together; `None` until one was measured."""
         seen = [one for holder in self.holders if (one := holder.share.measured_bytes) is not None]
         base_bytes = min(self.base_bytes, max(seen, default=0))
         return base_bytes + sum(max(0, one - base_bytes) for one in seen) if seen else None
@@ -110,7 +110,7 @@ class DeviceState:
     device: CandidateDevice
     holders: tuple[DeviceHolder, ...]
     reserved_bytes: int
-    """The whole device if somebody has it to himself."""
+    """The whole device if it is held exclusively."""
     free_bytes: int | None
     """By the driver's measure."""
     taken_bytes: int = 0
@@ -118,16 +118,16 @@ class DeviceState:
     outside: Mapping[int, int] = fresh(factory=dict)
     """Processes that use it without a reservation, and how much."""
     unseen_bytes: int = 0
-    """In use by processes that can't be seen from here, such as those of another container: anybody's."""
+    """In use by processes that are not visible from here, such as those of another container."""
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody has it to himself."""
+        """True if it is held exclusively."""
         return any(holder.share.is_exclusive for holder in self.holders)
 
     @property
     def bases(self) -> tuple[HeldBase, ...]:
-        """What holders have in common, in the order in which the first of each came."""
+        """What holders have in common, in the order of the first holder of each."""
         grouped: dict[str, list[DeviceHolder]] = {}
         for holder in self.holders:
             if holder.entry.base and not holder.share.is_exclusive:
@@ -136,7 +136,7 @@ class DeviceState:
 
     @property
     def available_bytes(self) -> int:
-        """What the ledger could still promise to who shares."""
+        """What the ledger could still promise to jobs that share."""
         return 0 if self.is_taken else max(0, self.device.usable_bytes - self.reserved_bytes)
 
     @property
@@ -174,14 +174,14 @@ class DeviceState:
 
 @frozen
 class DeviceWaiter:
-    """Who waits."""
+    """A queued request."""
 
     ticket: Ticket
     place: int
-    """1 is next, among those who want any of the same devices."""
+    """Queue position among the requests for any of the same devices; 1 is next."""
     waited_s: float
     is_asleep: bool
-    """It does not look, and holds nobody up."""
+    """It was not polled lately, and blocks no other."""
 
     def to_dict(self) -> dict[str, Any]:
         ticket = self.ticket
@@ -215,7 +215,7 @@ def state_of(
     living: ReservationLiveness,
     chain_of: Callable[[int], tuple[int, ...] | None] = chain_of,
 ) -> LedgerState:
-    """Put it together."""
+    """Build it."""
     return LedgerState(
         devices=tuple(_device(device, book.entries, readings[device.uuid], living, chain_of) for device in devices),
         waiting=tuple(_waiter(ticket, book, living) for ticket in book.tickets),
@@ -280,13 +280,13 @@ def _waiter(ticket: Ticket, book: LedgerSnapshot, living: ReservationLiveness) -
     )
 
 
-# What an owner really takes, beside what it was promised: always recorded, worth a warning above a fifth more.
+# What an owner uses, beside what it was promised: always recorded, with a warning above 120 %.
 
 WARN_PERCENT = 120
 
 
 def with_measured(entry: Reservation, measured_bytes: Mapping[str, int]) -> Reservation:
-    """Return the reservation with what was measured, where that is more than before."""
+    """Return the reservation with the measured use, if that is a new peak."""
     return changed(
         entry,
         shares=tuple(
@@ -299,7 +299,7 @@ def with_measured(entry: Reservation, measured_bytes: Mapping[str, int]) -> Rese
 
 
 def judge_measured(entry: Reservation, limit_percent: int | None = None) -> MeasuredDeviceUse:
-    """Compare what was measured with the promise, on the device where it is furthest beyond."""
+    """Compare the measured use with the promise, on the device where it exceeds that most."""
     share = max(entry.shares, key=_percent)
     percent = _percent(share)
     return MeasuredDeviceUse(
@@ -317,7 +317,7 @@ def measured_by(
     readings: Mapping[str, DeviceReading],
     chain_of: Callable[[int], tuple[int, ...] | None] = chain_of,
 ) -> dict[str, int]:
-    """Return what the owner and its children take on each device of which the driver says who uses it."""
+    """Return what the owner and its children use on each device whose driver reports processes."""
     owner = entry.owner.pid
     used: dict[str, int] = {}
     for uuid, reading in readings.items():
@@ -329,34 +329,34 @@ def measured_by(
 
 
 def shared_out(entry: Reservation, entries: Iterable[Reservation], measured_bytes: Mapping[str, int]) -> dict[str, int]:
-    """Return what of one process's memory is this reservation's, where the process works for several with one base.
+    """Return this reservation's part of one process's memory, if the process serves several with one base.
 
-    The base is everybody's, and counted once by who adds up. The rest is shared out as it was promised, so that all
+    The base belongs to all, and is counted once in sums. The rest is divided in proportion to the promises, so that all
     parts together are what was measured.
     """
     if not entry.base:
         return dict(measured_bytes)
-    company = company_of(entry, entries)
-    return {uuid: _part(entry, company, uuid, size_bytes) for uuid, size_bytes in measured_bytes.items()}
+    members = same_process(entry, entries)
+    return {uuid: _part(entry, members, uuid, size_bytes) for uuid, size_bytes in measured_bytes.items()}
 
 
-def beside_base(company: list[Reservation], uuid: str, size_bytes: int) -> tuple[int, int]:
+def beside_base(members: list[Reservation], uuid: str, size_bytes: int) -> tuple[int, int]:
     """Return what of one process's memory is not its base, and what all of them were promised beside it."""
-    here = [(one, share) for one in company if (share := one.share_of(uuid)) is not None]
+    here = [(one, share) for one in members if (share := one.share_of(uuid)) is not None]
     base_bytes = max((one.base_bytes for one, _ in here), default=0)
     return max(0, size_bytes - base_bytes), sum(share.promised_bytes - one.base_bytes for one, share in here)
 
 
-def company_of(entry: Reservation, entries: Iterable[Reservation]) -> list[Reservation]:
-    """Return the reservations that one process works for with one base, this one among them."""
+def same_process(entry: Reservation, entries: Iterable[Reservation]) -> list[Reservation]:
+    """Return the reservations that one process serves with one base, this one among them."""
     others = (one for one in entries if one.id != entry.id and (one.owner, one.base) == (entry.owner, entry.base))
     return [entry, *others]
 
 
-def _part(entry: Reservation, company: list[Reservation], uuid: str, size_bytes: int) -> int:
+def _part(entry: Reservation, members: list[Reservation], uuid: str, size_bytes: int) -> int:
     share = entry.share_of(uuid)
-    rest_bytes, together = beside_base(company, uuid, size_bytes)
-    if share is None or len(company) < 2 or not rest_bytes or together <= 0:
+    rest_bytes, together = beside_base(members, uuid, size_bytes)
+    if share is None or len(members) < 2 or not rest_bytes or together <= 0:
         return size_bytes
     return entry.base_bytes + -(-rest_bytes * (share.promised_bytes - entry.base_bytes) // together)
 
@@ -370,7 +370,7 @@ def _percent(share: ReservationShare) -> int:
     return -(-(share.measured_bytes or 0) * 100 // max(1, _promise(share)))
 
 
-# Whether what a training takes fits on a device: now, alone, or never, by the rule of the ledger.
+# Whether a training fits on a device: now, alone, or never, by the rule of the ledger.
 
 
 class Fit(StrEnum):
@@ -379,10 +379,10 @@ class Fit(StrEnum):
     NOW = "now"
     """A run would start at once."""
     ALONE = "alone"
-    """When the others have gone."""
+    """When the others have ended."""
     NEVER = "never"
     UNKNOWN = "unknown"
-    """Nobody could say how much the device has."""
+    """The size of the device is unknown."""
 
 
 @frozen
@@ -401,7 +401,7 @@ def fits(need_bytes: int, device: Device, books: LedgerDecisionInputs) -> Device
     """Return whether a run that declares so much and does not share would get this device."""
     candidate = CandidateDevice.of(device)
     if candidate is None:
-        return DeviceFit(device=device, fit=Fit.UNKNOWN, why="nobody could say how much memory it has")
+        return DeviceFit(device=device, fit=Fit.UNKNOWN, why="memory size unknown")
     total = format_size(candidate.total_bytes)
     answer = decide(DeviceRequest(job="the training", devices=(candidate,), vram_bytes=need_bytes), books)
     if isinstance(answer, NeverFits):
@@ -411,13 +411,13 @@ def fits(need_bytes: int, device: Device, books: LedgerDecisionInputs) -> Device
         return DeviceFit(device=device, fit=Fit.ALONE, why=answer.why)
     free_bytes = books.free_bytes.get(device.uuid)
     if free_bytes is None:
-        why = f"of {total}; nobody could say how much of it is free"
+        why = f"of {total}; free memory unknown"
         return DeviceFit(device=device, fit=Fit.ALONE, why=why)
     return DeviceFit(device=device, fit=Fit.NOW, why=f"{format_size(free_bytes)} of {total} are free")
 
 
 def books_of(state: LedgerState) -> LedgerDecisionInputs:
-    """Return what the ledger tells as what its rule reads."""
+    """Return the state of the ledger as input of its rule."""
     entries = {one.entry.id: one.entry for device in state.devices for one in device.holders}
     free = {one.device.uuid: one.free_bytes for one in state.devices if one.free_bytes is not None}
     taken = {one.device.uuid: one.taken_bytes for one in state.devices}

@@ -1,8 +1,8 @@
-"""The clerk: every step that reads or writes the ledger, one at a time under its lock.
+"""Every step that reads or writes the ledger, one at a time under its lock.
 
-Who asks is answered by `deciding`; here the answer is acted on. A reservation counts from the moment that its record
-has its name, and is told to nobody before. Devices are measured before the lock is taken, because a driver may be slow:
-what others take meanwhile they were promised, and what was promised and not yet taken is never handed out.
+`ledger_rules` decides; here the decision is carried out. A reservation counts from the moment that its record has its
+name, and is returned to the caller after that. Devices are measured before the lock is taken, because a driver may be
+slow: what others take meanwhile they were promised, and what was promised and not yet taken is never handed out.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from stoker.devices.ledger.reservations import (
 from stoker.host.durable import NO_STEP
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from, mine
 
-# What stands in the folder now: read, judged and tidied up under the lock.
+# The current content of the folder: read, checked and cleaned up under the lock.
 #
-# Whoever is gone is left out, and removed where that is ours to do. What can't be read is set aside with a warning,
-# unless a living process wrote it: then it may hold anything, and nothing is given away until that process renews its
-# lease, which writes it anew, or ends.
+# Records of ended processes are left out, and removed if that is ours to do. What can't be read is set aside with a
+# warning, unless a living process wrote it: then it may hold anything, and nothing is granted until that process renews
+# its lease, which rewrites it, or ends.
 
 _MOST_KNOWN = 1024
 
@@ -73,37 +73,37 @@ class LedgerSnapshot:
     entries: tuple[Reservation, ...]
     """Reservations that count, oldest first."""
     tickets: tuple[Ticket, ...]
-    """Who waits, in order, as far as it was asked for."""
+    """Queued requests in order, as far as they were read."""
     line: tuple[Name, ...] = ()
-    """The names of all that were found in line."""
+    """The names of all records in the queue."""
     unreadable: tuple[str, ...] = ()
-    """Whose reservations can't be read, although they may count."""
+    """Owners of reservations that can't be read, although they may count."""
     warnings: tuple[str, ...] = ()
     freed: tuple[str, ...] = ()
-    """Devices of which something was just found to be free, because its holder is gone."""
+    """Devices with memory that was just found to be free, because its holder is gone."""
 
     def awake(self, living: ReservationLiveness) -> tuple[Ticket, ...]:
-        """Return who is in line and looks, in order."""
+        """Return the queued requests that poll, in order."""
         return tuple(ticket for ticket in self.tickets if not living.is_asleep(ticket))
 
     def next_number(self) -> int:
-        """Return the number for who comes now: behind all who wait. What nobody waits at has no say."""
+        """Return the number for a new request: behind all that wait. Abandoned numbers do not count."""
         return min(max((ticket.number for ticket in self.tickets), default=0) + 1, LAST_NUMBER)
 
 
 class LedgerRecordCache:
-    """Records that were read before, by their bytes: most stay the same from one look to the next."""
+    """Records that were read before, by their bytes: most stay the same from one poll to the next."""
 
     def __init__(self) -> None:
         self._known: dict[LedgerFile, Reservation | Ticket] = {}
 
     def entry(self, found: LedgerFile) -> Reservation | None:
-        """Read a reservation; `None` if it is damaged, or not what its name says."""
+        """Read a reservation; `None` if it is damaged, or does not match its name."""
         record = self._read(found, Reservation.from_dict)
         return record if isinstance(record, Reservation) else None
 
     def ticket(self, found: LedgerFile) -> Ticket | None:
-        """Read a place in line; `None` if it is damaged, or not what its name says."""
+        """Read a queued request; `None` if it is damaged, or does not match its name."""
         record = self._read(found, Ticket.from_dict)
         return record if isinstance(record, Ticket) else None
 
@@ -132,7 +132,7 @@ class LedgerReader:
         self._parsed = LedgerRecordCache()
 
     def read(self, folder: OpenFolder, *, before: int | None = None) -> LedgerSnapshot:
-        """Read and tidy up; the caller holds the lock. With `before`, of the line only who has a lower number."""
+        """Read and clean up; the caller holds the lock. With `before`, of the queue only lower numbers."""
         unreadable: list[str] = []
         warnings: list[str] = []
         counting: dict[str, Reservation] = {}
@@ -142,7 +142,7 @@ class LedgerReader:
             if entry is None:
                 self._judge_damaged(folder, found, unreadable, warnings)
             elif self._living.holds(entry):
-                # Killed between writing it for its new owner and removing the old one's, it is there twice.
+                # After a kill between writing it for its new owner and removing the old one's, it is there twice.
                 twin = counting.get(entry.id)
                 if twin is None or twin.lease_until_s <= entry.lease_until_s:
                     counting[entry.id] = entry
@@ -162,7 +162,7 @@ class LedgerReader:
         )
 
     def awake(self, folder: OpenFolder, *, besides: str = "") -> Iterator[Ticket]:
-        """Read who waits and polls, in order and one after the other, changing nothing; also without the lock."""
+        """Read the requests that wait and poll, one by one in order, changing nothing; also without the lock."""
         names = (name for name in folder.names(LINE) if name.id != besides)
         for found in folder.read(LINE, names):
             ticket = self._parsed.ticket(found)
@@ -176,7 +176,7 @@ class LedgerReader:
             if ticket is not None and self._living.waits(ticket):
                 waiting.append(ticket)
             else:
-                # Who still waits takes its place again.
+                # A request that still waits is written again.
                 folder.remove(LINE, found.name)
         return waiting
 
@@ -190,15 +190,15 @@ class LedgerReader:
         if is_here or is_fresh:
             unreadable.append(f"process {name.pid}")
             warnings.append(
-                f"the ledger's record of process {name.pid} can't be read; no device is given away until that process "
+                f"the ledger's record of process {name.pid} can't be read; no device is granted until that process "
                 "renews it or ends"
             )
             return
         done = "set aside" if folder.set_aside(LEASES, name) else "left alone"
-        warnings.append(f"a damaged record of the ledger was {done}: {name}; no process of its user's holds it")
+        warnings.append(f"a damaged record of the ledger was {done}: {name}; no process of its user holds it")
 
 
-# Where the ledger's time goes, in six phases. Switched off it reads no clock.
+# The time of the ledger, in six phases. Without a clock nothing is measured.
 
 
 class LedgerPhase(StrEnum):
@@ -214,26 +214,26 @@ class LedgerPhase(StrEnum):
 
 @frozen
 class LedgerPhaseTime:
-    """How often a phase was gone through, and how long that took together."""
+    """Count and total duration of a phase."""
 
     times: int
     seconds: float
 
 
 class Phases:
-    """Adds up what each phase takes; with no clock it counts nothing."""
+    """Adds up the time of each phase; without a clock it counts nothing."""
 
     def __init__(self, seconds: Callable[[], float] | None = None) -> None:
         self._seconds = seconds
         self._spent: dict[LedgerPhase, LedgerPhaseTime] = {}
 
     def during(self, phase: LedgerPhase) -> AbstractContextManager[None]:
-        """Count the block."""
+        """Measure the block."""
         return _NOTHING if self._seconds is None else self._count(phase, self._seconds)
 
     @property
     def spent(self) -> dict[LedgerPhase, LedgerPhaseTime]:
-        """Return what was counted so far, in the order of the phases."""
+        """Return the sums so far, in the order of the phases."""
         return {phase: self._spent.get(phase, LedgerPhaseTime(times=0, seconds=0.0)) for phase in LedgerPhase}
 
     @contextmanager
@@ -258,21 +258,21 @@ STEPS = (
 
 @frozen
 class QueuePoll:
-    """What one look at the ledger gave to who waits."""
+    """The result of one poll."""
 
     answer: Reservation | DevicesBusy | NeverFits
     ticket: Ticket | None = None
-    """Its place in line from now on."""
+    """Its record in the queue from now on."""
     in_the_way: tuple[ProcessIdentity, ...] = ()
-    """Whose end may change the answer."""
+    """Processes whose end may change the answer."""
     users: tuple[int, ...] = ()
-    """Numbers of all processes that use a device that is waited for."""
+    """Numbers of all processes that use a device of the request."""
 
 
 class LedgerAccess:
     """Reads and writes the ledger. Safe from several threads and processes; keeps nothing open."""
 
-    def __init__(  # noqa: PLR0913 - the seams of everything outside
+    def __init__(  # noqa: PLR0913 - the interfaces to everything outside
         self,
         folder: str,
         *,
@@ -294,7 +294,7 @@ class LedgerAccess:
         self._on_step = on_step
 
     def measure(self, devices: tuple[CandidateDevice, ...]) -> dict[str, DeviceReading]:
-        """Ask the driver about devices."""
+        """Measure devices with the driver."""
         with self.phases.during(LedgerPhase.MEASURE):
             return {
                 device.uuid: DeviceReading(
@@ -304,13 +304,13 @@ class LedgerAccess:
             }
 
     def look(self, ask: DeviceRequest, ticket: Ticket | None = None, *, place: str = "") -> QueuePoll:
-        """Grant a wish if that is possible now; if not, keep the place in line of that id for it."""
+        """Grant a request if that is possible now; if not, keep its record in the queue under that id."""
         readings = self.measure(ask.devices)
         granted: list[Reservation] = []
         try:
             return self._look(ask, ticket, place, readings, granted)
         except BaseException:
-            # Interrupted when it was written down already: nobody will learn of it.
+            # Interrupted after it was written: the caller never gets it.
             for held in granted:
                 self.release(held)
             raise
@@ -356,9 +356,9 @@ class LedgerAccess:
         return changed(looked, in_the_way=tuple(one for one in watched if one), users=tuple(sorted(users)))
 
     def write(self, entry: Reservation, before: Reservation) -> bool:
-        """Write a reservation of ours anew: renewed, measured, or with another owner than before.
+        """Rewrite a reservation of ours: renewed, measured, or with another owner than before.
 
-        False: others could no longer count on it, its lease being past or its record gone, and were promised its room.
+        False: it no longer counted for others, its lease being expired or its record gone, and its memory was promised.
         """
         with self._locked("renew a reservation of device memory") as folder:
             was_sure = self.living.since_boot_s() < before.lease_until_s and name_of(before) in folder.names(LEASES)
@@ -374,21 +374,21 @@ class LedgerAccess:
         return True
 
     def release(self, entry: Reservation) -> None:
-        """Remove a reservation, whoever owns it by now, and wake who waits for it."""
+        """Remove a reservation, whatever process owns it by now, and wake the requests that wait for it."""
         try:
             with self._locked("release device memory") as folder:
                 self._remove(folder, entry)
                 woken = self._first(folder, entry.uuids)
         except LockHeld:
-            # Somebody is stopped while he has the lock. What is ours we can give back without it: who reads meanwhile
-            # sees too little room and not too much.
+            # A stopped process has the lock. What is ours we can release without it: a reader meanwhile sees too little
+            # room and not too much.
             with self._folder.opened() as folder:
                 self._remove(folder, entry)
                 woken = self._first(folder, entry.uuids)
         self._wake(woken)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give a place in line up."""
+        """Leave the queue."""
         with self._locked("leave the line for device memory") as folder:
             folder.remove(LINE, name_of(ticket))
             woken = self._first(folder, ticket.uuids)
@@ -490,7 +490,7 @@ class LedgerAccess:
         }
 
     def _to_watch(self, owner: ProcessIdentity) -> ProcessIdentity | None:
-        """Return the process to watch for an owner: itself, or who it left behind; none that can't be seen."""
+        """Return the process to watch for an owner: itself, or one it left behind; none that is not visible."""
         alive = self.living.liveness(owner)
         return owner if alive is Liveness.ALIVE else self.living.left_behind(owner) if alive is Liveness.GONE else None
 
@@ -500,7 +500,7 @@ class LedgerAccess:
     def _remove(self, folder: OpenFolder, entry: Reservation) -> None:
         for name in folder.names(LEASES):
             if name.id == entry.id and not folder.remove(LEASES, name) and name in folder.names(LEASES):
-                message = f"this reservation is another user's: {name}"
+                message = f"this reservation belongs to another user: {name}"
                 raise NoPermission(message, hint="its own user, or root, may release it")
 
     def _wake(self, tickets: list[Ticket]) -> None:

@@ -26,18 +26,18 @@ _PERMISSION = ("permission", "not permitted", "render group", "video group")
 
 
 def amd_question(program: str = AMD_SMI) -> list[str]:
-    """Return the command that lists devices, the newer way."""
+    """Return the command that lists devices, by amd-smi."""
     return [program, "static", "--asic", "--bus", "--vram", "--driver", "--json"]
 
 
 def rocm_question(program: str = ROCM_SMI) -> list[str]:
-    """Return the command that lists devices, the older way."""
+    """Return the command that lists devices, by rocm-smi."""
     wanted = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus", "--showdriverversion"]
     return [program, *wanted, "--json"]
 
 
 def read_amd(reply: Reply) -> ProbeResult:
-    """Return what amd-smi said."""
+    """Read the output of amd-smi."""
     value, failed = _json(reply, AMD_SMI)
     if failed is not None:
         return failed
@@ -47,7 +47,7 @@ def read_amd(reply: Reply) -> ProbeResult:
 
 
 def read_rocm(reply: Reply) -> ProbeResult:
-    """Return what rocm-smi said."""
+    """Read the output of rocm-smi."""
     value, failed = _json(reply, ROCM_SMI)
     if failed is not None:
         return failed
@@ -75,7 +75,7 @@ def _statement(probe: str, reports: list[DeviceReport], findings: list[ProbeFind
 
 
 def _json(reply: Reply, probe: str) -> tuple[Any, ProbeResult | None]:
-    """Return the JSON in an answer, or the statement that there is none. Warnings may stand before and after it."""
+    """Return the JSON in an output, or a result without it. Warnings may be before and after it."""
     if isinstance(reply, ProbeFailure):
         return None, unheard(probe, silence(reply, probe))
     starts = [at for at in (reply.out.find("{"), reply.out.find("[")) if at >= 0]
@@ -87,15 +87,15 @@ def _json(reply: Reply, probe: str) -> tuple[Any, ProbeResult | None]:
 
 
 def _unreadable(out: str, err: str, probe: str) -> ProbeFinding:
-    said = f"{err} {out}".strip()
-    if any(word in said.lower() for word in _PERMISSION):
+    printed = f"{err} {out}".strip()
+    if any(word in printed.lower() for word in _PERMISSION):
         return ProbeFinding(
             code="probe_permission",
-            message=f"{probe} may not ask the devices as this user",
+            message=f"{probe}: no permission to query the devices",
             probe=probe,
             hint="add the user to the groups render and video",
         )
-    return garbage(probe, "it printed no JSON that can be read", said)
+    return garbage(probe, "it printed no JSON that can be read", printed)
 
 
 def _listed(value: object) -> list[Any]:
@@ -151,7 +151,7 @@ def _of_rocm(row: Mapping[str, Any]) -> DeviceReport:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """Return the readable name: versions disagree under which key it stands, and where only a number does."""
+    """Return the readable name: versions differ in its key, and some have only a number."""
     names = (_first(row, key) for key in ("Card Series", "Card series", "Device Name", "Card Model", "Card model"))
     return next((name for name in names if name and not name.startswith("0x")), "")
 
@@ -167,16 +167,16 @@ def _first(row: Mapping[str, Any], key: str) -> str:
 
 
 def _identity(serial: str) -> str:
-    """Spell a unique id as ROCm's own variables do: `GPU-` and 16 digits."""
+    """Format a unique id as ROCm's own variables do: `GPU-` and 16 digits."""
     digits = serial.lower().removeprefix("0x")
     if not _HEX.fullmatch(digits) or not digits.strip("0"):
         return ""
     return f"GPU-{digits.rjust(16, '0')}"
 
 
-# The kernel as a probe for AMD's devices: the compute driver's list (KFD), which is what ROCm itself goes by.
+# The kernel as a probe for AMD's devices: the compute driver's list (KFD), which ROCm itself uses.
 #
-# Reads files only, in ROCm's own order. Written from the kernel's documentation and published listings; untested on AMD
+# Reads files only, in ROCm's own order. Written from the kernel's documentation and published lists; untested on AMD
 # hardware.
 
 KFD = "kfd"
@@ -188,7 +188,7 @@ _DRM = "/sys/class/drm"
 def read_kfd(files: KernelFiles) -> ProbeResult:
     """Return the devices that the compute driver lists."""
     nodes = [(node, read_properties(files.text(f"{NODES}/{node}/properties"))) for node in files.names(NODES, r"\d+")]
-    # Processors stand in the same list; they have no SIMD units.
+    # Processors are in the same list; they have no SIMD units.
     devices = [properties for _, properties in nodes if properties.get("simd_count", 0) > 0]
     driver = text_cell(files.text("/sys/module/amdgpu/version"))
     return ProbeResult(
@@ -218,7 +218,7 @@ def address(properties: dict[str, int]) -> str:
 
 
 def memory_files(files: KernelFiles, pci: str) -> str:
-    """Return the folder in which the graphics driver tells of a device's memory; empty if there is none."""
+    """Return the folder of the graphics driver with a device's memory; empty if there is none."""
     for card in files.names(_DRM, r"card\d+"):
         folder = f"{_DRM}/{card}/device"
         if files.target_name(folder) == pci and files.has(f"{folder}/mem_info_vram_total"):
@@ -227,13 +227,13 @@ def memory_files(files: KernelFiles, pci: str) -> str:
 
 
 def memory(files: KernelFiles, folder: str) -> tuple[int | None, int | None]:
-    """Return the total and the free memory that a folder of the graphics driver tells of."""
+    """Return the total and the free memory in a folder of the graphics driver."""
     total, used = (bytes_of(files.text(f"{folder}/mem_info_vram_{which}")) for which in ("total", "used"))
     return total, None if total is None or used is None else max(0, total - used)
 
 
 def bytes_of(text: str) -> int | None:
-    """Return the size that a file of the driver holds, if it is one."""
+    """Return the size in a file of the driver, if it is one."""
     return bytes_value(int(text)) if text.isdecimal() and len(text) <= 16 else None
 
 
@@ -256,7 +256,7 @@ def _report(files: KernelFiles, index: int, properties: dict[str, int], driver: 
 
 
 def _generation(version: int) -> str:
-    """Spell a generation as AMD does: 110000 is gfx1100, 90010 is gfx90a."""
+    """Format a generation as AMD does: 110000 is gfx1100, 90010 is gfx90a."""
     if not 10000 <= version < 1000000:
         return ""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"

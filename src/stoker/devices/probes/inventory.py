@@ -1,8 +1,8 @@
-"""Invented hardware: what `STOKER_GPU_FAKE` asks for, for tests and demonstrations.
+"""Fake hardware by `STOKER_GPU_FAKE`, for tests and demonstrations; and all probes of a machine combined.
 
-A comma list of whole words, each with its memory if it has devices: `cuda`, `rocm,metal`, `cuda:2x24GiB`,
-`cuda:24GiB,cuda:8GiB`. Empty and `none` mean a machine without accelerators. All that comes of it is labelled as
-invented. `STOKER_STRICT=1` forbids it. Whatever is wrong with the variable is reported at once.
+The variable is a comma list of words, each with its memory if it has devices: `cuda`, `rocm,metal`, `cuda:2x24GiB`,
+`cuda:24GiB,cuda:8GiB`. Empty and `none` mean a machine without accelerators. All results are labelled as fake.
+`STOKER_STRICT=1` forbids it. All errors in the variable are reported at once.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class _Wanted:
 
 
 def faked(environment: Mapping[str, str], *, host_tag: str = "") -> DetectedDevices | None:
-    """Return the invented hardware that the environment asks for; `None` if it asks for none, and probes have the word.
+    """Return the fake hardware of the environment; `None` if there is none, and probes are used.
 
-    Variables hide invented devices as they do real ones. `host_tag` makes their UUIDs this host's. Raises
-    `FakeForbidden` in strict mode, `InvalidConfig` for a value that says nothing that can be.
+    Variables hide fake devices as they do real ones. `host_tag` makes their UUIDs this host's. Raises `FakeForbidden`
+    in strict mode, `InvalidConfig` for an invalid value.
     """
     text = environment.get(FAKE_VARIABLE)
     if text is None:
         return None
     if environment.get(STRICT_VARIABLE, "").strip().lower() not in _OFF:
         raise FakeForbidden(
-            f"{FAKE_VARIABLE}={text!r} asks for invented hardware, and {STRICT_VARIABLE} forbids it",
-            hint=f"unset one of the two; unset {FAKE_VARIABLE} to see what is really there",
+            f"{FAKE_VARIABLE}={text!r} requests fake hardware, and {STRICT_VARIABLE} forbids it",
+            hint=f"unset one of the two; unset {FAKE_VARIABLE} to see the real devices",
             value=text,
         )
     wanted = _parse(text)
@@ -91,7 +91,7 @@ def faked(environment: Mapping[str, str], *, host_tag: str = "") -> DetectedDevi
                 code="faked",
                 message=f"the accelerators of this machine are {_WHY}={text!r}: nothing was probed",
                 probe=SOURCE,
-                hint=f"unset {FAKE_VARIABLE} to see what is really there",
+                hint=f"unset {FAKE_VARIABLE} to see the real devices",
             ),
         ),
         sources={"devices": SOURCE, "backends": SOURCE},
@@ -142,9 +142,9 @@ def _amount(size: str) -> tuple[int, int]:
         raise ValueError(f"{size!r} has no unit")
     total_bytes = parse_size(each)
     if not 0 < count <= _MOST_DEVICES:
-        raise ValueError(f"{count} devices: between 1 and {_MOST_DEVICES}, please")
+        raise ValueError(f"{count} devices: allowed are 1 to {_MOST_DEVICES}")
     if not 0 < total_bytes <= _MOST_BYTES:
-        raise ValueError(f"{each!r} is no memory that a device has")
+        raise ValueError(f"{each!r} is not a size of device memory")
     return count, total_bytes
 
 
@@ -189,7 +189,7 @@ def _device(backend: Backend, index: int, total_bytes: int, host_tag: str) -> De
     )
 
 
-# All statements into one answer. Pure: `observations` says who is believed, `comparing` what does not fit together.
+# All probe results combined. Pure: `observations` decides which probe is believed, and which differences matter.
 
 _FIELDS = ("name", "index", "memory_type", "total_bytes", "free_bytes", "driver", "capability", "pci")
 _FROM_MEMORY = "meminfo"
@@ -199,7 +199,7 @@ _MADE_UP = "made up"
 def merge(
     statements: Sequence[ProbeResult], environment: Mapping[str, str], facts: DetectedMachineFacts
 ) -> DetectedDevices:
-    """Return the devices that the statements add up to, with who said what, and all that does not fit together."""
+    """Return the devices of all results, with the source of each value, and all differences."""
     heard = {one.probe: one for one in statements}
     groups = group(statements)
     uuids, findings = _identities(groups, facts.tag)
@@ -217,8 +217,8 @@ def merge(
         _device_merging(one, uuid, answer, heard, facts)
         for one, uuid, answer in zip(groups, uuids, by_variables, strict=True)
     )
-    said = [finding for one in statements for finding in one.findings]
-    noticed = [*said, *findings, *compare(groups, devices, heard, facts.device_files)]
+    reported = [finding for one in statements for finding in one.findings]
+    noticed = [*reported, *findings, *compare(groups, devices, heard, facts.device_files)]
     backends, sources = _backends(statements)
     return DetectedDevices(
         devices=devices,
@@ -232,7 +232,7 @@ def merge(
 
 
 def made_up_uuid(tag: str, backend: Backend, key: str) -> str:
-    """Return the identity of a device whose vendor gives it none: the same each time, and on this machine only."""
+    """Return the identity of a device whose vendor gives it none: constant, and of this machine only."""
     digits = hashlib.sha256(f"{tag}\n{backend}\n{key}".encode()).hexdigest()
     return f"LOCAL-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:32]}"
 
@@ -247,7 +247,7 @@ def _identities(groups: Sequence[Group], tag: str) -> tuple[list[str], list[Prob
             findings.append(
                 ProbeFinding(
                     code="duplicate_uuid",
-                    message=f"two devices say that they are {uuid}; the one at {pci or number} got another name here",
+                    message=f"two devices report the UUID {uuid}; the one at {pci or number} got another name here",
                     hint="a virtual machine was copied together with the identity of its device",
                 )
             )
@@ -312,13 +312,12 @@ def _text(of: Group, field: str) -> str:
     return cast("str", first_of(of, field)[0] or "")
 
 
-# Every accelerator of this machine, by all probes that can be heard, merged into one answer.
+# Every accelerator of this machine, by all probes, combined.
 #
-# First the kernel's own files are read, which costs nothing. Only where they, or an installed tool, speak for an
-# accelerator are programs started: all at once, each in a throwaway child and with its limit. Torch is asked when the
-# others have answered: it takes memory of the devices that it touches, and what is free has been measured by then. A
-# machine without any evidence pays for no child at all. Whatever probes say or fail to say, this never raises; only
-# a bad or forbidden `STOKER_GPU_FAKE` does.
+# First the kernel's own files are read, which is cheap. Only if they, or an installed tool, indicate an accelerator are
+# programs started: in parallel, each in a child and with a timeout. Torch runs after the others: it takes memory of the
+# devices that it touches, and free memory has been measured by then. A machine without any evidence starts no child at
+# all. Failing probes never raise; only a bad or forbidden `STOKER_GPU_FAKE` does.
 
 TOOLS = (
     nvidia.NVIDIA_SMI,
@@ -327,14 +326,14 @@ TOOLS = (
     others.SYSTEM_PROFILER,
     *(one.argv[0] for one in others.SPEAKERS),
 )
-"""The programs that are asked, where they are installed."""
+"""The programs that are run, if they are installed."""
 
 _TAG_DIGITS = 8
 
 
 @frozen
 class _Question:
-    """A program to ask, and who reads its answer."""
+    """A program to run, and the reader of its output."""
 
     probe: str
     argv: list[str]
@@ -352,12 +351,12 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
     limit_s: float = LIMIT_S,
     torch_limit_s: float = LIMIT_S,
 ) -> DetectedDevices:
-    """Return the devices of this machine, what can be spoken here, and everything odd that was noticed.
+    """Return the devices of this machine, the usable backends, and all findings.
 
-    `files` is the root below which /proc, /sys and /dev are looked up. `python` is the interpreter whose torch is one
-    of the probes; empty means that torch is not heard. It is asked where there is evidence of a device, or if
-    `wants_torch`. `probes` are those whose programs may be asked, by the names in `Found.sources`; `None` means all.
-    Each program may take `limit_s`, torch `torch_limit_s`. Raises what `faked` raises.
+    `files` is the root of /proc, /sys and /dev. `python` is the interpreter whose torch is one of the probes; empty
+    means none. It runs if there is evidence of a device, or if `wants_torch`. `probes` are the allowed probes, by the
+    names in `Found.sources`; `None` means all. `limit_s` is the timeout of each program, `torch_limit_s` that of torch.
+    Raises what `faked` raises.
     """
     kernels = KernelFiles(files)
     tag = kernels.text("/etc/machine-id") or os.uname().nodename
@@ -368,16 +367,16 @@ def find_devices(  # noqa: PLR0913 - what is handed in, one by one
     evidence = look(kernels, environment, _seen(read))
     questions = [one for one in _questions(evidence, environment) if _may(one.probe, probes)]
     replies = ask.ask_all([one.argv for one in questions], limit_s=limit_s) if questions else ()
-    said = [_follow_up(one, reply, ask, limit_s) for one, reply in zip(questions, replies, strict=True)]
+    results = [_follow_up(one, reply, ask, limit_s) for one, reply in zip(questions, replies, strict=True)]
     if evidence.nvidia and not any(one.probe == nvidia.NVML for one in questions) and _may(nvidia.NVML, probes):
-        said.insert(0, nvidia.missing())
+        results.insert(0, nvidia.missing())
     if python and (wants_torch or evidence.is_of_devices) and _may(others.TORCH, probes):
-        said.append(others.read_torch(ask.ask(others.torch_question(python), limit_s=torch_limit_s)))
-    return merge([*said, *(one for one in read if one.was_heard)], environment, _facts(kernels, tag))
+        results.append(others.read_torch(ask.ask(others.torch_question(python), limit_s=torch_limit_s)))
+    return merge([*results, *(one for one in read if one.was_heard)], environment, _facts(kernels, tag))
 
 
 def _seen(read: list[ProbeResult]) -> dict[str, str]:
-    """Return the vendors of whom the kernel names devices that a driver has."""
+    """Return the vendors of devices that the kernel lists with a driver."""
     vendors = {Backend.CUDA: "nvidia", Backend.ROCM: "amd"}
     return {
         vendors[report.backend]: f"{one.probe} lists {report.name or report.pci}"
@@ -427,7 +426,7 @@ def _speakers(environment: Mapping[str, str]) -> list[_Question]:
 
 
 def _follow_up(question: _Question, reply: Reply, ask: CommandRunner, limit_s: float) -> ProbeResult:
-    """Read an answer, and ask nvidia-smi again where its first answer says that it must be asked otherwise."""
+    """Read an output, and run nvidia-smi again if its first output requires other arguments."""
     if question.probe != nvidia.NVIDIA_SMI:
         return question.read(reply)
     program = question.argv[0]

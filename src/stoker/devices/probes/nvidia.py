@@ -1,7 +1,7 @@
-"""The probe nvidia-smi: a list of GPUs as CSV, with a header so that every column says what it is.
+"""The probe nvidia-smi: a list of GPUs as CSV, with a header that names the columns.
 
-Old versions do not know all columns and refuse the whole question; they are asked again for fewer. Parts of divided
-GPUs (MIG) are in another list, asked for if there are any. Reading is pure and never raises.
+Old versions do not know all columns and refuse the whole query; they are run again for fewer. Parts of divided GPUs
+(MIG) are in another list, read if there are any. Reading is pure and never raises.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def parts_question(program: str = NVIDIA_SMI) -> list[str]:
 
 
 def wants_old_question(reply: Reply) -> bool:
-    """Return whether this version does not know all columns."""
+    """Return True if this version does not know all columns."""
     return not isinstance(reply, ProbeFailure) and _UNKNOWN_FIELD in f"{reply.out} {reply.err}".lower()
 
 
 def read_nvidia_smi(reply: Reply) -> ProbeResult:
-    """Return what the list of GPUs says."""
+    """Read the list of GPUs."""
     if isinstance(reply, ProbeFailure):
         return unheard(NVIDIA_SMI, silence(reply, NVIDIA_SMI))
     lines = [line for line in reply.out.splitlines() if line.strip()]
@@ -91,7 +91,7 @@ def read_nvidia_smi(reply: Reply) -> ProbeResult:
 
 
 def read_parts(statement: ProbeResult, reply: Reply) -> ProbeResult:
-    """Return a statement with the parts of its divided GPUs added."""
+    """Return a result with the parts of its divided GPUs added."""
     if isinstance(reply, ProbeFailure):
         return changed(statement, findings=(*statement.findings, silence(reply, NVIDIA_SMI)))
     parents = {one.uuid: one for one in statement.reports}
@@ -117,7 +117,7 @@ def _row(columns: list[str], line: str) -> tuple[DeviceReport | None, list[Probe
         return None, [trouble(line, NVIDIA_SMI) or garbage(NVIDIA_SMI, "a line that is no row of its list", line)]
     findings: list[ProbeFinding] = []
     if len(cells) < len(columns):
-        # What is cut off may end within its last cell.
+        # Cut-off output may end within its last cell.
         cells.pop()
         findings.append(garbage(NVIDIA_SMI, "a row that is cut off", line))
     row = dict(zip(columns, cells, strict=False))
@@ -154,17 +154,17 @@ def _row(columns: list[str], line: str) -> tuple[DeviceReport | None, list[Probe
 
 
 def _without_list(out: str, err: str, exit_code: int) -> ProbeResult:
-    said = f"{out.strip()} {err.strip()}".strip()
-    if _NONE_FOUND in said.lower():
+    printed = f"{out.strip()} {err.strip()}".strip()
+    if _NONE_FOUND in printed.lower():
         return ProbeResult(probe=NVIDIA_SMI)
-    return unheard(NVIDIA_SMI, _failure(said, exit_code))
+    return unheard(NVIDIA_SMI, _failure(printed, exit_code))
 
 
-def _failure(said: str, exit_code: int) -> ProbeFinding:
-    known = trouble(said, NVIDIA_SMI)
+def _failure(printed: str, exit_code: int) -> ProbeFinding:
+    known = trouble(printed, NVIDIA_SMI)
     if known is not None:
         return known
-    return garbage(NVIDIA_SMI, f"it ended with {exit_code}" if exit_code else "it printed no list", said)
+    return garbage(NVIDIA_SMI, f"it ended with {exit_code}" if exit_code else "it printed no list", printed)
 
 
 def _part(parent: DeviceReport, found: re.Match[str]) -> DeviceReport:
@@ -183,9 +183,9 @@ def _part(parent: DeviceReport, found: re.Match[str]) -> DeviceReport:
     )
 
 
-# The probe NVML: NVIDIA's management library, asked by `nvml_child.py` in a throwaway process.
+# The probe NVML: NVIDIA's management library, queried by `nvml_child.py` in a child process.
 #
-# It says the most and the most exactly: identities, addresses, memory with the driver's own part, parts of divided
+# It reports the most and the most exactly: identities, addresses, memory with the driver's own part, parts of divided
 # GPUs. Reading is pure and never raises.
 
 NVML = "nvml"
@@ -193,13 +193,13 @@ _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.p
 
 
 def child_command(folder: str, *words: str) -> list[str]:
-    """Return the command of the child script; `folder` is where pynvml lies."""
-    # Isolated and without site packages: it starts in a few milliseconds, and nobody's environment changes it.
+    """Return the command of the child script; `folder` contains pynvml."""
+    # Isolated and without site packages: it starts in a few milliseconds, independent of any environment.
     return [sys.executable, "-I", "-S", _SCRIPT, folder, *words]
 
 
 def library_folder() -> str:
-    """Return the folder in which pynvml lies, empty if it is not installed. Does not import it."""
+    """Return the folder of pynvml, empty if it is not installed. Does not import it."""
     try:
         spec = importlib.util.find_spec("pynvml")
     except (ImportError, ValueError):
@@ -211,10 +211,10 @@ def library_folder() -> str:
 
 
 def missing() -> ProbeResult:
-    """Return the message that the library's Python half is not installed."""
+    """Return the finding that the library's Python half is not installed."""
     finding = ProbeFinding(
         code="nvml_missing",
-        message="NVML was not asked: the Python library nvidia-ml-py is not installed beside Stoker",
+        message="NVML was not queried: the Python library nvidia-ml-py is not installed beside Stoker",
         probe=NVML,
         hint="install nvidia-ml-py into Stoker's environment",
     )
@@ -222,31 +222,31 @@ def missing() -> ProbeResult:
 
 
 def read_nvml(reply: Reply) -> ProbeResult:
-    """Return what a snapshot says."""
+    """Read a snapshot."""
     if isinstance(reply, ProbeFailure):
         return unheard(NVML, silence(reply, NVML))
-    said = next(iter(marked_objects(reply.out)), None)
-    if said is None:
+    report = next(iter(marked_objects(reply.out)), None)
+    if report is None:
         ended = f"it ended with {reply.exit_code}" if reply.exit_code else "it printed no answer"
         finding = trouble(reply.err, NVML) or garbage(NVML, ended, reply.err or reply.out)
         return unheard(NVML, finding)
-    if "missing" in said:
+    if "missing" in report:
         return missing()
-    if "error" in said:
-        return unheard(NVML, _failure_nvml(str(said["error"])))
-    driver = text_cell(said.get("driver"))
-    reports = [one for row in _rows(said.get("devices")) for one in _device(row, driver)]
+    if "error" in report:
+        return unheard(NVML, _failure_nvml(str(report["error"])))
+    driver = text_cell(report.get("driver"))
+    reports = [one for row in _rows(report.get("devices")) for one in _device(row, driver)]
     return ProbeResult(
         probe=NVML,
         reports=tuple(reports),
-        backends={Backend.CUDA: _cuda_version(said.get("cuda"))} if reports else {},
-        findings=tuple(_failure_nvml(str(error)) for error in said.get("errors") or ()),
+        backends={Backend.CUDA: _cuda_version(report.get("cuda"))} if reports else {},
+        findings=tuple(_failure_nvml(str(error)) for error in report.get("errors") or ()),
     )
 
 
 def _failure_nvml(text: str) -> ProbeFinding:
     return trouble(text, NVML) or ProbeFinding(
-        code="nvml_error", message=f"NVML says: {one_line(text, 200)}", probe=NVML, hint="does nvidia-smi work?"
+        code="nvml_error", message=f"NVML reports: {one_line(text, 200)}", probe=NVML, hint="does nvidia-smi work?"
     )
 
 
@@ -263,7 +263,7 @@ def _report(row: dict[str, Any], driver: str, parent: str) -> DeviceReport:
     return DeviceReport(
         backend=Backend.CUDA,
         uuid=text_cell(row.get("uuid")),
-        # A part has its whole's address, which is no identity.
+        # A part has the address of its device, which is no identity.
         pci="" if parent else tidy_pci(text_cell(row.get("pci"))),
         index=count_value(row.get("index")),
         minor=None if parent else count_value(row.get("minor")),
@@ -290,8 +290,8 @@ def _cuda_version(value: object) -> str:
 
 # The kernel as a probe for NVIDIA's devices: the driver's own list, device files, and the PCI bus.
 #
-# Reads files only. The driver's list names what it drives; the bus also names what no driver has taken, which is how a
-# card without a driver is told from no card.
+# Reads files only. The driver's list names its devices; the bus also names those without a driver, which distinguishes
+# a card without a driver from no card.
 
 KERNEL = "kernel"
 PCI = "pci"
@@ -316,7 +316,7 @@ def read_driver(files: KernelFiles) -> ProbeResult:
         findings=tuple(
             ProbeFinding(
                 code="device_excluded",
-                message=f"the driver was told to leave the device at {pci} alone",
+                message=f"the driver is configured to ignore the device at {pci}",
                 probe=KERNEL,
                 hint="see NVreg_ExcludedGpus in the options of the nvidia kernel module",
             )
@@ -359,7 +359,7 @@ def _of_driver(index: int, pci: str, row: dict[str, str], version: str) -> Devic
     minor = row.get("Device Minor", "")
     return DeviceReport(
         backend=Backend.CUDA,
-        # Question marks, until somebody has used the device.
+        # Question marks, until the device was used.
         uuid=uuid if _UUID.fullmatch(uuid) else "",
         pci=tidy_pci(row.get("Bus Location", "")) or tidy_pci(pci),
         index=index,
@@ -377,7 +377,7 @@ def _of_bus(files: KernelFiles, address: str) -> DeviceReport:
     taken = f"the driver {driver} has it" if driver else "no driver has it"
     stopped = None
     if is_kept:
-        stopped = TriStateAnswer(verdict=TriState.NO, why=f"it is kept for a virtual machine (bound to {driver})")
+        stopped = TriStateAnswer(verdict=TriState.NO, why=f"reserved for a virtual machine (bound to {driver})")
     elif driver != expected:
         stopped = TriStateAnswer(verdict=TriState.NO, why=f"{taken}, and computing needs {expected}")
     return DeviceReport(
@@ -391,8 +391,8 @@ def _of_bus(files: KernelFiles, address: str) -> DeviceReport:
 
 # The kernel as a probe for NVIDIA's boards (Jetson and other Tegra): device tree, release file, the GPU's sysfs.
 #
-# There the GPU works in the machine's memory, and the usual tools are missing or say `[N/A]`. Reads files only. Written
-# from published listings; untested on a board.
+# There the GPU uses the machine's memory, and the usual tools are missing or print `[N/A]`. Reads files only. Written
+# from published lists; untested on a board.
 
 JETSON = "jetson"
 

@@ -1,10 +1,10 @@
-"""A script, never imported by Stoker: asks NVIDIA's management library, in a process that may be thrown away.
+"""A script, never imported by Stoker: queries NVIDIA's management library, in a process of its own.
 
     python nvml_child.py FOLDER snapshot          prints one JSON object and ends
     python nvml_child.py FOLDER meter PARENT      answers one JSON line per line of standard input
 
-FOLDER is where `pynvml` lies. The meter ends with its standard input or with the process PARENT, whichever goes first.
-The library makes no CUDA context, so this takes no memory on any device. Needs the standard library and `pynvml` only.
+FOLDER contains `pynvml`. The meter ends with its standard input or with the process PARENT, whichever ends first. The
+library makes no CUDA context, so this takes no memory on any device. Needs the standard library and `pynvml` only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARENT_CHECK_S = 1.0
 def main() -> None:
     """Do what the arguments say."""
     folder, what = sys.argv[1:3]
-    # At the end of the path: nothing that lies beside the library may stand in for the standard library.
+    # At the end of the path: nothing beside the library may replace the standard library.
     sys.path.append(folder)
     try:
         import pynvml  # noqa: PLC0415 - lies in a folder that is known only now
@@ -93,7 +93,7 @@ def _parts(nvml: Any, handle: Any) -> list[dict[str, Any]]:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    """Return the memory with what the driver keeps for itself; older drivers do not tell that apart."""
+    """Return the memory with the driver's own part; older drivers do not report it."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     newer = _try(nvml, "nvmlDeviceGetMemoryInfo", handle, version) if version else None
     return newer if newer is not None else _try(nvml, "nvmlDeviceGetMemoryInfo", handle)
@@ -113,7 +113,7 @@ def _text(value: Any) -> str | None:
 
 
 class _Meter:
-    """Answers questions about devices' memory, one after the other."""
+    """Answers queries about devices' memory, one by one."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -146,7 +146,7 @@ class _Meter:
 
     def _used(self, handle: Any) -> dict[str, int]:
         used: dict[str, int] = {}
-        # A process that draws and computes stands in both lists, each time with all that it holds.
+        # A process that draws and computes is in both lists, each time with all that it holds.
         rows = [*self._nvml.nvmlDeviceGetComputeRunningProcesses(handle), *self._graphics(handle)]
         for row in rows:
             if row.usedGpuMemory is not None:
@@ -159,7 +159,7 @@ class _Meter:
 
 
 def _is_awaited(parent: int) -> bool:
-    """Wait for a question. No: whoever asks is gone, even if a process forked from it still holds the other end."""
+    """Wait for a query. False: the parent is gone, even if a process forked from it still holds the other end."""
     try:
         watched = os.pidfd_open(parent)
     except OSError:

@@ -1,7 +1,7 @@
-"""What probes report: which reports mean the same device, and what does not fit together in them. Pure.
+"""What probes report: which reports are of the same device, and which differ. Pure.
 
-Reports are of the same device by UUID, else by PCI address. Those that carry neither are matched by their place and
-name to devices that are known, if that leaves no choice; else they are devices of their own.
+Reports are of the same device by UUID, else by PCI address. Reports without either are matched by index and name to
+known devices, if that is unambiguous; otherwise they are devices of their own.
 """
 
 from __future__ import annotations
@@ -16,63 +16,63 @@ from stoker.core.frozen import fresh, frozen
 from stoker.core.text import format_size, one_line
 from stoker.host.command_runner import ProbeFailure
 
-# What one probe says, before anybody has compared it with others. Only nouns, and the spelling of addresses.
+# The result of one probe, before it is compared with others. Only types, and the format of addresses.
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
 
 
 @frozen
 class DeviceReport:
-    """What one probe says of one device. `None` and empty texts mean: it did not say."""
+    """One probe's report of one device. `None` and empty texts mean unknown."""
 
     backend: Backend
     uuid: str = ""
     pci: str = ""
-    """As `tidy_pci` spells it."""
+    """In the format of `tidy_pci`."""
     index: int | None = None
-    """The device's place in the probe's own list."""
+    """The index in the probe's own list."""
     minor: int | None = None
     """The number of its device file."""
     name: str = ""
     memory_type: MemoryType | None = None
     total_bytes: int | None = None
     reserved_bytes: int | None = None
-    """What the driver keeps of the total for itself; programs never see it."""
+    """The driver's own part of the total; programs never see it."""
     free_bytes: int | None = None
     driver: str = ""
     capability: str = ""
     parent: str = ""
-    """The UUID of the device that this one is a part of."""
+    """The UUID of the device that contains this part."""
     is_split: bool = False
     """It was divided into parts, and only those can be used."""
     lacks_driver: bool = False
-    """No driver has it with which a program could compute there, and nobody keeps it for something else."""
+    """It has no driver for computing, and is not reserved for something else."""
     works: TriStateAnswer | None = None
-    """Whether a program has computed on it, or what is known to stop one."""
+    """Whether a program has computed on it, or what is known to prevent that."""
 
 
 @frozen
 class ProbeResult:
-    """All that one probe said."""
+    """The result of one probe."""
 
     probe: str
     reports: tuple[DeviceReport, ...] = ()
     backends: Mapping[Backend, str] = fresh(factory=dict)
-    """What programs can speak → its version."""
+    """Backend → its version."""
     findings: tuple[ProbeFinding, ...] = ()
     looked_for: frozenset[Backend] = frozenset()
-    """Kinds of device that it would have named, had it seen one."""
+    """Kinds of device that it would have reported."""
     was_heard: bool = True
-    """Whether it gave an answer that could be read; only then does the number of its reports mean anything."""
+    """True if its output could be read; only then the number of its reports means anything."""
 
 
 def unheard(probe: str, finding: ProbeFinding) -> ProbeResult:
-    """Return the result of a probe without an answer that could be read."""
+    """Return the result of a probe without readable output."""
     return ProbeResult(probe=probe, findings=(finding,), was_heard=False)
 
 
 def tidy_pci(text: str) -> str:
-    """Spell a PCI address as the kernel does, `0000:01:00.0`, whatever the tool; empty if it is none."""
+    """Format a PCI address as the kernel does, `0000:01:00.0`, whatever the tool; empty if it is none."""
     found = _PCI.fullmatch(text.strip().lower())
     if found is None:
         return ""
@@ -80,19 +80,19 @@ def tidy_pci(text: str) -> str:
     return f"{domain}:{found[2]}:{found[3]}.{found[4] or '0'}"
 
 
-# What probes found on one machine, as one answer. Only nouns and what they imply.
+# The combined result of all probes of one machine.
 
 
 @frozen
 class DetectedDevices:
-    """Devices, what programs can speak here, and what was noticed on the way."""
+    """Devices, usable backends, and findings."""
 
     devices: tuple[Device, ...] = ()
     backends: Mapping[Backend, str] = fresh(factory=dict)
-    """What programs can speak here → its version, if anybody says one."""
+    """Backend → its version, if known."""
     findings: tuple[ProbeFinding, ...] = ()
     sources: Mapping[str, str] = fresh(factory=dict)
-    """Which probe said what: `devices`, `cuda`, … → probe."""
+    """Source of each value: `devices`, `cuda`, … → probe."""
     is_fake: bool = False
 
 
@@ -116,46 +116,45 @@ def spoken(backends: Mapping[Backend, str], devices: Iterable[Device]) -> dict[B
     )
 
 
-# Who is believed, written down once: the order of probes, and the fields for which another order is right.
-#
-# Only data. `inventory` goes by it, and tests check that every probe has its place.
+# Which probe is believed: the order of probes, and the fields with another order. Only data: `inventory` uses it, and
+# tests check that every probe has its place.
 
 PROBES = (
     "nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kfd", "torch", "kernel", "pci",
 )  # fmt: skip
-"""Whoever names devices, the most trusted first."""
+"""Probes that name devices, the most trusted first."""
 
 BY_FIELD: Mapping[str, tuple[str, ...]] = {
-    # A board's name says more than that of the GPU inside it; the compute driver and the bus know only numbers.
+    # A board's name is more specific than that of the GPU inside it; the compute driver and the bus know only numbers.
     "name": (
         "jetson", "nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "torch", "kernel", "kfd", "pci",
     ),
-    # ROCm counts as its driver does. What torch calls 0 depends on what is hidden from it.
+    # ROCm numbers as its driver does. What torch calls 0 depends on what is hidden from it.
     "index": ("nvml", "nvidia-smi", "kfd", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kernel"),
-    # torch sees less than the whole, and has taken some itself.
+    # torch sees less than the whole, and uses some itself.
     "total_bytes": ("nvml", "nvidia-smi", "amd-smi", "rocm-smi", "system_profiler", "jetson", "kfd", "torch"),
     "free_bytes": ("nvml", "nvidia-smi", "rocm-smi", "kfd", "torch"),
 }  # fmt: skip
 
 COMPARED: Mapping[str, tuple[str, ...]] = {
-    # Each of these takes the name from the same place in the driver.
+    # Each of these reads the name from the same place in the driver.
     "name": ("nvml", "nvidia-smi", "kernel", "torch"),
     "total_bytes": ("nvml", "nvidia-smi", "amd-smi", "rocm-smi", "kfd", "torch"),
     "count": ("nvml", "nvidia-smi"),
 }
-"""Between whom a difference means that something is wrong."""
+"""Probes between which a difference means an error."""
 
 SAME_BYTES = 64 * MIB
 """Two totals that differ by no more are the same."""
 UNTOLD_PERCENT = 3
-"""How much of the total a driver may keep for itself where nobody says how much it is."""
+"""How much of the total a driver may reserve where no probe reports it."""
 
 UNIFIED_FRAGMENTS = ("jetson", "orin", "tegra", "gb10", "digits", "thor")
-"""Parts of the names of devices that work in the machine's own memory."""
+"""Parts of the names of devices that use the machine's own memory."""
 
 
 def order_of(field: str) -> tuple[str, ...]:
-    """Return who is believed about a field, the most trusted first."""
+    """Return the probes for a field, the most trusted first."""
     return BY_FIELD.get(field, PROBES)
 
 
@@ -163,7 +162,7 @@ TORCH = "torch"
 _UNKNOWN_PLACE = 1 << 30
 
 Group = dict[str, DeviceReport]
-"""One device: what each probe says of it."""
+"""One device with its reports."""
 
 
 def group(statements: Iterable[ProbeResult]) -> list[Group]:
@@ -184,7 +183,7 @@ def group(statements: Iterable[ProbeResult]) -> list[Group]:
 
 
 def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
-    """Return reports of torch that carry no address to the devices that it can see; say how many found none.
+    """Match reports of torch without an address to the devices that it can see; return how many found none.
 
     `groups` are the visible devices in their order. Without addresses, the names must agree one by one.
     """
@@ -194,7 +193,7 @@ def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
         open_groups = [one for one in groups if backend_of(one) is backend and TORCH not in one]
         names = [[name.lower() for name in _names(one)] for one in open_groups]
         if len(rows) == len(open_groups) and all(
-            row.name.lower() in said or len(rows) == 1 for row, said in zip(rows, names, strict=True)
+            row.name.lower() in name or len(rows) == 1 for row, name in zip(rows, names, strict=True)
         ):
             for row, place in zip(rows, open_groups, strict=True):
                 place[TORCH] = row
@@ -203,12 +202,12 @@ def pair(groups: Sequence[Group], statement: ProbeResult) -> int:
 
 
 def backend_of(of: Group) -> Backend:
-    """Return the backend that a device is spoken to through."""
+    """Return the backend of a device."""
     return next(iter(of.values())).backend
 
 
 def first_of(of: Group, field: str) -> tuple[object, str]:
-    """Return what the most trusted probe says about a field, and who that is; nothing and nobody if none does."""
+    """Return the value of the most trusted probe for a field, and that probe; nothing if none has one."""
     for probe in order_of(field):
         report = of.get(probe)
         value = getattr(report, field) if report is not None else None
@@ -218,7 +217,7 @@ def first_of(of: Group, field: str) -> tuple[object, str]:
 
 
 def is_unified(of: Group) -> bool:
-    """Return whether a device's names say that it works in the machine's memory."""
+    """Return True if a device's names show that it uses the machine's memory."""
     return any(fragment in name.lower() for name in _names(of) for fragment in UNIFIED_FRAGMENTS)
 
 
@@ -227,7 +226,7 @@ def _rank(probe: str) -> int:
 
 
 def _join(groups: list[Group], probe: str, report: DeviceReport) -> bool:
-    """Put a report with its device; not if it carries no address."""
+    """Add a report to its device, unless it has no address."""
     if not (report.uuid or report.pci):
         return False
     for one in groups:
@@ -269,7 +268,7 @@ def _match_loose(groups: list[Group], probe: str, rows: list[DeviceReport]) -> N
 
 def _may_be(row: DeviceReport, of: Group, *, is_only: bool) -> bool:
     if is_only:
-        # A board may carry a card as well, which is not the GPU in its chip.
+        # A board may have a card as well, which is not the GPU in its chip.
         return is_unified(of) or not first_of(of, "pci")[0]
     has_place = row.index is not None and any(one.index == row.index for one in of.values())
     return has_place and row.name.lower() in [name.lower() for name in _names(of)]
@@ -302,7 +301,7 @@ def _number(value: object) -> int:
 
 
 _DRIVER_HINTS = {Backend.CUDA: "install the vendor's driver", Backend.ROCM: "load amdgpu, with ROCm's support"}
-_HINT = "a driver that was updated and not restarted, a card that is failing, or a tool of another installation"
+_HINT = "the driver was updated without a restart, a card is failing, or a tool is from another installation"
 
 
 def compare(
@@ -311,7 +310,7 @@ def compare(
     heard: Mapping[str, ProbeResult],
     device_files: Collection[int],
 ) -> list[ProbeFinding]:
-    """Return every difference that should not be. `devices` are what came of `groups`, one for one."""
+    """Return every difference that means an error. `devices` are the results of `groups`, one for one."""
     found: list[ProbeFinding] = []
     for one in groups:
         label = str(first_of(one, "uuid")[0] or first_of(one, "pci")[0] or first_of(one, "name")[0] or "a device")
@@ -328,24 +327,24 @@ def compare(
 
 
 def unmatched(count: int) -> list[ProbeFinding]:
-    """Return the message that so many devices of torch's could not be told from each other."""
+    """Return the finding that so many devices of torch could not be identified."""
     if not count:
         return []
     return [
         ProbeFinding(
             code="torch_unmatched",
-            message=f"torch sees {count} device{'s' * (count > 1)} of which it is not clear which they are",
+            message=f"{count} device{'s' * (count > 1)} of torch could not be identified",
             probe=TORCH,
-            hint="a newer torch says its devices' UUIDs",
+            hint="a newer torch reports its devices' UUIDs",
         )
     ]
 
 
 def _name_differences(of: Group, label: str) -> list[ProbeFinding]:
-    said = [(probe, of[probe].name) for probe in COMPARED["name"] if probe in of and of[probe].name]
-    if len({_plain(name) for _, name in said}) < 2:
+    named = [(probe, of[probe].name) for probe in COMPARED["name"] if probe in of and of[probe].name]
+    if len({_plain(name) for _, name in named}) < 2:
         return []
-    listed = ", ".join(f"{probe} says {name!r}" for probe, name in said)
+    listed = ", ".join(f"{probe} says {name!r}" for probe, name in named)
     return [_difference("disagree_name", f"{label} has two names: {listed}")]
 
 
@@ -371,24 +370,24 @@ def _size_differences(of: Group, label: str) -> list[ProbeFinding]:
 
 
 def _is_same_size(best: DeviceReport, other: DeviceReport, *, is_torch: bool) -> bool:
-    total, said = best.total_bytes or 0, other.total_bytes or 0
+    total, reported = best.total_bytes or 0, other.total_bytes or 0
     if not is_torch:
-        return abs(total - said) <= SAME_BYTES
-    # A program is shown what the driver leaves.
+        return abs(total - reported) <= SAME_BYTES
+    # Programs see what the driver leaves.
     if best.reserved_bytes:
-        return abs(total - best.reserved_bytes - said) <= SAME_BYTES
-    return -SAME_BYTES <= total - said <= SAME_BYTES + total * UNTOLD_PERCENT // 100
+        return abs(total - best.reserved_bytes - reported) <= SAME_BYTES
+    return -SAME_BYTES <= total - reported <= SAME_BYTES + total * UNTOLD_PERCENT // 100
 
 
 def _counts(heard: Mapping[str, ProbeResult]) -> list[ProbeFinding]:
-    said = [
+    counts = [
         (probe, sum(1 for one in heard[probe].reports if not one.parent))
         for probe in COMPARED["count"]
         if probe in heard and heard[probe].was_heard
     ]
     return [
         _difference("disagree_count", f"{one} lists {count} devices, {other} lists {others}")
-        for (one, count), (other, others) in pairwise(said)
+        for (one, count), (other, others) in pairwise(counts)
         if count != others
     ]
 
@@ -426,13 +425,13 @@ def _without_driver(groups: Sequence[Group], devices: Sequence[Device]) -> list[
 def _fewer_than_visible(
     groups: Sequence[Group], devices: Sequence[Device], heard: Mapping[str, ProbeResult]
 ) -> list[ProbeFinding]:
-    said = heard.get(TORCH)
-    if said is None or not said.was_heard or any(first_of(one, "parent")[0] for one in groups):
+    by_torch = heard.get(TORCH)
+    if by_torch is None or not by_torch.was_heard or any(first_of(one, "parent")[0] for one in groups):
         return []
     missed = [
         device.uuid
         for one, device in zip(groups, devices, strict=True)
-        if device.backend in said.looked_for and device.visible.is_yes and TORCH not in one
+        if device.backend in by_torch.looked_for and device.visible.is_yes and TORCH not in one
     ]
     if not missed:
         return []
@@ -458,7 +457,7 @@ def _difference(code: str, message: str) -> ProbeFinding:
     return ProbeFinding(code=code, message=message, hint=_HINT)
 
 
-# Findings of which several probes speak: silence, garbage, and what NVIDIA's library says when it does not work.
+# Findings common to several probes: no output, unreadable output, and errors of NVIDIA's library.
 
 _SHOWN = 160
 _HINTS = {
@@ -470,7 +469,7 @@ _HINTS = {
 
 
 DEVICE_LOST = "device_lost"
-"""The code of a finding: the driver lists a device that does not answer."""
+"""The code of a finding: the driver lists a device that does not respond."""
 
 
 @frozen
@@ -481,7 +480,7 @@ class _Trouble:
     hint: str
 
 
-# The first that fits counts. The library's words are English whatever the language of the machine is.
+# The first match counts. The library's messages are English whatever the language of the machine is.
 _TROUBLES = (
     _Trouble(
         fragments=("version mismatch",),
@@ -504,13 +503,13 @@ _TROUBLES = (
     _Trouble(
         fragments=("insufficient permission", "no permission", "permission denied", "operation not permitted"),
         code="probe_permission",
-        message="the devices may not be asked by this user",
+        message="no permission to query the devices as this user",
         hint="add the user to the group that owns the device files (often video or render)",
     ),
     _Trouble(
         fragments=("gpu is lost", "fallen off the bus", "requires reset", "unable to determine the device handle"),
         code=DEVICE_LOST,
-        message="a device does not answer any more",
+        message="a device does not respond any more",
         hint="it fell off its bus, overheated or lacks power; see the kernel's log (dmesg), restart the machine",
     ),
     _Trouble(
@@ -523,25 +522,25 @@ _TROUBLES = (
 
 
 def silence(reply: ProbeFailure, probe: str) -> ProbeFinding:
-    """Return the message that a program gave no answer."""
+    """Return the finding that a program gave no output."""
     return ProbeFinding(
         code=reply.code, message=one_line(reply.why, 2 * _SHOWN), probe=probe, hint=_HINTS.get(reply.code, "")
     )
 
 
 def garbage(probe: str, what: str, text: str = "") -> ProbeFinding:
-    """Return the message that something a program printed can't be read."""
+    """Return the finding that a program's output can't be read."""
     shown = one_line(text, _SHOWN)
     return ProbeFinding(
         code="probe_garbage",
         message=f"{probe}: {what}" + (f": {shown}" if shown else ""),
         probe=probe,
-        hint="the tool is broken, or of a version that is not known yet",
+        hint="the tool is broken, or of an unsupported version",
     )
 
 
 def trouble(text: str, probe: str) -> ProbeFinding | None:
-    """Return the trouble that a text of NVIDIA's speaks of, if it is a known one."""
+    """Return the known problem that a message of NVIDIA's software describes, if any."""
     plain = text.lower()
     for one in _TROUBLES:
         if any(fragment in plain for fragment in one.fragments):

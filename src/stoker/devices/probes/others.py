@@ -1,7 +1,7 @@
-"""The probe torch: what the torch of one interpreter sees, and whether it could compute there.
+"""The probe torch: the devices that the torch of one interpreter sees, and whether it could compute there.
 
-It is the only probe that has worked on a device, and the only one that sees what programs see: devices that a
-variable hides are hidden from it. `torch_child.py` runs in the user's interpreter. Reading is pure and never raises.
+It is the only probe that computes on a device, and the only one that sees what programs see: devices that a variable
+hides are hidden from it. `torch_child.py` runs in the user's interpreter. Reading is pure and never raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.devices.probes.observations import DeviceReport, ProbeResult, garbag
 from stoker.devices.probes.readers import bytes_value, count_value, marked_objects, size_cell, text_cell
 from stoker.host.command_runner import ProbeFailure, Reply
 
-# The probe system_profiler: the GPUs of a Mac and whether Metal can be spoken to them.
+# The probe system_profiler: the GPUs of a Mac and whether they support Metal.
 #
 # Reading is pure and never raises. Written from published outputs; untested on a Mac.
 
@@ -35,7 +35,7 @@ def question(program: str = SYSTEM_PROFILER) -> list[str]:
 
 
 def read_system_profiler(reply: Reply) -> ProbeResult:
-    """Return what system_profiler said."""
+    """Read the output of system_profiler."""
     if isinstance(reply, ProbeFailure):
         return unheard(SYSTEM_PROFILER, silence(reply, SYSTEM_PROFILER))
     try:
@@ -54,7 +54,7 @@ def read_system_profiler(reply: Reply) -> ProbeResult:
 
 
 def _metal(row: Mapping[str, Any]) -> str | None:
-    """Return the version of Metal that a GPU speaks, empty if it is not told, `None` if it speaks none."""
+    """Return the version of Metal that a GPU supports, empty if not reported, `None` if it supports none."""
     for key in ("spdisplays_mtlgpufamilysupport", "spdisplays_metal", "spdisplays_metalfamily"):
         value = str(row.get(key, ""))
         if "unsupported" in value or "notsupported" in value.replace("_", ""):
@@ -72,7 +72,7 @@ def _report(number: int, row: Mapping[str, Any]) -> DeviceReport:
         backend=Backend.METAL,
         index=number,
         name=text_cell(row.get("sppci_model")) or text_cell(row.get("_name")),
-        # Apple's own GPUs and Intel's in the processor work in the machine's memory.
+        # Apple's own GPUs and Intel's integrated ones use the machine's memory.
         memory_type=MemoryType.UNIFIED if own is None else MemoryType.DISCRETE,
         total_bytes=own,
     )
@@ -87,9 +87,9 @@ def _size(row: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     return None
 
 
-# Probes of what else can be spoken here: vulkaninfo, clinfo, sycl-ls and glxinfo.
+# Probes of other backends: vulkaninfo, clinfo, sycl-ls and glxinfo.
 #
-# They name no devices of ours, only backends: webgpu (through Vulkan), opencl, oneapi, opengl. What is emulated on the
+# They name no devices of ours, only backends: webgpu (through Vulkan), opencl, oneapi, opengl. Emulation on the
 # processor does not count. Reading is pure and never raises.
 
 _VULKAN_TYPE = re.compile(r"deviceType\s*=\s*(?:PHYSICAL_DEVICE_TYPE_)?(\w+)")
@@ -105,19 +105,19 @@ _EMULATED = ("llvmpipe", "softpipe", "swrast", "software rasterizer", "swiftshad
 
 @frozen
 class BackendProbe:
-    """One program that knows whether a backend can be spoken."""
+    """One program that detects a backend."""
 
     probe: str
     backend: Backend
     argv: tuple[str, ...]
     version: Callable[[str], str | None]
-    """Gives the version out of what it printed; `None`: there is no hardware behind it."""
+    """Returns the version in its output; `None`: there is no hardware behind it."""
     needs: tuple[str, ...] = ()
-    """Variables, one of which must be set for it to have anybody to ask."""
+    """Variables, one of which must be set for it to have a server to query."""
 
 
 def read(speaker: BackendProbe, reply: Reply) -> ProbeResult:
-    """Return what a program said about its backend."""
+    """Read a program's output about its backend."""
     if isinstance(reply, ProbeFailure):
         return unheard(speaker.probe, silence(reply, speaker.probe))
     version = speaker.version(reply.out)
@@ -177,25 +177,25 @@ _NONE = "No CUDA GPUs are available"
 
 
 def torch_question(python: str) -> list[str]:
-    """Return the command that asks the torch of an interpreter."""
+    """Return the command that runs the torch of an interpreter."""
     return [python, _SCRIPT]
 
 
 def read_torch(reply: Reply) -> ProbeResult:
-    """Return what torch said, also if it fell silent half way."""
-    said: dict[str, Any] = {}
+    """Read torch's output, also if it ends half way."""
+    report: dict[str, Any] = {}
     for one in marked_objects(reply.out):
-        said.update(one)
-    findings = _findings(reply, said)
-    # What fails once torch is there says as much about the devices as a list of them.
-    if "devices" not in said and not ("error" in said and said.get("torch")):
+        report.update(one)
+    findings = _findings(reply, report)
+    # A failure after the import is as informative about the devices as a list of them.
+    if "devices" not in report and not ("error" in report and report.get("torch")):
         return ProbeResult(probe=TORCH, findings=findings, was_heard=False)
-    backend = Backend.ROCM if said.get("hip") else Backend.CUDA
-    rows = said["devices"] if isinstance(said.get("devices"), list) else []
-    reports = [_torch_report(row, backend, text_cell(said.get("torch"))) for row in rows if isinstance(row, dict)]
-    version = text_cell(said.get("hip")) or text_cell(said.get("cuda"))
+    backend = Backend.ROCM if report.get("hip") else Backend.CUDA
+    rows = report["devices"] if isinstance(report.get("devices"), list) else []
+    reports = [_torch_report(row, backend, text_cell(report.get("torch"))) for row in rows if isinstance(row, dict)]
+    version = text_cell(report.get("hip")) or text_cell(report.get("cuda"))
     backends = {backend: version} if reports else {}
-    if said.get("metal") is True:
+    if report.get("metal") is True:
         backends[Backend.METAL] = ""
     return ProbeResult(
         probe=TORCH,
@@ -206,16 +206,16 @@ def read_torch(reply: Reply) -> ProbeResult:
     )
 
 
-def _findings(reply: Reply, said: Mapping[str, Any]) -> tuple[ProbeFinding, ...]:
+def _findings(reply: Reply, report: Mapping[str, Any]) -> tuple[ProbeFinding, ...]:
     if isinstance(reply, ProbeFailure):
-        slow = "the first import of torch may take longer than that: ask again"
+        slow = "the first import of torch may take longer than that: try again"
         finding = silence(reply, TORCH)
         return (changed(finding, hint=slow) if reply.code == "probe_timeout" else finding,)
-    if said.get("missing"):
-        # That an interpreter has no torch is told where interpreters are.
+    if report.get("missing"):
+        # An interpreter without torch is reported by the check of interpreters.
         return ()
-    version = text_cell(said.get("torch"))
-    error = str(said.get("error", ""))
+    version = text_cell(report.get("torch"))
+    error = str(report.get("error", ""))
     if error and _NONE not in error:
         what = f"torch {version} can't use its devices" if version else "torch can't be imported"
         return (
@@ -226,7 +226,7 @@ def _findings(reply: Reply, said: Mapping[str, Any]) -> tuple[ProbeFinding, ...]
                 hint="reinstall torch for this machine's driver" if version else "reinstall torch in that environment",
             ),
         )
-    if version and not said.get("cuda") and not said.get("hip") and not said.get("metal"):
+    if version and not report.get("cuda") and not report.get("hip") and not report.get("metal"):
         return (
             ProbeFinding(
                 code="torch_without_gpu",
@@ -235,9 +235,9 @@ def _findings(reply: Reply, said: Mapping[str, Any]) -> tuple[ProbeFinding, ...]
                 hint="install a build of torch for CUDA or ROCm in that environment",
             ),
         )
-    if "devices" not in said and not error:
+    if "devices" not in report and not error:
         noise = reply.err or reply.out
-        return (garbage(TORCH, f"it ended with {reply.exit_code} before it had said all", noise),)
+        return (garbage(TORCH, f"it ended with {reply.exit_code} before its output was complete", noise),)
     return ()
 
 
@@ -245,7 +245,7 @@ def _torch_report(row: Mapping[str, Any], backend: Backend, version: str) -> Dev
     uuid = text_cell(row.get("uuid"))
     return DeviceReport(
         backend=backend,
-        # It leaves out the vendor's prefix; what ROCm gives is no UUID of the vendor's tools.
+        # It omits the vendor's prefix; ROCm's value is not a UUID of the vendor's tools.
         uuid=f"GPU-{uuid}" if uuid and backend is Backend.CUDA and not uuid.startswith(("GPU-", "MIG-")) else "",
         pci=tidy_pci(text_cell(row.get("pci"))),
         index=count_value(row.get("index")),

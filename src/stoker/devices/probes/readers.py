@@ -1,7 +1,7 @@
-"""Whether anything at all speaks for an accelerator, found without starting a program.
+"""Evidence of accelerators, found without starting a program; and readers of the kernel's files and of tools' output.
 
-A machine without evidence is asked nothing: no child, no library. What counts is told, so that a person can see why a
-tool was or was not asked.
+Without evidence nothing is started: no child, no library. The evidence is reported, so that a person can see why a
+tool was or was not run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK = "stoker-probe:"
 
 
 def marked_objects(text: str) -> list[dict[str, Any]]:
-    """Return the objects of all whole marked lines; anything else is somebody else's noise."""
+    """Return the objects of all whole marked lines; other output is ignored."""
     found = []
     for line in text.splitlines():
         _, mark, body = line.partition(MARK)
@@ -37,7 +37,7 @@ def marked_objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-# Single values as vendors' tools print them, and as they print that they have none.
+# Single values as vendors' tools print them, and their forms of "no value".
 
 _ABSENT = frozenset(
     {
@@ -46,7 +46,7 @@ _ABSENT = frozenset(
         "gpu requires reset", "gpu is lost", "error",
     }
 )  # fmt: skip
-# Thousands may be set apart by a space, also by one that does not break.
+# Thousands may be separated by a space, also by a non-breaking one.
 _SIZE = re.compile(r"(\d{1,3}(?:[\s\u00a0\u202f]\d{3})+|\d+)(?:\.0+)?\s*([a-z]*)", re.IGNORECASE)
 _FACTORS = {
     "b": 1, "bytes": 1,
@@ -61,7 +61,7 @@ _LONGEST = 200
 
 
 def is_absent(text: str) -> bool:
-    """Return whether a tool says that it has no value: empty, `[N/A]`, `[Insufficient Permissions]` and the like."""
+    """Return True if a tool printed that it has no value: empty, `[N/A]`, `[Insufficient Permissions]` and the like."""
     return text.strip().strip("[]<>()").strip().lower() in _ABSENT
 
 
@@ -71,9 +71,9 @@ def text_cell(text: object) -> str:
 
 
 def size_cell(text: str, *, unit: str = "mib") -> int | None:
-    """Return a size in bytes, `None` if the tool has none. Raises `ValueError` for what is neither.
+    """Return a size in bytes, `None` if the tool has none. Raises `ValueError` for anything else.
 
-    All units are binary, whatever they are called: so these tools count. `unit` is meant where none is printed.
+    All units are binary, whatever they are called, as in these tools. `unit` is the default.
     """
     if is_absent(text):
         return None
@@ -88,18 +88,18 @@ def size_cell(text: str, *, unit: str = "mib") -> int | None:
 
 
 def bytes_value(value: object) -> int | None:
-    """Return a number of bytes out of JSON, `None` if it is not one that can be."""
+    """Return a number of bytes from JSON, `None` if it is not a valid one."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value <= _MOST_BYTES else None  # type: ignore[operator,return-value]
 
 
 def count_value(value: object) -> int | None:
-    """Return a small number out of JSON, such as an index, or `None`."""
+    """Return a small number from JSON, such as an index, or `None`."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < 1 << 31 else None  # type: ignore[operator,return-value]
 
 
-# The kernel's own files below a root that is handed in, read so that nothing about them can raise or take long.
+# The kernel's own files below a given root, read so that nothing about them can raise or take long.
 
 _KERNEL_FILES_MOST_BYTES = 1 << 16
 
@@ -111,7 +111,7 @@ class KernelFiles:
         self._root = root
 
     def text(self, path: str) -> str:
-        """Return what a file holds, without NULs and surrounding space; empty if it can't be read."""
+        """Return the content of a file, without NULs and surrounding space; empty if it can't be read."""
         try:
             descriptor = os.open(self.place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
@@ -125,7 +125,7 @@ class KernelFiles:
         return data.decode("utf-8", "replace").replace("\0", " ").strip()
 
     def names(self, path: str, pattern: str = ".*") -> list[str]:
-        """Return the entries of a folder whose whole name fits, numbers in their order; none if it can't be read."""
+        """Return the entries of a folder whose whole name matches, numbers in their order; none if it can't be read."""
         try:
             found = [name for name in os.listdir(self.place(path)) if re.fullmatch(pattern, name)]
         except (OSError, ValueError):
@@ -133,32 +133,32 @@ class KernelFiles:
         return sorted(found, key=lambda name: [int(part) if part.isdecimal() else part for part in _runs(name)])
 
     def has(self, path: str) -> bool:
-        """Return whether there is anything of that name."""
+        """Return True if the name exists."""
         return os.path.lexists(self.place(path))
 
     def may_use(self, path: str) -> bool:
-        """Return whether we may read and write a device file."""
+        """Return True if we may read and write a device file."""
         return os.access(self.place(path), os.R_OK | os.W_OK)
 
     def target_name(self, path: str) -> str:
-        """Return the last part of what a link leads to; empty if it is none."""
+        """Return the last part of a link's target; empty if it is none."""
         try:
             return os.path.basename(os.readlink(self.place(path)))
         except OSError:
             return ""
 
     def place(self, path: str) -> str:
-        """Return where a file really lies."""
+        """Return the real path of a file."""
         return os.path.join(self._root, path.lstrip("/"))
 
 
 def _runs(name: str) -> list[str]:
-    # Text and numbers take turns, beginning with text, so that two names can always be compared.
+    # Text and numbers alternate, starting with text, so that two names can always be compared.
     return re.split(r"(\d+)", name)
 
 
 FAKE_VARIABLE = "STOKER_GPU_FAKE"
-"""Asks for invented hardware; see `inventory`."""
+"""Requests fake hardware; see `inventory`."""
 _NVIDIA_FILES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/nvgpu")
 _LIBRARY = "libnvidia-ml.so.1"
 _LIBRARY_FOLDERS = (
@@ -171,18 +171,18 @@ _MAC_FILES = ("/System/Library/CoreServices/SystemVersion.plist",)
 
 @frozen
 class Evidence:
-    """What speaks for accelerators of each vendor: a file, a program or a variable; empty if nothing does."""
+    """Evidence of accelerators of each vendor: a file, a program or a variable; empty if there is none."""
 
     nvidia: str = ""
     amd: str = ""
     apple: str = ""
     fake: str = ""
     graphics: str = ""
-    """Of whatever vendor: something that may be drawn on."""
+    """Of any vendor: a display device."""
 
     @property
     def is_of_devices(self) -> bool:
-        """Whether something speaks for a device that work could be put on."""
+        """True if there is evidence of a device for work."""
         return bool(self.nvidia or self.amd or self.apple or self.fake)
 
     @property
@@ -191,7 +191,7 @@ class Evidence:
 
 
 def look(files: KernelFiles, environment: Mapping[str, str], seen: Mapping[str, str]) -> Evidence:
-    """Return what speaks for accelerators; `seen` are vendors of which the kernel's lists already name devices."""
+    """Return the evidence of accelerators; `seen` are vendors of which the kernel's lists already name devices."""
     return Evidence(
         nvidia=seen.get("nvidia", "") or _nvidia(files, environment),
         amd=seen.get("amd", "") or _first(files, _AMD_FILES) or _program(("amd-smi", "rocm-smi"), environment),
@@ -202,7 +202,7 @@ def look(files: KernelFiles, environment: Mapping[str, str], seen: Mapping[str, 
 
 
 def program_on_path(name: str, environment: Mapping[str, str]) -> str:
-    """Return where a program is found, empty if it is not."""
+    """Return the path of a program, empty if it is not found."""
     if not environment.get("PATH"):
         return ""
     try:

@@ -2,7 +2,7 @@
 
     python smoke_child.py
 
-Says one marked JSON object, whatever happens. It may run in an old interpreter: nothing here is newer than Python 3.7.
+Prints one marked JSON object, whatever happens. It may run in an old interpreter: nothing is newer than Python 3.7.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MARK = "stoker-probe:"
 
 
 def main() -> None:
-    """Say what torch computes here."""
+    """Print what torch computes here."""
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
-        # Nothing that lies beside this script may stand in for what torch imports.
+        # Nothing beside this script may replace what torch imports.
         del sys.path[0]
     try:
-        import torch  # noqa: PLC0415 - whether it is there is the question
+        import torch  # noqa: PLC0415 - it may be missing
     except Exception as error:  # noqa: BLE001 - a broken one raises anything
         _say({"error": f"torch can't be imported: {_line(error)}"})
         return

@@ -1,10 +1,10 @@
-"""A script, never imported by Stoker: asks the torch of a user's interpreter, in a process that may be thrown away.
+"""A script, never imported by Stoker: queries the torch of a user's interpreter, in a process of its own.
 
     python torch_child.py
 
-Says where torch lies before it is imported, what it is before it touches a device, and then what it sees and whether it
-can compute there: if one step hangs or crashes, the ones before have been said. It may run in an old interpreter:
-nothing here is newer than Python 3.7.
+Prints where torch is before it is imported, what it is before it touches a device, and then the devices that it sees
+and whether it can compute there: if one step hangs or crashes, the earlier ones are printed. It may run in an old
+interpreter: nothing here is newer than Python 3.7.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SMALL = 4
 
 
 def main() -> None:
-    """Say what there is, step by step."""
+    """Print the results, step by step."""
     if sys.path[:1] == [os.path.dirname(os.path.abspath(__file__))]:
-        # Nothing that lies beside this script may stand in for what torch imports.
+        # Nothing beside this script may replace what torch imports.
         del sys.path[0]
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
@@ -41,7 +41,7 @@ def main() -> None:
 def _devices(torch: Any) -> list[dict[str, Any]]:
     if not torch.cuda.is_available():
         if torch.version.cuda or getattr(torch.version, "hip", None):
-            # Asked politely it only says no; this raises the reason.
+            # A check only returns False; this raises the reason.
             torch.cuda.init()
         return []
     return [_device(torch, index) for index in range(torch.cuda.device_count())]

@@ -2,9 +2,9 @@
 
 CUDA_VISIBLE_DEVICES is a list of numbers or of UUIDs, which may be cut short. Set and empty means none. The first entry
 that is none ends the list (`0,-1,2` is `0`); an entry that is there twice empties it. Numbers count in CUDA's order,
-the fastest device first unless CUDA_DEVICE_ORDER=PCI_BUS_ID: among unequal devices nobody outside CUDA knows which one
-is meant. ROCR_VISIBLE_DEVICES hides from all of ROCm; HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, counts in what
-that leaves. NVIDIA_VISIBLE_DEVICES is a container's: its numbers are the host's and mean nothing inside, where hidden
+the fastest device first unless CUDA_DEVICE_ORDER=PCI_BUS_ID: among unequal devices only CUDA knows which one is meant.
+ROCR_VISIBLE_DEVICES hides from all of ROCm; HIP_VISIBLE_DEVICES, or else CUDA_VISIBLE_DEVICES, counts in what that
+leaves. NVIDIA_VISIBLE_DEVICES is a container's: its numbers are the host's and have no meaning inside, where hidden
 devices simply have no device files; its UUIDs, `none` and `void` are honoured.
 """
 
@@ -30,18 +30,18 @@ _YES = TriStateAnswer(verdict=TriState.YES)
 
 @frozen
 class VisibilityDevice:
-    """A device as far as these rules look at it."""
+    """The fields of a device that these rules use."""
 
     uuid: str
     backend: Backend
     name: str = ""
     parent: str = ""
-    """The UUID of the device that it is a part of."""
+    """The UUID of the device that contains this part."""
 
 
 @frozen
 class VisibilityList:
-    """What a list names: places in the order of the list, and why it ends before its end."""
+    """The devices of a list: indices in the order of the list, and why it ends early."""
 
     places: tuple[int, ...]
     why: str = ""
@@ -50,7 +50,7 @@ class VisibilityList:
 def visible_answers(
     candidates: Sequence[VisibilityDevice], environment: Mapping[str, str]
 ) -> tuple[TriStateAnswer, ...]:
-    """Return of each device whether variables hide it. Candidates stand in their drivers' order, parts after wholes."""
+    """Return for each device whether variables hide it. Candidates are in their drivers' order, parts after wholes."""
     answers = dict.fromkeys(range(len(candidates)), _YES)
     cuda = [at for at, one in enumerate(candidates) if one.backend is Backend.CUDA]
     rocm = [at for at, one in enumerate(candidates) if one.backend is Backend.ROCM]
@@ -156,37 +156,37 @@ def _hidden(variable: str, value: str, why: str) -> TriStateAnswer:
 def _unknown(value: str) -> TriStateAnswer:
     return TriStateAnswer(
         verdict=TriState.UNKNOWN,
-        why=f"{CUDA_VARIABLE}={value!r} counts from the fastest device, and which one that is only CUDA knows;"
+        why=f"{CUDA_VARIABLE}={value!r} counts from the fastest device, which only CUDA knows;"
         f" set {ORDER_VARIABLE}=PCI_BUS_ID or write UUIDs",
     )
 
 
-# Installed, visible, usable: three questions about a device, answered one by one, each with its reason. Pure.
+# Installed, visible, usable: three questions about a device, each with its reason. Pure.
 
 _DRIVERS = ("nvml", "nvidia-smi")
 """Probes that list everything the driver shows here."""
 _STOPPING = ("driver_mismatch", "driver_unreachable", "device_lost", "nvml_unknown_error")
-"""Findings that mean: no program gets through to the device."""
+"""Findings that mean: no program can use the device."""
 
 
 @frozen
 class DetectedMachineFacts:
-    """What else is known of the machine that the devices are in."""
+    """Other facts about the machine of the devices."""
 
     tag: str = ""
-    """Tells this machine from every other one."""
+    """Distinguishes this machine from every other one."""
     ram_total_bytes: int | None = None
     ram_available_bytes: int | None = None
     device_files: Mapping[int, bool] = fresh(factory=dict)
     """NVIDIA's device files by number, each with whether we may use it."""
     has_device_files: bool = True
-    """Whether this system makes device files for NVIDIA's devices at all; Windows' Linux does not."""
+    """True if this system makes device files for NVIDIA's devices at all; Windows' Linux does not."""
     may_use_kfd: bool | None = None
     """Whether we may use ROCm's one device file; `None`: there is none."""
 
 
 def installed(of: Group) -> TriStateAnswer:
-    """Return who has seen the device."""
+    """Return which probes have seen the device."""
     return TriStateAnswer(verdict=TriState.YES, why=f"seen by {', '.join(of)}")
 
 
@@ -208,7 +208,7 @@ def visible(
 
 
 def usable(of: Group, seen: TriStateAnswer, heard: Mapping[str, ProbeResult]) -> TriStateAnswer:
-    """Return whether a program has worked on the device, or what would stop one."""
+    """Return whether a program has computed on the device, or what would prevent that."""
     if first_of(of, "is_split")[0] is True:
         return _no("it is divided into parts (MIG), and programs use those")
     tried = of[TORCH].works if TORCH in of else _stopped(of, heard)
@@ -222,13 +222,13 @@ def usable(of: Group, seen: TriStateAnswer, heard: Mapping[str, ProbeResult]) ->
 
 
 def _stopped(of: Group, heard: Mapping[str, ProbeResult]) -> TriStateAnswer | None:
-    """Return what is known to stop programs, unless a probe gets through to the device."""
+    """Return what is known to prevent programs, unless a probe can use the device."""
     reached = [one for probe, one in of.items() if probe not in ("kernel", "pci")]
     if reached:
-        # One of them may list a device that it no longer gets an answer from.
+        # One of them may list a device that no longer responds to it.
         return next((one.works for one in reached if one.works is not None and one.works.is_no), None)
     stopped = next((one.works for one in of.values() if one.works is not None and one.works.is_no), None)
-    troubles = [one.message for said in heard.values() for one in said.findings if one.code in _STOPPING]
+    troubles = [one.message for result in heard.values() for one in result.findings if one.code in _STOPPING]
     if stopped is None and troubles and backend_of(of) is Backend.CUDA:
         return _no(troubles[0])
     return stopped
@@ -269,10 +269,16 @@ def _rocm_hidden(of: Group, facts: DetectedMachineFacts) -> str:
 
 
 def _torch_saw_others(of: Group, heard: Mapping[str, ProbeResult]) -> bool:
-    """Return whether torch was heard on this kind of device, and did not name this one."""
-    said = heard.get(TORCH)
+    """Return True if torch reported this kind of device, and did not name this one."""
+    by_torch = heard.get(TORCH)
     is_whole = not first_of(of, "parent")[0]
-    return said is not None and said.was_heard and backend_of(of) in said.looked_for and TORCH not in of and is_whole
+    return (
+        by_torch is not None
+        and by_torch.was_heard
+        and backend_of(of) in by_torch.looked_for
+        and TORCH not in of
+        and is_whole
+    )
 
 
 def _no(why: str) -> TriStateAnswer:

@@ -20,7 +20,7 @@ TRAINING = TrainingSpec(shape=SHAPE)
 
 def note_some(path: str) -> None:
     for _ in range(5):
-        CalibrationFile(path).note(TRAINING, "2.11", measured_bytes=110, foretold_bytes=100)
+        CalibrationFile(path).note(TRAINING, "2.11", measured_bytes=110, estimated_bytes=100)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_nothing_is_said_of_what_never_ran(path):
 
 
 def test_a_run_corrects_the_next_of_its_kind_and_no_other(path):
-    CalibrationFile(path).note(TRAINING, "2.11", measured_bytes=1030, foretold_bytes=1000)
+    CalibrationFile(path).note(TRAINING, "2.11", measured_bytes=1030, estimated_bytes=1000)
     book = CalibrationFile(path)
     found = book.correction(TrainingSpec(shape=SHAPE, batch=8, sequence=512), "2.11")
     assert found is not None
@@ -55,15 +55,15 @@ def test_nearly_the_largest_ratio_decides(count, place):
 
 def test_old_runs_are_forgotten(path):
     book = CalibrationFile(path)
-    book.note(TRAINING, "2.11", measured_bytes=300, foretold_bytes=100)
-    last = [book.note(TRAINING, "2.11", measured_bytes=101, foretold_bytes=100) for _ in range(40)][-1]
+    book.note(TRAINING, "2.11", measured_bytes=300, estimated_bytes=100)
+    last = [book.note(TRAINING, "2.11", measured_bytes=101, estimated_bytes=100) for _ in range(40)][-1]
     assert (round(last.percent, 6), last.runs) == (101.0, 40)
 
 
 @pytest.mark.parametrize(("measured", "foretold"), [(400, 100), (100, 400), (0, 100), (100, 0), (-5, 100)])
 def test_what_can_not_be_the_same_training_is_refused(path, measured, foretold):
     with pytest.raises(BadInput, match="not the same training"):
-        CalibrationFile(path).note(TRAINING, "2.11", measured_bytes=measured, foretold_bytes=foretold)
+        CalibrationFile(path).note(TRAINING, "2.11", measured_bytes=measured, estimated_bytes=foretold)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_damaged_book_counts_as_empty_and_is_written_anew(path, text):
     book = CalibrationFile(path)
     assert book.correction(TRAINING, "2.11") is None
     assert "counts as empty" in book.trouble
-    book.note(TRAINING, "2.11", measured_bytes=110, foretold_bytes=100)
+    book.note(TRAINING, "2.11", measured_bytes=110, estimated_bytes=100)
     assert CalibrationFile(path).correction(TRAINING, "2.11") is not None
 
 

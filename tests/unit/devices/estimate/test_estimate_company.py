@@ -9,18 +9,18 @@ from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import (
-    COMPANY_KEYS,
+    ADAPTER_KEYS,
     MANY,
     MemoryLocation,
     MultiAdapterCapacity,
     MultiAdapterTraining,
+    adapters_of_unknown_number,
     at_once,
-    company_of_many,
-    estimate_company,
-    is_of_company,
+    estimate_adapters,
+    has_adapters,
     loss_bytes,
     no_room,
-    read_company,
+    read_adapters,
     smaller,
 )
 from stoker.devices.estimate.terms import CalibrationFile, Correction
@@ -36,7 +36,7 @@ COMPANY = MultiAdapterTraining(shape=SHAPE, adapters=8, sequence=512)
 
 
 def test_terms_add_up_and_the_base_counts_once():
-    told = estimate_company(COMPANY)
+    told = estimate_adapters(COMPANY)
     assert [term.name for term in told.base] == ["weights", "loss", "context"]
     assert [term.name for term in told.member] == ["adapter", "activations", "backward", "fragmentation"]
     assert all(term.why for term in (*told.base, *told.member))
@@ -47,18 +47,18 @@ def test_terms_add_up_and_the_base_counts_once():
 
 def test_an_adapter_holds_itself_its_moments_its_gradients_and_a_copy():
     count = adapter_parameters(SHAPE, ("all-linear",), 16)
-    adapter = estimate_company(COMPANY).member[0]
+    adapter = estimate_adapters(COMPANY).member[0]
     assert adapter.size_bytes == count * (4 + 4 + 4 + 4 + 2)
-    assert estimate_company(changed(COMPANY, dtype=Width.FP32)).member[0].size_bytes == count * 20
+    assert estimate_adapters(changed(COMPANY, dtype=Width.FP32)).member[0].size_bytes == count * 20
     # On a GPU ranks are filled up.
-    assert estimate_company(changed(COMPANY, rank=9)).member[0] == adapter
+    assert estimate_adapters(changed(COMPANY, rank=9)).member[0] == adapter
     assert (
-        estimate_company(changed(COMPANY, rank=9, where=MemoryLocation.CPU)).member[0].size_bytes < adapter.size_bytes
+        estimate_adapters(changed(COMPANY, rank=9, where=MemoryLocation.CPU)).member[0].size_bytes < adapter.size_bytes
     )
 
 
 def test_logits_of_all_tokens_are_never_counted():
-    few, many = (estimate_company(changed(COMPANY, rows=rows)) for rows in (8, 64))
+    few, many = (estimate_adapters(changed(COMPANY, rows=rows)) for rows in (8, 64))
     assert few.base[1].size_bytes <= 512 * 1024**2
     assert many.base[1].size_bytes <= few.base[1].size_bytes
 
@@ -66,23 +66,23 @@ def test_logits_of_all_tokens_are_never_counted():
 @pytest.mark.parametrize("field", ["adapters", "rank", "rows", "sequence"])
 def test_more_of_anything_takes_more(field):
     more = changed(COMPANY, **{field: 2 * getattr(COMPANY, field)})
-    assert estimate_company(more).total_bytes > estimate_company(COMPANY).total_bytes
+    assert estimate_adapters(more).total_bytes > estimate_adapters(COMPANY).total_bytes
 
 
 def test_kernels_that_are_not_compiled_take_more():
     eager = changed(COMPANY, is_compiled=False)
-    assert estimate_company(eager).total_bytes > estimate_company(COMPANY).total_bytes
+    assert estimate_adapters(eager).total_bytes > estimate_adapters(COMPANY).total_bytes
 
 
 def test_members_that_take_turns_share_their_activations():
-    turns = estimate_company(changed(COMPANY, is_synchronized=False))
+    turns = estimate_adapters(changed(COMPANY, is_synchronized=False))
     assert [term.name for term in turns.member] == ["adapter"]
     assert "activations" in [term.name for term in turns.base]
-    assert turns.total_bytes < estimate_company(COMPANY).total_bytes
+    assert turns.total_bytes < estimate_adapters(COMPANY).total_bytes
 
 
 def test_where_the_update_takes_more_than_the_rows_it_is_what_counts():
-    told = estimate_company(changed(COMPANY, rank=512, sequence=8, where=MemoryLocation.CPU, dtype=Width.FP32))
+    told = estimate_adapters(changed(COMPANY, rank=512, sequence=8, where=MemoryLocation.CPU, dtype=Width.FP32))
     assert [term.name for term in told.member] == ["adapter", "loss", "update"]
 
 
@@ -91,20 +91,20 @@ def test_where_the_update_takes_more_than_the_rows_it_is_what_counts():
 def test_on_the_cpu_a_toy_s_loss_is_each_member_s_own_and_enough_for_all(count, rows):
     shape = changed(SHAPE, vocabulary=264, hidden=64, inner=128)
     toy = changed(COMPANY, shape=shape, where=MemoryLocation.CPU, dtype=Width.FP32, adapters=MANY, rows=rows)
-    assert "loss" not in [term.name for term in estimate_company(toy).base]
+    assert "loss" not in [term.name for term in estimate_adapters(toy).base]
     at_once = loss_bytes(shape, toy.dtype, count * toy.tokens, is_compiled=False)
-    assert estimate_company(toy).needs.member_bytes * count >= at_once + count * toy.passing.kept_bytes()
+    assert estimate_adapters(toy).needs.member_bytes * count >= at_once + count * toy.passing.kept_bytes()
 
 
 def test_on_the_cpu_a_loss_that_fills_its_chunks_is_there_once():
     real = changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32, adapters=MANY)
-    assert "loss" in [term.name for term in estimate_company(real).base]
+    assert "loss" in [term.name for term in estimate_adapters(real).base]
 
 
 def test_on_the_cpu_there_is_no_context_and_nothing_is_compiled():
-    told = estimate_company(changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32))
+    told = estimate_adapters(changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32))
     assert told.base[-1].name == "process"
-    assert told == estimate_company(changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32, is_compiled=False))
+    assert told == estimate_adapters(changed(COMPANY, where=MemoryLocation.CPU, dtype=Width.FP32, is_compiled=False))
 
 
 def test_scores_count_where_attention_holds_them():
@@ -114,20 +114,22 @@ def test_scores_count_where_attention_holds_them():
 
 @pytest.mark.parametrize("count", [1, 2, 5, MANY, 100])
 def test_what_a_recipe_asks_is_enough_however_many_there_will_be(count):
-    one = company_of_many(SHAPE, dtype="bfloat16", rank=16, targets=("all-linear",), rows=1, sequence=512, where="cuda")
-    asked = estimate_company(one).needs
-    told = estimate_company(changed(COMPANY, adapters=count))
+    one = adapters_of_unknown_number(
+        SHAPE, dtype="bfloat16", rank=16, targets=("all-linear",), rows=1, sequence=512, where="cuda"
+    )
+    asked = estimate_adapters(one).needs
+    told = estimate_adapters(changed(COMPANY, adapters=count))
     assert asked.base_bytes + count * asked.member_bytes >= told.total_bytes
     assert asked.total_bytes == asked.base_bytes + asked.member_bytes
 
 
 def test_targets_that_name_nothing_are_refused():
     with pytest.raises(BadInput, match="no matrix of a llama model is called c_attn"):
-        estimate_company(changed(COMPANY, targets=("c_attn",)))
+        estimate_adapters(changed(COMPANY, targets=("c_attn",)))
 
 
 def test_as_many_as_fit_are_at_once_and_one_byte_less_is_one_less():
-    needs = estimate_company(COMPANY).needs
+    needs = estimate_adapters(COMPANY).needs
     exactly = needs.base_bytes + 5 * needs.member_bytes
     assert at_once(exactly, COMPANY) == 5
     assert at_once(exactly - 1, COMPANY) == 4
@@ -143,7 +145,7 @@ def test_where_not_all_fit_the_largest_change_of_each_number_that_would_is_told(
     assert found["adapters"].change.endswith("(instead of 8)")
     assert all(one.total_bytes <= room for one in found.values())
     longest = int(found["max_seq_len"].change.split("=")[1].split()[0])
-    assert estimate_company(changed(company, sequence=longest + 64)).total_bytes > room
+    assert estimate_adapters(changed(company, sequence=longest + 64)).total_bytes > room
     assert smaller(1000 * GIB, company) == ()
 
 
@@ -176,8 +178,8 @@ def test_no_room_on_any_device_is_told_with_numbers_and_what_would_fit():
 
 def test_a_measured_company_corrects_the_next_its_own_size_first(tmp_path):
     book = CalibrationFile(str(tmp_path / "vram.json"))
-    book.note(COMPANY, "2.11", measured_bytes=110, foretold_bytes=100)
-    book.note(changed(COMPANY, rows=4), "2.11", measured_bytes=120, foretold_bytes=100)
+    book.note(COMPANY, "2.11", measured_bytes=110, estimated_bytes=100)
+    book.note(changed(COMPANY, rows=4), "2.11", measured_bytes=120, estimated_bytes=100)
 
     def percent(company: MultiAdapterTraining) -> float | None:
         found = book.correction(company, "2.11")
@@ -193,7 +195,7 @@ def test_a_measured_company_corrects_the_next_its_own_size_first(tmp_path):
 
 
 def test_a_correction_is_a_term_of_each_member():
-    plain, told = (estimate_company(COMPANY, correction=one) for one in (None, Correction(percent=110.0, runs=2)))
+    plain, told = (estimate_adapters(COMPANY, correction=one) for one in (None, Correction(percent=110.0, runs=2)))
     assert told.member[-1].name == "calibration"
     assert told.base == plain.base
     assert told.needs.member_bytes == pytest.approx(1.1 * plain.needs.member_bytes, rel=1e-6)
@@ -202,21 +204,21 @@ def test_a_correction_is_a_term_of_each_member():
 
 def test_words_become_a_company():
     words = ("adapters=8", "r=32", "target_modules=q_proj,v_proj", "batch_size=2", "seq_len=256", "compiled=no")
-    assert is_of_company(words)
-    assert not is_of_company(("rank=8",))
-    assert read_company(SHAPE, words) == MultiAdapterTraining(
+    assert has_adapters(words)
+    assert not has_adapters(("rank=8",))
+    assert read_adapters(SHAPE, words) == MultiAdapterTraining(
         shape=SHAPE, adapters=8, rank=32, targets=("q_proj", "v_proj"), rows=2, sequence=256, is_compiled=False
     )
-    on_cpu = read_company(SHAPE, ("adapters=2", "device=cpu", "turns=one", "packed=false"))
+    on_cpu = read_adapters(SHAPE, ("adapters=2", "device=cpu", "turns=one", "packed=false"))
     assert (on_cpu.where, on_cpu.dtype) == (MemoryLocation.CPU, Width.FP32)
     assert (on_cpu.is_synchronized, on_cpu.is_packed) == (False, False)
-    assert set(COMPANY_KEYS) == {"adapters", "device", "compiled", "packed", "turns"}
+    assert set(ADAPTER_KEYS) == {"adapters", "device", "compiled", "packed", "turns"}
 
 
 def test_every_fault_of_a_company_is_told_at_once():
     words = ("adapters=0", "method=full", "optimiser=sgd", "dtype=fp16", "turns=maybe", "bach=2", "targets=c_attn")
     with pytest.raises(InvalidArgs) as caught:
-        read_company(SHAPE, words)
+        read_adapters(SHAPE, words)
     assert [fault.where for fault in caught.value.faults] == [
         "adapters", "optimiser", "dtype", "turns", "bach", "method", "targets",
     ]  # fmt: skip
@@ -224,13 +226,13 @@ def test_every_fault_of_a_company_is_told_at_once():
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("adaptors=8", "did you mean 'adapters'?"), ("device=cpu", "say how many: adapters=8")],
+    [("adaptors=8", "did you mean 'adapters'?"), ("device=cpu", "give their number: adapters=8")],
 )
 def test_a_word_of_a_company_without_one_brings_what_was_meant(word, hint):
     with pytest.raises(InvalidArgs) as caught:
-        read_training(SHAPE, (word,), of_company=COMPANY_KEYS)
+        read_training(SHAPE, (word,), elsewhere=ADAPTER_KEYS)
     assert [fault.hint for fault in caught.value.faults] == [hint]
 
 
 def test_a_sequence_may_be_called_as_the_recipe_calls_it():
-    assert read_company(SHAPE, ("adapters=2", "max_seq_len=128")).sequence == 128
+    assert read_adapters(SHAPE, ("adapters=2", "max_seq_len=128")).sequence == 128

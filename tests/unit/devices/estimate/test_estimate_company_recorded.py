@@ -13,7 +13,7 @@ import pytest
 
 from stoker.core.device import GIB
 from stoker.devices.estimate.model_shapes import read_shape
-from stoker.devices.estimate.shared_base import MultiAdapterTraining, estimate_company
+from stoker.devices.estimate.shared_base import MultiAdapterTraining, estimate_adapters
 from tests.unit.devices.estimate.recorded import ROOT
 
 RECORDED = json.loads((ROOT / "benchmarks" / "recorded" / "adapters_h200.json").read_text())["company"]
@@ -47,7 +47,7 @@ def test_some_were_measured():
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_tensors_are_counted_to_within_a_few_percent(name):
-    told, found = estimate_company(company(name), gpu="NVIDIA H200"), MEASURED[name]
+    told, found = estimate_adapters(company(name), gpu="NVIDIA H200"), MEASURED[name]
     terms = {term.name: term.size_bytes for term in (*told.base, *told.member)}
     tensors_bytes = told.total_bytes - terms["context"] - told.adapters * terms["fragmentation"]
     assert tensors_bytes == pytest.approx(found["allocated_bytes"], rel=0.05)
@@ -55,7 +55,7 @@ def test_tensors_are_counted_to_within_a_few_percent(name):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_is_foretold_is_not_below_the_peak_by_more_than_a_twentieth_nor_far_above(name):
-    told = estimate_company(company(name), gpu="NVIDIA H200").total_bytes
+    told = estimate_adapters(company(name), gpu="NVIDIA H200").total_bytes
     peak_bytes = MEASURED[name]["reserved_bytes"] + CONTEXT_BYTES
     assert 0.95 * peak_bytes < told < 1.15 * peak_bytes, f"{told / GIB:.2f} and {peak_bytes / GIB:.2f} GiB"
 
@@ -64,7 +64,7 @@ def test_what_is_foretold_is_not_below_the_peak_by_more_than_a_twentieth_nor_far
 def test_a_company_measured_later_is_foretold_within_the_goal(name):
     found = JUDGING[name]
     case = found["case"]
-    told = estimate_company(
+    told = estimate_adapters(
         MultiAdapterTraining(
             shape=read_shape(case["config"]),
             adapters=case["adapters"],

@@ -57,7 +57,7 @@ def test_a_judged_training_was_foretold_without_having_been_seen_and_can_be_corr
     assert tensors_of(place) == pytest.approx(case["allocated_bytes"], rel=0.03)
     for known in of_its_kind(case):
         measured_bytes, told_bytes = CASES[known]["process_bytes"], foretold(known).total_bytes
-        book.note(training_of(CASES[known]), TORCH, measured_bytes=measured_bytes, foretold_bytes=told_bytes)
+        book.note(training_of(CASES[known]), TORCH, measured_bytes=measured_bytes, estimated_bytes=told_bytes)
     correction = book.correction(training_of(case), TORCH)
     assert correction is not None, "a judged case has a smaller one of its kind"
     assert -0.05 <= off_by(told.total_bytes * correction.percent / 100, case) <= 0.06

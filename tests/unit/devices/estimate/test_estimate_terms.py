@@ -79,8 +79,8 @@ def test_targets_that_name_nothing_are_refused():
         (24 * GIB, device(), Fit.NOW, "24.0 GiB of 24.0 GiB are free"),
         (24 * GIB + 1, device(), Fit.NEVER, "more than its 24.0 GiB"),
         (20 * GIB, device(free=18 * GIB), Fit.ALONE, "18.0 GiB free by the driver's measure"),
-        (20 * GIB, device(free=None), Fit.ALONE, "nobody could say how much of it is free"),
-        (1, device(total=None, free=None), Fit.UNKNOWN, "nobody could say how much memory it has"),
+        (20 * GIB, device(free=None), Fit.ALONE, "free memory unknown"),
+        (1, device(total=None, free=None), Fit.UNKNOWN, "memory size unknown"),
     ],
     ids=["exact", "one byte over", "busy", "free unknown", "all unknown"],
 )
@@ -127,7 +127,7 @@ def test_words_become_a_training():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("batch", "is no key=value"),
+        ("batch", "is not key=value"),
         ("bach=2", "did you mean 'batch'?"),
         ("batch=0", "from 1 to"),
         ("batch=-1", "from 1 to"),

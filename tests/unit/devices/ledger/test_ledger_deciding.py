@@ -266,5 +266,5 @@ def test_only_who_is_first_for_a_freed_device_is_woken() -> None:
     ids="-".join,
 )
 def test_a_wish_that_makes_no_sense_is_refused(wrong: dict) -> None:
-    with pytest.raises(ValueError, match="not a wish for room"):
+    with pytest.raises(ValueError, match="invalid request for device memory"):
         DeviceRequest(**{"job": "job", "devices": (CARD,), **wrong})

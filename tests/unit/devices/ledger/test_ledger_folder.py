@@ -187,7 +187,7 @@ def test_a_folder_in_which_anybody_may_remove_anything_is_refused_or_mended(open
     folder.chmod(0o777)
 
     def refuse() -> None:
-        with pytest.raises(NoPermission, match="remove what others wrote"):
+        with pytest.raises(NoPermission, match="remove other users' records"):
             real_ledger(open_path).reserve(whole())
 
     assert as_user(NOBODY, refuse) == 0

@@ -172,7 +172,7 @@ def test_two_runs_meet_in_one_company_and_a_late_one_joins_it(lab: Lab, tmp_path
 def test_whoever_joins_a_company_of_another_run_needs_no_memory_for_its_base(lab: Lab, tmp_path: Path) -> None:
     needs = Needs(memory_gib=10.0, base_memory_gib=8.0)
     with Lab(lab.folder, store=tmp_path / "another") as other:
-        # Of 20 GiB four are free, and two stay with the machine: enough for a member, not for its base.
+        # Of 20 GiB four are free, and two are the system reserve: enough for a member, not for its base.
         other.memory = MachineMemory(total_bytes=20 * GIB, available_bytes=4 * GIB + 1)
         assert other.run(members(CountArgs(member="early"), needs=needs))["early"].cause is FailureCause.OOM_HOST
         flight, pid = _held_up(lab, tmp_path, 1)
@@ -248,7 +248,7 @@ def test_beside_a_company_that_was_stopped_no_other_is_begun_whose_base_has_no_r
             assert late["late"].cause is FailureCause.LOST
             assert late["late"].message == (
                 "its company has not answered for 0.1s, and there is no room for another: it needs 3.0 GiB; 4.0 GiB "
-                "are free now, and 2.0 GiB of that stay with the machine"
+                "are free now, and 2.0 GiB of that are the system reserve"
             )
     finally:
         os.kill(pid, signal.SIGCONT)
