@@ -238,7 +238,9 @@ def read_words(
         if not equals:
             faults.append(Diagnostic(word, "is not key=value", "for example batch=8"))
         elif key in elsewhere:
-            faults.append(Diagnostic(name, "is for adapters that are trained together", "give their number: adapters=8"))
+            faults.append(
+                Diagnostic(name, "is for adapters that are trained together", "give their number: adapters=8")
+            )
         elif key not in readers:
             faults.append(Diagnostic(name, "there is no such key", did_you_mean(name, [*readers, *elsewhere])))
         elif key in values:
@@ -283,7 +285,9 @@ def position_faults(shape: ModelShape, sequence: int) -> list[Diagnostic]:
 def _look_at(training: TrainingSpec, values: Mapping[str, Any]) -> list[Diagnostic]:
     faults: list[Diagnostic] = []
     if not training.is_lora:
-        faults += [Diagnostic(key, "is for adapters; method=full has none") for key in sorted(OF_ADAPTERS & values.keys())]
+        faults += [
+            Diagnostic(key, "is for adapters; method=full has none") for key in sorted(OF_ADAPTERS & values.keys())
+        ]
     faults += position_faults(training.shape, training.sequence)
     if training.autocast is not None and training.dtype not in (training.autocast, Width.FP32):
         message = f"{training.autocast} over weights in {training.dtype}"
