@@ -42,5 +42,5 @@ def test_a_staging_folder_that_was_replaced_is_refused(tmp_path: Path, *, is_lin
     os.rmdir(staging)
     if is_link:
         os.symlink(tmp_path, staging)
-    with pytest.raises(InvalidInput, match="was removed, or something else put in its place"):
+    with pytest.raises(InvalidInput, match="was removed or replaced"):
         store.take_in(staging)

@@ -303,7 +303,7 @@ def test_one_that_removes_everything_it_was_given_ends_as_it_ends(project: Proje
     print("loss=1")
     """
     ran = project.lab.run(project.python(body))
-    assert "the folder to write to was removed" in message_of(ran.result.error)
+    assert "the output folder was removed" in message_of(ran.result.error)
     assert project.lab.staged() == []
 
 

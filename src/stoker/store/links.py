@@ -1,8 +1,8 @@
 """The bytes of a file under another name, as cheaply as the file system can: shared blocks, a shared inode, or a copy.
 
-The new name shows the whole file or is not there; unless told otherwise it survives a power cut when the call returns.
-What lay under the name before is replaced, a symlink itself and not what it points to. Everything is done by the
-descriptor of the folder: whoever puts a link in its place meanwhile gets nothing.
+The new name shows the whole file or does not exist; by default it survives a power cut when the call returns. An
+existing file of that name is replaced, a symlink itself and not its target. Everything is done by the descriptor of the
+folder: a link that is put in its place meanwhile has no effect.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class MaterialiseMethod(StrEnum):
-    """How a file came by its bytes, in the order in which it is tried."""
+    """How a file got its bytes, in the order in which it is tried."""
 
     REFLINK = "reflink"
-    """A file of its own on shared blocks: costs no space until one of the two is written."""
+    """A file of its own on shared blocks: takes no space until one of the two is written."""
     HARDLINK = "hardlink"
-    """The same file under one more name: whoever writes to one writes to both."""
+    """The same file under one more name: a write to one changes both."""
     KERNEL_COPY = "kernel_copy"
-    """A copy whose bytes did not pass through us."""
+    """A copy made by the kernel."""
     COPY = "copy"
 
 
@@ -49,10 +49,10 @@ def materialise(
     mode: int = 0o644,
     is_durable: bool = True,
 ) -> MaterialiseMethod:
-    """Put the bytes of a regular file under a name in a folder that is held, and say how.
+    """Put the bytes of a regular file under a name in a held folder, and return how.
 
-    `may_share` allows a hard link, which keeps the source's mode and changes its ctime. Else the new file is one that
-    its owner may write to, with `mode` whatever the umask is. `LocalFile` if the source is no regular file, or changes
+    `may_share` allows a hard link, which keeps the source's mode and changes its ctime. Otherwise the new file is
+    writable for its owner, with `mode` whatever the umask is. `LocalFile` if the source is no regular file, or changes
     meanwhile.
     """
     with translated(source):
@@ -64,7 +64,7 @@ def materialise(
             _finish(folder, part, mode=None if how is MaterialiseMethod.HARDLINK else mode, is_durable=is_durable)
             folder.rename(part, name)
         finally:
-            # Also where all went well: renaming one name of a file to another name of it leaves both.
+            # Also after success: renaming one name of a file to another name of it leaves both.
             folder.remove(part)
         if is_durable:
             folder.sync()
@@ -72,12 +72,12 @@ def materialise(
 
 
 def copy_bytes(source: BinaryIO, target: BinaryIO) -> MaterialiseMethod:
-    """Fill an empty file with the bytes of another, both open and untouched so far, and say how."""
+    """Fill an empty file with the bytes of another, both open and untouched so far, and return how."""
     return MaterialiseMethod.REFLINK if reflink(source, target) else _copy(source, target)
 
 
 def reflink(source: BinaryIO, target: BinaryIO) -> bool:
-    """Let an empty file share the blocks of another, both open. False where the file system can't."""
+    """Let an empty file share the blocks of another, both open. Returns False if the file system can't."""
     if sys.platform != "linux":
         return False
     try:
@@ -91,7 +91,7 @@ def _make(original: BinaryIO, source: str, folder: AnchoredFolder, part: str, *,
     for _ in range(_TRIES):
         before = stamp_of(os.fstat(original.fileno()))
         how = _make_once(original, source, folder, part, may_share=may_share)
-        # A name that somebody gives it, or takes from it, changes its stamp, too, and none of its bytes.
+        # A name that is added or removed changes its stamp, too, and none of its bytes.
         if how is MaterialiseMethod.HARDLINK or stamp_of(os.fstat(original.fileno())) == before:
             return how
         folder.remove(part)
@@ -122,7 +122,7 @@ def _clone(source: str, folder: AnchoredFolder, part: str) -> bool:
 
 
 def _link(original: BinaryIO, source: str, folder: AnchoredFolder, part: str) -> bool:
-    """Put one more name of the source in the place of `part`. False where there can be none."""
+    """Replace `part` by one more name of the source. Returns False if there can be none."""
     link = os.path.basename(temp_name(""))
     try:
         os.link(source, link, dst_dir_fd=folder.descriptor, follow_symlinks=False)
@@ -146,7 +146,7 @@ def _copy(source: BinaryIO, target: BinaryIO) -> MaterialiseMethod:
     import shutil  # noqa: PLC0415 - milliseconds that a cached run never needs
 
     by_kernel = os.lseek(target.fileno(), 0, os.SEEK_CUR)
-    # From where the kernel left off, should it not do this at all, or not between these two.
+    # From where the kernel stopped, should it not support this at all, or not between these two.
     shutil.copyfileobj(source, target, _BLOCK_BYTES)
     target.flush()
     is_all = by_kernel and by_kernel == os.lseek(target.fileno(), 0, os.SEEK_CUR)
@@ -154,7 +154,7 @@ def _copy(source: BinaryIO, target: BinaryIO) -> MaterialiseMethod:
 
 
 def _finish(folder: AnchoredFolder, part: str, *, mode: int | None, is_durable: bool) -> None:
-    """Give a file that is written its mode, and have its bytes on the disk, before it gets its name."""
+    """Set the mode of a written file and sync it, before it gets its name."""
     if mode is None and not is_durable:
         return
     descriptor = os.open(part, _OPEN, dir_fd=folder.descriptor)

@@ -1,9 +1,9 @@
 """The store on this machine's disk.
 
-Order of every commit: blobs durable → record durable → (whoever called us) the news. A crash between any two leaves
-bytes that nobody names, which `prune` sweeps, never a name without bytes. No lock is taken to read or to write:
-blobs and records come into being whole, by rename and by link. Only whoever takes a record away or puts another in its
-place locks its shard for that moment, so that two who found the same damage do not undo each other's repair.
+Order of every commit: blobs durable → record durable → event (by the caller). A crash between any two leaves bytes
+without a name, which `prune` sweeps, never a name without bytes. No lock is taken to read or to write: blobs and
+records appear whole, by rename and by link. Only removing or replacing a record locks its shard for that moment, so
+that two processes that found the same damage do not undo each other's repair.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ INLINE_FILE_BYTES = 4096
 INLINE_TOTAL_BYTES = 32 * 1024
 MOST_INLINE_FILES = 256
 
-# Being used is noted at most this often per record, so that a hit is not a write.
+# A use is recorded at most this often per record, so that a hit is not a write.
 _USED_AGAIN_S = 3600.0
 
 _TRIES = 5
 
-# One for the process: two stores on one root must not give out one folder twice.
+# One for the process: two stores on one root must not return one folder twice.
 _staging_counter = itertools.count(1)
 
 
 @frozen
 class RecordHit:
-    """A record lies under the key. `lost` names the files whose bytes are not here any more."""
+    """The record under the key. `lost` names the files whose bytes are not here any more."""
 
     record: Record
     lost: tuple[str, ...] = ()
@@ -63,14 +63,14 @@ class RecordHit:
 
 @frozen
 class RecordMiss:
-    """Nothing lies under the key; `damage` says so if something did and was set aside."""
+    """No record under the key; `damage` names what was there and was set aside."""
 
     damage: str = ""
 
 
 @frozen
 class PublishedRecord:
-    """What lies under a key after publishing, and what had been there before."""
+    """The record under a key after publishing, and the one before."""
 
     record: Record
     is_ours: bool
@@ -78,7 +78,7 @@ class PublishedRecord:
 
 
 class LocalStore:
-    """Blobs, trees and records below one root. Safe to use from several threads and processes at once."""
+    """Blobs, trees and records below one root. Safe from several threads and processes."""
 
     def __init__(self, root: str, *, clock: Clock, on_step: Callable[[str], None] = NO_STEP) -> None:
         self.places = StorePaths(root)
@@ -88,15 +88,15 @@ class LocalStore:
         self._made_folders: set[str] = set()
 
     def open(self) -> None:
-        """Make the folders that are missing."""
+        """Create missing folders."""
         self.places.make()
 
     def close(self) -> None:
-        """Let go of the memo. The store may be used again."""
+        """Close the memo. The store may be used again."""
         self.memo.close()
 
     def lookup(self, key: Digest) -> RecordHit | RecordMiss:
-        """Find the record under a key and note its use; every blob is checked by size and memo, re-hashed if in doubt.
+        """Return the record under a key and record its use; blobs are checked by size and memo, re-hashed if in doubt.
 
         Damage is set aside: a damaged record becomes `Missing`, a damaged blob becomes lost.
         """
@@ -119,7 +119,7 @@ class LocalStore:
         return RecordHit(record=record, lost=lost)
 
     def peek(self, key: Digest) -> Record | RecordMiss:
-        """Read the record under a key without using it: its blobs are not looked at."""
+        """Read the record under a key without using it: its blobs are not checked."""
         path = self.places.record(key)
         data: bytes | None = None
         try:
@@ -133,9 +133,9 @@ class LocalStore:
             return self._missing(key, str(error), data)
 
     def verify_record(self, key: Digest, *, holds: Callable[[TreeEntry], bool] | None = None) -> RecordHit | RecordMiss:
-        """Find the record under a key, hashing every byte again whatever the memo says. Does not count as use.
+        """Return the record under a key, hashing every byte again whatever the memo says. Does not count as use.
 
-        `holds` says of a blob whether it is whole, where somebody knows better or wants less.
+        `holds` checks a blob instead, for callers that know better or need less.
         """
         record = self.peek(key)
         if isinstance(record, RecordMiss):
@@ -150,7 +150,7 @@ class LocalStore:
         return RecordHit(record=record, lost=tuple(entry.path for entry in record.blobs() if not judge(entry)))
 
     def holds(self, entry: TreeEntry, *, heed: Heed | None = None) -> bool:
-        """Return whether the blob of an entry is here and whole. A damaged one is set aside.
+        """Return True if the blob of an entry is here and whole. A damaged one is set aside.
 
         With `heed` every byte is hashed again, whatever the memo says.
         """
@@ -167,7 +167,7 @@ class LocalStore:
                 self.memo.remember(entry.sha256, stamp_of(info), entry.sha256)
                 return True
         except StokerError:
-            # Pruned under our eyes, or unreadable: there is no evidence to be had of it.
+            # Pruned meanwhile, or unreadable: there is no evidence of it.
             return False
         reason = f"blob {entry.sha256[:12]} ({entry.path}) does not have the bytes it is named by"
         self._set_aside(path, reason, info)
@@ -177,7 +177,9 @@ class LocalStore:
     def blob(self, entry: TreeEntry) -> str:
         """Return the path of an entry's blob, to be read only. `CorruptBytes` if it is not here or not whole."""
         if not self.holds(entry):
-            raise CorruptBytes(f"{entry.path}: its bytes are gone or damaged", hint="run again: only this is made anew")
+            raise CorruptBytes(
+                f"{entry.path}: its bytes are gone or damaged", hint="run again: only this is computed again"
+            )
         return self.places.blob(entry.sha256)
 
     def read_bytes(self, record: Record, path: str) -> bytes:
@@ -198,14 +200,14 @@ class LocalStore:
         try:
             os.utime(path, (now_s, now_s))
         except OSError:
-            # A read-only store can't note who used what; that only makes pruning less exact.
+            # A read-only store can't record uses; that only makes pruning less exact.
             return
 
     def _missing(self, key: Digest, what: str, data: bytes | None) -> RecordMiss:
-        """Set a damaged record aside, if it is still what we judged: those bytes, or unreadable (nothing given)."""
+        """Set a damaged record aside, if it is still the one that was checked: those bytes, or unreadable (None)."""
         reason = f"record {key[:12]} {what}"
         path = self.places.record(key)
-        # What can't be taken away (a read-only store) is just not used.
+        # What can't be removed (a read-only store) is just not used.
         with contextlib.suppress(StokerError), self._replacing(path):
             if _still_is(path, data):
                 self._set_aside(path, reason)
@@ -215,7 +217,7 @@ class LocalStore:
         set_aside(path, self.places.quarantine, reason=reason, now_s=self._clock.wall_s(), seen=seen)
 
     def new_staging(self, name: str) -> str:
-        """Make an empty folder for one attempt, `.PID.COUNT.NAME`; only clearing up looks there."""
+        """Make an empty folder for one attempt, `.PID.COUNT.NAME`; only the cleanup looks there."""
         path = f"{self.places.staging}/.{os.getpid()}.{next(_staging_counter)}.{name}"
         with translated(path):
             try:
@@ -229,12 +231,10 @@ class LocalStore:
     def take_in(self, folder: str) -> tuple[Tree, dict[str, bytes]]:
         """Take the files of a folder into the store: small ones are read, the others become blobs, durable.
 
-        Afterwards the folder holds rubbish. Gives the tree and the inline contents for a record.
+        Afterwards the folder's content is undefined. Returns the tree and the inline contents for a record.
         """
         if not os.path.isdir(folder) or os.path.islink(folder):
-            fault = Diagnostic(
-                os.path.basename(folder), "the folder to write to was removed, or something else put in its place"
-            )
+            fault = Diagnostic(os.path.basename(folder), "the output folder was removed or replaced")
             raise InvalidInput(fault.message, faults=(fault,))
         small = _SmallFiles()
         return self.keep(walk_tree(folder, hasher=small.read_and_hash), small.contents)
@@ -242,7 +242,7 @@ class LocalStore:
     def keep(
         self, found: Sequence[WalkedEntry], contents: Mapping[str, bytes], *, are_settled: bool = False
     ) -> tuple[Tree, dict[str, bytes]]:
-        """Take in files that were found and hashed; their paths hold rubbish afterwards. Gives what `take_in` does.
+        """Take in files that were found and hashed; their paths are undefined afterwards. Returns what `take_in` does.
 
         Small ones whose contents are given, by path, go into the record while there is room. A file without a path must
         be here already (`renew`). `are_settled`: they are on the disk, read-only (`host.folders.settle_files`).
@@ -275,7 +275,7 @@ class LocalStore:
         return folder
 
     def renew(self, entry: TreeEntry) -> bool:
-        """Make a blob young again, so that no prune takes it before a record names it. False: it is gone or damaged."""
+        """Make a blob young again, so that no prune removes it before a record names it. False: gone or damaged."""
         target = self.places.blob(entry.sha256)
         if not self.holds(entry):
             return False
@@ -303,12 +303,12 @@ class LocalStore:
             move_into(path, target, mode=0o444, on_step=self._on_step)
         with translated(target):
             info = os.lstat(target)
-        # Else somebody else brought in the same, or wrote to ours after all: whoever reads it will have to hash it.
+        # Otherwise another process brought in the same, or wrote to ours: the next reader has to hash it.
         if (info.st_ino, info.st_size, info.st_mtime_ns) == (looked.st_ino, size_bytes, mtime_ns):
             self.memo.remember(walked.entry.sha256, stamp_of(info), walked.entry.sha256)
 
     def publish(self, record: Record, *, replace: bool = False) -> PublishedRecord:
-        """Give a record its name, durably. The first writer wins, unless its bytes are gone or we are told to replace.
+        """Name a record, durably. The first writer wins, unless its bytes are gone or `replace` is set.
 
         Call only when all its blobs are in: the record is the only proof that the work was done.
         """
@@ -320,20 +320,20 @@ class LocalStore:
             if create_file(path, data, mode=0o444, on_step=self._on_step):
                 return PublishedRecord(record=record, is_ours=True)
             other = self.lookup(record.key)
-            # One that is missing was damaged and is out of the way now: somebody may be first again.
+            # A missing one was damaged and is set aside now: another process may be first again.
             if isinstance(other, RecordHit):
                 if other.has_bytes and not replace:
                     return PublishedRecord(record=other.record, is_ours=False, before=other.record)
                 if self.swap(other.record, record):
                     return PublishedRecord(record=record, is_ours=True, before=other.record)
-        # Something that can't be moved is in the way, or we are told to replace what others replace all the time.
+        # Something that can't be moved is in the way, or others replace it all the time, too.
         write_file(path, data, mode=0o444, on_step=self._on_step)
         return PublishedRecord(record=record, is_ours=True)
 
     def swap(self, old: Record, new: Record | None, *, used_s: float = math.inf) -> bool:
-        """Put a record (or nothing) in the place of another under its key.
+        """Replace a record under its key by another, or by nothing.
 
-        False: the other is not there any more, or was used after the time that is given.
+        False: the old one is not there any more, or was used after the given time.
         """
         path = self.places.record(old.key)
         with self._replacing(path):
@@ -346,7 +346,7 @@ class LocalStore:
         return True
 
     def renew_record(self, key: Digest) -> bool:
-        """Note that a record is used now, for all who mean to take it away. False: it is not here, or a tombstone."""
+        """Record a use, so that no prune removes the record. False: it is not here, or a tombstone."""
         path = self.places.record(key)
         self._shard(path)
         with self._replacing(path):
@@ -390,7 +390,7 @@ def _still_is(path: str, data: bytes | None) -> bool:
 
 
 def _own_copy(walked: WalkedEntry) -> tuple[str, int]:
-    """Copy a file that has other names too: whoever has those could change a blob, and would find theirs read-only."""
+    """Copy a file that has other names too: through those a blob could be changed, and they would become read-only."""
     import shutil  # noqa: PLC0415 - milliseconds that a cached run never needs
 
     copy = os.path.join(os.path.dirname(walked.path), f".stoker-own-{os.urandom(8).hex()}")
@@ -406,7 +406,7 @@ def _changed(entry: TreeEntry) -> CorruptBytes:
 
 
 class _SmallFiles:
-    """Reads small files once, for their digest and for their place in the record alike."""
+    """Reads small files once, for their digest and for the record alike."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes] = {}

@@ -1,9 +1,9 @@
-"""What was verified here, and how the file looked then.
+"""Digests that were verified here, each with the stamp of its file.
 
 A file whose (size, inode, mtime, ctime) are what they were when its bytes were hashed is not hashed again. This is
-knowledge of one machine about its own disk: losing it costs time, never truth, so no fault of the database fails the
-work. A damaged one is set aside and begun anew; one that can't be used now (locked, read-only) turns the memo off.
-`trouble` says why.
+knowledge of one machine about its own disk: losing it costs time, never correctness, so no error of the database fails
+the work. A damaged one is set aside and replaced; one that can't be used now (locked, read-only) turns the memo off.
+`trouble` names the reason.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLI
 
 
 class Memo:
-    """Digests by name, each with the stamp of the file it was computed from. Safe to use from several threads."""
+    """Digests by name, each with the stamp of the file it was computed from. Thread-safe."""
 
     def __init__(self, path: str, *, set_aside: Callable[[str, str], object]) -> None:
-        """Make a memo in a database file. `set_aside(path, reason)` is called to get a damaged one out of the way."""
+        """Make a memo in a database file. `set_aside(path, reason)` is called for a damaged one."""
         self._path = path
         self._set_aside = set_aside
         self._lock = threading.Lock()
@@ -45,23 +45,23 @@ class Memo:
         self.trouble = ""
 
     def recall(self, name: str, stamp: Stamp) -> Digest | None:
-        """Return the digest known for a name, if the file still looks the same."""
+        """Return the digest known for a name, if the file still has the same stamp."""
         with self._lock:
             known = self._known.get(name)
             if known is None or known[0] != stamp:
-                # Another process may have read it since.
+                # Another process may have written it since.
                 known = self._load(name)
         return Digest(known[1]) if known is not None and known[0] == stamp else None
 
     def preload(self, beginning: str) -> None:
-        """Look up all names with this beginning at once, for who is about to ask for many of them."""
+        """Read all names with this prefix at once, for a caller that needs many of them."""
         with self._lock:
             db = self._open()
             if db is None:
                 return
             try:
-                asked = "SELECT name, stamp, digest FROM verified WHERE name >= ? AND name < ? LIMIT ?"
-                rows = db.execute(asked, (beginning, f"{beginning}\U0010ffff", _MOST_PRELOADED)).fetchall()
+                query = "SELECT name, stamp, digest FROM verified WHERE name >= ? AND name < ? LIMIT ?"
+                rows = db.execute(query, (beginning, f"{beginning}\U0010ffff", _MOST_PRELOADED)).fetchall()
             except sqlite3.Error as error:
                 self._give_up(error)
                 return
@@ -71,14 +71,14 @@ class Memo:
                     self._known.setdefault(name, known)
 
     def remember(self, name: str, stamp: Stamp, digest: Digest) -> None:
-        """Note that the file with this stamp has this digest."""
+        """Record that the file with this stamp has this digest."""
         with self._lock:
             self._known[name] = self._fresh[name] = (stamp, digest)
             if len(self._fresh) >= _FLUSH_AT:
                 self._flush()
 
     def remember_settled(self, name: str, stamp: Stamp, digest: Digest, *, now_s: float) -> None:
-        """Note a digest of a file that others may write, unless it changed a moment ago."""
+        """Record a digest of a file that others may write, unless it changed a moment ago."""
         if now_s * 1e9 - max(stamp[2:]) >= SETTLED_NS:
             self.remember(name, stamp, digest)
 
@@ -90,12 +90,12 @@ class Memo:
             self._change("DELETE FROM verified WHERE name = ?", [(name,)])
 
     def write_down(self) -> None:
-        """Write what is fresh, for other processes."""
+        """Write new rows, for other processes."""
         with self._lock:
             self._flush()
 
     def close(self) -> None:
-        """Write what is fresh and let go of the database."""
+        """Write new rows and close the database."""
         with self._lock:
             self._flush()
             if self._db is not None:
@@ -145,8 +145,8 @@ class Memo:
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
         try:
-            # Losing the last moments at a power cut only means hashing again. No write-ahead log: a store that can't be
-            # written could not be read with one, and many processes that begin one at once are told to go away.
+            # A power cut may lose the last moments, which only means hashing again. No write-ahead log: a read-only
+            # store could not be read with one, and of many processes that start one at once some get errors.
             db.execute("PRAGMA synchronous=OFF")
             db.execute(
                 "CREATE TABLE IF NOT EXISTS verified (name TEXT PRIMARY KEY, stamp TEXT, digest TEXT) WITHOUT ROWID"
@@ -162,7 +162,7 @@ class Memo:
         if self._db is not None:
             self._db.close()
             self._db = None
-        # An error without a code comes from Python, about a text that is none.
+        # An error without a code comes from Python, about invalid text.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         is_something_else = os.path.lexists(self._path) and not os.path.isfile(self._path)
         if not self.trouble and (is_something_else or code in _DAMAGE):
@@ -183,24 +183,24 @@ def _read_row(stamp_text: object, digest: object) -> tuple[Stamp, str] | None:
     return (size_bytes, inode, mtime_ns, ctime_ns), digest
 
 
-# Digests of the user's own files and folders, remembered while the files look the same.
+# Digests of the user's own files and folders, remembered while their stamps are the same.
 
 _LOOK_BYTES = 1 << 14
-"""To look at a file that is known takes as long as to read so many bytes."""
+"""A check of a known file takes as long as reading so many bytes."""
 
 
 def refuse_unreadable(path: str, readable: tuple[str, ...] | None) -> None:
-    """Raise `NoPermission` for a path that a job may not have read. The disk is not looked at.
+    """Raise `NoPermission` for a path that may not be read for a job. The disk is not accessed.
 
     `readable` are the only places whose files may be read for the job; None: any.
     """
     if not may_read(path, readable):
-        hint = "data = { NAME = PATH } brings it along; this machine's own files are for nobody's job"
+        hint = "data = { NAME = PATH } sends it along; files of this machine are not available to jobs"
         raise NoPermission(f"{path} did not come with the job, and jobs run as other users here", hint=hint)
 
 
 def may_read(path: str, readable: tuple[str, ...] | None) -> bool:
-    """Return True if a path lies in one of the places whose files may be read for a job; None: any."""
+    """Return True if a path is in one of the places whose files may be read for a job; None: any."""
     if readable is None:
         return True
     whole = os.path.abspath(path)
@@ -208,7 +208,7 @@ def may_read(path: str, readable: tuple[str, ...] | None) -> bool:
 
 
 def digest_path(path: str, *, memo: Memo, clock: Clock) -> str:
-    """Digest what lies at a path: `sha256:…` of a file's bytes, `tree:…` of a folder. The path does not enter."""
+    """Return the digest of a path: `sha256:…` of a file's bytes, `tree:…` of a folder. The path does not enter."""
     absolute = os.path.abspath(path)
     if os.path.isdir(absolute):
         return f"tree:{scan_tree(absolute, hasher=partial(_digest_file, memo=memo, clock=clock)).digest()}"
@@ -234,22 +234,22 @@ def _digest_file(path: str, *, memo: Memo, clock: Clock) -> tuple[Digest, int]:
 
 
 def recall_file(path: str, info: os.stat_result, *, memo: Memo) -> Digest | None:
-    """Return the digest of a file, by its absolute path, if it is known and the file looks as it did then."""
+    """Return the digest of a file, by its absolute path, if it is known and the stamp is the same."""
     return memo.recall(_name(path), stamp_of(info))
 
 
 def recall_below(folder: str, *, memo: Memo) -> None:
-    """Prepare to be asked for many files of a folder, by its absolute path: one look at the memo instead of many."""
+    """Prepare for many files of a folder, by its absolute path: one query instead of many."""
     memo.preload(_name(os.path.join(folder, ""))[:-1])
 
 
 def remember_file(path: str, info: os.stat_result, digest: Digest, *, memo: Memo, clock: Clock) -> None:
-    """Note the digest of a file that looked so before and after it was read."""
+    """Record the digest of a file that had the same stamp before and after it was read."""
     memo.remember_settled(_name(path), stamp_of(info), digest, now_s=clock.wall_s())
 
 
 def note_file(path: str, info: os.stat_result, digest: Digest, *, memo: Memo) -> None:
-    """Note the digest of a file that nobody but us wrote, and that was verified on its way."""
+    """Record the digest of a file that only we wrote, and that was verified meanwhile."""
     memo.remember(_name(path), stamp_of(info), digest)
 
 

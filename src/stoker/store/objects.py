@@ -1,17 +1,17 @@
 """Objects on this machine's disk: bytes under their plain SHA-256, the same blobs that records name, each of them once.
 
-It promises (`tests/contract/test_objects.py`): nothing is seen under a digest but the bytes that have it; what can't be
-finished leaves nothing under the name; equal objects may be put by many at once; what is open stays whole while it is
-removed. It knows no records: an object is removed only by a caller who knows that no record names it. A text that is
-not a digest is `BadInput` everywhere, before it touches anything.
+Guarantees (`tests/contract/test_objects.py`): nothing is visible under a digest but the bytes that have it; an
+interrupted write leaves nothing under the name; equal objects may be put concurrently; an open object stays whole while
+it is removed. It knows no records: the caller removes an object only if no record names it. A text that is not a digest
+is `BadInput` everywhere, before it touches anything.
 
-An object is written in a staging folder, hashed on the way, synced, and renamed to its digest, read-only. A crash
-leaves a staging folder, which clearing up removes, and never a name without its bytes. An object that no record names
-is swept like any blob, once it is older than the grace of a prune.
+An object is written in a staging folder, hashed meanwhile, synced, and renamed to its digest, read-only. A crash leaves
+a staging folder, which the cleanup removes, and never a name without its bytes. An object that no record names is swept
+like any blob, once it is older than the grace period of a prune.
 
-An upload is a folder: what it is to become (`sealed`), and the bytes that have come. The former also says how many of
-those are known to be on the disk, and in which boot that was written: within the same boot every byte that was written
-is there, after a power cut only the durable ones are trusted. Bytes are checked when all have come, not before.
+An upload is a folder: its target (`sealed`), and the received bytes. The former also has the number of bytes known to
+be on the disk, and the boot in which that was written: within the same boot every written byte is there, after a power
+cut only the durable ones are trusted. Bytes are checked when all have come, not before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stoker.store.trees import HashLane, WalkedEntry, hash_file
 
 _BLOCK_BYTES = 1 << 20
 _TOGETHER = 256
-"""Files that are open at once."""
+"""Maximum number of open files."""
 _ID_BYTES = 16
 _HEX = frozenset("0123456789abcdef")
 _LONGEST_ABOUT_BYTES = 4096
@@ -55,7 +55,7 @@ _OPEN_PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PutOutcome(StrEnum):
-    """What putting an object changed."""
+    """Result of a put."""
 
     NEW = "new"
     KNOWN = "known"
@@ -63,17 +63,17 @@ class PutOutcome(StrEnum):
 
 
 class Condition(StrEnum):
-    """What reading every byte of an object showed."""
+    """Result of reading every byte of an object."""
 
     WHOLE = "whole"
     MISSING = "missing"
     DAMAGED = "damaged"
-    """It had other bytes than its name says; they are set aside, and a new put repairs it."""
+    """It had other bytes than its name; they are set aside, and a new put repairs it."""
 
 
 @frozen
 class StoredObject:
-    """One object that is there."""
+    """One existing object."""
 
     digest: Digest
     size_bytes: int
@@ -83,19 +83,19 @@ class StoredObject:
 
 @frozen
 class Upload:
-    """An object on its way in, over as many connections and processes as it takes."""
+    """An upload of an object, over any number of connections and processes."""
 
     id: str
     digest: Digest
     size_bytes: int
     offset: int
-    """How many of its bytes have come to stay: the next `append` begins here."""
+    """Number of bytes received and kept: the next `append` starts here."""
     owner: str = ""
-    """Who began it, as they were named then. Whoever lets others in holds them to their own."""
+    """The name of the client that began it. The caller checks it."""
 
 
 class ObjectStore:
-    """Objects by digest, of a local store. Safe to use from several threads and processes at once."""
+    """Objects by digest, of a local store. Safe from several threads and processes."""
 
     def __init__(self, store: LocalStore, *, clock: Clock, free_bytes: Callable[[str], int] = free_bytes) -> None:
         self._store = store
@@ -109,9 +109,9 @@ class ObjectStore:
         return entry.size_bytes if entry is not None and self._store.holds(entry) else None
 
     def open(self, digest: Digest, *, start: int = 0, length: int | None = None) -> BinaryIO:
-        """Open an object, or a range of it, to be read and closed by the caller.
+        """Open an object, or a range of it. Caller closes.
 
-        `NotFound` if it is not there. `BadInput` if it does not reach to `start`; a range may be longer than the rest.
+        `NotFound` if it is not there. `BadInput` if it is shorter than `start`; a range may be longer than the rest.
         """
         size_bytes = self.size(digest)
         if size_bytes is None:
@@ -129,10 +129,10 @@ class ObjectStore:
         return file if length is None else io.BufferedReader(_Range(file, length))
 
     def put(self, digest: Digest, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
-        """Take an object in, durable on return. The stream is not read if the object is known.
+        """Put an object, durable on return. The stream is not read if the object is known.
 
-        `HashMismatch` if the bytes (or their count, where it is given) are others. Whatever ends it, nothing half is
-        left behind.
+        `HashMismatch` if the bytes (or their number, if given) differ. In every case nothing partial is left
+        behind.
         """
         if self._is_known(digest, size_bytes):
             return PutOutcome.KNOWN
@@ -149,9 +149,9 @@ class ObjectStore:
         return PutOutcome.NEW
 
     def put_all(self, objects: Iterable[tuple[str, bytes]]) -> int:
-        """Take small objects in, together, durable on return; return how many were new.
+        """Put small objects together, durable on return; return how many were new.
 
-        `HashMismatch` if one has other bytes than its digest says: none of them is kept then.
+        `HashMismatch` if one has other bytes than its digest: none of them is kept then.
         """
         wanted = dict(objects)
         for name, data in wanted.items():
@@ -177,17 +177,17 @@ class ObjectStore:
         return len(new)
 
     def list(self) -> Iterator[StoredObject]:
-        """Return all objects, in the order of their digests; one that comes or goes meanwhile may be among them."""
+        """Return all objects, in the order of their digests; concurrent changes may be among them."""
         for name, _ in self._places.blob_files():
             info = self._look(Digest(name)) if is_digest(name) else None
             if info is not None:
                 yield StoredObject(digest=Digest(name), size_bytes=info.st_size, touched_s=info.st_ctime)
 
     def remove(self, digest: Digest, *, grace_s: float = 0.0) -> bool:
-        """Remove an object that was not put for so long. False if it stays, or is not there."""
+        """Remove an object that was not put for so long. Returns False if it stays, or is not there."""
         _check_digest(digest)
         info = self._look(digest)
-        # By ctime, as a prune does: a writer may bring in files that it was told are years old.
+        # By ctime, as a prune does: a writer may bring in files with old times.
         if info is None or self._clock.wall_s() - info.st_ctime < grace_s:
             return False
         path = self._places.blob(digest)
@@ -219,7 +219,7 @@ class ObjectStore:
         return upload
 
     def upload(self, upload_id: str) -> Upload:
-        """Return how far an upload is. `NotFound` if there is none: never begun, finished, or swept."""
+        """Return the state of an upload. `NotFound` if there is none: never begun, finished, or swept."""
         if not _is_id(upload_id):
             raise BadInput(f"not the id of an upload: {upload_id[:80]!r}")
         try:
@@ -230,7 +230,7 @@ class ObjectStore:
                 message = "out of bounds"
                 raise ValueError(message)
         except (OSError, ValueError, KeyError, TypeError):
-            raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it anew") from None
+            raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it again") from None
         try:
             written = min(os.stat(self._part(upload_id), follow_symlinks=False).st_size, size_bytes)
         except FileNotFoundError:
@@ -239,18 +239,18 @@ class ObjectStore:
         return Upload(id=upload_id, digest=Digest(digest), size_bytes=size_bytes, offset=offset, owner=owner)
 
     def append(self, upload_id: str, offset: int, stream: BinaryIO) -> Upload:
-        """Add bytes to an upload. What came stays, also if the stream breaks and its error is raised.
+        """Append bytes to an upload. Received bytes stay, also if the stream breaks and its error is raised.
 
-        A power cut may take the last of a long stream of large pieces; `upload` says what is left.
+        A power cut may lose the last of a long stream of large pieces; `upload` returns what is left.
 
-        `Refused` if `offset` is not where the upload is, `LockHeld` if another process adds to it now, `BadInput` if
-        more comes than was announced: the upload stays where it was.
+        `Refused` if `offset` is not the end of the upload, `LockHeld` if another process appends to it now, `BadInput`
+        if more comes than was announced: the upload stays where it was.
         """
         with self._alone(upload_id) as upload:
             if offset != upload.offset:
                 raise Refused(
-                    f"upload {upload.id[:12]} goes on at byte {upload.offset}, not at {offset}",
-                    hint="ask how far it is, and send from there",
+                    f"upload {upload.id[:12]} continues at byte {upload.offset}, not at {offset}",
+                    hint="query its offset, and send from there",
                     offset=upload.offset,
                 )
             part = self._part(upload.id)
@@ -258,7 +258,7 @@ class ObjectStore:
                 descriptor = os.open(part, _OPEN_PART, 0o600)
             with open(descriptor, "r+b", buffering=0) as file:
                 try:
-                    # What a power cut left behind the durable bytes is not to be trusted.
+                    # Bytes behind the durable ones are not trusted after a power cut.
                     file.truncate(offset)
                     _pour(stream, file, offset, upload)
                 finally:
@@ -268,9 +268,9 @@ class ObjectStore:
             return came
 
     def finish(self, upload_id: str) -> PutOutcome:
-        """Check an upload and give it its name. An object that is known by now needs no more bytes.
+        """Check an upload and name it. An object that is known by now needs no more bytes.
 
-        `Refused` if bytes are missing. `HashMismatch` if they are the wrong ones; the upload is gone then. Any other
+        `Refused` if bytes are missing. `HashMismatch` if they are wrong; the upload is deleted then. Any other
         error leaves it as it is, to be finished later.
         """
         with self._alone(upload_id) as upload:
@@ -296,7 +296,7 @@ class ObjectStore:
         return outcome
 
     def abandon(self, upload_id: str) -> bool:
-        """Drop an upload. False if there is none."""
+        """Delete an upload. Returns False if there is none."""
         try:
             with self._alone(upload_id):
                 return remove_tree(self._places.upload(upload_id))
@@ -311,7 +311,7 @@ class ObjectStore:
         return tuple(name for name in names if _is_id(name) and _last_touched_s(self._places.upload(name)) <= before_s)
 
     def sweep_uploads(self, *, grace_s: float) -> tuple[str, ...]:
-        """Drop stale uploads, except those to which a process adds just now, and return which."""
+        """Delete stale uploads, except those to which a process appends now, and return them."""
         before_s = self._clock.wall_s() - grace_s
         return tuple(name for name in self.stale_uploads(grace_s=grace_s) if self._sweep_one(name, before_s))
 
@@ -321,7 +321,7 @@ class ObjectStore:
             with FileLock(os.path.join(folder, "lock"), "sweep stale uploads", wait_s=0.0, clock=self._clock):
                 return _last_touched_s(folder) <= before_s and remove_tree(folder)
         except (LockHeld, LocalFile):
-            # A process adds to it, or has just finished it.
+            # A process appends to it, or has just finished it.
             return False
 
     @contextlib.contextmanager
@@ -329,11 +329,11 @@ class ObjectStore:
         self.upload(upload_id)
         lock = os.path.join(self._places.upload(upload_id), "lock")
         with FileLock(lock, "add to an upload", wait_s=0.0, clock=self._clock):
-            # Again: it may have grown, or been finished, until we had it alone.
+            # Again: it may have grown, or been finished, until we had the lock.
             yield self.upload(upload_id)
 
     def _settle(self, upload: Upload, descriptor: int, came_bytes: int) -> None:
-        """Make what came durable: at once what is little, of a long stream of large pieces every now and then."""
+        """Make received bytes durable: little at once, a long stream of large pieces now and then."""
         with translated(self._about(upload.id)):
             about = unseal(_SEAL, read_regular(self._about(upload.id), _LONGEST_ABOUT_BYTES))
         is_of_this_boot = about["boot_id"] == mine().boot_id
@@ -432,12 +432,12 @@ def _staged(part: str, digest: Digest) -> WalkedEntry:
 
 
 def _receive(stream: BinaryIO, part: str, *, at_most: int | None) -> tuple[Digest, int]:
-    """Write a stream into a new file; a byte more than the most is enough to know that it is wrong."""
+    """Write a stream into a new file; a byte more than the limit is enough to know that it is wrong."""
     digest = sha256()
     came_bytes = 0
     with translated(part):
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    # Only what the disk says is translated: what breaks the stream is its owner's affair.
+    # Only errors of the disk are translated: errors of the stream are the caller's.
     with open(descriptor, "wb", buffering=0) as file, HashLane() as lane:
         while block := stream.read(_BLOCK_BYTES):
             lane.feed(digest, block)
@@ -453,7 +453,7 @@ def _receive(stream: BinaryIO, part: str, *, at_most: int | None) -> tuple[Diges
 def _wrong(digest: Digest, found: Digest, came_bytes: int, size_bytes: int | None) -> HashMismatch:
     of_how_many = f" of {size_bytes}" if size_bytes is not None and size_bytes != came_bytes else ""
     return HashMismatch(
-        f"object {digest[:12]}: what came is another ({came_bytes}{of_how_many} bytes, sha256 {found[:12]})",
+        f"object {digest[:12]}: other bytes received ({came_bytes}{of_how_many} bytes, sha256 {found[:12]})",
         hint="send it again; nothing was kept",
         expected=digest,
         found=found,
@@ -471,7 +471,7 @@ def _check_digest(digest: str) -> None:
 
 
 def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
-    # Only what the disk says is translated: what breaks the stream is its owner's affair.
+    # Only errors of the disk are translated: errors of the stream are the caller's.
     at = start
     while block := stream.read(_BLOCK_BYTES):
         if at + len(block) > upload.size_bytes:
@@ -484,7 +484,7 @@ def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
 
 
 def _begin_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
-    """Let the disk begin, so that it has less to do when all of it is waited for."""
+    """Start write-back, so that the final sync has less to do."""
     if sys.platform == "linux":
         from stoker.host.linux import start_write_back  # noqa: PLC0415 - loads ctypes, for large files only
 
@@ -493,7 +493,7 @@ def _begin_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
 
 def _last_touched_s(folder: str) -> float:
     if not os.path.isdir(folder):
-        # Finished between two looks: nobody left it behind.
+        # Finished between two checks: not stale.
         return math.inf
     newest_s = 0.0
     for name in ("", "about.json", "part"):

@@ -1,6 +1,6 @@
-"""Where everything of a store lies on disk. The only file that knows.
+"""All paths of a store. The only module that knows them.
 
-A Stoker that lays things out differently must use another root: an older one would take what it can't read for damage.
+A Stoker with another layout must use another root: an older one would take what it can't read for damage.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class StorePaths:
         self.index = os.path.join(root, "index.jsonl")
         self.uploads = os.path.join(root, "uploads")
         self.incoming = os.path.join(root, "incoming")
-        """Trees on their way here from other machines: their listings, and large files that grow."""
+        """Trees being received from other machines: their listings, and large files that grow."""
         self.held = os.path.join(root, "held")
-        """A mark for each tree that came, and that other machines may get from here."""
+        """A mark for each received tree that other machines may get from here."""
         self.leases = os.path.join(root, "leases")
         self.memo = os.path.join(root, "memo.db")
 
     def make(self) -> None:
-        """Create the folders that are missing."""
+        """Create missing folders."""
         with translated(self.root):
             for folder in (
                 self.blobs, self.records, self.staging, self.views, self.quarantine, self.pins, self.refs, self.leases
@@ -49,7 +49,7 @@ class StorePaths:
     def blob_files(self) -> Iterator[tuple[str, str]]:
         """Return the name and the path of every file among the blobs, in the order of their names.
 
-        A name that is no digest is no blob, and may be there all the same; what comes or goes meanwhile may be given.
+        Files with other names may be there; concurrent changes may be among them.
         """
         for shard in _names(self.blobs):
             for name in _names(f"{self.blobs}/{shard}"):
@@ -90,7 +90,7 @@ _LARGEST_REASON_BYTES = 1 << 16
 
 @frozen
 class QuarantinedItem:
-    """Something that was found damaged, where it lies now."""
+    """Something damaged, and where it is now."""
 
     path: str
     reason: str
@@ -99,7 +99,7 @@ class QuarantinedItem:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The thing itself, and the file that says why it lies here."""
+        """The damaged file, and the file with the reason."""
         return self.path, f"{self.path}{_REASON}"
 
 
@@ -110,10 +110,10 @@ def list_quarantine(quarantine: str) -> list[QuarantinedItem]:
 
 
 def set_aside(path: str, quarantine: str, *, reason: str, now_s: float, seen: os.stat_result | None = None) -> str:
-    """Move a damaged file (or whatever lies in its place) into quarantine, its reason beside it; give its new path.
+    """Move a damaged file (or whatever is in its place) into quarantine, its reason beside it; return its new path.
 
-    Gives an empty text if it stays where it is: it vanished, it is no longer the file that was `seen` to be damaged,
-    or the store can't be written. That is no error: whoever found the damage does not use the file either way.
+    Returns an empty text if it stays where it is: it disappeared, it is no longer the file that was `seen` to be
+    damaged, or the store is read-only. That is no error: the caller does not use the file either way.
     """
     name = f"{os.path.basename(path)}.{int(now_s)}.{os.getpid()}.{next(_counter)}"
     target = os.path.join(quarantine, name)
@@ -123,7 +123,7 @@ def set_aside(path: str, quarantine: str, *, reason: str, now_s: float, seen: os
         os.makedirs(quarantine, exist_ok=True)
         os.rename(path, target)
         if seen is not None and not os.path.samestat(seen, os.lstat(target)):
-            # Somebody put a good one there in the last moment: back with it, unless the name is taken again already.
+            # A good one was put there in the last moment: move it back, unless the name is taken again already.
             with contextlib.suppress(FileExistsError):
                 os.link(target, path)
             os.unlink(target)
@@ -141,7 +141,7 @@ def _describe(path: str) -> QuarantinedItem:
         raw = loads(read_regular(f"{path}{_REASON}", _LARGEST_REASON_BYTES))
         reason, at_s = str(raw["reason"]), float(raw["at"])
     except (OSError, ValueError, KeyError, TypeError):
-        reason, at_s = "nobody wrote down why", _changed_s(path)
+        reason, at_s = "reason unknown", _changed_s(path)
     return QuarantinedItem(path=path, reason=reason, at_s=at_s, size_bytes=folder_bytes(path))
 
 

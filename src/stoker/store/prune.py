@@ -1,9 +1,9 @@
-"""Carry out a prune: records become tombstones, then bytes that nobody names are swept.
+"""Carry out a prune: records become tombstones, then bytes without a name are swept.
 
-Takes no lock that a run needs. Records go first, then bytes, so that a crash leaves bytes without a name and not the
-other way round. A writer names its bytes only after it has brought them in, so bytes are spared while they are young;
-whoever brings in bytes that are here already makes them young again. What is lost all the same is made again by the
-run that needs it.
+Takes no lock that a run needs. Records are removed first, then bytes, so that a crash leaves bytes without a name and
+not the other way round. A writer names its bytes only after it has brought them in, so young bytes stay; bringing in
+bytes that are here already makes them young again. What is lost all the same is computed again by the run that needs
+it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from stoker.store.records import BadRecord, Record, parse_record, read_file
 from stoker.store.refs import find_ref, list_refs, refuse_if_damaged, refuse_if_refs_damaged
 from stoker.store.tree_views import drop_view
 
-# What a prune would take away: decided purely, with a reason for each, before anything is touched.
+# What a prune would remove: decided purely, with a reason for each, before anything is touched.
 #
-# Least recently used first; what a person has let go of goes whatever the limit. Pinned and protected records stay. A
-# blob goes when no remaining record names it, so the bytes freed are counted blob by blob.
+# Least recently used first; what a person has released is removed whatever the limit. Pinned and protected records
+# stay. A blob is removed when no remaining record names it, so the bytes freed are counted blob by blob.
 
 GRACE_S = 3600.0
-"""How long bytes, and records of what was put, are spared: whoever brought them in may be about to name them."""
+"""Grace period of bytes, and of records of stored trees: their writer may be about to name them."""
 
 _YOUNG = "put without a name, for less than an hour"
 
 
 @frozen
 class PruneCandidate:
-    """One record as pruning sees it."""
+    """One record as input of the decision."""
 
     key: Digest
     last_used_s: float
@@ -47,28 +47,28 @@ class PruneCandidate:
     inline_bytes: int = 0
     label: str = ""
     is_kept: str = ""
-    """Why it may not go (a pin, a running job), or empty."""
+    """Why it must stay (a pin, a running job), or empty."""
     let_go: str = ""
-    """Why nobody can want it any more, or empty."""
+    """Why it is not needed any more, or empty."""
 
 
 @frozen
 class Removal:
-    """One record that goes, what that frees, and why."""
+    """One record to remove, what that frees, and why."""
 
     key: Digest
     label: str
     last_used_s: float
-    """As known when it was decided: one that is used after that stays."""
+    """As of the decision: one that is used after that stays."""
     freed_bytes: int
     why: str
     freed_blobs: tuple[tuple[Digest, int], ...] = ()
-    """Digest and size of each blob that nobody names once it is gone."""
+    """Digest and size of each blob that no record names afterwards."""
 
 
 @frozen
 class PruneDecision:
-    """What goes, in order, and what stays although it was its turn."""
+    """What to remove, in order, and what stays although it was its turn."""
 
     removals: tuple[Removal, ...]
     before_bytes: int
@@ -90,7 +90,7 @@ def decide_prune(
 ) -> PruneDecision:
     """Decide which records become tombstones.
 
-    Those that were let go of, those unused for too long, then the least recently used until the rest fits.
+    Released ones, those unused for too long, then the least recently used until the rest fits.
     """
     ordered = sorted(candidates, key=lambda candidate: (candidate.last_used_s, candidate.key))
     named_by: Counter[Digest] = Counter()
@@ -117,7 +117,7 @@ def decide_prune(
             kept[candidate.is_kept] += 1
             continue
         if not (unwanted or too_old) and not candidate.inline_bytes and held.issuperset(candidate.blobs):
-            # Its bytes stay whatever happens to it, so to let go of it would gain nothing.
+            # Its bytes stay in any case, so removing it would gain nothing.
             continue
         for digest, _ in set(candidate.blobs):
             named_by[digest] -= 1
@@ -138,11 +138,11 @@ def decide_prune(
     return PruneDecision(removals=tuple(removals), before_bytes=before, after_bytes=total, kept_by_reason=dict(kept))
 
 
-# Taking a blob away under the eyes of those who may be about to count on it.
+# Removing a blob that other processes may be about to rely on.
 
 
 def remove_untouched(path: str, seen: os.stat_result) -> bool:
-    """Remove a blob unless somebody made it young again since it was `seen`. False: it stays, or was gone already.
+    """Remove a blob unless it was made young again since it was `seen`. False: it stays, or was gone already.
 
     Raises `OSError` or our own errors where it can't be removed.
     """
@@ -150,7 +150,7 @@ def remove_untouched(path: str, seen: os.stat_result) -> bool:
     try:
         os.rename(path, away)
         if os.lstat(away).st_mtime_ns != seen.st_mtime_ns:
-            # A writer counted on it after we looked. Had it come later, it would have missed it.
+            # A writer relied on it after our check. Had it come later, it would have missed it.
             os.rename(away, path)
             return False
         return remove_tree(away)
@@ -158,7 +158,7 @@ def remove_untouched(path: str, seen: os.stat_result) -> bool:
         return False
 
 
-# What a file system calls now may be a moment behind what the clock says.
+# A file system's time may be a moment behind the clock.
 _TICK_S = 1.0
 
 
@@ -170,7 +170,7 @@ class PruneResult:
     blob_bytes: int
     views: int
     inline_bytes: int = 0
-    """What records held that are tombstones now."""
+    """Bytes of the records that are tombstones now."""
     stuck: tuple[str, ...] = ()
     """What could not be removed, and why."""
 
@@ -202,7 +202,7 @@ def candidates(
     label: Callable[[Record], str],
     let_go: Callable[[Record], str] = lambda _record: "",
 ) -> Iterator[PruneCandidate]:
-    """Return every record that still has bytes, as pruning sees it."""
+    """Return every record that still has bytes, as input of the decision."""
     for record, last_used_s in all_records(store):
         if record.is_tombstone:
             continue
@@ -218,16 +218,16 @@ def candidates(
 
 
 def carry_out(store: LocalStore, decision: PruneDecision, *, clock: Clock, grace_s: float = GRACE_S) -> PruneResult:
-    """Turn the chosen records into tombstones and sweep what nobody names any more, also if none was chosen.
+    """Turn the chosen records into tombstones and sweep bytes without a name, also if none was chosen.
 
-    Blobs and views that no record names go, and half-written records, once they are older than the grace.
-    A record that was used since the decision stays. `CorruptBytes` if a pin or a ref can't be read: nothing is touched
-    then.
+    Blobs and views that no record names are removed, and half-written records, once they are older than the grace
+    period. A record that was used since the decision stays. `CorruptBytes` if a pin or a ref can't be read: nothing is
+    touched then.
     """
     refuse_if_damaged(store.places)
     refuse_if_refs_damaged(store.places)
     now_s = clock.wall_s()
-    # Somebody is at work: what was brought in lately may be about to be named.
+    # A put is running: bytes that were brought in lately may be about to be named.
     is_busy = bool(names_in(store.places.staging))
     before_s = now_s - _TICK_S - (grace_s if is_busy else 0.0)
     buried = [record for removal in decision.removals if (record := _bury(store, removal)) is not None]
@@ -245,9 +245,9 @@ def young_bytes(
     leftovers: Collection[str] = (),
     grace_s: float = GRACE_S,
 ) -> int:
-    """Add up the blobs that would go with the decision, but are spared: they are young, and somebody is at work.
+    """Add up the blobs of the decision that stay for now: they are young, and a put is running.
 
-    `leftovers` are the staging folders of the dead, which go before.
+    `leftovers` are the staging folders of dead processes, which are removed before.
     """
     at_work = {os.path.join(store.places.staging, name) for name in names_in(store.places.staging)}
     if at_work.issubset(leftovers):
@@ -261,7 +261,7 @@ def young_bytes(
 
 
 def _bury(store: LocalStore, removal: Removal) -> Record | None:
-    """Put a tombstone in a record's place and give what it was; nothing if it stays."""
+    """Replace a record by its tombstone and return the record; nothing if it stays."""
     path = store.places.record(removal.key)
     record = store.peek(removal.key)
     try:
@@ -276,13 +276,13 @@ def _bury(store: LocalStore, removal: Removal) -> Record | None:
             with contextlib.suppress(OSError):
                 os.utime(path, (last_used_s, last_used_s))
     except NoSpace:
-        # The very moment for which there is pruning: better to forget a result than to keep its bytes.
+        # A full disk is when pruning matters: better to forget a result than to keep its bytes.
         is_ours = store.swap(record, None, used_s=removal.last_used_s)
     return record if is_ours else None
 
 
 def _sweep(store: LocalStore, *, now_s: float, grace_s: float, gone: dict[Digest, float]) -> PruneResult:
-    """Remove what no record names and nobody touched lately; `gone` says since when, for what just lost its name."""
+    """Remove what no record names and is not young; `gone` has the time for what just lost its name."""
     named: set[str] = set()
     for record, _ in all_records(store):
         if not record.is_tombstone:
@@ -300,7 +300,7 @@ def _sweep(store: LocalStore, *, now_s: float, grace_s: float, gone: dict[Digest
 
 
 class _Sweeping:
-    """One sweep under way: what may go, and what went."""
+    """One sweep: what may be removed, and what was."""
 
     def __init__(self, store: LocalStore, *, named: set[str], gone: dict[Digest, float], before_s: float) -> None:
         self.blobs = self.blob_bytes = self.views = 0
@@ -342,36 +342,36 @@ class _Sweeping:
             info = os.lstat(path)
         except OSError:
             return None
-        # By ctime: a writer may bring in files that it was told are years old.
+        # By ctime: a writer may bring in files with old times.
         return info if info.st_ctime < self._gone.get(Digest(name), self._before_s) else None
 
 
-# Find what is kept by what people call it: the name it was put under, or the beginning of a digest.
+# Find a stored tree by its name, or by the prefix of a digest.
 
 _SHORTEST_PREFIX = 4
 
 
 def resolve(store: LocalStore, text: str) -> list[Record]:
-    """Find what a name, or the beginning of a digest or a key, stands for: every record of that one tree.
+    """Return every record of the one tree that a name, or the prefix of a digest or a key, refers to.
 
     `NotFound`, `Ambiguous`, or `CorruptBytes` for a name that can't be read.
     """
     ref = find_ref(store.places, text)
     if ref is not None:
         if ref.damage:
-            raise CorruptBytes(f"the ref {text} can't be read: {ref.damage}", hint="`stoker store verify` mends it")
+            raise CorruptBytes(f"the ref {text} can't be read: {ref.damage}", hint="`stoker store verify` repairs it")
         record = store.peek(ref.key)
         if not isinstance(record, Record):
-            raise CorruptBytes(f"what {text} stands for is gone", hint="put it again", digest=ref.digest)
+            raise CorruptBytes(f"the tree of {text} is gone", hint="put it again", digest=ref.digest)
         return [record]
     found = [] if len(text) < _SHORTEST_PREFIX else [
         record for record, _ in all_records(store) if record.digest.startswith(text) or record.key.startswith(text)
     ]  # fmt: skip
     trees = {record.digest for record in found}
     if len(trees) > 1:
-        raise Ambiguous(f"{text!r} begins the digests of {len(trees)} things", hint="type more of it")
+        raise Ambiguous(f"{text!r} is the prefix of {len(trees)} digests", hint="type more of it")
     if not found:
         names = [ref.name for ref in list_refs(store.places)]
-        hint = did_you_mean(text, names) or "`stoker store refs` lists what was put, `stoker jobs` what was run"
-        raise NotFound(f"nothing goes by {text!r} here", hint=hint)
+        hint = did_you_mean(text, names) or "`stoker store refs` lists stored trees, `stoker jobs` the jobs"
+        raise NotFound(f"{text!r} not found in the store", hint=hint)
     return found

@@ -1,8 +1,8 @@
-"""Put the user's own files into the store: copied, hashed while they are copied, and named.
+"""Put the user's own files into the store: copied, hashed during the copy, and named.
 
-Order: every file is copied into staging and hashed on its way, blobs durable, record, ref, a line in the index. A crash
+Order: every file is copied into staging and hashed meanwhile, blobs durable, record, ref, a line in the index. A crash
 between any two leaves staging or bytes without a name, which `prune` sweeps, never a name without bytes. The user's
-files are only read. What can't be kept is refused, all of it at once, before a byte is read; what changes while it is
+files are only read. What can't be stored is refused, all of it at once, before a byte is read; what changes while it is
 read is refused, too.
 """
 
@@ -38,9 +38,8 @@ from stoker.store.trees import HashLane, Heed, WalkedEntry, walk_tree
 
 # The user's files on their way into one staging folder, and from there into the store.
 #
-# A file is read once: it shares its blocks with the copy where the file system can, and is hashed, or it is copied and
-# hashed in one pass. One that was hashed before, looks the same since, and whose bytes the store has, is not read at
-# all.
+# A file is read once: it shares its blocks with the copy if the file system can, and is hashed, or it is copied and
+# hashed in one pass. One that was hashed before, has the same stamp, and whose bytes the store has, is not read at all.
 
 _BLOCK_BYTES = 1 << 20
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -53,7 +52,7 @@ class StagingCopy:
         self, store: LocalStore, staging: str, *, clock: Clock, heed: Heed, on_step: Callable[[str], None]
     ) -> None:
         self.added_bytes = 0
-        """What became blobs that the store did not have."""
+        """Bytes of new blobs."""
         self._store = store
         self._staging = staging
         self._clock = clock
@@ -63,13 +62,13 @@ class StagingCopy:
         self._found: list[WalkedEntry] = []
         self._contents: dict[str, bytes] = {}
         self._passed_over: dict[str, WalkedEntry] = {}
-        """What need not be brought in because the store has its bytes, by its path in the tree."""
+        """What need not be copied because the store has its bytes, by its path in the tree."""
         self._blobs: set[Digest] = set()
-        """What was staged and will surely become a blob."""
+        """What was staged and will become a blob."""
         self._shares_blocks: bool | None = None
 
     def copy_all(self, found: Sequence[WalkedEntry]) -> None:
-        """Copy what the store does not have, hashing it on the way. `Refused` if something changes meanwhile."""
+        """Copy what the store does not have, hashing it meanwhile. `Refused` if something changes meanwhile."""
         left_bytes = size_of(found)
         with HashLane() as lane:
             for walked in found:
@@ -81,7 +80,7 @@ class StagingCopy:
                 left_bytes -= walked.info.st_size
 
     def keep_all(self) -> tuple[Tree, dict[str, bytes]]:
-        """Bring in what was staged. What was here already and is not any more is copied after all."""
+        """Take in what was staged. What was here already and is not any more is copied after all."""
         with HashLane() as lane:
             self._found = [self._still_here(walked, lane) for walked in self._found]
         tree, inline = self._store.keep(self._found, self._contents)
@@ -99,7 +98,7 @@ class StagingCopy:
         return staged
 
     def _is_here(self, walked: WalkedEntry) -> bool:
-        """Pass over a file that was hashed before, looks the same since, and whose bytes the store has."""
+        """Skip a file that was hashed before, has the same stamp, and whose bytes the store has."""
         digest = recall_file(walked.path, walked.info, memo=self._store.memo)
         if digest is None:
             return False
@@ -126,11 +125,11 @@ class StagingCopy:
 
     def _pass_over(self, walked: WalkedEntry, entry: TreeEntry) -> None:
         self._passed_over[entry.path] = walked
-        # Without a path, so that nobody could take the user's own file for one that may be moved.
+        # Without a path, so that the user's own file is never taken for one that may be moved.
         self._found.append(WalkedEntry(entry, "", walked.info))
 
     def _copy(self, walked: WalkedEntry, left_bytes: int, lane: HashLane) -> tuple[WalkedEntry, bytes | None]:
-        """Copy a file into staging; give the copy, and the content of a small one."""
+        """Copy a file into staging; return the copy, and the content of a small one."""
         path = f"{self._staging}/{next(self._numbers)}"
         self._on_step("copy")
         with translated(walked.path):
@@ -154,7 +153,7 @@ class StagingCopy:
     def _read(
         self, walked: WalkedEntry, source: BinaryIO, copy: BinaryIO, lane: HashLane
     ) -> tuple[Digest, int, bytes | None]:
-        """Hash the copy where it shares the source's blocks; else write it, and hash what is written."""
+        """Hash the copy if it shares the source's blocks; otherwise write it, and hash what is written."""
         digest = sha256()
         size_bytes = 0
         small = b""
@@ -173,15 +172,15 @@ class StagingCopy:
         free = free_bytes(self._staging)
         if free < left_bytes:
             raise NoSpace(
-                f"no space left: {format_size(left_bytes)} are needed, {format_size(free)} are free in "
+                f"no space left: {format_size(left_bytes)} needed, {format_size(free)} free in "
                 f"{self._store.places.root}",
-                hint="`stoker clean-cache` shows what could go",
+                hint="`stoker clean-cache` shows what can be removed",
                 path=self._store.places.root,
             )
 
 
 def blob_bytes(entries: Iterable[TreeEntry], inline: Mapping[str, bytes]) -> int:
-    """Add up the blobs that these entries became, each once; what lies in the record itself is none."""
+    """Add up the blobs of these entries, each once; inline files do not count."""
     return sum({
         entry.sha256: entry.size_bytes
         for entry in entries if entry.link_to is None and entry.path not in inline
@@ -189,13 +188,13 @@ def blob_bytes(entries: Iterable[TreeEntry], inline: Mapping[str, bytes]) -> int
 
 
 def size_of(found: Sequence[WalkedEntry]) -> int:
-    """Add up the sizes of files that were looked at."""
+    """Add up the sizes of files."""
     return sum(walked.info.st_size for walked in found if walked.entry.link_to is None)
 
 
 def changed_meanwhile(path: str) -> Refused:
-    """Return the error for a file that is not what it was when we began."""
-    return Refused(f"{path} changed while it was read", hint="put it again when nobody writes to it", path=path)
+    """Return the error for a file that changed since the start."""
+    return Refused(f"{path} changed while it was read", hint="put it again when no program writes to it", path=path)
 
 
 def _next_block(path: str, file: BinaryIO) -> bytes:
@@ -203,17 +202,17 @@ def _next_block(path: str, file: BinaryIO) -> bytes:
         return file.read(_BLOCK_BYTES)
 
 
-# The index of what was put: one line of JSON for each putting and each taking away of a name, only ever added to.
+# The index of stored trees: one line of JSON for each put and each removed name, append-only.
 #
-# It is the story, not the truth: refs and records say what there is. Each line vouches for itself (`sealed`), so one
-# that was torn by a crash or edited is told apart and passed over; the next line begins anew behind it.
+# It is a log: refs and records are the truth. Each line has its own check (`sealed`), so one that was torn by a crash
+# or edited is recognised and skipped; the next line starts behind it.
 
 _SEAL = "put/1"
 
 
 @frozen
 class PutIndexRow:
-    """One line of the index; `damage` says why there is nothing in it."""
+    """One line of the index; `damage` is why it has no fields."""
 
     fields: dict[str, Any]
     damage: str = ""
@@ -225,14 +224,14 @@ def add_row(places: StorePaths, fields: dict[str, Any], *, on_step: Callable[[st
 
 
 def append_line(path: str, line: bytes, *, lock: str, on_step: Callable[[str], None] = NO_STEP) -> None:
-    """Add a line to a file of lines, durably and alone: whole, or not at all if the disk is full."""
+    """Append a line to a file of lines, durably and under a lock: whole, or not at all if the disk is full."""
     with closing(BriefLocks()) as locks, locks.hold(lock), translated(path):
         is_new = not os.path.lexists(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":
-                # Whoever wrote last did not come to the end of the line.
+                # The last writer did not finish its line.
                 line = b"\n" + line
             on_step("index")
             _write_whole(descriptor, line, size_bytes)
@@ -245,7 +244,7 @@ def append_line(path: str, line: bytes, *, lock: str, on_step: Callable[[str], N
 
 
 def read_index(places: StorePaths) -> Iterator[PutIndexRow]:
-    """Return every line, the oldest first; nothing if there is no index."""
+    """Return every line, the oldest first; empty if there is no index."""
     try:
         file = open_regular(places.index)
     except FileNotFoundError:
@@ -272,7 +271,7 @@ def _write_whole(descriptor: int, line: bytes, size_bytes: int) -> None:
     except OSError:
         os.ftruncate(descriptor, size_bytes)
         raise
-    # A disk that became full in the middle of a line: what fits is worth nothing.
+    # The disk became full in the middle of a line: a partial line is worthless.
     os.ftruncate(descriptor, size_bytes)
     os.fsync(descriptor)
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -283,7 +282,7 @@ _TRIES = 3
 
 @frozen
 class _TakenIn:
-    """A tree whose bytes are in."""
+    """A tree whose bytes are stored."""
 
     tree: Tree
     inline: dict[str, bytes]
@@ -291,12 +290,12 @@ class _TakenIn:
     new_bytes: int
     """Blobs that the store did not have."""
     archive_sha256: str = ""
-    """Of the archive that held it."""
+    """Of the archive that contained it."""
 
 
 @frozen
 class PutSurvey:
-    """What lies at a path, looked at and found fit to be put; nothing of it was read."""
+    """A file or folder that was checked and may be put; nothing of it was read."""
 
     path: str
     found: tuple[WalkedEntry, ...]
@@ -308,37 +307,37 @@ class PutSurvey:
 
 @frozen
 class PutRequest:
-    """What is to become of a thing that is put."""
+    """Options of a put."""
 
     name: str
     kind: str = ""
     replace: bool = False
-    """Whether the name may be taken from something else."""
+    """True if the name may be moved from another tree."""
     source: str = ""
-    """Where it came from, as the index shall say."""
+    """Its origin, for the index."""
 
 
 @frozen
 class StoredTree:
-    """A thing that is in the store now, durable and named."""
+    """A stored tree, durable and named."""
 
     ref: Ref
     added_bytes: int
-    """What the store did not have before."""
+    """Bytes that the store did not have before."""
     is_known: bool
-    """Whether the very same thing was there already."""
+    """True if the very same tree was there already."""
     before: Ref | None = None
-    """What the name stood for until now."""
+    """The tree of the name until now."""
     archive_sha256: str = ""
     """Of the archive that it was unpacked from."""
 
 
 def survey(path: str) -> PutSurvey:
-    """Look at a file or a folder that is to be put; every fault of it at once.
+    """Check a file or a folder that is to be put; all faults at once.
 
-    A path that is a symlink is followed. The list that we keep at the top of a result's folder is no part of it, so
-    that what was given out has the same digest when it is put. `LocalFile` for anything else, `InvalidInput` for what
-    a tree can't keep.
+    A path that is a symlink is followed. Our sidecar at the top of a result's folder is no part of it, so that a result
+    has the same digest when it is put again. `LocalFile` for anything else, `InvalidInput` for what a tree can't
+    contain.
     """
     real = os.path.realpath(path)
     with translated(path):
@@ -359,7 +358,7 @@ def survey(path: str) -> PutSurvey:
 
 
 class StoreWriter:
-    """The way into one store; `heed` is told of every byte that goes it."""
+    """Puts into one store; `heed` is called for every byte."""
 
     def __init__(
         self, store: LocalStore, *, clock: Clock, heed: Heed, on_step: Callable[[str], None] = NO_STEP
@@ -370,7 +369,7 @@ class StoreWriter:
         self._on_step = on_step
 
     def put(self, surveyed: PutSurvey, wish: PutRequest, *, staging_name: str = PUT) -> StoredTree:
-        """Take in what was surveyed. Whatever ends it early leaves nothing in staging."""
+        """Take in a checked file or folder. In every case nothing is left in staging."""
         _refuse_overlap(surveyed.path, self._store.places.root)
 
         def take_in(staging: str) -> _TakenIn:
@@ -383,7 +382,7 @@ class StoreWriter:
         return self._put(wish, staging_name, take_in)
 
     def put_unpacked(self, path: str, wish: PutRequest, *, staging_name: str = PUT) -> StoredTree:
-        """Take in what an archive holds, unpacked and judged in staging: all of it, or nothing."""
+        """Take in the content of an archive, unpacked and checked in staging: all of it, or nothing."""
 
         def take_in(staging: str) -> _TakenIn:
             with translated(path):
@@ -402,14 +401,14 @@ class StoreWriter:
         return self._put(wish, staging_name, take_in)
 
     def _put(self, wish: PutRequest, staging_name: str, take_in: Callable[[str], _TakenIn]) -> StoredTree:
-        """Take in and name, again if somebody prunes it between the two."""
+        """Take in and name, again if a prune comes between the two."""
         before = find_ref(self._store.places, check_ref_name(wish.name))
         for _ in range(_TRIES):
             staging = self._store.new_staging(staging_name)
             try:
                 done = self._enter(take_in(staging), wish)
             finally:
-                # Only now: while something lies there, those who prune know that somebody is at work.
+                # Only now: while something is in staging, a prune knows that a put is running.
                 remove_tree(staging)
             if done is not None:
                 return done
@@ -417,10 +416,10 @@ class StoreWriter:
             remove_ref(self._store.places, wish.name)
         else:
             set_ref(self._store.places, before, replace=True)
-        raise Refused(f"{wish.name} was pruned as often as it was put", hint="put it again when nobody prunes")
+        raise Refused(f"{wish.name} was pruned as often as it was put", hint="put it again when no prune runs")
 
     def _enter(self, taken_in: _TakenIn, wish: PutRequest) -> StoredTree | None:
-        """Name a tree whose bytes are in: record, ref, line of the index. None: it was pruned."""
+        """Name a tree whose bytes are stored: record, ref, line of the index. None: it was pruned."""
         store, tree, inline = self._store, taken_in.tree, taken_in.inline
         digest = tree.digest()
         key = put_key(digest)
@@ -438,7 +437,7 @@ class StoreWriter:
         published = store.publish(Record.of(key=key, tree=tree, inline=inline, body=body))
         added_bytes = taken_in.new_bytes + (sum(map(len, inline.values())) if published.is_ours else 0)
         before = set_ref(store.places, ref, replace=wish.replace, on_step=self._on_step)
-        # Whoever decides from now on sees the name; whoever decided before sees that the record was used since.
+        # A later prune sees the name; an earlier one sees that the record was used since.
         if not store.renew_record(key):
             return None
         found = store.lookup(key)
@@ -458,7 +457,7 @@ class StoreWriter:
 
 
 class _Heeded(io.RawIOBase):
-    """A file that tells of every byte that is read."""
+    """A file that reports every byte that is read."""
 
     def __init__(self, file: BinaryIO, heed: Heed) -> None:
         self._file = file
@@ -474,7 +473,7 @@ class _Heeded(io.RawIOBase):
 
 
 def put_key(digest: Digest) -> Digest:
-    """Return the key under which a tree lies that somebody put: its content decides, and nothing else."""
+    """Return the key of a stored tree: its content decides, and nothing else."""
     return digest_value(PUT, digest)
 
 
@@ -489,11 +488,11 @@ def _unread(_path: str) -> tuple[Digest, int]:
 def _refuse_overlap(path: str, root: str) -> None:
     store = os.path.realpath(root)
     if os.path.commonpath([path, store]) in (path, store):
-        raise Refused(f"{path} and the store lie in one another", hint="put a folder that is not the store's")
+        raise Refused(f"{path} and the store are inside one another", hint="put a folder that is not the store's")
 
 
 def _refuse_changed(surveyed: PutSurvey) -> None:
-    """Look again: a thing is put as it was at one moment, or not at all."""
+    """Check again: a tree is put as of one moment, or not at all."""
     if len(surveyed.found) == 1 and surveyed.found[0].path == surveyed.path:
         return
     before, now = (

@@ -1,4 +1,4 @@
-r"""Records: what lies under a key. A tree of files, small ones inline, and a body that only its writer reads.
+r"""Records: a tree of files under a key, small ones inline, and a body that only its writer reads.
 
 A record is one file, framed so that nothing torn or edited is ever taken for whole:
 
@@ -6,8 +6,8 @@ A record is one file, framed so that nothing torn or edited is ever taken for wh
     <key> <tree digest> <flags> <bytes of contents> <bytes of body>\n
     <contents: JSON> <body: JSON> <inline bytes>
 
-Flags: `B` names blobs, `T` is a tombstone, `-` neither. Looking a key up reads the two lines and checks the sum; the
-rest is parsed when somebody asks. A record is published after every blob it names and never changes, except that
+Flags: `B` names blobs, `T` is a tombstone, `-` neither. A lookup reads the two lines and checks the sum; the rest is
+parsed on access. A record is published after every blob it names and never changes, except that
 pruning replaces it by its tombstone: the same record without its bytes. The file's mtime is when it was last used.
 """
 
@@ -28,19 +28,19 @@ _SUM_END = len(_MAGIC) + 64
 _LONGEST_LINE = 200
 _WHOLE_BUT_WRONG = "is whole, but not a record"
 
-# Without waiting, because a pipe in a record's place would have us wait for ever.
+# Nonblocking, because a pipe in a record's place would block for ever.
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
 
-# What reading answers where there is something else than a file, or a file that the disk can't give back.
+# Errors of reading something else than a file, or a file that the disk can't read.
 _UNREADABLE = frozenset({errno.EISDIR, errno.EIO, errno.ELOOP, errno.ENXIO})
 
 
 class BadRecord(Exception):
-    """A record file is not what a record looks like; the text says how."""
+    """Not a valid record file; the text is the reason."""
 
 
 class Record:
-    """What a key stands for. Never changes."""
+    """The value of a key. Immutable."""
 
     __slots__ = ("_body_text", "_contents", "_inline", "_inline_bytes", "_tree", "digest", "flags", "key")
 
@@ -72,7 +72,7 @@ class Record:
 
     @property
     def is_tombstone(self) -> bool:
-        """Pruned: what it was is known, the bytes are gone."""
+        """Pruned: its description is known, the bytes are gone."""
         return self.flags == "T"
 
     @property
@@ -90,7 +90,7 @@ class Record:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What its writer wrote beside it."""
+        """What its writer stored beside it."""
         try:
             parsed: dict[str, Any] = loads(self._body_text)
         except ValueError as error:
@@ -98,7 +98,7 @@ class Record:
         return parsed
 
     def blobs(self) -> list[TreeEntry]:
-        """Return the entries whose bytes lie in blobs."""
+        """Return the entries whose bytes are in blobs."""
         if self.flags != "B":
             return []
         return [entry for entry in self.tree.entries if entry.link_to is None and entry.path not in self.inline]
@@ -146,7 +146,7 @@ class Record:
 
 
 def read_record(data: bytes, key: Digest) -> Record:
-    """Take a record's file apart; `BadRecord` if it is not whole or not under its own key."""
+    """Parse a record's file; `BadRecord` if it is not whole or not under its own key."""
     if not data.startswith(_MAGIC) or data[_SUM_END : _SUM_END + 1] != b"\n":
         message = "does not begin as a record" if data else "is empty"
         raise BadRecord(message)
@@ -176,7 +176,7 @@ def read_record(data: bytes, key: Digest) -> Record:
 
 
 def parse_record(data: bytes, key: Digest) -> Record:
-    """Take a record's file apart down to the last field; `BadRecord` as in `read_record`."""
+    """Parse a record's file down to the last field; `BadRecord` as in `read_record`."""
     record = read_record(data, key)
     try:
         _ = record.tree, record.body
@@ -186,7 +186,7 @@ def parse_record(data: bytes, key: Digest) -> Record:
 
 
 def read_file(path: str) -> tuple[bytes, os.stat_result] | None:
-    """Read a record's file whole, with how it looks, or give nothing if there is none."""
+    """Read a record's file whole, with its stamp, or return nothing if there is none."""
     try:
         descriptor = os.open(path, _OPEN)
         return _read_all(descriptor)
@@ -224,30 +224,28 @@ def _write_contents(tree: Tree, inline: dict[str, bytes]) -> bytes:
     ).encode()
 
 
-# Small files that vouch for themselves: one JSON object with a check of its own content.
+# Small files with a check of their own content: one JSON object.
 #
-# `sealed` says what sort of file this is and in which format; the check covers it too, so that one sort is never
-# taken
-# for another. A file that is torn, edited or of another format is refused with its reason. Only the content is
-# checked:
-# whoever lays the text out anew changes nothing.
+# `sealed` is the type of the file and its format; the check covers it too, so that one type is never taken for another.
+# A file that is torn, edited or of another format is refused with its reason. Only the content is checked: another
+# layout of the text changes nothing.
 
 _MARK = "sealed"
 _CHECK = "check"
 
 
 class BrokenSeal(ValueError):
-    """These bytes are not what was sealed; the text says why, beginning with a verb: what `it` is or has."""
+    """These bytes are not what was sealed; the text is the reason, beginning with a verb whose subject is the file."""
 
 
 def seal(domain: str, body: dict[str, Any], *, indent: int | None = None) -> bytes:
-    """Return the bytes of a file: a line of JSON, or several where people read it. `domain` is `SORT/FORMAT`."""
+    """Return the bytes of a file: a line of JSON, or several for people. `domain` is `TYPE/FORMAT`."""
     content = {_MARK: domain, **body}
     return f"{dumps({**content, _CHECK: _check(content)}, indent=indent)}\n".encode()
 
 
 def unseal(domain: str, data: bytes) -> dict[str, Any]:
-    """Return the body that was sealed; `BrokenSeal` if these bytes are not that, or not all of it."""
+    """Return the sealed body; `BrokenSeal` if these bytes are not that, or not all of it."""
     if not data.endswith(b"\n"):
         raise BrokenSeal("has no end")
     try:

@@ -1,7 +1,7 @@
-"""Refs: names for what was put into the store. A ref keeps its thing from pruning until it is taken away.
+"""Refs: names of stored trees. A ref protects its tree from pruning until it is removed.
 
-A ref is one small file that vouches for itself (`sealed`). A damaged one keeps something that nobody knows, so nothing
-is pruned until it is mended (`stoker store verify` reads it back from the index of what was put) or taken away.
+A ref is one small file with its own check (`sealed`). It is unknown what a damaged one protects, so nothing is pruned
+until it is repaired (`stoker store verify` reads it back from the index) or removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.store.places import StorePaths
 from stoker.store.records import BrokenSeal, seal, unseal
 
 PUT = "put"
-"""What the record of a thing that was put says where a result names its stage."""
+"""What the record of a stored tree has in the place of a result's stage."""
 
 _SUFFIX = ".ref"
 _SEAL = "ref/1"
@@ -32,7 +32,7 @@ _LONGEST_NAME_BYTES = 200
 
 @frozen
 class Ref:
-    """A name and the thing it stands for."""
+    """A name and its tree."""
 
     name: str
     digest: Digest
@@ -43,7 +43,7 @@ class Ref:
     size_bytes: int = 0
     at_s: float = 0.0
     damage: str = ""
-    """Why its file can't be read; what it kept is then unknown."""
+    """Why its file can't be read; what it protects is then unknown."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,7 +58,7 @@ class Ref:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Ref:
-        """Read what `to_json` gave; `ValueError` if it is not that."""
+        """Read the result of `to_json`; `ValueError` if it is not that."""
         try:
             digest, key = Digest(raw["digest"]), Digest(raw["key"])
             ref = cls(
@@ -74,16 +74,16 @@ class Ref:
             message = f"{type(error).__name__}: {error}"
             raise ValueError(message) from None
         if not is_digest(digest) or not is_digest(key):
-            message = "what it names is not a digest"
+            message = "its target is not a digest"
             raise ValueError(message)
         return ref
 
 
 def check_ref_name(name: str) -> str:
-    """Return a name if a ref may have it; `BadInput` says why not."""
+    """Return a name if it is valid for a ref; `BadInput` with the reason otherwise."""
     why = ""
     if not name or name in (".", "..", "last"):
-        why = "it means something else" if name else "it is empty"
+        why = "it is reserved" if name else "it is empty"
     elif name.startswith("-") or "/" in name or not name.isprintable():
         why = "no dash at its beginning, no slash, no control characters"
     elif is_digest(name):
@@ -91,14 +91,14 @@ def check_ref_name(name: str) -> str:
     elif len(quote(name, safe="")) > _LONGEST_NAME_BYTES:
         why = "it is too long"
     if why:
-        raise BadInput(f"{name!r} can't be a name here: {why}", hint="choose another one with --as NAME")
+        raise BadInput(f"invalid name {name!r}: {why}", hint="choose another one with --as NAME")
     return name
 
 
 def set_ref(places: StorePaths, ref: Ref, *, replace: bool, on_step: Callable[[str], None] = NO_STEP) -> Ref | None:
-    """Let a name stand for a thing, durably; give what it stood for before, if that was something else.
+    """Set a name to a tree, durably; return its previous tree, if that was another one.
 
-    `Refused` if it stands for something else and may not be moved.
+    `Refused` if the name belongs to another tree and may not be moved.
     """
     path = _path(places, ref.name)
     with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
@@ -112,18 +112,18 @@ def set_ref(places: StorePaths, ref: Ref, *, replace: bool, on_step: Callable[[s
 
 
 def refuse_taken(before: Ref | None, key: Digest, *, replace: bool) -> None:
-    """Raise `Refused` if a name stands for something else than what lies under `key` and may not be moved."""
+    """Raise `Refused` if a name belongs to another tree than `key` and may not be moved."""
     if before is not None and before.key != key and not replace:
-        stands_for = f"something that can't be read ({before.damage})" if before.damage else before.digest[:12]
+        stands_for = f"a ref that can't be read ({before.damage})" if before.damage else before.digest[:12]
         raise Refused(
-            f"{before.name!r} stands for something else already: {stands_for}",
+            f"the name {before.name!r} already belongs to another tree: {stands_for}",
             hint="--replace moves the name, --as NAME chooses another one",
             digest=before.digest,
         )
 
 
 def remove_ref(places: StorePaths, name: str) -> bool:
-    """Take a name away, a damaged one too; says whether there was one."""
+    """Remove a name, a damaged one too; return True if there was one."""
     with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
         if not remove_tree(_path(places, name)):
             return False
@@ -156,19 +156,18 @@ def find_ref(places: StorePaths, name: str) -> Ref | None:
 
 
 def ref_path(places: StorePaths, name: str) -> str:
-    """Return where the file of a ref lies."""
+    """Return the path of a ref's file."""
     return _path(places, name)
 
 
 def refuse_if_refs_damaged(places: StorePaths) -> None:
-    """Raise `CorruptBytes` if some ref can't be read: nobody knows what may not go then."""
+    """Raise `CorruptBytes` if some ref can't be read: what it protects is unknown then."""
     damaged = [ref for ref in list_refs(places) if ref.damage]
     if damaged:
         first = damaged[0]
         raise CorruptBytes(
-            f"the ref {first.name} can't be read, so nobody knows what it keeps: {first.damage}",
-            hint="`stoker store verify` mends it where it can; or take it away: "
-            f"stoker store refs {first.name} --remove",
+            f"the ref {first.name} can't be read, so it is unknown what it protects: {first.damage}",
+            hint=f"`stoker store verify` repairs it if possible; or remove it: stoker store refs {first.name} --remove",
         )
 
 
@@ -180,23 +179,23 @@ def _path(places: StorePaths, name: str) -> str:
     return os.path.join(places.refs, f"{quote(name, safe='', errors='surrogateescape')}{_SUFFIX}")
 
 
-# Pins: records that pruning leaves alone, under a name a person chose.
+# Pins: records that are protected from pruning, under a name a person chose.
 
 _PINS_SUFFIX = ".json"
 
 
 @frozen
 class Pin:
-    """A name and the records that it keeps."""
+    """A name and the records that it protects."""
 
     name: str
     keys: tuple[Digest, ...]
     damage: str = ""
-    """Why its file can't be read; what it kept is then unknown."""
+    """Why its file can't be read; what it protects is then unknown."""
 
 
 def pin(places: StorePaths, name: str, keys: tuple[Digest, ...]) -> Pin:
-    """Keep these records until the pin is taken away; an existing pin of that name is replaced."""
+    """Protect these records until the pin is removed; an existing pin of that name is replaced."""
     path = _path_pins(places, name)
     if os.path.isdir(path):
         remove_tree(path)
@@ -205,7 +204,7 @@ def pin(places: StorePaths, name: str, keys: tuple[Digest, ...]) -> Pin:
 
 
 def unpin(places: StorePaths, name: str) -> bool:
-    """Take a pin away, a damaged one too; says whether there was one."""
+    """Remove a pin, a damaged one too; return True if there was one."""
     return remove_tree(_path_pins(places, name))
 
 
@@ -217,13 +216,13 @@ def list_pins(places: StorePaths) -> list[Pin]:
 
 
 def refuse_if_damaged(places: StorePaths) -> None:
-    """Raise `CorruptBytes` if some pin can't be read: nobody knows what may not go then."""
+    """Raise `CorruptBytes` if some pin can't be read: what it protects is unknown then."""
     damaged = [pin for pin in list_pins(places) if pin.damage]
     if damaged:
         first = damaged[0]
         raise CorruptBytes(
-            f"pin {first.name} can't be read, so nobody knows what it keeps: {first.damage}",
-            hint=f"pin it again, or take it away: stoker store pin {first.name} --remove",
+            f"pin {first.name} can't be read, so it is unknown what it protects: {first.damage}",
+            hint=f"pin it again, or remove it: stoker store pin {first.name} --remove",
         )
 
 

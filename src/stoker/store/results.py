@@ -1,9 +1,9 @@
-"""Results as plain folders: `stoker-out/NAME/`, for people who want files and not a store.
+"""Results as plain folders: `stoker-out/NAME/`, for people who need files and not a store.
 
-What we put there we list in a hidden sidecar (`.stoker.json`), before and after, so that the next run replaces exactly
-its own files, also those of a run that was killed half-way. A file that somebody edited meanwhile is kept beside the
-new one, with `~` after its name; so is whatever else stands in the way. Nothing else is touched, nothing is written or
-removed through a symlink that lies in the folder, and a file that is as it should be stays as it is.
+Our files there are listed in a hidden sidecar (`.stoker.json`), before and after, so that the next run replaces exactly
+its own files, also those of a run that was killed half-way. A file that was edited meanwhile is kept beside the new
+one, with `~` after its name; so is whatever else is in the way. Nothing else is touched, nothing is written or removed
+through a symlink in the folder, and a file that is right already stays as it is.
 
 A folder holds one result, or the folders of a sweep's trials, never both: `set_aside` renames the whole folder of the
 other shape to `NAME~`. A folder that a running job writes to is never renamed: the later job gets one from
@@ -38,17 +38,17 @@ class ResultPart:
     record: Record
     folder: str
     sidecar: dict[str, Any]
-    """What the sidecar says of it: kind, version, digest, stage, time."""
+    """Its fields in the sidecar: kind, version, digest, stage, time."""
 
 
 @frozen
 class MaterialisedResult:
-    """What lies in a result's folder now."""
+    """Content of a result's folder now."""
 
     folder: str
     files: tuple[str, ...]
     kept_edits: tuple[str, ...]
-    """Edited files, and others that stood in the way, under the names they have now."""
+    """Edited files, and others that were in the way, under their new names."""
 
 
 def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> MaterialisedResult:
@@ -56,7 +56,7 @@ def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> Material
     wanted = _wanted(parts)
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
-        # Whatever its age: its writer was killed, and the living are spared.
+        # Whatever its age: its writer was killed, and those of living processes stay.
         sweep_temps(folder, older_than_s=0.0, now_s=math.inf)
         desk = _Desk(folder)
         obsolete = [path for path in desk.claims if path not in wanted]
@@ -78,8 +78,8 @@ def lay_out(store: LocalStore, parts: list[ResultPart], folder: str) -> Material
 def set_aside(folder: str, *, for_trials: bool) -> str:
     """Rename a folder with results of the other shape; return its new path, empty if there was nothing to rename.
 
-    `for_trials`: trials of a sweep are to be laid out below it, so one result at its top is of the other shape; else
-    folders of trials are.
+    `for_trials`: trials of a sweep are to be laid out below it, so one result at its top is of the other shape;
+    otherwise folders of trials are.
     """
     sidecar = os.path.join(folder, SIDECAR)
     if for_trials:
@@ -91,7 +91,7 @@ def set_aside(folder: str, *, for_trials: bool) -> str:
 
 
 def make_beside(folder: str) -> str:
-    """Make a new folder, `NAME~`, or `NAME~2` and so on; return its path. No other run takes it then."""
+    """Make a new folder, `NAME~`, or `NAME~2` and so on; return its path. No other run uses it then."""
     with translated(folder):
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         while True:
@@ -102,7 +102,7 @@ def make_beside(folder: str) -> str:
 
 
 def is_sidecar(path: str) -> bool:
-    """Return whether a file is a sidecar that we wrote, and not somebody's own file of that name."""
+    """Return True if a file is a sidecar that we wrote, and not a user's own file of that name."""
     if os.path.islink(path):
         return False
     try:
@@ -115,7 +115,7 @@ def is_sidecar(path: str) -> bool:
 
 
 def point_last_at(out: str, name: str) -> None:
-    """Make `stoker-out/last` lead to the newest result; what somebody else put there under that name stays."""
+    """Make `stoker-out/last` lead to the newest result; a user's own file of that name stays."""
     link = os.path.join(out, "last")
     with translated(link):
         if not os.path.lexists(link) or led_beside(link) is not None:
@@ -123,7 +123,7 @@ def point_last_at(out: str, name: str) -> None:
 
 
 def led_beside(link: str) -> str | None:
-    """Name the folder right beside a link that it leads, or led, to. Links of ours do; None of whatever else."""
+    """Return the name of the folder beside a link that it leads, or led, to. Links of ours do; None otherwise."""
     try:
         name = os.readlink(link)
     except OSError:
@@ -134,7 +134,7 @@ def led_beside(link: str) -> str | None:
     return name if os.path.isdir(folder) or not os.path.lexists(folder) else None
 
 
-# What we know we put at a path: its content, and size, inode and mtime once it was there.
+# What we put at a path: its content, and size, inode and mtime once it was there.
 _Claim = tuple[str, int | None, int | None, int | None]
 
 
@@ -150,7 +150,7 @@ class _Desk:
         self._files: dict[str, list[_Claim]] = {}
 
     def shows(self, path: str, entry: TreeEntry) -> bool:
-        """Return whether an entry's file is there already, whoever put it there; it is ours then."""
+        """Return True if an entry's file is there already; it is ours then, whatever program made it."""
         info = self._look(path)
         if info is None:
             return False
@@ -162,17 +162,17 @@ class _Desk:
         return True
 
     def place(self, path: str, entry: TreeEntry, info: os.stat_result) -> None:
-        """Take note of a file of ours that is there now."""
+        """Note a file of ours that is there now."""
         self._files[path] = [(_content(entry), info.st_size, info.st_ino, info.st_mtime_ns)]
 
     def announce(self, contents: dict[str, str]) -> None:
-        """Write down what is about to be put where, beside what is there."""
+        """Write what is about to be put where, beside what is there, to the sidecar."""
         for path, content in contents.items():
             self.claims.setdefault(path, []).append((content, None, None, None))
         self._write({"v": 1, "artifacts": [], "files": self.claims})
 
     def remove(self, path: str) -> None:
-        """Take away a file of ours that is no result any more; an edited one is put aside."""
+        """Remove a file of ours that is no result any more; an edited one is renamed."""
         info = self._look(path)
         if info is None or stat.S_ISDIR(info.st_mode):
             return
@@ -188,7 +188,7 @@ class _Desk:
                 return
 
     def make_way(self, path: str) -> None:
-        """Put aside whatever is not ours at a path, and what is not a folder on the way there."""
+        """Rename whatever is not ours at a path, and what is not a folder on the way there."""
         for folder in _folders_above(path):
             info = _lstat(os.path.join(self._folder, folder))
             if info is not None and not stat.S_ISDIR(info.st_mode):
@@ -198,11 +198,11 @@ class _Desk:
             self._put_aside(path)
 
     def settle(self, artifacts: list[dict[str, Any]]) -> None:
-        """Write down what is there."""
+        """Write what is there to the sidecar."""
         self._write({"v": 1, "artifacts": artifacts, "files": dict(sorted(self._files.items()))})
 
     def _look(self, path: str) -> os.stat_result | None:
-        """See what lies at a path, unless something but a folder lies on the way there."""
+        """Return the stat of a path, unless something but a folder is on the way there."""
         for folder in _folders_above(path):
             info = _lstat(os.path.join(self._folder, folder))
             if info is None or not stat.S_ISDIR(info.st_mode):
@@ -242,9 +242,9 @@ class _Desk:
 
 
 def _rename_aside(path: str) -> str:
-    """Put `~` after a name, or `~2` and so on; return the new path, empty if there is nothing of that name."""
+    """Rename with `~` after the name, or `~2` and so on; return the new path, empty if nothing has that name."""
     kept = _free_name(path)
-    # Two that lay out at once may want the same out of the way.
+    # Two processes that lay out at once may rename the same.
     with translated(path), contextlib.suppress(FileNotFoundError):
         os.rename(path, kept)
         return kept
@@ -273,7 +273,7 @@ def _wanted(parts: list[ResultPart]) -> dict[str, tuple[Record, TreeEntry]]:
         for entry in part.record.tree.entries:
             path = f"{part.folder}/{entry.path}" if part.folder else entry.path
             if not _is_inner(path):
-                raise BadInput(f"{path!r} can't lie in a result's folder")
+                raise BadInput(f"{path!r} can't be in a result's folder")
             wanted[path] = (part.record, entry)
     # A result that was made from a result's folder may hold a sidecar of its own.
     wanted.pop(SIDECAR, None)

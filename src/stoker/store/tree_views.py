@@ -1,8 +1,8 @@
-"""Trees as folders again, to read from.
+"""Trees as folders, to read from.
 
 A view is a folder of symlinks to blobs (small files and executables are real), made once per tree digest and shared:
-links leave a blob's inode untouched, so its memo stays good, and no byte is copied. A view appears and disappears
-whole, by rename. It is checked each time it is opened, and built anew if it shows anything but its tree.
+links leave a blob's inode untouched, so its memo stays valid, and no byte is copied. A view appears and disappears
+whole, by rename. It is checked each time it is opened, and built again if it shows anything but its tree.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stoker.store.trees import hash_file
 
 _counter = itertools.count()
 
-# What renaming a folder answers where there is a folder with something in it, or a file.
+# Errors of renaming a folder onto a folder with content, or a file.
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 def open_view(store: LocalStore, record: Record, *, below: str = "") -> str:
     """Return a read-only folder that shows a record's tree. `CorruptBytes` if bytes of it are not in the store.
 
-    Whoever reads only one folder of it says so: nothing else is then checked, however large the tree is.
+    With a subfolder, nothing else is checked, however large the tree is.
     """
     target = store.places.view(record.digest)
     with translated(target):
@@ -45,7 +45,7 @@ def open_view(store: LocalStore, record: Record, *, below: str = "") -> str:
         try:
             _build(store, record, building)
             while not _move(building, target):
-                # Another one was quicker, or a damaged one is in the way.
+                # Another process was faster, or a damaged one is in the way.
                 if not _differences(store, record, target):
                     break
                 drop_view(target)
@@ -55,7 +55,7 @@ def open_view(store: LocalStore, record: Record, *, below: str = "") -> str:
 
 
 def drop_view(view: str) -> None:
-    """Remove a view, at one stroke for whoever looks."""
+    """Remove a view, in one step for its readers."""
     away = f"{view}.{os.getpid()}.{next(_counter)}"
     with translated(view):
         try:
@@ -66,9 +66,9 @@ def drop_view(view: str) -> None:
 
 
 def changed_inputs(store: LocalStore, record: Record, *, below: str = "") -> list[str]:
-    """Name the files of a record that no longer are what they were when a view was opened on them.
+    """Return the files of a record that changed since a view was opened on them.
 
-    A view or a blob that is gone was pruned meanwhile: that is nobody's doing who read it.
+    A missing view or blob was pruned meanwhile: that does not count.
     """
     view = store.places.view(record.digest)
     changed = _differences(store, record, view, below) if os.path.lexists(view) else []
@@ -124,7 +124,7 @@ def _blobs(record: Record, below: str) -> list[TreeEntry]:
 
 
 def _differences(store: LocalStore, record: Record, view: str, below: str = "") -> list[str]:
-    """Name what a view shows otherwise than its record: files changed, missing or added."""
+    """Return what a view shows otherwise than its record: files changed, missing or added."""
     try:
         is_folder = stat.S_ISDIR(os.lstat(view).st_mode)
     except OSError:
@@ -162,19 +162,19 @@ def _files_in(folder: str, below: str) -> list[str]:
                     is_folder = entry.is_dir(follow_symlinks=False)
                     (waiting if is_folder else found).append(f"{prefix}{entry.name}{'/' if is_folder else ''}")
         except OSError:
-            # Pruned under our eyes: there is nothing in it.
+            # Pruned meanwhile: it is empty.
             continue
     return found
 
 
 def _renew(view: str) -> bool:
-    """Make a view young again, so that no sweep takes it while its record is about to be published. False: one did."""
+    """Make a view young again, so that no sweep removes it before its record is published. False: one did."""
     try:
         os.utime(view)
     except FileNotFoundError:
         return False
     except OSError:
-        # In a store that we can't write to it does as it is.
+        # In a read-only store it stays as it is.
         return True
     return True
 
@@ -189,16 +189,16 @@ def _move(building: str, target: str) -> bool:
     return True
 
 
-# Copies to give away: real, writable files, so that editing them can't damage the store.
+# Copies for users: real, writable files, so that editing them can't damage the store.
 #
-# Nothing is written through a symlink that somebody put below the folder, and no file is seen half-written: it is made
-# under a hidden name at the top of the folder (`temp_name`) and then renamed.
+# Nothing is written through a symlink below the folder, and no file is visible half-written: it is made under a hidden
+# name at the top of the folder (`temp_name`) and then renamed.
 
 
 def copy_entry(store: LocalStore, record: Record, entry: TreeEntry, *, top: str, path: str) -> os.stat_result:
-    """Copy one file of a record to a path below the folder `top`, replacing a file that is there.
+    """Copy one file of a record to a path below the folder `top`, replacing an existing file.
 
-    Gives how the new file looks, whatever others do to that path meanwhile.
+    Returns the stamp of the new file, whatever others do to that path meanwhile.
     """
     target = os.path.join(top, path)
     with translated(target):
@@ -239,5 +239,5 @@ def _write(store: LocalStore, record: Record, entry: TreeEntry, part: str) -> No
             with open(store.blob(entry), "rb") as source:
                 copy_bytes(source, target)
         target.flush()
-        # The sidecar that vouches for it is durable; so must the file be.
+        # The sidecar that lists it is durable; so must the file be.
         os.fsync(target.fileno())

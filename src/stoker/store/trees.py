@@ -1,4 +1,4 @@
-"""A folder as a tree: scanned, hashed, checked for things that can't be kept.
+"""A folder as a tree: scanned, hashed, checked for what can't be stored.
 
 Paths are sorted by their text; inner symlinks are stored as text; a symlink that leads out of the folder, a device, a
 socket, a pipe or a name that is not Unicode is refused with its path, all of them together. Empty folders are not kept:
@@ -27,20 +27,20 @@ from stoker.host.folders import FolderWalk
 Hasher = Callable[[str], tuple[Digest, int]]
 
 Heed = Callable[[int], None]
-"""Is told of every piece of so many bytes once it was read: to count, to wait, or to stop by raising."""
+"""Is called for every piece of so many bytes that was read: to count, to wait, or to stop by raising."""
 
 _BLOCK_BYTES = 1 << 20
 _HEED: ContextVar[Heed | None] = ContextVar("heed", default=None)
-_HINT = "a tree is files, folders and symlinks that stay inside it, under names that are Unicode: take the rest out"
+_HINT = "a tree has files, folders and symlinks that stay inside it, under Unicode names: remove the rest"
 
 
 class ReadingStopped(Exception):
-    """Raised by a `Heed`: whoever reads has to stop. No error of a file, so nobody takes it for one."""
+    """Raised by a `Heed`: the reader has to stop. Not an `OSError`, so it is not taken for one of a file."""
 
 
 @contextmanager
 def heeding(heed: Heed) -> Iterator[None]:
-    """Have every piece that `hash_file` reads in this thread, and every file that is looked at, told to `heed`."""
+    """Call `heed` for every piece that `hash_file` reads in this thread, and for every checked file."""
     token = _HEED.set(heed)
     try:
         yield
@@ -49,14 +49,14 @@ def heeding(heed: Heed) -> Iterator[None]:
 
 
 def heed_now(size_bytes: int) -> None:
-    """Tell of something that took as long as to read so many bytes."""
+    """Report work that took as long as reading so many bytes."""
     heed = _HEED.get()
     if heed is not None:
         heed(size_bytes)
 
 
 class WalkedEntry(NamedTuple):
-    """One entry of a tree, the path it was found at, and how the file looked just before it was hashed."""
+    """One entry of a tree, its path, and the stamp of the file just before it was hashed."""
 
     entry: TreeEntry
     path: str
@@ -79,7 +79,7 @@ def hash_file(path: str) -> tuple[Digest, int]:
 
 
 def hash_afresh(path: str, heed: Heed) -> tuple[Digest, int]:
-    """Do what `hash_file` does piece by piece, from the disk itself where the system lets go of what it remembers."""
+    """Do what `hash_file` does piece by piece, past the page cache if the system allows."""
     with translated(path), open(path, "rb", buffering=0) as file:
         _let_go(file.fileno())
         found = _hash_in_pieces(file, heed)
@@ -104,7 +104,7 @@ def scan_tree(root: str, *, hasher: Hasher = hash_file) -> Tree:
 
 
 def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[WalkedEntry]:
-    """Read a folder as sorted entries, each with where it was found."""
+    """Read a folder as sorted entries, each with its path."""
     walk = _Walk(root, hasher)
     walk.run()
     if walk.faults:
@@ -158,8 +158,8 @@ def _let_go(descriptor: int) -> None:
 
 
 def leads_out(root: str, path: str, target: str) -> bool:
-    """Return whether a symlink at a path below a folder leads out of that folder."""
-    # By its text, because the folder will be called otherwise; and really, because the text may pass through another
+    """Return True if a symlink at a path below a folder leads out of that folder."""
+    # By its text, because the folder will have another name; and really, because the text may pass through another
     # symlink, after which `..` means something else.
     if os.path.isabs(target):
         return True
@@ -179,22 +179,22 @@ def _is_text(path: str) -> bool:
     return True
 
 
-# Hashing beside the work: blocks are handed to a thread, and whoever reads or compresses does not wait for it.
+# Hashing in parallel: blocks are handed to a thread, and the reader does not wait for it.
 
 _DEPTH = 8
 _WORTH_A_HANDOVER_BYTES = 32 * 1024
 
 
 class HashObject(Protocol):
-    """What a lane feeds: an object of `hashlib`."""
+    """An object of `hashlib`."""
 
     def update(self, data: bytes, /) -> None: ...
 
 
 class HashLane(Closable):
-    """One thread that feeds blocks to hashes, in order, at most a few blocks behind. For one thread to use.
+    """One thread that feeds blocks to hashes, in order, at most a few blocks behind. Not thread-safe.
 
-    Its memory is bounded: whoever is much quicker waits. A block must not change after it was given.
+    Its memory is bounded: a much faster caller waits. A block must not change after it was passed.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class HashLane(Closable):
         self._thread: threading.Thread | None = None
 
     def feed(self, hashing: HashObject, block: bytes) -> None:
-        """Have a block added to a hash."""
+        """Add a block to a hash."""
         if len(block) < _WORTH_A_HANDOVER_BYTES and not self._blocks.unfinished_tasks:
             hashing.update(block)
             return
@@ -212,11 +212,11 @@ class HashLane(Closable):
         self._blocks.put((hashing, block))
 
     def wait(self) -> None:
-        """Wait until every block that was given is in its hash."""
+        """Wait until every block is in its hash."""
         self._blocks.join()
 
     def close(self) -> None:
-        """Let the thread end, after the blocks that it was given."""
+        """End the thread, after its blocks."""
         if self._thread is not None:
             self._blocks.put(None)
             self._thread.join()

@@ -1,7 +1,7 @@
-"""Is what is kept still what its digests say? Every record, every blob, every ref; all of it or a part at a time.
+"""Check that stored bytes still have their digests: every record, every blob, every ref; all of it or a part at a time.
 
 A part is a range of digests, so that part 1 to m of m together are everything, whatever comes and goes between the
-runs. Damage is set aside with its reason, never deleted; a damaged ref is read back from the index of what was put.
+runs. Damage is set aside with its reason, never deleted; a damaged ref is read back from the index.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
 
 @frozen
 class DigestSample:
-    """A part of all digests: those whose first 64 bits, as a fraction of all, lie in a range (it may wrap around)."""
+    """A part of all digests: those whose first 64 bits, as a fraction of all, are in a range (it may wrap around)."""
 
     start: int
     width: int
@@ -49,7 +49,7 @@ def part(number: int, of: int) -> DigestSample:
 
 
 def read_sample(text: str, chance: int) -> DigestSample:
-    """Read `3/20`, the third of twenty parts, or `5%`, a part that begins where `chance` says; else `ValueError`."""
+    """Read `3/20`, the third of twenty parts, or `5%`, a part that begins at `chance`; otherwise `ValueError`."""
     found = _PART.fullmatch(text.strip())
     if found and 1 <= int(found[1]) <= int(found[2]):
         return part(int(found[1]), int(found[2]))
@@ -65,7 +65,7 @@ class StoreItemType(StrEnum):
 
     RESULT = "result"
     PUT = "put"
-    """The record of something that was put."""
+    """The record of a stored tree."""
     REF = "ref"
     BLOB = "blob"
     """One that no record names."""
@@ -73,27 +73,27 @@ class StoreItemType(StrEnum):
 
 @frozen
 class StoreItemCheck:
-    """One thing after a check. `damage` is empty if all is well; what was damaged has been set aside."""
+    """Result of one check. `damage` is empty if all is well; what was damaged has been set aside."""
 
     what: StoreItemType
     key: Digest
     """Of a blob that no record names, its digest."""
     digest: Digest | None = None
-    """That of the tree, where it is known."""
+    """That of the tree, if known."""
     damage: str
     stage: str = ""
-    """What made a result, where that is known."""
+    """The stage of a result, if known."""
     names: tuple[str, ...] = ()
-    """A ref's own; of what was put, all that stand for it."""
+    """A ref's own; of a stored tree, all its names."""
 
 
 Checks = Generator[StoreItemCheck, None, None]
 
 
 class Throttle:
-    """Lets so many bytes a second pass, on average; waits by the clock. Tells `heed` of them, and often while it waits.
+    """Limits the rate to so many bytes a second, on average; waits by the clock. Calls `heed`, often while it waits.
 
-    So whoever wants to stop has never to wait for long.
+    So a stop takes effect soon.
     """
 
     def __init__(self, bytes_per_s: int, clock: Clock, heed: Heed) -> None:
@@ -104,11 +104,11 @@ class Throttle:
         self._passed = 0
 
     def heed(self, size_bytes: int) -> None:
-        """Wait until so many bytes more may have passed."""
+        """Wait until so many bytes more may pass."""
         self._heed(size_bytes)
         self._passed += size_bytes
         if self._ahead_s() < -_FORGIVEN_S:
-            # Time that something else took is not made up for by a rush.
+            # Time that something else took is not made up for.
             self._began_s -= self._ahead_s() + _FORGIVEN_S
         while (ahead_s := self._ahead_s()) > 0:
             self._clock.sleep(min(ahead_s, _NAP_S))
@@ -124,10 +124,10 @@ def bytes_to_check(store: LocalStore, sample: DigestSample) -> int:
 
 
 def check_store(store: LocalStore, *, afresh: DigestSample | None, heed: Heed, clock: Clock) -> Checks:
-    """Check refs, records and blobs; gives each ref that is damaged, every record, each unnamed blob that is damaged.
+    """Check refs, records and blobs; yield each damaged ref, every record, each unnamed blob that is damaged.
 
-    Blobs of the part `afresh` are hashed whatever is known of them, those that no record names as well. Without a part,
-    what changed since it was last hashed, or never was, is hashed; of every other blob name and size are looked at.
+    Blobs of the part `afresh` are hashed in any case, those that no record names as well. Without a part, blobs that
+    changed since they were last hashed, or never were, are hashed; of every other blob name and size are checked.
     """
     yield from _check_refs(store, clock)
     refs = [ref for ref in list_refs(store.places) if not ref.damage]
@@ -172,14 +172,14 @@ def _check_record(
 
 
 def _with_names(checked: StoreItemCheck, refs: list[Ref]) -> StoreItemCheck:
-    """Add what a thing was put as; where its record can't be read, only that tells that it was put."""
+    """Add the names of a stored tree; if its record can't be read, only they show that it was put."""
     if not refs:
         return checked
     return changed(checked, what=StoreItemType.PUT, digest=refs[0].digest, names=tuple(ref.name for ref in refs))
 
 
 def _look_again(store: LocalStore, key: Digest, found: RecordHit, verdicts: dict[Digest, bool]) -> RecordHit:
-    """Tell bytes that are lost from those that were pruned, or brought back, while we looked."""
+    """Distinguish lost bytes from those that were pruned, or brought back, meanwhile."""
     now = store.peek(key)
     if isinstance(now, RecordMiss) or now.is_tombstone:
         return RecordHit(record=found.record)
@@ -195,7 +195,7 @@ def _check_unnamed(store: LocalStore, digest: Digest, size_bytes: int, heed: Hee
     path = store.places.blob(digest)
     is_whole = store.holds(TreeEntry("no record names it", size_bytes, digest), heed=heed)
     if not is_whole and not os.path.lexists(path):
-        # Set aside just now, or pruned under our eyes: only the former left a trace.
+        # Set aside just now, or pruned meanwhile: only the former left a trace.
         traces = (name for name in names_in(store.places.quarantine) if name.startswith(digest))
         if next(traces, None) is None:
             return
@@ -204,7 +204,7 @@ def _check_unnamed(store: LocalStore, digest: Digest, size_bytes: int, heed: Hee
 
 
 def _check_refs(store: LocalStore, clock: Clock) -> Iterator[StoreItemCheck]:
-    """Mend damaged refs, and name those whose thing is gone."""
+    """Repair damaged refs, and report those whose tree is gone."""
     for ref in list_refs(store.places):
         damage = ref.damage
         if ref.damage:
@@ -212,9 +212,9 @@ def _check_refs(store: LocalStore, clock: Clock) -> Iterator[StoreItemCheck]:
         else:
             record = store.peek(ref.key)
             if isinstance(record, RecordMiss):
-                damage = "what it stands for is gone"
+                damage = "its tree is gone"
             elif record.is_tombstone:
-                damage = "the bytes of what it stands for were pruned"
+                damage = "the bytes of its tree were pruned"
         if damage:
             yield StoreItemCheck(
                 what=StoreItemType.REF, key=ref.key, damage=damage, digest=ref.digest or None, names=(ref.name,)
@@ -222,7 +222,7 @@ def _check_refs(store: LocalStore, clock: Clock) -> Iterator[StoreItemCheck]:
 
 
 def _mend(store: LocalStore, name: str, clock: Clock) -> str:
-    """Set a damaged ref aside and write it again as the index has it; say what came of that."""
+    """Set a damaged ref aside and write it again from the index; return the result."""
     last: Ref | None = None
     for row in read_index(store.places):
         if row.fields.get("name") == name:
@@ -231,12 +231,12 @@ def _mend(store: LocalStore, name: str, clock: Clock) -> str:
             except ValueError:
                 last = None
     if last is None:
-        return "the index does not say what it stood for: put that again"
+        return "the index does not have its tree: put that again"
     path = ref_path(store.places, name)
     if not set_aside(path, store.places.quarantine, reason="a damaged ref", now_s=clock.wall_s()):
         return "it could not be set aside"
     set_ref(store.places, last, replace=True)
-    return f"set aside, and mended from the index: {last.digest[:12]}"
+    return f"set aside, and repaired from the index: {last.digest[:12]}"
 
 
 def _blobs(store: LocalStore) -> Iterator[tuple[Digest, int]]:

@@ -1,4 +1,4 @@
-"""Tell Stoker how a training goes. One file, standard library only, Python 3.8 or newer.
+"""Report the progress of a training to Stoker. One file, standard library only, Python 3.8 or newer.
 
     import stoker_trainer as t
     start = load(t.resume()) if t.resume() else 0
@@ -13,9 +13,9 @@
 Stoker puts this file on the path of the programs it starts; elsewhere every call does nothing. No call raises into the
 training, and none but `saved`, `done` and `failed` waits for a disk: `step` and `eval` put numbers into a bounded
 buffer which a thread writes twice a second; what does not fit is counted and shown as a gap. Values become floats when
-they are handed over, so a tensor on a device is waited for then, as `.item()` would. A forked process reports only what
-it says itself; call `saved` and the last word from one process. On a device that is shared (`STOKER_VRAM_BYTES`), torch
-is told to take no more than that.
+they are passed, so a tensor on a device is waited for then, as `.item()` would. A forked process reports only its own
+calls; call `saved`, and `done` or `failed`, from one process. On a shared device (`STOKER_VRAM_BYTES`), torch is
+limited to that much.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ _WIDTH = 64  # a call with more metrics counts as several, so that the bound is 
 
 
 def step(step: int, of: int | None = None, **metrics: Any) -> None:
-    """Say that the training stands at `step` (of `of`), and what was measured there."""
+    """Report that the training is at `step` (of `of`), and its metrics."""
     if _speaker is not None:
         _speaker.take("step", step, of, metrics)
 
 
 def eval(step: int | None = None, **metrics: Any) -> None:  # noqa: A001 - the contract's own word
-    """Say what an evaluation found; `loss` becomes the curve `eval/loss`. Without `step`: at the last one."""
+    """Report the metrics of an evaluation; `loss` becomes the curve `eval/loss`. Without `step`: at the last one."""
     if _speaker is not None:
         _speaker.take("eval", step, None, metrics)
 
 
 def saved(path: str | os.PathLike[str], step: int | None = None) -> bool:
-    """Make a checkpoint (a file or a folder that is completely written) one that `resume` may give.
+    """Register a checkpoint (a file or a folder that is completely written) for `resume`.
 
-    It is synced, hashed and kept under a name of its own together with the one before it: by a link where it is large,
-    else, or where it was seen to be overwritten in place, by a copy. Says whether that worked.
+    It is synced, hashed and kept under a name of its own together with the one before it: by a link if it is large,
+    otherwise, or if it was seen to be overwritten in place, by a copy. Returns True if that worked.
     """
     return _speaker is not None and _speaker.keep(path, step)
 
 
 def resume() -> str | None:
-    """Return the checkpoint to go on from, or `None`. Its bytes are those that were saved, and for this very work."""
+    """Return the checkpoint to resume from, or `None`. Its bytes are those that were saved, and for this very work."""
     if _speaker is not None:
         _speaker.begin()
     path = os.environ.get("STOKER_RESUME", "") if _speaker is not None else ""
@@ -92,35 +92,35 @@ def scratch() -> str:
 
 
 def heartbeat() -> None:
-    """Say that the program lives, where a long phase has nothing else to say."""
+    """Report that the program is alive, in a long phase without other reports."""
     if _speaker is not None:
         _speaker.begin()
         _speaker.say({"kind": "heartbeat"})
 
 
 def should_stop() -> bool:
-    """Return whether the program was asked to end (SIGTERM); ask it in the main thread.
+    """Return True if the program received SIGTERM; call it in the main thread.
 
-    From the first call on, the signal sets this flag instead of ending the program, after which whatever the program
-    has installed for it is called. A second signal does what it always did.
+    From the first call on, the signal sets this flag instead of ending the program, and then calls the handler that
+    the program had installed. A second signal does what it always did.
     """
     return _speaker is not None and _speaker.should_stop()
 
 
 def done(**metrics: Any) -> None:
-    """Say, once and last, that the training did what it was to do."""
+    """Report, once and last, that the training completed."""
     if _speaker is not None:
         _speaker.end("done", {}, metrics)
 
 
 def failed(message: object) -> None:
-    """Say, once and last, why it did not."""
+    """Report, once and last, why it failed."""
     if _speaker is not None:
         _speaker.end("failed", {"message": str(message)[:4096]}, {})
 
 
 class _Speaker:
-    """Everything that one process says."""
+    """The reports of one process."""
 
     def __init__(self, control: str, metrics: str) -> None:
         self.control, self.metrics = control, metrics
@@ -129,7 +129,7 @@ class _Speaker:
         self.start_anew()
 
     def start_anew(self) -> None:
-        """Begin with nothing said: at first, and in a forked child, where threads that are gone may hold the locks."""
+        """Reset: at first, and in a forked child, where threads that are gone may hold the locks."""
         self.calls: deque[Any] = deque()  # of (kind, step, of, time, metrics)
         self.taken: list[Any] = []
         self.lost = self.lost_in_all = self.last_step = 0
@@ -164,7 +164,7 @@ class _Speaker:
             elif len(calls) == _NUDGE:
                 with suppress(RuntimeError):
                     self.nudge.release()
-        except Exception as error:  # whatever it is, it is not the training's
+        except Exception as error:  # the training must not fail for it
             self.complain("a report was left out", error)
 
     def numbers(self, metrics: dict[str, Any]) -> dict[str, float]:
@@ -175,7 +175,7 @@ class _Speaker:
                 if isinstance(value, (str, bytes)):
                     raise TypeError("it is text")
                 found[name] = float(value)
-            except Exception as error:  # noqa: PERF203 - anybody's `__float__` may raise
+            except Exception as error:  # noqa: PERF203 - any `__float__` may raise
                 self.complain(f"{name} is not a number and is left out", error)
         return found
 
@@ -184,7 +184,7 @@ class _Speaker:
             self.lost, self.lost_in_all = self.lost + count, self.lost_in_all + count
 
     def begin(self) -> None:
-        """Announce ourselves and start the thread, unless that is done."""
+        """Report the start and start the thread, unless that is done."""
         with self.counting:
             if self.thread is not None or self.has_ended:
                 return
@@ -198,7 +198,7 @@ class _Speaker:
             self.complain("metrics are written at the end only", error)
 
     def keep(self, path: Any, step: Any) -> bool:
-        """Record a checkpoint, then say so."""
+        """Record a checkpoint, then report it."""
         self.begin()
         self.flush()
         try:
@@ -220,7 +220,7 @@ class _Speaker:
         return self.was_asked_to_stop
 
     def stop(self, number: int, frame: Any) -> None:
-        """Answer the first SIGTERM; what answered it before us answers it too, and every later one alone."""
+        """Handle the first SIGTERM; the previous handler handles it too, and every later one alone."""
         if not self.was_asked_to_stop:
             self.was_asked_to_stop = True
             signal.signal(signal.SIGTERM, self.stopped_before or signal.SIG_DFL)
@@ -228,7 +228,7 @@ class _Speaker:
                 self.stopped_before(number, frame)
 
     def end(self, kind: str, fields: dict[str, Any], metrics: dict[str, Any]) -> None:
-        """Say the last word."""
+        """Write the last report."""
         numbers = self.numbers(metrics)
         self.take("end", None, None, numbers)
         self.flush()
@@ -238,7 +238,7 @@ class _Speaker:
             self.has_ended = True
 
     def run(self) -> None:
-        """Write twice a second; in silent phases say that the process lives, and for how long its code said nothing."""
+        """Write twice a second; in silent phases report that the process lives, and since when there was no report."""
         while not self.has_ended:
             self.nudge.acquire(timeout=_FLUSH_S)
             self.flush()
@@ -248,8 +248,8 @@ class _Speaker:
                 self.say({"kind": "heartbeat", "quiet_s": round(now_s - self.heard_s, 1)})
 
     def keep_within_share(self) -> None:
-        """Let torch, once the training uses it on a device that is shared, take no more than the part it was given."""
-        with suppress(Exception):  # it is a courtesy: Stoker watches from outside as well
+        """Limit torch, once the training uses it on a shared device, to the part of this program."""
+        with suppress(Exception):  # optional: Stoker watches from outside as well
             cuda, share = getattr(sys.modules.get("torch"), "cuda", None), os.environ.get("STOKER_VRAM_BYTES")
             if share and cuda is not None and not self.is_kept_within and cuda.is_initialized():
                 self.is_kept_within = True
@@ -269,7 +269,7 @@ class _Speaker:
                 self.report(fresh)
             while self.taken:
                 self.write_frame()
-        except Exception as error:  # the training goes on
+        except Exception as error:  # the training continues
             if not isinstance(error, OSError):  # the next time would be the same
                 self.lose(sum(len(call[4]) for call in self.taken))
                 self.taken.clear()
@@ -278,7 +278,7 @@ class _Speaker:
             self.writing.release()
 
     def report(self, calls: list[Any]) -> None:
-        """Say where the training stands: in one line, however many calls there were, and one for each evaluation."""
+        """Report the progress: in one line, however many calls there were, and one for each evaluation."""
         for call in (one for one in calls if one[0] == "eval"):
             self.say({"kind": "eval", "step": call[1], "metrics": _tagged(call[4])})
         latest: dict[str, float] = {}
@@ -312,12 +312,12 @@ class _Speaker:
         del self.taken[:calls]
 
     def say(self, line: dict[str, Any]) -> bool:
-        """Append a line to the control file, unless the last word is said."""
+        """Append a line to the control file, unless the last report is written."""
         if self.has_ended:
             return False
         try:
             self.append(self.control, json.dumps(line, allow_nan=False).encode("ascii") + b"\n")
-        except Exception as error:  # the training goes on
+        except Exception as error:  # the training continues
             self.complain("the control file can't be written", error)
             return False
         self.spoke_s = time.monotonic()
@@ -332,7 +332,7 @@ class _Speaker:
             raise OSError(f"cut short: {path}")
 
     def complain(self, what: str, why: object) -> None:
-        """Say on stderr what went wrong, each thing once and not endlessly many."""
+        """Print on stderr what went wrong, each thing once and a limited number."""
         with self.counting:
             if what in self.complaints or len(self.complaints) >= 20:
                 return
@@ -367,7 +367,7 @@ def _untagged(given: dict[str, Any]) -> Any:
 
 
 def keep_checkpoint(source: str, step: int | None, root: str, key: str) -> str:
-    """Bytes, then the name in `checkpoints.json`: a crash in between leaves a file that nobody knows."""
+    """Bytes, then the name in `checkpoints.json`: a crash in between leaves a file without a name."""
     folder, index = os.path.join(root, "checkpoints"), os.path.join(root, "checkpoints.json")
     os.makedirs(folder, exist_ok=True)
     known: list[dict[str, Any]] = []
@@ -404,7 +404,7 @@ def _files(path: str) -> list[tuple[str, str]]:
 
 
 def _bring(source: str, target: str, *, copied: bool) -> tuple[str, int]:
-    """Put a checkpoint under a name of ours, durably; gives its digest and size."""
+    """Put a checkpoint under a name of ours, durably; return its digest and size."""
     digests, size_bytes = [], 0
     for name, file in _files(source):
         to, before = os.path.join(target, name) if name else target, os.stat(file)

@@ -1,7 +1,7 @@
 """Passes metrics on to wandb: a process of its own, run by an interpreter that has wandb. Python 3.8 or newer.
 
-Reads JSON lines: `begin` with the run's settings, `log` with values at a step, `end`. Answers with one line on its
-standard output: `ended` or `failed`. Whatever wandb itself prints goes to standard error.
+Reads JSON lines: `begin` with the run's settings, `log` with values at a step, `end`. Responds with one line on its
+standard output: `ended` or `failed`. Output of wandb itself goes to standard error.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Iterator
 
 def main() -> int:
     """Serve one run."""
-    # Nothing but our answer may get into the pipe to whoever started us.
+    # Nothing but our response may get into the pipe to the parent process.
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     try:
         answer = _serve(json.loads(line, object_hook=_untagged) for line in sys.stdin.buffer)
         status = 0
-    except Exception as error:  # wandb may raise anything, and whatever it is, the training is not concerned
+    except Exception as error:  # wandb may raise anything; the training is not affected
         answer = {"kind": "failed", "message": f"{type(error).__name__}: {error}"[:500]}
         status = 1
     answers.write(json.dumps(answer) + "\n")
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def _serve(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    import wandb  # noqa: PLC0415 - its absence is an answer, too
+    import wandb  # noqa: PLC0415 - it may be missing
 
     begin = next(lines)
     run = wandb.init(
@@ -52,7 +52,7 @@ def _serve(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
         run.log({**line["values"], "step": line["step"]})
         rows += len(line["values"])
     where = os.path.dirname(run.dir)
-    # Without an end our owner is gone: what came is kept, and is not called finished.
+    # Without an end our parent is gone: what came is kept, and is not called finished.
     run.finish(exit_code=0 if is_whole else 1)
     return {"kind": "ended", "rows": rows, "where": where}
 

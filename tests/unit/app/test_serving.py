@@ -35,8 +35,8 @@ def serving(home: Path, environment: dict[str, str] | None = None, **options: An
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        ({"listen": "127.0.0.1:http"}, 2, "no port"),
-        ({"listen": "127.0.0.1:99999"}, 2, "no port"),
+        ({"listen": "127.0.0.1:http"}, 2, "invalid port"),
+        ({"listen": "127.0.0.1:99999"}, 2, "invalid port"),
         ({"listen": "0.0.0.0:0", "advertise": "desk:80/x"}, 2, "no name of a host"),
         ({"listen": "192.0.2.1:0", "token_file": "TOKEN"}, 2, "can't listen at"),
         ({"db": "mysql://x/y"}, 2, "not supported"),

@@ -146,7 +146,7 @@ def test_a_disk_that_can_not_be_looked_at_is_bad() -> None:
                 mechanism="bare", warning="NOT limited", stronger=(("systemd", "no bus"), ("cgroup2", "no"))
             ),
             CheckStatus.WARN,
-            "systemd is not to be had: no bus",
+            "systemd is not available: no bus",
             id="weak",
         ),
         pytest.param(
@@ -178,7 +178,7 @@ def test_a_port_in_use_is_a_warning_that_says_how_to_find_out_by_whom() -> None:
 def test_memory_below_the_floor_and_unknown_memory_are_warnings() -> None:
     low = check_machine(capability(ram_available_bytes=GIB))[1]
     assert low.verdict is CheckStatus.WARN
-    assert "3.2 GiB stay with the machine" in low.hint
+    assert "3.2 GiB are the system reserve" in low.hint
     unknown = check_machine(capability(ram_total_bytes=None, ram_available_bytes=None))[1]
     assert (unknown.verdict, unknown.message[:7]) == (CheckStatus.WARN, "unknown")
     untold = check_machine(capability(ram_available_bytes=None))[1]

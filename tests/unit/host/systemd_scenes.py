@@ -158,7 +158,7 @@ def _owner_with_a_program(report_fd: int) -> Callable[[], None]:
     def own() -> None:
         box = open_box("job-orphan")
         child = start_in(box, ["sleep", "600"])
-        os.write(report_fd, f"{child.identity.pid} {box._keeper.pid}".encode())
+        os.write(report_fd, f"{child.identity.pid} {box._shell.pid}".encode())
         signal.pause()
 
     return own

@@ -97,16 +97,16 @@ WITH_TEXT = ANSWER + b"\x08\x01g\0\x01s\0"
     [
         (lambda peer: None, "take us|reset|Broken pipe"),
         (lambda peer: (peer.recv(100), peer.sendall(b"REJECTED\r\n")), "does not accept this user"),
-        (lambda peer: (welcome(peer), peer.sendall(b"l")), "hung up"),
-        (lambda peer: (welcome(peer), peer.sendall(reply(b"\xff" * 16))), "can't be understood"),
-        (lambda peer: (welcome(peer), peer.sendall(reply(ANSWER + b"\x08\x01g\0\x01?\0"))), "can't be understood"),
-        (lambda peer: (welcome(peer), peer.sendall(struct.pack("<BBBBIII", 108, 2, 0, 1, 2**31, 9, 8))), "endless"),
+        (lambda peer: (welcome(peer), peer.sendall(b"l")), "connection closed"),
+        (lambda peer: (welcome(peer), peer.sendall(reply(b"\xff" * 16))), "malformed"),
+        (lambda peer: (welcome(peer), peer.sendall(reply(ANSWER + b"\x08\x01g\0\x01?\0"))), "malformed"),
+        (lambda peer: (welcome(peer), peer.sendall(struct.pack("<BBBBIII", 108, 2, 0, 1, 2**31, 9, 8))), "too long"),
         (
             lambda peer: (welcome(peer), peer.sendall(reply(WITH_TEXT, b"\x03\0\0\0bad\0", kind=3))),
             "refused Get: bad",
         ),
     ],
-    ids=["silent", "rejecting", "torn", "garbled", "unknown type", "endless", "refusing"],
+    ids=["silent", "rejecting", "torn", "garbled", "unknown type", "too long", "refusing"],
 )
 def test_somebody_who_is_not_systemd_is_not_taken_for_it(tmp_path, behave, why):
     with answering(tmp_path, behave) as environment, pytest.raises(ContainmentUnavailable, match=why):

@@ -180,9 +180,9 @@ def rsa_csr() -> str:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: "", "no request"),
-        (lambda: "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", "no request"),
-        (unsigned_csr, "no request|not signed"),
+        (lambda: "", "not a certificate request"),
+        (lambda: "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", "not a certificate request"),
+        (unsigned_csr, "not a certificate request|not signed"),
         (rsa_csr, "EC P-256"),
     ],
     ids=["empty", "garbage", "unsigned", "rsa"],
@@ -212,7 +212,7 @@ def test_a_servers_certificate_holds_for_names_and_addresses(ca: KeyPair):
 
 def test_files_that_are_no_certificate_are_told(tmp_path: Path, ca: KeyPair):
     (tmp_path / "none.pem").write_text("nothing")
-    with pytest.raises(LocalFile, match="no certificate"):
+    with pytest.raises(LocalFile, match="not a certificate"):
         client_context(
             ca.certificate_pem, certificate_file=str(tmp_path / "none.pem"), key_file=str(tmp_path / "none.pem")
         )

@@ -411,7 +411,7 @@ def test_hard_links_count_as_the_files_that_they_become(out: Out) -> None:
 
 def test_headers_count_as_well(out: Out) -> None:
     assert (
-        "come out"
+        "it expands to more than"
         in out.fault(tar(*(folder(str(number)) for number in range(100))), limits=ArchiveLimits(total_bytes=20_000))[1]
     )
 
@@ -421,15 +421,15 @@ def test_what_grows_out_of_next_to_nothing_is_refused(tmp_path: Path, out: Out) 
     assert len(bomb) < 10_000
     with pytest.raises(InvalidArchive) as refused:
         out.unpack(bomb, limits=ArchiveLimits(ratio=100, ratio_free_bytes=1 << 20))
-    assert "out of every one" in refused.value.faults[0].message
+    assert "it expands by more than" in refused.value.faults[0].message
     assert list(tmp_path.iterdir()) == []
     assert out.unpack(bomb).tree.size_bytes == 30_000_000
 
 
 def test_a_bomb_that_says_its_size_is_refused_at_once(out: Out) -> None:
-    with pytest.raises(InvalidArchive, match="come out of it") as refused:
+    with pytest.raises(InvalidArchive, match="it expands to more than") as refused:
         out.unpack(squeezed(bytes(50_000_000)), limits=ArchiveLimits(total_bytes=1 << 20))
-    assert "come out of it" in refused.value.faults[0].message
+    assert "it expands to more than" in refused.value.faults[0].message
 
 
 def test_a_frame_that_wants_much_memory_is_refused(out: Out) -> None:
@@ -490,7 +490,7 @@ def test_whatever_follows_the_end_is_refused(out: Out) -> None:
     for more in (b"x", bytes(1), squeezed(GOOD), squeezed(b""), skippable, squeezed(tar(file("evil")))):
         with pytest.raises(InvalidArchive) as refused:
             out.unpack(squeezed(GOOD) + more)
-        assert "follows" in refused.value.faults[0].message
+        assert "data after" in refused.value.faults[0].message
     assert "follows" in out.fault(GOOD + b"x")[1]
     assert "follows" in out.fault(GOOD + tar(file("evil")))[1]
 
@@ -514,14 +514,14 @@ def test_one_block_of_zeros_is_no_end(out: Out) -> None:
         (bz2.compress(b"x" * 5000), "this is bzip2"),
         (lzma.compress(b"x" * 5000), "this is xz"),
         (b"PK\x03\x04" + bytes(2000), "this is zip"),
-        (b"import os\n", "this is no tar"),
-        (b"import os\n" * 1000, "this is no tar"),
-        (b"", "this is empty"),
+        (b"import os\n", "not a tar"),
+        (b"import os\n" * 1000, "not a tar"),
+        (b"", "the file is empty"),
     ],
     ids=["gzip", "bzip2", "xz", "zip", "short text", "text", "nothing"],
 )
 def test_what_is_no_tar_at_all_is_told_by_what_it_is(out: Out, start: bytes, name: str) -> None:
-    assert out.fault(start) == ("", f"{name}; unpack takes .tar and .tar.zst")
+    assert out.fault(start) == ("", f"{name}; supported are .tar and .tar.zst")
 
 
 @pytest.mark.parametrize("name", ["BZh9", "PK"])
@@ -572,7 +572,7 @@ def test_two_headers_that_say_the_same_are_refused(out: Out) -> None:
         (pax(pax_record("path", "a") + pax_record("path", "b")),),
         (pax(pax_record("size", "1") + pax_record("size", "2")),),
     ):
-        assert "same" in out.fault(tar(*members, file("c")))[1]
+        assert "two extended headers" in out.fault(tar(*members, file("c")))[1]
 
 
 def test_a_global_header_that_renames_is_refused(out: Out) -> None:

@@ -84,5 +84,5 @@ def test_what_lies_in_quarantine_without_a_readable_reason_is_listed_all_the_sam
     (quarantine / "folder" / "x").write_bytes(b"123")
     (quarantine / "folder.reason.json").write_bytes(b"torn")
     (one,) = list_quarantine(str(quarantine))
-    assert (one.reason, one.size_bytes) == ("nobody wrote down why", 3)
+    assert (one.reason, one.size_bytes) == ("reason unknown", 3)
     assert one.at_s > 0

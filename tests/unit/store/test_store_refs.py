@@ -42,7 +42,7 @@ def test_a_ref_is_read_back_as_it_was_written(store):
 def test_a_name_is_moved_only_when_told_and_says_what_it_stood_for(store):
     first, second = a_ref("base", "a"), a_ref("base", "b")
     set_ref(store.places, first, replace=False)
-    with pytest.raises(Refused, match="'base' stands for something else already"):
+    with pytest.raises(Refused, match="the name 'base' already belongs to another tree"):
         set_ref(store.places, second, replace=False)
     assert find_ref(store.places, "base") == first
     assert set_ref(store.places, second, replace=True) == first
@@ -78,7 +78,7 @@ def test_names_of_every_sort_are_kept_apart(store, name):
     ["", ".", "..", "last", "-x", "a/b", "/etc/passwd", "../../x", "a\nb", "a\x00", "f" * 64, "x" * 201, "\udcff"],
 )
 def test_names_that_mean_something_else_or_lead_elsewhere_are_refused(name):
-    with pytest.raises(BadInput, match="can't be a name here"):
+    with pytest.raises(BadInput, match="invalid name"):
         check_ref_name(name)
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_ref_is_called_damaged_and_nothing_is_pruned_meanwhile(store, 
     with pytest.raises(CorruptBytes):
         carry_out(store, nothing, clock=clock_of_now())
     assert found(store, "result").has_bytes
-    with pytest.raises(Refused, match="something that can't be read"):
+    with pytest.raises(Refused, match="a ref that can't be read"):
         set_ref(store.places, a_ref("base", "a"), replace=False)
     assert remove_ref(store.places, "base")
     refuse_if_refs_damaged(store.places)
@@ -164,7 +164,7 @@ def test_a_beginning_of_several_digests_is_refused_and_a_very_short_one_means_no
     with pytest.raises(NotFound):
         resolve(store, shared)
     monkeypatch.setattr(prune, "_SHORTEST_PREFIX", 1)
-    with pytest.raises(Ambiguous, match=r"begins the digests of \d+ things"):
+    with pytest.raises(Ambiguous, match=r"is the prefix of \d+ digests"):
         resolve(store, shared)
 
 
@@ -172,5 +172,5 @@ def test_a_ref_whose_record_is_gone_says_so(store, tmp_path):
     (tmp_path / "f").write_bytes(b"1")
     ref = put_in(store, tmp_path / "f", "base").ref
     os.unlink(store.places.record(Digest(ref.key)))
-    with pytest.raises(CorruptBytes, match="what base stands for is gone"):
+    with pytest.raises(CorruptBytes, match="the tree of base is gone"):
         resolve(store, "base")

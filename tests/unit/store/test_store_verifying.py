@@ -246,7 +246,7 @@ def test_a_damaged_ref_is_set_aside_and_read_back_from_the_index(store, put):
     path.write_bytes(path.read_bytes()[:50])
     (one,) = (one for one in check(store, None) if one.damage)
     assert (one.what, one.names, one.stage) == ("ref", ("f",), "")
-    assert "mended from the index" in one.damage
+    assert "repaired from the index" in one.damage
     assert find_ref(store.places, "f") == put
     assert put_contents(store, "f") == {"f": b"2" * BIG}
     assert quarantined(store) == ["a damaged ref"]
@@ -274,9 +274,9 @@ def test_a_ref_whose_thing_is_gone_or_was_pruned_is_told(store, put):
     record = store.peek(put.key)
     assert not isinstance(record, RecordMiss)
     store.swap(record, record.without_bytes())
-    assert damages(store, None)[f"ref {put.key[:6]}"] == "the bytes of what it stands for were pruned"
+    assert damages(store, None)[f"ref {put.key[:6]}"] == "the bytes of its tree were pruned"
     os.unlink(store.places.record(put.key))
-    assert damages(store, None)[f"ref {put.key[:6]}"] == "what it stands for is gone"
+    assert damages(store, None)[f"ref {put.key[:6]}"] == "its tree is gone"
 
 
 def test_a_check_that_is_stopped_leaves_everything_as_it_is(store):

@@ -364,12 +364,12 @@ class UnlimitedGroup:
         self._clock = clock
         self._identity: ProcessIdentity | None = None
         # It knows the mark before any process carries it.
-        self._keeper = CleanupShell()
-        self._keeper.guard_mark(mark)
+        self._shell = CleanupShell()
+        self._shell.guard_mark(mark)
 
     def took_in(self, identity: ProcessIdentity) -> None:
         self._identity = identity
-        self._keeper.guard_session(identity)
+        self._shell.guard_session(identity)
 
     def read(self) -> ContainmentReading:
         return ContainmentReading(peak_bytes=None, was_out_of_memory=False, how="not measured")
@@ -382,7 +382,7 @@ class UnlimitedGroup:
 
     def close(self) -> None:
         self.kill_all()
-        self._keeper.dismiss()
+        self._shell.dismiss()
 
 
 # Far below the cap it checks less often.

@@ -269,7 +269,7 @@ class ControlGroupBox:
         self._memory = groups[0]
         self._files = files
         self._clock = clock
-        self._keeper: CleanupShell | None = None
+        self._shell: CleanupShell | None = None
         self._needed_bytes = 0
         self._charged_bytes = 0
         self._last = ContainmentReading(peak_bytes=None, was_out_of_memory=False, how=files.how)
@@ -292,9 +292,9 @@ class ControlGroupBox:
 
     def have_kept(self) -> None:
         """Start a shell that kills all processes inside if we can't."""
-        self._keeper = CleanupShell()
+        self._shell = CleanupShell()
         # The twin goes first: it can kill all processes at once.
-        self._keeper.guard_groups([group.folder for group in self._groups])
+        self._shell.guard_groups([group.folder for group in self._groups])
 
     def took_in(self, identity: ProcessIdentity) -> None:
         """Do nothing: the child entered by itself."""
@@ -327,8 +327,8 @@ class ControlGroupBox:
         self.kill_all()
         for group in self._groups:
             group.remove()
-        if self._keeper is not None:
-            self._keeper.dismiss()
+        if self._shell is not None:
+            self._shell.dismiss()
 
 
 class ControlGroups:

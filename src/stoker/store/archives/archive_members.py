@@ -1,8 +1,8 @@
-"""What an archive may hold, and under which names: decided without touching a file.
+"""What an archive may contain, and under which names: decided without touching a file.
 
 A name has to be safe wherever the tree may ever be unpacked (`host.folders`), whatever this machine allows. Links may
-lead anywhere inside the tree, to nothing too, and never out of it, also not by way of another link. Everything that is
-wrong is collected, member by member; a hundred faults are counted and the first of them shown.
+lead anywhere inside the tree, also to nothing, and never out of it, also not by way of another link. All faults are
+collected, member by member; a hundred are counted and the first of them shown.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MOST_HOPS = 40
 
 @frozen
 class ArchiveLimits:
-    """How much a stranger's archive may be."""
+    """Limits of an untrusted archive."""
 
     members: int = 1_000_000
     total_bytes: int = 1 << 40
-    """Of everything that is unpacked, headers and what hard links stand for included."""
+    """Of everything that is unpacked, headers and hard links included."""
     ratio: int = 1000
-    """So many bytes may come out of one…"""
+    """Maximum ratio of unpacked to packed bytes…"""
     ratio_free_bytes: int = 1 << 30
     """…after these, which may come out of next to nothing: a checkpoint of zeros is a checkpoint."""
 
@@ -51,7 +51,7 @@ class FaultList:
             self._shown.append(Diagnostic(_shown(where), message))
 
     def raise_any(self, what: str, *, hint: str) -> None:
-        """Raise `InvalidArchive` if there are any. Of a single one it is the message itself."""
+        """Raise `InvalidArchive` if there are any. A single one is the message itself."""
         if not self.count:
             return
         message = f"{what}; the first {MOST_SHOWN} of {self.count} faults" if self.count > MOST_SHOWN else what
@@ -62,12 +62,12 @@ class FaultList:
 
 
 class ArchiveMembers:
-    """The members of one archive, called up one by one."""
+    """The members of one archive, checked one by one."""
 
     def __init__(self, limits: ArchiveLimits) -> None:
         self.faults = FaultList()
         self.links: dict[str, str] = {}
-        """Symlinks by path, to be made once everything else stands."""
+        """Symlinks by path, to be made once everything else exists."""
         self._limits = limits
         self._members = 0
         self._total_bytes = 0
@@ -77,7 +77,7 @@ class ArchiveMembers:
     def admit(self, member: TarMember) -> str:
         """Return the path under which a file is to be written; nothing if there is nothing to write, or it is refused.
 
-        Raises `Broken` if the archive is more than is allowed: then it is not read any further.
+        Raises `Broken` if the archive exceeds its limits: then it is not read any further.
         """
         self._members += 1
         if self._members > self._limits.members:
@@ -92,11 +92,11 @@ class ArchiveMembers:
         return self._enter(name, member)
 
     def original_of(self, member: TarMember) -> str:
-        """Return the path of the file that a hard link stands for."""
+        """Return the path of the file that a hard link refers to."""
         return _plain(member.link)
 
     def settle(self) -> None:
-        """Judge what only shows when all members are known."""
+        """Check what only shows when all members are known."""
         self._judge_spelling([*self._sizes, *self.links])
         for path, target in self.links.items():
             if fault := link_fault(path, target, self.links):
@@ -131,14 +131,14 @@ class ArchiveMembers:
             return "is a folder and a file at once"
         for folder in _folders_above(name):
             if folder in self._sizes or folder in self.links:
-                return f"lies below {_shown(folder)}, which is no folder"
+                return f"is below {_shown(folder)}, which is not a folder"
         if member.sort is TarMemberType.HARDLINK and _plain(member.link) not in self._sizes:
-            return f"is a hard link to {_shown(member.link)}, which is no file that came before it"
+            return f"is a hard link to {_shown(member.link)}, which is not an earlier file"
         return ""
 
 
 def tree_faults(tree: Tree) -> FaultList:
-    """Return what keeps a tree from being packed: whatever would keep its archive from being unpacked."""
+    """Return what keeps a tree from being packed: everything that would keep its archive from being unpacked."""
     roll = ArchiveMembers(ArchiveLimits(members=len(tree.entries), total_bytes=tree.size_bytes))
     for entry in tree.entries:
         sort = TarMemberType.FILE if entry.link_to is None else TarMemberType.SYMLINK
@@ -149,17 +149,17 @@ def tree_faults(tree: Tree) -> FaultList:
 
 
 def path_fault(path: str) -> str:
-    """Return what makes a path unfit for a bundle; nothing if it is fit."""
+    """Return what makes a path unfit for a bundle; empty if it is fit."""
     fault = name_fault(path)
     return f"has an unsafe name: {fault}" if fault else ""
 
 
 def link_fault(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Return what is wrong with a symlink, given all links of its tree; nothing if it stays inside."""
+    """Return what is wrong with a symlink, given all links of its tree; empty if it stays inside."""
     shown = _shown(target)
     parts = [part for part in target.split("/") if part not in ("", ".", "..")]
     if not target or len(target.encode("utf-8", "surrogateescape")) > LONGEST_NAME_BYTES:
-        return "is a symlink to no name that can be"
+        return "is a symlink to an invalid name"
     if target.startswith("/"):
         return f"is a symlink that leads out of the tree, to {shown}"
     if parts and (fault := name_fault("/".join(parts))):
@@ -170,7 +170,7 @@ def link_fault(path: str, target: str, links: Mapping[str, str]) -> str:
 
 
 def _climbs_out(path: str, target: str, links: Mapping[str, str]) -> bool:
-    """Follow a link on paper, through the other links that are given."""
+    """Resolve a link without the disk, through the other links that are given."""
     at = path.split("/")[:-1]
     ahead = target.split("/")[::-1]
     hops = 0
@@ -195,7 +195,7 @@ def _climbs_out(path: str, target: str, links: Mapping[str, str]) -> bool:
 
 
 def _all_clashes(names: Iterable[str], folders: Iterable[str]) -> list[tuple[str, ...]]:
-    # Of folders only the spelling is compared: that one lies in another is as it should be.
+    # Of folders only the spelling is compared: that one is in another is as it should be.
     among_folders = clashes(folder.replace("/", "\0") for folder in folders)
     return [*clashes(names), *(tuple(name.replace("\0", "/") for name in group) for group in among_folders)]
 
@@ -228,15 +228,15 @@ def _shown(name: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
-# A tree's listing as bytes: how it travels and rests where only bytes do. The same tree gives the same bytes.
+# A tree's listing as bytes: how it is sent and stored where only bytes are. The same tree gives the same bytes.
 #
-# Whoever reads one from elsewhere gets a tree with the digest that was asked for, whose every name may be written on
-# any machine, or an error that says what is wrong with it; nothing of it is believed before.
+# A reader gets a tree with the requested digest, whose every name may be written on any machine, or an error that
+# states what is wrong with it; nothing of it is trusted before.
 
 MOST_ENTRIES = 500_000
 _LARGEST_FILE_BYTES = 1 << 60
 _FIELDS = 5
-_HINT = "a tree that travels has plain names, no two of them alike, and no link that leads out of it"
+_HINT = "a tree to send has plain names, no two of them alike, and no link that leads out of it"
 
 
 def listing_bytes(tree: Tree) -> bytes:
@@ -248,8 +248,8 @@ def listing_bytes(tree: Tree) -> bytes:
 def read_listing(data: bytes, digest: str, *, most_entries: int = MOST_ENTRIES) -> Tree:
     """Read the listing of the tree that has this digest.
 
-    `BadInput` if it is no listing, `HashMismatch` if it is another tree's, `InvalidArchive` if something of it must not
-    be written anywhere.
+    `BadInput` if it is no listing, `HashMismatch` if it is another tree's, `InvalidArchive` if part of it must not be
+    written.
     """
     tree = Tree(tuple(_entries(data, most_entries)))
     check_tree(tree)
@@ -264,7 +264,7 @@ def read_listing(data: bytes, digest: str, *, most_entries: int = MOST_ENTRIES) 
 
 
 def check_tree(tree: Tree) -> None:
-    """Refuse a tree that could not be laid out everywhere: `InvalidArchive`, with everything that is wrong."""
+    """Refuse a tree that can't be laid out on every machine: `InvalidArchive`, with all faults."""
     faults = tree_faults(tree)
     last = ""
     for entry in tree.entries:
@@ -274,14 +274,14 @@ def check_tree(tree: Tree) -> None:
         if entry.link_to is not None:
             text = entry.link_to.encode("utf-8", "surrogatepass")
             if entry.executable or (entry.size_bytes, entry.sha256) != (len(text), digest_bytes(text)):
-                faults.add(entry.path, "is a link that says something else of itself than it is")
-    faults.raise_any("the tree can't travel", hint=_HINT)
+                faults.add(entry.path, "is a link whose size or digest does not match its target")
+    faults.raise_any("the tree can't be sent", hint=_HINT)
 
 
 def files_of(tree: Tree) -> dict[Digest, int]:
     """Return the files that a tree needs, each once: digest and size, in the order of the listing.
 
-    `BadInput` if it gives one digest two sizes.
+    `BadInput` if one digest has two sizes.
     """
     files: dict[Digest, int] = {}
     for entry in tree.entries:
@@ -294,10 +294,10 @@ def _entries(data: bytes, most_entries: int) -> list[TreeEntry]:
     try:
         read: Any = loads(data)
     except (ValueError, UnicodeDecodeError):
-        raise BadInput("that is no listing of a tree: it is not JSON") from None
+        raise BadInput("not a listing of a tree: not JSON") from None
     rows = read.get("entries") if isinstance(read, dict) and read.get("v") == 1 else None
     if not isinstance(rows, list):
-        raise BadInput("that is no listing of a tree, or one of a newer Stoker")
+        raise BadInput("not a listing of a tree, or one of a newer Stoker")
     if len(rows) > most_entries:
         raise BadInput(
             f"a tree of {len(rows)} files: {most_entries} are the most",
@@ -309,7 +309,7 @@ def _entries(data: bytes, most_entries: int) -> list[TreeEntry]:
 
 def _entry(row: Any) -> TreeEntry:
     if not (isinstance(row, list) and len(row) == _FIELDS):
-        raise BadInput("an entry of the listing is none")
+        raise BadInput("invalid entry of a listing")
     path, size_bytes, sha256, executable, link_to = row
     is_right = (
         isinstance(path, str)
@@ -321,6 +321,6 @@ def _entry(row: Any) -> TreeEntry:
         and (link_to is None or isinstance(link_to, str))
     )
     if not is_right:
-        raise BadInput(f"an entry of the listing is none: {ascii(path)[:120]}")
-    # Digests come again and again, from tree to tree: one text for each.
+        raise BadInput(f"invalid entry of a listing: {ascii(path)[:120]}")
+    # Digests recur from tree to tree: one text for each.
     return TreeEntry(path, size_bytes, Digest(sys.intern(sha256)), executable, link_to)

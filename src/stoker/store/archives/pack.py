@@ -1,11 +1,11 @@
 """A tree packed into one archive: the same tree gives the same bytes, on any machine with the same zstd library.
 
 The archive is a canonical tar (`tar`) in one zstd frame, level 1, with its size and a checksum. The number of
-workers does not change a byte as long as there is one; without any the bytes would be others, so there always is one.
-Everything flows: a file is read once, hashed beside the compression, and memory stays the same whatever its size.
+workers does not change a byte as long as there is one; without any the bytes would differ, so there always is one.
+Everything is streamed: a file is read once, hashed during compression, and memory does not depend on its size.
 
-A bundle's id is the digest of its tree. The archive's own SHA-256 is for the way, and that of the tar says whether two
-archives differ only in who compressed them. zstandard is imported when something is packed.
+A bundle's id is the digest of its tree. The archive's own SHA-256 is for its transport, and that of the tar shows
+whether two archives differ only in their compression. zstandard is imported when something is packed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Bundle:
     """A tree as an archive."""
 
     tree_digest: Digest
-    """What the bundle is called."""
+    """The bundle's id."""
     size_bytes: int
     """Of the tree's files."""
     tar_sha256: Digest
     archive_sha256: Digest
     archive_bytes: int
     made_by: str
-    """The library whose bytes these are: another one may compress the same tar otherwise."""
+    """The library that compressed it: another one may compress the same tar differently."""
     level: int
 
 
@@ -55,27 +55,27 @@ class PackSource:
     """One entry to be packed, and where its bytes are."""
 
     entry: TreeEntry
-    """With the digest `NOT_HASHED` where the file is to be hashed on the way."""
+    """With the digest `NOT_HASHED` if the file is to be hashed during packing."""
     path: str = ""
     data: bytes | None = None
-    """The bytes themselves, for small files that lie in a record."""
+    """The bytes themselves, for small files of a record."""
     stamp: Stamp | None = None
-    """How the file looked before it was hashed, or found: after the packing it must look the same."""
+    """The file's stamp before it was hashed, or found: after packing it must be the same."""
 
 
 class BundlePacker:
-    """An archive that is made as it is read: iterate over it once, and then ask what it was.
+    """An archive that is made as it is read: iterate over it once, and then read its properties.
 
     `InvalidArchive` at once if an entry could not be unpacked again: its name is not safe everywhere, or clashes with
-    another. `CorruptBytes` on the way if a file is not what it was said to be, or changes.
+    another. `CorruptBytes` during packing if a file does not match its digest, or changes.
     """
 
     def __init__(self, sources: Sequence[PackSource], *, workers: int = 0) -> None:
-        """Make a packing. So many workers compress; 0 means `workers_here`."""
+        """Make a packing with so many compression workers; 0 means `workers_here`."""
         self._sources = sorted(sources, key=lambda source: source.entry.path)
         self._entries = [source.entry for source in self._sources]
         tree_faults(Tree(tuple(self._entries))).raise_any(
-            "what is to be packed could not be unpacked everywhere", hint="without --bundle it is given as plain files"
+            "the files could not be unpacked on every machine", hint="without --bundle they are returned as plain files"
         )
         self._workers = workers or workers_here()
         self._bundle: Bundle | None = None
@@ -83,7 +83,7 @@ class BundlePacker:
 
     @property
     def bundle(self) -> Bundle:
-        """What was packed; known once every block was taken."""
+        """The bundle; known once every block was read."""
         if self._bundle is None:
             message = "the archive has not been read to its end"
             raise ValueError(message)
@@ -91,18 +91,18 @@ class BundlePacker:
 
     @property
     def tree(self) -> Tree:
-        """The tree; its digests are all known once every block was taken."""
+        """The tree; its digests are all known once every block was read."""
         return Tree(tuple(self._entries))
 
     def __iter__(self) -> Iterator[bytes]:
         return self._blocks
 
     def close(self) -> None:
-        """Let go of files and threads, if it was not read to its end."""
+        """Release files and threads, if it was not read to its end."""
         self._blocks.close()
 
     def _run(self) -> Generator[bytes, None, None]:
-        import zstandard  # noqa: PLC0415 - whoever packs nothing does not pay for it
+        import zstandard  # noqa: PLC0415 - needed only to pack
 
         settings = zstandard.ZstdCompressionParameters.from_level(
             LEVEL, threads=self._workers, write_checksum=True, write_content_size=True
@@ -149,12 +149,12 @@ class BundlePacker:
 
 
 def workers_here() -> int:
-    """Say how many workers compress unless told: one core is left to the hashes, and one hash can take only so much."""
+    """Return the default number of workers: one core is left for hashing, and one hash is fast enough for so many."""
     return min(_MOST_WORKERS, max(1, usable_cores() - 1))
 
 
 def pack(sources: Sequence[PackSource], sink: BinaryIO, *, heed: Heed = lambda _: None, workers: int = 0) -> Bundle:
-    """Write the archive of some entries into a buffered stream; `heed` is told of every byte of it."""
+    """Write the archive of some entries into a buffered stream; `heed` is called for every byte of it."""
     with closing(BundlePacker(sources, workers=workers)) as packing:
         for block in packing:
             sink.write(block)
@@ -163,7 +163,7 @@ def pack(sources: Sequence[PackSource], sink: BinaryIO, *, heed: Heed = lambda _
 
 
 def _gathered(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Join small blocks, so that a thousand small files cost no thousand calls of everything."""
+    """Join small blocks, so that a thousand small files do not cost a thousand calls."""
     waiting: list[bytes] = []
     size_bytes = 0
     for block in blocks:
@@ -184,7 +184,7 @@ def _inline(source: PackSource, data: bytes) -> Generator[bytes, None, Digest]:
 
 
 def _file(source: PackSource, lane: HashLane) -> Generator[bytes, None, Digest]:
-    """Give the content of a file, and in the end its digest. A known file that looks as it did is not hashed again."""
+    """Yield the content of a file, and set its digest at the end. A known file with the same stamp is not hashed."""
     entry = source.entry
     is_known = entry.sha256 != NOT_HASHED and source.stamp is not None
     hashing = sha256()
@@ -201,7 +201,7 @@ def _file(source: PackSource, lane: HashLane) -> Generator[bytes, None, Digest]:
         lane.wait()
         digest = entry.sha256 if is_known else Digest(hashing.hexdigest())
         looks = os.fstat(file.fileno())
-        # Perhaps only its times changed: a blob becomes young when somebody brings in the same, or was pruned.
+        # Perhaps only its times changed: a blob becomes young when the same bytes are put again, or was pruned.
         is_same = source.stamp in (None, stamp_of(looks)) or (is_known and _has_digest(file, digest))
     if not is_same or looks.st_size != entry.size_bytes or entry.sha256 not in (NOT_HASHED, digest):
         raise _not_as_said(source)
@@ -221,19 +221,19 @@ def _not_as_said(source: PackSource) -> CorruptBytes:
     return CorruptBytes(f"{source.entry.path}: changed while it was packed, or is damaged", hint=hint, path=source.path)
 
 
-# Results and things that were put as one file to send: a deterministic archive, durable before it has its name.
+# Results and stored trees as one file to send: a deterministic archive, durable before it has its name.
 #
-# An archive is never kept as such (`putting` takes one in file by file), since the same tree gives it back, byte for
-# byte, wherever the same zstd library is.
+# An archive is never stored as such (`put` stores its files), since the same tree gives the same bytes with the same
+# zstd library.
 
 
 def write_bundle(store: LocalStore, parts: list[ResultPart], path: str, *, heed: Heed) -> Bundle:
-    """Pack what these parts show, each below its folder, into one file; what lay there before is replaced.
+    """Pack these parts, each below its folder, into one file; an existing one is replaced.
 
-    `heed` is told of every byte of the archive. `CorruptBytes` if bytes of a part are not in the store, or change.
+    `heed` is called for every byte of the archive. `CorruptBytes` if bytes of a part are not in the store, or change.
     """
     placed = [_below(part.folder, source) for part in parts for source in _sources(store, part.record)]
-    # As `lay_out` does: the later of two stands, and a list of ours at the top is no part of a result.
+    # As `lay_out` does: the later of two wins, and our own sidecar at the top is no part of a result.
     sources = {source.entry.path: source for source in placed if source.entry.path != SIDECAR}
     with translated(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -263,7 +263,7 @@ def _sources(store: LocalStore, record: Record) -> Iterator[PackSource]:
 
 
 def _blob_source(store: LocalStore, entry: TreeEntry) -> PackSource:
-    # In this order: what changes after we looked will look different once it is packed.
+    # In this order: what changes after our check will have another stamp once it is packed.
     try:
         stamp = stamp_of(os.lstat(store.places.blob(entry.sha256)))
     except OSError:

@@ -1,8 +1,7 @@
-"""A tar from anywhere, read member by member without believing a word of it.
+"""A reader of untrusted tar files, member by member.
 
-Strict where readers are known to differ from each other: a header whose meaning is doubtful ends the reading. Nothing
-is kept in memory but one header, and no header may be large. What a member may be called, and whether it may be
-unpacked at all, is the affair of `members`.
+Strict where readers are known to differ: a header of doubtful meaning ends the reading. Only one header is kept in
+memory, and no header may be large. `archive_members` decides which names and members may be unpacked.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Protocol
 from stoker.core.digests import TreeEntry
 from stoker.core.frozen import changed, frozen
 
-# The canonical tar: one way to write a tree, byte for byte, whoever writes it and whenever.
+# The canonical tar: one way to write a tree, byte for byte.
 #
 # POSIX headers with no time, no owner and one of two modes. What does not fit into one (a name that is long or beyond
-# ASCII, a size of 8 GiB or more) stands in a PAX header before it, which holds just that. Folders have no entries: a
-# tree is its files. The archive ends with two blocks of zeros and nothing after them.
+# ASCII, a size of 8 GiB or more) is in a PAX header before it, which holds just that. Folders have no entries: a tree
+# is its files. The archive ends with two blocks of zeros and nothing after them.
 
 BLOCK_BYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
@@ -29,7 +28,7 @@ _PAX_NAME = b"PaxHeader"
 
 
 def head_of(entry: TreeEntry) -> bytes:
-    """Return everything that stands before an entry's content."""
+    """Return the headers of an entry."""
     records: list[tuple[bytes, bytes]] = []
     name = _fitting(b"path", entry.path, records)
     link = _fitting(b"linkpath", entry.link_to or "", records)
@@ -65,7 +64,7 @@ def _fitting(key: bytes, text: str, records: list[tuple[bytes, bytes]]) -> bytes
     if len(raw) <= _NAME_BYTES and text.isascii():
         return raw
     records.append((key, raw))
-    # Only readers that know no PAX look at this one; without folders it can't lead them astray.
+    # Only readers without PAX use this one; without folders it can't lead them astray.
     return text.rpartition("/")[2].encode("ascii", "replace")[:_NAME_BYTES]
 
 
@@ -95,7 +94,7 @@ _LARGEST_SIZE = (1 << 63) - 1
 
 
 class Broken(Exception):
-    """The archive can't be read any further; the text says why, and a hint what to do, where that is special."""
+    """The archive can't be read any further; the text is the reason, and a hint what to do in special cases."""
 
     def __init__(self, text: str, *, hint: str = "") -> None:
         super().__init__(text)
@@ -103,7 +102,7 @@ class Broken(Exception):
 
 
 class TarMemberType(StrEnum):
-    """What a member is."""
+    """Type of a member."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -114,7 +113,7 @@ class TarMemberType(StrEnum):
 
 @frozen
 class TarMember:
-    """One member as the archive has it, nothing checked."""
+    """One member as in the archive, nothing checked."""
 
     name: str
     sort: TarMemberType
@@ -122,7 +121,7 @@ class TarMember:
     is_executable: bool = False
     link: str = ""
     oddity: str = ""
-    """Why it can't be unpacked whatever its name is."""
+    """Why it can't be unpacked, whatever its name is."""
 
 
 class TarSource(Protocol):
@@ -133,7 +132,7 @@ class TarSource(Protocol):
 
 
 class TarReader:
-    """Gives the members of a tar one after another; the content of each can be had until the next is asked for."""
+    """Yields the members of a tar; the content of each can be read until the next."""
 
     def __init__(self, source: TarSource) -> None:
         self._source = source
@@ -150,7 +149,7 @@ class TarReader:
         self._check_end()
 
     def content(self) -> Iterator[bytes]:
-        """Return what is left of the content of the member that was given last."""
+        """Return the rest of the content of the current member."""
         while self._left_bytes:
             block = self._exactly(min(self._left_bytes, _READ_BYTES))
             self._left_bytes -= len(block)
@@ -181,14 +180,14 @@ class TarReader:
             return member
 
     def _first_header(self) -> bytes:
-        """Read the first block of all; what does not even look like a tar is told by what it is."""
+        """Read the first block; a file of another type is named in the error."""
         self._has_begun = True
         block = self._source.read(BLOCK_BYTES)
         is_like_tar = len(block) == BLOCK_BYTES and (block[257:262] == b"ustar" or _has_right_sum(block))
         if not is_like_tar and block != _ZEROS:
             known = next((name for start, name in _STARTS if block.startswith(start)), "")
-            what = f"this is {known}" if known else "this is no tar" if block else "this is empty"
-            raise Broken(f"{what}; unpack takes .tar and .tar.zst", hint=_OTHERWISE)
+            what = f"this is {known}" if known else "not a tar" if block else "the file is empty"
+            raise Broken(f"{what}; supported are .tar and .tar.zst", hint=_OTHERWISE)
         return block
 
     def _extend(self, extended: dict[str, str], kind: bytes, size_bytes: int) -> None:
@@ -201,21 +200,21 @@ class TarReader:
         if kind == b"g":
             self._global_headers += 1
             if self._global_headers > _MOST_GLOBAL_HEADERS or not _MEANING.isdisjoint(found):
-                raise Broken("a global header would change the members after it")
+                raise Broken("global headers are not supported: they would change the members after them")
             return
         twice = _MEANING & extended.keys() & found.keys()
         if twice or (kind == b"x" and _PAX_SEEN in extended):
-            raise Broken("a member has two extended headers that say the same")
+            raise Broken("a member has two extended headers of one type")
         extended.update(found)
         if kind == b"x":
             extended[_PAX_SEEN] = ""
 
     def _check_end(self) -> None:
         if self._exactly(BLOCK_BYTES) != _ZEROS:
-            raise Broken("a block of zeros stands between members")
+            raise Broken("a block of zeros is between members")
         while block := self._source.read(_READ_BYTES):
             if block.strip(b"\0"):
-                raise Broken("something follows the end of the tar")
+                raise Broken("data after the end of the tar")
 
     def _exactly(self, size_bytes: int) -> bytes:
         block = self._source.read(size_bytes)
@@ -254,7 +253,7 @@ def _member(header: bytes, kind: bytes, size_bytes: int, extended: dict[str, str
     link = extended.get("linkpath", _text(_until_zero(header[157:257])))
     mode = _number(header[100:108])
     if kind == b"S":
-        # Its map may go on in blocks of its own, so nobody knows where the next member begins.
+        # Its map may continue in blocks of its own, so the start of the next member is unknown.
         raise Broken(f"{name[:100]!a} is a sparse file")
     sort = _SORTS.get(kind, TarMemberType.OTHER)
     if sort is TarMemberType.FILE and name.endswith("/"):
@@ -265,13 +264,13 @@ def _member(header: bytes, kind: bytes, size_bytes: int, extended: dict[str, str
     if sort is TarMemberType.OTHER:
         if kind in _ODDITIES and size_bytes:
             raise Broken(f"{name[:100]!a} {_ODDITIES[kind]} and claims to have content")
-        return changed(member, oddity=_ODDITIES.get(kind, f"is of the unknown sort {kind!a}"))
+        return changed(member, oddity=_ODDITIES.get(kind, f"is of the unknown type {kind!a}"))
     return member
 
 
 def _short_name(header: bytes) -> str:
     name = _until_zero(header[:100])
-    # GNU's own format has other things where POSIX has the front of the name.
+    # GNU's own format has other fields in the place of POSIX's name prefix.
     prefix = _until_zero(header[345:500]) if header[257:263] == b"ustar\0" else b""
     return _text(b"%b/%b" % (prefix, name) if prefix else name)
 
@@ -290,7 +289,7 @@ def _pax(body: bytes) -> dict[str, str]:
             raise Broken("an extended header does not parse")
         name = _text(key)
         if name in found and name in _MEANING:
-            raise Broken("an extended header says the same thing twice")
+            raise Broken("an extended header has one key twice")
         found[name] = _text(value)
         start = end
     return found
@@ -309,15 +308,15 @@ def _has_right_sum(header: bytes) -> bool:
 
 def _check_sum(header: bytes) -> None:
     if _sum_of(header) != _number(header[_CHECKSUM]):
-        raise Broken("a header does not match its checksum, or this is no tar")
+        raise Broken("a header does not match its checksum, or this is not a tar")
 
 
 def _number(field: bytes) -> int:
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
-        # The bit above says that it is negative.
+        # The bit above means negative.
         if field[0] & 0x40 or value > _LARGEST_SIZE:
-            raise Broken("a header has a number that can't be")
+            raise Broken("a header has an invalid number")
         return value
     digits = _until_zero(field).strip(b" ")
     if digits.strip(b"01234567"):
@@ -327,7 +326,7 @@ def _number(field: bytes) -> int:
 
 def _decimal(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19) or int(text) > _LARGEST_SIZE:
-        raise Broken("an extended header has a number that can't be")
+        raise Broken("an extended header has an invalid number")
     return int(text)
 
 

@@ -1,8 +1,8 @@
-"""The bytes inside an archive of a stranger's: a tar in one zstd frame, or a bare tar.
+"""The bytes inside an untrusted archive: a tar in one zstd frame, or a bare tar.
 
-Guards against what compression allows: more coming out than anybody allowed, a frame that asks for gigabytes of memory,
-a second frame or rubbish behind the first, an end before the end. The frame is walked block by block beside its
-decompression, so that its end is known to the byte. zstandard is imported when a frame is met.
+Guards against what compression allows: more output than the limits, a frame that needs gigabytes of memory, a second
+frame or data behind the first, a premature end. The frame is walked block by block during its decompression, so that
+its end is known to the byte. zstandard is imported for a frame only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker.store.links import copy_bytes
 from stoker.store.local_store import INLINE_FILE_BYTES, MOST_INLINE_FILES
 from stoker.store.trees import HashLane, WalkedEntry
 
-# What `zstd -19` makes still fits; what needs more was made to need more.
+# The window of `zstd -19` still fits; larger ones are made on purpose.
 LARGEST_WINDOW_BYTES = 1 << 26
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _READ_BYTES = 1 << 18
@@ -35,7 +35,7 @@ _RAW, _RLE, _COMPRESSED = 0, 1, 2
 
 @frozen
 class FrameHead:
-    """What a frame says of itself."""
+    """The head of a frame."""
 
     size_bytes: int
     """Of the head."""
@@ -45,7 +45,7 @@ class FrameHead:
 
 
 class ArchiveBytes:
-    """What an archive holds, uncompressed, within limits. `read` gives fewer bytes than asked for only at the end."""
+    """The uncompressed content of an archive, within limits. `read` returns fewer bytes than given only at the end."""
 
     def __init__(self, stream: BinaryIO, limits: ArchiveLimits, lane: HashLane) -> None:
         self._counted = _Counted(stream, lane)
@@ -66,9 +66,9 @@ class ArchiveBytes:
         return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
     def finish(self) -> tuple[Digest, int]:
-        """Make sure that nothing is left; gives the SHA-256 and the size of the archive."""
+        """Check that nothing is left; return the SHA-256 and the size of the archive."""
         if self.read(1):
-            raise Broken("something follows the end of the tar")
+            raise Broken("data after the end of the tar")
         if self._frame is not None:
             self._frame.check_end()
         return self._counted.digest(), self._counted.came_bytes
@@ -76,7 +76,7 @@ class ArchiveBytes:
     def _read_some(self, size: int) -> bytes:
         if self._frame is None:
             return self._counted.read(size)
-        import zstandard  # noqa: PLC0415 - a bare tar does without it
+        import zstandard  # noqa: PLC0415 - not needed for a bare tar
 
         try:
             block: bytes = self._source.read(size)
@@ -89,11 +89,11 @@ class ArchiveBytes:
         if self._given_bytes > limits.total_bytes:
             raise _too_much(limits)
         if self._given_bytes > limits.ratio_free_bytes + limits.ratio * self._counted.came_bytes:
-            raise Broken(f"more than {limits.ratio} bytes come out of every one of it")
+            raise Broken(f"it expands by more than {limits.ratio} times")
 
 
 class _Counted:
-    """A stream whose bytes are counted and hashed as they come."""
+    """A stream whose bytes are counted and hashed as they are read."""
 
     def __init__(self, stream: BinaryIO, lane: HashLane) -> None:
         self.came_bytes = 0
@@ -136,7 +136,7 @@ class _OneFrame:
         self._pass_bytes = head.size_bytes
 
     def read(self, size: int, /) -> bytes:
-        """Return the next bytes of the frame; nothing once it is over."""
+        """Return the next bytes of the frame; empty at its end."""
         pieces: list[bytes] = []
         while size and not self._is_over:
             if not self._pass_bytes:
@@ -153,7 +153,7 @@ class _OneFrame:
         if not self._is_over and not (self._is_last and not self._pass_bytes):
             raise Broken("it ends too early")
         if self._at < len(self._buffer) or self._source.read(1):
-            raise Broken("something follows the zstd frame")
+            raise Broken("data after the zstd frame")
 
     def _next_block(self) -> None:
         if self._is_last:
@@ -165,14 +165,14 @@ class _OneFrame:
         value = int.from_bytes(head, "little")
         kind, size_bytes = value >> 1 & 3, value >> 3
         if kind not in (_RAW, _RLE, _COMPRESSED):
-            raise Broken("the zstd frame is damaged: a block of no known sort")
+            raise Broken("the zstd frame is damaged: a block of an unknown type")
         self._pass_bytes = 3 + (1 if kind == _RLE else size_bytes)
         if value & 1:
             self._is_last = True
             self._pass_bytes += 4 if self._has_checksum else 0
 
     def _look(self, size: int) -> bytes:
-        """Return the next bytes without passing them on, fewer at the end."""
+        """Return the next bytes without consuming them, fewer at the end."""
         while len(self._buffer) - self._at < size and (more := self._source.read(_READ_BYTES)):
             self._buffer = self._buffer[self._at :] + more
             self._at = 0
@@ -187,7 +187,7 @@ class _OneFrame:
 
 
 def _decompressed(frame: _OneFrame) -> Any:
-    import zstandard  # noqa: PLC0415 - a bare tar does without it
+    import zstandard  # noqa: PLC0415 - not needed for a bare tar
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
     reader: Any = decompressor.stream_reader(cast("BinaryIO", frame), read_size=_READ_BYTES)
@@ -232,15 +232,15 @@ def _check_head(head: FrameHead, limits: ArchiveLimits) -> None:
 
 
 def _too_much(limits: ArchiveLimits) -> Broken:
-    return Broken(f"more than {format_size(limits.total_bytes)} come out of it")
+    return Broken(f"it expands to more than {format_size(limits.total_bytes)}")
 
 
-# An archive from anywhere unpacked into a new folder: as the tree that it is, or not at all.
+# An untrusted archive unpacked into a new folder: as the whole tree, or not at all.
 #
-# Everything flows, one member at a time. From the first fault on nothing is written any more, but the rest is still
-# read, so that all faults are told together; then the folder goes. Files are made by the descriptors of folders that we
-# made, never through a link; the archive's own links are made last. Times, owners and all modes but the executable bit
-# are left behind; a hard link becomes an entry of its own, which costs no bytes while it is unpacked.
+# Everything is streamed, one member at a time. After the first fault nothing is written any more, but the rest is still
+# read, so that all faults are reported together; then the folder is removed. Files are made by the descriptors of
+# folders that we made, never through a link; the archive's own links are made last. Times, owners and all modes but the
+# executable bit are dropped; a hard link becomes an entry of its own, which costs no bytes while it is unpacked.
 
 DEFAULT_LIMITS = ArchiveLimits()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -257,13 +257,13 @@ class UnpackedBundle:
     archive_sha256: Digest
     archive_bytes: int
     found: tuple[WalkedEntry, ...]
-    """The entries with where they lie, as the store takes them in."""
+    """The entries with their paths, as the store takes them in."""
     small: dict[str, bytes]
-    """The contents of small files by where they lie, as far as a record could hold them."""
+    """The contents of small files by their paths, as far as a record could hold them."""
 
 
 def unpack(stream: BinaryIO, folder: str, *, limits: ArchiveLimits = DEFAULT_LIMITS) -> UnpackedBundle:
-    """Unpack an archive (`tar.zst` or `tar`) into a folder that must be new; whatever goes wrong, it is gone again.
+    """Unpack an archive (`tar.zst` or `tar`) into a folder that must be new; on any error it is removed.
 
     `InvalidArchive` names everything that must not be unpacked.
     """
@@ -279,7 +279,7 @@ def unpack(stream: BinaryIO, folder: str, *, limits: ArchiveLimits = DEFAULT_LIM
 def _unpack(stream: BinaryIO, folder: str, limits: ArchiveLimits) -> UnpackedBundle:
     roll = ArchiveMembers(limits)
     archive_sha256, archive_bytes = Digest(""), 0
-    hint = "nothing of it was kept; a .tar.zst or .tar without that is taken"
+    hint = "nothing of it was kept; supported are .tar.zst and .tar without that"
     with HashLane() as archive_lane, _Desk(folder) as desk:
         try:
             archive = ArchiveBytes(stream, limits, archive_lane)
@@ -316,11 +316,11 @@ class _Desk:
     def __init__(self, folder: str) -> None:
         self.found: dict[str, WalkedEntry] = {}
         self.small: dict[str, bytes] = {}
-        # Of files that have as many names as can be: the copy that gets the next ones.
+        # Of files with the maximum number of links: the copy that gets the next ones.
         self._copies: dict[str, WalkedEntry] = {}
         self._folder = folder
         self._lane = HashLane()
-        # The way to the folder that the last file went to: its names, and before them the top.
+        # The path to the folder of the last file: its names, and before them the top.
         self._names: list[str] = []
         with translated(folder):
             self._descriptors = [os.open(folder, _FOLDER)]
@@ -351,9 +351,9 @@ class _Desk:
             self._note(TreeEntry(path, member.size_bytes, digest, member.is_executable), file)
 
     def copy(self, path: str, original: str) -> None:
-        """Make an entry with the content and the executable bit of one that was placed: one more name of its file.
+        """Make an entry with the content and the executable bit of an earlier one: one more name of its file.
 
-        An archive of next to nothing may hold very many. Only where the file can't have one more name it is copied.
+        A tiny archive may contain very many. It is copied only if the file can't have one more name.
         """
         entry = self.found[original].entry
         first = self.found[original].path
@@ -368,10 +368,10 @@ class _Desk:
                 if error.errno not in _NO_LINK:
                     raise
                 self._copy(twin, walked.path)
-                # The next names are the copy's: else each of them would be one more copy.
+                # The next names are the copy's: otherwise each of them would be one more copy.
                 self._copies[first] = self.found[path]
                 return
-        # As the original looked before it had more names: that is what the store takes in, once for all of them.
+        # The stamp of the original before it had more names: that is what the store takes in, once for all of them.
         self.found[path] = WalkedEntry(twin, walked.path, walked.info)
 
     def _copy(self, twin: TreeEntry, source: str) -> None:
@@ -393,7 +393,7 @@ class _Desk:
         self.found[path] = WalkedEntry(entry, full, info)
 
     def _stream(self, file: BinaryIO, target: str, content: Iterator[bytes]) -> Digest:
-        # Only what the disk says is translated: what breaks the archive's stream is its owner's affair.
+        # Only errors of the disk are translated: errors of the archive's stream are the caller's.
         hashing = sha256()
         for block in content:
             self._lane.feed(hashing, block)
@@ -414,12 +414,12 @@ class _Desk:
             name, folder = self._reach(path)
             descriptor = os.open(name, _FILE, 0o644, dir_fd=folder)
             if is_executable:
-                # Said aloud: a umask must not make another tree of it.
+                # Explicitly: a umask must not change the tree.
                 os.fchmod(descriptor, 0o755)
             return open(descriptor, "wb")
 
     def _reach(self, path: str) -> tuple[str, int]:
-        """Go to the folder of a path, making what is missing; gives the last name and the folder's descriptor."""
+        """Open the folder of a path, making what is missing; return the last name and the folder's descriptor."""
         *folders, name = path.split("/")
         shared = 0
         while shared < min(len(folders), len(self._names)) and folders[shared] == self._names[shared]:

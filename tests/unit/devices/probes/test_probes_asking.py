@@ -143,7 +143,7 @@ def test_an_interrupt_leaves_no_program_behind(ask: SubprocessRunner, tmp_path: 
         if note.exists() and note.read_text().strip():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("stoker.host.command_runner._Asked.look", interrupt)
+    monkeypatch.setattr("stoker.host.command_runner._RunningCommand.look", interrupt)
     with pytest.raises(KeyboardInterrupt):
         ask.ask(shell(f"echo $$ > {note}; sleep 100"), limit_s=20)
     assert is_gone(int(note.read_text()))

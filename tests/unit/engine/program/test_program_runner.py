@@ -111,8 +111,8 @@ def test_declared_outputs_belong_to_the_result(project: Project) -> None:
         ("echo > runs; echo > $STOKER_OUT/runs", "it wrote runs both to $STOKER_OUT and to a declared output"),
         ("ln -s /etc runs", "runs: symlink leads out of the folder, to /etc"),
         ("echo > runs; ln -s /etc/passwd $STOKER_OUT/p", "p: symlink leads out of the folder"),
-        ("echo > runs; rm -rf $STOKER_OUT", "the folder to write to was removed"),
-        ("echo > runs; rm -rf $STOKER_OUT; ln -s /etc $STOKER_OUT", "something else put in its place"),
+        ("echo > runs; rm -rf $STOKER_OUT", "the output folder was removed"),
+        ("echo > runs; rm -rf $STOKER_OUT; ln -s /etc $STOKER_OUT", "or replaced"),
         ("echo > runs; chmod 0 $STOKER_OUT; exit 1", "exit 1"),
     ],
 )
