@@ -95,7 +95,7 @@ WITH_TEXT = ANSWER + b"\x08\x01g\0\x01s\0"
 @pytest.mark.parametrize(
     ("behave", "why"),
     [
-        (lambda peer: None, "take us|reset|Broken pipe"),
+        (lambda peer: None, "accept|reset|Broken pipe"),
         (lambda peer: (peer.recv(100), peer.sendall(b"REJECTED\r\n")), "does not accept this user"),
         (lambda peer: (welcome(peer), peer.sendall(b"l")), "connection closed"),
         (lambda peer: (welcome(peer), peer.sendall(reply(b"\xff" * 16))), "malformed"),

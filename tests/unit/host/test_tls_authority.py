@@ -181,7 +181,10 @@ def rsa_csr() -> str:
     ("make", "says"),
     [
         (lambda: "", "not a certificate request"),
-        (lambda: "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n", "not a certificate request"),
+        (
+            lambda: "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n",
+            "not a certificate request",
+        ),
         (unsigned_csr, "not a certificate request|not signed"),
         (rsa_csr, "EC P-256"),
     ],

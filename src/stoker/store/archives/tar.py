@@ -204,7 +204,7 @@ class TarReader:
             return
         twice = _MEANING & extended.keys() & found.keys()
         if twice or (kind == b"x" and _PAX_SEEN in extended):
-            raise Broken("a member has two extended headers of one type")
+            raise Broken("a member has the same extended header twice")
         extended.update(found)
         if kind == b"x":
             extended[_PAX_SEEN] = ""
