@@ -11,10 +11,12 @@ from pathlib import Path
 from stoker.api.app_parts import read_settings
 from stoker.app.app import App
 from stoker.core.digests import digest_value
+from stoker.core.job import JobSpec
 from stoker.engine.plan import Plan
 from stoker.engine.types import RunResult
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Execution
-from stoker.jobs.job_folder import JobRecord
+from stoker.jobs.job_folder import Attempt
 
 
 def assemble(home: Path) -> App:
@@ -25,17 +27,16 @@ def assemble(home: Path) -> App:
 def run(assembly: App, plan: Plan) -> RunResult:
     """Runs a plan to its end; raises what went wrong."""
     started_s = assembly.clock.wall_s()
-    spec = JobRecord(
-        attempt=f"{started_s:.6f}-{assembly.entropy():08x}",
-        job_id=digest_value("job", {"plan": plan.name}),
+    spec = JobSpec(
+        id=digest_value("job", {"plan": plan.name}),
         name=plan.name,
         recipe=f"bench/{plan.name}",
-        args={},
         folder=assembly.settings.folder,
-        started_s=started_s,
-        stoker=assembly.version,
     )
-    job = Execution(plan=plan, spec=spec, tools=assembly.tools, out=None).run()
+    attempt = Attempt(
+        id=f"{started_s:.6f}-{assembly.entropy():08x}", spec=spec, started_s=started_s, stoker=assembly.version
+    )
+    job = Execution(build=JobBuild(plan=plan, spec=spec), attempt=attempt, tools=assembly.tools, out=None).run()
     if job.error is not None:
         raise job.error
     if job.result is None:

@@ -24,8 +24,9 @@ from stoker.api.job_lookup import open_client
 from stoker.app import App
 from stoker.core.clock import Closable
 from stoker.core.job import JobSpec, JobState
-from stoker.jobs.manifest_jobs import read_orders
-from stoker.jobs.pack.code_tree import PreparedSubmission, SubmittedCodeOptions
+from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.jobs.request import JobRequest
+from stoker.jobs.submission import prepare
 from stoker.jobs.submitter import who_asks
 from stoker.protocol.discovery import find_coordinator, no_coordinator_known
 from stoker.protocol.job_messages import OnChangedCode, Submission, SubmissionResponse
@@ -196,10 +197,8 @@ class Client(Closable):
     def _orders(self, what: str | os.PathLike[str] | Iterable[JobSpec]) -> PreparedSubmission:
         if not isinstance(what, str | os.PathLike):
             return PreparedSubmission(jobs=tuple(what))
-        parts = self._parts
-        path = os.path.abspath(os.path.join(parts.settings.folder, os.path.expanduser(what)))
-        wishes = SubmittedCodeOptions(ours=(parts.settings.home,))
-        return read_orders(path, desk=parts.desk(), code=parts.code, name=os.fspath(what), wishes=wishes)
+        request = JobRequest(target=os.fspath(what), is_manifest=True)
+        return prepare(request, builder=self._parts.builder(), code=self._parts.code)
 
     def _ship(self, orders: PreparedSubmission) -> None:
         for one in orders.to_send(self.url):

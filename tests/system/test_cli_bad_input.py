@@ -41,7 +41,7 @@ from tests.unit.host.real_mounts import small_disk
         (["run", "toy/sum", "value=3", "--rerun", "duoble"], 2, "has no stage 'duoble'", "did you mean 'double'?"),
         (["run", "toy/sum", "value=3", "--jobs", "0"], 2, "--jobs: '0' is not a whole number of at least 1", ""),
         (["run", "toy/sum", "--timeout", "soon"], 2, "'soon' is not a duration", ""),
-        (["run"], 2, "what is to run?", "stoker help run"),
+        (["run"], 2, "nothing to run", "stoker help run"),
         (["run", "value=3"], 2, "'value=3' is a setting, and nothing says of what", "-- PROGRAM"),
         (["run", "toy/sum", "value=3", "--", "true"], 2, "'toy/sum' is not key=value", "not both"),
         (["run", "value=3", "--"], 2, "no program follows --", "train.py"),

@@ -214,7 +214,7 @@ def test_of_a_job_that_was_killed_what_was_not_reached_is_run_again(shell: Shell
 def test_very_many_trials_are_asked_about_or_refused(shell: Shell) -> None:
     refused = shell.stoker("run", "n=range:0:1001:1", *PROGRAM)
     assert refused.code == 22
-    assert "stoker: this sweep has 1,001 trials, and nobody confirmed them" in refused.err
+    assert "stoker: sweep has 1,001 trials; more than 1,000 need --yes" in refused.err
     listed = shell.stoker("run", "n=range:0:1001:1", "--dry-run", "--json", *PROGRAM)
     assert len(listed.objects()) == 1001
     assert ran(shell) == []
@@ -234,7 +234,7 @@ def test_a_billion_trials_are_refused_at_once_with_their_number_and_without_memo
         check=False,
     )
     assert ended.returncode == 22, ended.stderr
-    assert "this sweep has 1,000,000,000 trials; 100,000 are the most that one job takes" in ended.stderr
+    assert "sweep has 1,000,000,000 trials; a job has at most 100,000" in ended.stderr
     assert time.monotonic() - started_s < 10
 
 

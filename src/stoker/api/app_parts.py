@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stoker.host.containment.mechanisms import ContainmentChoice
     from stoker.host.http.client import UnverifiedResponse
     from stoker.host.http.exchange import FleetIdentity, Transport
-    from stoker.jobs.build_context import JobCompiler
+    from stoker.jobs.builder import JobBuilder
     from stoker.jobs.execution import ExecutionTools
     from stoker.launch.installer import Installer
     from stoker.launch.service import ServiceKind, SupervisedService
@@ -263,8 +263,8 @@ class AppParts(Protocol):
     def contain_by(self, mechanism: str) -> None:
         """Keep programs' memory within bounds by exactly this mechanism."""
 
-    def desk(self) -> JobCompiler:
-        """Return what takes orders, from the folder where the command was given."""
+    def builder(self) -> JobBuilder:
+        """Return the job builder for the folder where the command was given."""
 
     def entropy(self) -> int:
         """Return fresh random bits, for ids."""

@@ -19,7 +19,7 @@ from stoker.core.clock import Clock
 from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import BadAnswer, InvalidTransition, NotFound, NotVerified, StokerError
 from stoker.core.frozen import changed, frozen
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.text import format_size, one_line
 from stoker.host.durable import open_regular, remove_tree, translated
 from stoker.host.folders import name_fault, shown_name
@@ -289,10 +289,10 @@ def as_point(one: TrialFacts, point: JobView) -> TrialFacts:
     """Return a job's only trial under the sweep's number and label, in the state that the coordinator has for it."""
     trial = one.end.trial
     # Each machine has places of its own for data. What all points have in common does not tell them apart.
-    own = {name: trial.point[name] for name in trial.measured_on if name in trial.point}
+    own = {name: trial.spec.point[name] for name in trial.measured_on if name in trial.spec.point}
     measured_on = {name: trial.measured_on[name] if value is None else value for name, value in own.items()}
     number = int(point.name.rpartition("/")[2])
-    trial = changed(trial, number=number, label=point.label, measured_on=measured_on)
+    trial = changed(trial, spec=changed(trial.spec, number=number, label=point.label), measured_on=measured_on)
     is_failed = point.state in (JobState.FAILED, JobState.CANCELLED)
     message = one.end.message or (point.why if is_failed else "")
     # An attempt may have ended though its job waits for the next one, and what a lost worker wrote says that it runs.
@@ -310,14 +310,17 @@ def _without_attempt(point: JobView, known: Sequence[Trial]) -> TrialFacts:
     from stoker.jobs.trials import Trial, TrialEnd
 
     values = read_label(point.label)
-    trial = Trial(
-        number=int(point.name.rpartition("/")[2]),
+    name, _, number = point.name.rpartition("/")
+    spec = JobSpec(
+        id=point.id,
+        name=name,
+        number=int(number),
         label=point.label,
-        point={name: values.get(name) for name in dict.fromkeys(name for one in known for name in one.point)},
-        args=known[0].args if known else {},
-        job_id=Digest(point.id),
-        nodes=TrialNodes(final="", keep=(), nodes=()),
+        point={path: values.get(path) for path in dict.fromkeys(path for one in known for path in one.spec.point)},
+        recipe=point.recipe,
+        args=known[0].spec.args if known else {},
     )
+    trial = Trial(spec=spec, nodes=TrialNodes(final="", keep=(), nodes=()))
     return TrialFacts(end=TrialEnd(trial=trial, state=point.state, message=point.why), curve_files=())
 
 

@@ -48,20 +48,20 @@ class StageLogLine:
 
 def job_facts(folder: JobFolder) -> dict[str, Any]:
     """Return a job as plain data: what was requested and its state."""
-    spec, end = folder.spec(), folder.ended()
+    attempt, end = folder.begun(), folder.ended()
     state, why = folder.state()
     error = end.error if end else None
     of_end = ("ended_s", "elapsed_s", "hits", "ran", "failed", "exit_code", "out")
     return {
-        "name": spec.name,
-        "attempt": spec.attempt,
-        "job_id": spec.job_id,
-        "recipe": spec.recipe,
+        "name": attempt.spec.name,
+        "attempt": attempt.id,
+        "job_id": attempt.spec.id,
+        "recipe": attempt.spec.recipe,
         "state": str(state),
         "why": why or (str(error.get("message", "")) if error else ""),
-        "started_s": spec.started_s,
+        "started_s": attempt.started_s,
         **{name: getattr(end, name) if end else None for name in of_end},
-        "fleet": spec.options.get("fleet"),
+        "fleet": attempt.options.get("fleet"),
     }
 
 
@@ -96,14 +96,16 @@ def nodes_named(story: RunHistory, target: str, job: str, trials: Sequence[Trial
         return any(name in (node.node, node.stage) or node.node.startswith(f"{name}[") for name in names)
 
     whose, _, inner = target.partition("/")
-    chosen = next((one for one in trials if is_sweep(trials) and whose in (str(one.number), one.label)), None)
+    chosen = next((one for one in trials if is_sweep(trials) and whose in (str(one.spec.number), one.spec.label)), None)
     if chosen is None:
         found = [node for node in story.nodes.values() if is_meant(node, target)]
     else:
         own = [node for node in story.nodes.values() if node.node.partition("[")[0] in chosen.nodes.nodes]
-        found = [node for node in own if not inner or is_meant(node, inner, f"{chosen.number}.{inner}")]
+        found = [node for node in own if not inner or is_meant(node, inner, f"{chosen.spec.number}.{inner}")]
         if not own:
-            raise NotFound(f"trial {chosen.number} of {job} ({chosen.label}) has not run", hint=f"stoker explain {job}")
+            raise NotFound(
+                f"trial {chosen.spec.number} of {job} ({chosen.spec.label}) has not run", hint=f"stoker explain {job}"
+            )
     if not found:
         from stoker.core.text import did_you_mean
 

@@ -17,7 +17,7 @@ from stoker.host.writers import older_log
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.jobs.log_tail import GrowingLines
-from stoker.jobs.rerun_spec import trials_of_job
+from stoker.jobs.trials import trials_of_job
 from stoker.store.records import Record
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class JobLogReader:
 
     @cached_property
     def _titles(self) -> dict[str, str]:
-        return {node: one.label for one in self._trials for node in one.nodes.nodes if one.label}
+        return {node: one.spec.label for one in self._trials for node in one.nodes.nodes if one.spec.label}
 
     def _line(self, name: str, text: str) -> StageLogLine:
         self._printed.add(name)

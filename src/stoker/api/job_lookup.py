@@ -209,9 +209,9 @@ class JobLookup:
         return found
 
     def _newer(self, local: LocalJob, fleet: FleetJob) -> LocalJob | FleetJob:
-        is_local = local.spec.started_s > fleet.view.submitted_s
+        is_local = local.attempt.started_s > fleet.view.submitted_s
         if fleet.ref != "last":
-            older = f"an older job of this machine has that name, too: {local.spec.attempt}"
+            older = f"an older job of this machine has that name, too: {local.attempt.id}"
             self._note(f"note: {_by_id(fleet) if is_local else older}")
         return local if is_local else fleet
 

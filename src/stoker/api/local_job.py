@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from stoker.api.job import Job, StageLogLine, job_facts, job_story, trial_ends
 from stoker.api.job_logs import JobLogReader
 from stoker.core.errors import NotFound, StokerError
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps
-from stoker.jobs.job_folder import JobFolder, JobRecord
-from stoker.jobs.rerun_spec import reorder, trials_of_job
-from stoker.jobs.trials import Trial, TrialEnd, is_sweep, trial_numbered
+from stoker.jobs.job_folder import Attempt, JobFolder
+from stoker.jobs.request import JobRequest
+from stoker.jobs.trials import Trial, TrialEnd, is_sweep, trial_numbered, trials_of_job
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
@@ -37,13 +37,17 @@ class LocalJob(Job):
         self._parts = parts
 
     @cached_property
-    def spec(self) -> JobRecord:
-        return self.folder.spec()
+    def attempt(self) -> Attempt:
+        return self.folder.begun()
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.attempt.spec
 
     @property
     def is_attempt(self) -> bool:
         """Whether it is an attempt that this machine made for a fleet."""
-        return "fleet" in self.spec.options
+        return "fleet" in self.attempt.options
 
     def logs(
         self, stage: str = "", *, attempt: int | None = None, follow: bool = False
@@ -103,7 +107,7 @@ class LocalJob(Job):
 
         parts = self._parts
         try:
-            order = reorder(parts.desk(), self.folder)
+            order = parts.builder().build(JobRequest(earlier=self.folder))
             kept = go_on(order, parts.cache, os.path.join(parts.settings.state, "sweeps")).kept
             seen = preview(order.plan, cache=parts.cache, history=parts.history, kept=kept)
         except StokerError as error:
@@ -122,7 +126,7 @@ class LocalJob(Job):
         origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
         if trial:
             trials = [trial_numbered(trials, trial.partition("/")[0], spec.name)]
-        swept = {path for one in trials for path in one.point}
+        swept = {path for one in trials for path in one.spec.point}
         chosen = [(one, settings_of(spec, config, one)) for one in trials]
         base = settings_of(spec, config)
         varying = set(swept) if len(trials) > 1 else set()
@@ -136,7 +140,9 @@ class LocalJob(Job):
             here = [(one, settings[path]) for one, settings in chosen if path in settings]
             if path in swept:
                 stack += [
-                    (_by_trial(one, swept_by.get(path, "")), one.point[path]) for one, _ in here if path in one.point
+                    (_by_trial(one, swept_by.get(path, "")), one.spec.point[path])
+                    for one, _ in here
+                    if path in one.spec.point
                 ]
             elif here and (len(here) < len(chosen) or len({dumps(setting.value) for _, setting in here}) > 1):
                 varying.add(path)
@@ -169,5 +175,5 @@ def _is_in_one(path: str, origins: Container[str]) -> bool:
 
 
 def _by_trial(trial: Trial, origin: str) -> str:
-    what = f"trial {trial.number} ({trial.label})"
+    what = f"trial {trial.spec.number} ({trial.spec.label})"
     return f"{origin}, {what}" if origin else what

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stoker.host.http.exchange import FleetIdentity, Transport
     from stoker.host.users import OtherUser
     from stoker.host.zygote import Zygote
-    from stoker.jobs.build_context import JobCompiler
+    from stoker.jobs.builder import JobBuilder
     from stoker.jobs.execution import ExecutionTools
     from stoker.launch.installer import Installer
     from stoker.launch.service import ServiceKind, SupervisedService
@@ -272,12 +272,12 @@ class App:
         is_fine = sys.platform != "linux" or is_lingering(self.settings.environment)
         return "" if is_fine else "loginctl enable-linger"
 
-    def desk(self) -> JobCompiler:
-        """Return what takes orders, from the folder where this was started."""
+    def builder(self) -> JobBuilder:
+        """Return the job builder for the folder where this was started."""
         from stoker.app.machine_parts import data_places_of, surroundings_of
-        from stoker.jobs.build_context import JobCompiler
+        from stoker.jobs.builder import JobBuilder
 
-        return JobCompiler(
+        return JobBuilder(
             catalogue=self.catalogue,
             memo=self.store.memo,
             clock=self.clock,
@@ -289,6 +289,7 @@ class App:
             count_gpus=lambda: len(self.devices),
             data=data_places_of(self),
             surroundings=surroundings_of(self),
+            own_folders=(self.settings.home,),
         )
 
     def make_state(self) -> None:

@@ -45,10 +45,10 @@ def main() -> int:
             workspace = os.path.join(assembly.settings.home, "workspaces", assignment.run)
             assembly.cache.readable = (*assignment.paths.values(), workspace)
             assembly.granted = given
-        desk = assembly.desk()
+        builder = assembly.builder()
         if assignment.run_as:
-            desk = changed(desk, readable=assembly.cache.readable)
-        return run_attempt(assignment, desk=desk, tools=lambda: assembly.tools, runs=assembly.settings.runs)
+            builder = changed(builder, readable=assembly.cache.readable)
+        return run_attempt(assignment, builder=builder, tools=lambda: assembly.tools, runs=assembly.settings.runs)
     finally:
         assembly.close()
 

@@ -7,9 +7,8 @@ from typing import Any
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Positional
 from stoker.cli.local_run import CommandInputFetcher
-from stoker.cli.run import carry_out, nodes_to_rerun, running, words_of
-from stoker.core.errors import Usage
-from stoker.jobs.adapter_jobs import order_adapters
+from stoker.cli.run import carry_out, nodes_to_rerun, refuse_words, running, words_of
+from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import go_on
 
 GRAMMAR = Grammar(
@@ -41,17 +40,15 @@ GRAMMAR = Grammar(
 
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
-    """Run a file's adapters, or show what that would do."""
-    lonely = [word for word in given["values"] if "=" not in word]
-    if lonely:
-        listed = ", ".join(map(repr, lonely))
-        hint = "one file at a time; settings are one word each, without spaces around the ="
-        raise Usage(f"{listed} {'is' if len(lonely) == 1 else 'are'} not key=value", hint=hint)
-    desk, bringing = call.desk(), CommandInputFetcher(call, is_dry=given["dry_run"])
-    path, name = call.path(given["file"]), given["name"] or ""
-    order = bringing.order(lambda: order_adapters(desk, path, given["values"], shown=given["file"], name=name))
-    if order is None:
+    """Train a file's adapters, or show what that would do."""
+    refuse_words(given["values"], "one file at a time; settings are one word each, without spaces around the =")
+    fetcher, builder = CommandInputFetcher(call, is_dry=given["dry_run"]), call.builder()
+    request = JobRequest(
+        target=given["file"], is_adapters_file=True, overrides=tuple(given["values"]), name=given["name"] or ""
+    )
+    build = fetcher.build(lambda: builder.build(request))
+    if build is None:
         return 0
-    nodes = nodes_to_rerun(order.plan, words_of(given["rerun"]))
-    going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
-    return carry_out(call, order, going_on, given, nodes, bringing)
+    nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
+    going_on = go_on(build, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
+    return carry_out(call, build, going_on, given, nodes, fetcher)

@@ -88,7 +88,7 @@ def _compare_trials(call: CommandContext, given: dict[str, Any], target: str) ->
     comparison = compare_trials(
         gathered,
         job=gathering.spec.name,
-        attempt=gathering.spec.attempt,
+        attempt=gathering.attempt.id,
         recipe=gathering.spec.recipe,
         values={path: setting.value for path, setting in gathering.settings().items()},
         by=given["by"] or "",

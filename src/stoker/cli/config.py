@@ -8,10 +8,10 @@ from typing import Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional
-from stoker.cli.run_request import read_wanted
+from stoker.cli.run import read_request
 from stoker.config.sweep import Sweep, axes_of
 from stoker.config.values import NOTHING, text_of
-from stoker.jobs.build_context import ComposedJob
+from stoker.jobs.builder import ComposedJob
 from stoker.jobs.secret_mask import masked, masked_origin
 
 _CHOICES_SHOWN = 8
@@ -42,7 +42,7 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Show a configuration."""
-    draft = call.desk().draft(read_wanted(given))
+    draft = call.builder().compose(read_request(given))
     if given["why"]:
         return _show_why(call, draft, given["why"])
     out = call.out

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
     from stoker.api.job_lookup import JobLookup
     from stoker.core.errors import StokerError
-    from stoker.jobs.build_context import JobCompiler
+    from stoker.jobs.builder import JobBuilder
     from stoker.jobs.job_folder import JobFolder
     from stoker.protocol.client import FleetClient
     from stoker.views.text_tables import Signs
@@ -107,9 +107,9 @@ class CommandContext:
         """Return where it is written down which trials of programs have finished."""
         return os.path.join(self.parts.settings.state, "sweeps")
 
-    def desk(self) -> JobCompiler:
-        """Return what takes orders."""
-        return self.parts.desk()
+    def builder(self) -> JobBuilder:
+        """Return the job builder."""
+        return self.parts.builder()
 
 
 # The only printer: data to standard output, everything else to standard error, and JSON mode pure.

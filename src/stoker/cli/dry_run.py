@@ -16,7 +16,7 @@ from stoker.core.errors import StageInputError, StokerError
 from stoker.engine.execution.dispatch import impossible_here
 from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
 from stoker.engine.result_cache import changes_as_json
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.trials import is_sweep
 from stoker.views.adapter_lines import forecast_lines
 from stoker.views.text_tables import ASCII, UNICODE, span, table
@@ -24,7 +24,7 @@ from stoker.views.text_tables import ASCII, UNICODE, span, table
 
 def show_forecast(
     call: CommandContext,
-    order: CompiledJob,
+    build: JobBuild,
     kept: Mapping[str, Digest],
     rerun: frozenset[str],
     *,
@@ -32,18 +32,18 @@ def show_forecast(
 ) -> int:
     """Write what a run would do; give the code that it would surely end with, else 0."""
     parts, out = call.parts, call.out
-    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
-    if is_sweep(order.trials):
-        _show_trials(call, order, seen, kept)
+    seen = preview(build.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+    if is_sweep(build.trials):
+        _show_trials(call, build, seen, kept)
     else:
         _show_stages(call, seen)
     if not is_solo and seen.count(ForecastVerdict.HIT) < len(seen.forecasts):
-        for company in companies_here(call, order, seen):
+        for company in companies_here(call, build, seen):
             out.object({"company": company.to_json()})
             for line in forecast_lines(company, UNICODE if out.is_unicode else ASCII):
                 out.line(line)
     codes = []
-    for found in _foreseen(call, order, seen):
+    for found in _foreseen(call, build, seen):
         if isinstance(found, StokerError):
             codes.append(report(found, out, debug=call.flags.debug))
         else:
@@ -52,18 +52,18 @@ def show_forecast(
     return codes[0] if codes else 0
 
 
-def _foreseen(call: CommandContext, order: CompiledJob, seen: PlanPreview) -> Iterator[StokerError | str]:
+def _foreseen(call: CommandContext, build: JobBuild, seen: PlanPreview) -> Iterator[StokerError | str]:
     """Return what a run would refuse before it begins; else what stages that surely run would find in their files.
 
     What is wrong there is an error; what they would only tell of it is a text.
     """
-    refused = impossible_here(call.parts.tools.engine, order.plan.nodes)
+    refused = impossible_here(call.parts.tools.engine, build.plan.nodes)
     if refused is not None:
         yield refused
         return
-    labels = {name: one.label for one in order.trials for name in one.nodes.nodes if is_sweep(order.trials)}
+    labels = {name: one.spec.label for one in build.trials for name in one.nodes.nodes if is_sweep(build.trials)}
     missed = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.MISS}
-    for node in order.plan.nodes:
+    for node in build.plan.nodes:
         if node.id in missed and node.stage.foresee is not None:
             whose = labels.get(node.id, node.id)
             try:
@@ -86,20 +86,20 @@ def _show_stages(call: CommandContext, seen: PlanPreview) -> None:
     out.line(f"\n{_headline(seen)}; nothing was run")
 
 
-def _show_trials(call: CommandContext, order: CompiledJob, seen: PlanPreview, kept: Mapping[str, Digest]) -> None:
+def _show_trials(call: CommandContext, build: JobBuild, seen: PlanPreview, kept: Mapping[str, Digest]) -> None:
     """List every trial with what of it is known and what would run."""
     by_node = {forecast.node: forecast for forecast in seen.forecasts}
     rows = []
-    for trial in order.trials:
+    for trial in build.trials:
         forecasts = [by_node[node] for node in trial.nodes.nodes]
         known = sum(forecast.verdict is ForecastVerdict.HIT for forecast in forecasts)
         costs = [forecast.estimate_s for forecast in forecasts if forecast.estimate_s is not None]
         verdict = _verdict(forecasts, is_kept=trial.nodes.final in kept)
         call.out.object(
             {
-                "trial": trial.number,
-                "label": trial.label,
-                "point": dict(trial.point),
+                "trial": trial.spec.number,
+                "label": trial.spec.label,
+                "point": dict(trial.spec.point),
                 "verdict": verdict,
                 "stages": len(forecasts),
                 "known": known,
@@ -108,11 +108,11 @@ def _show_trials(call: CommandContext, order: CompiledJob, seen: PlanPreview, ke
         )
         if len(forecasts) > 1 and known < len(forecasts):
             verdict = f"{verdict}: {len(forecasts) - known} of {len(forecasts)} stages"
-        rows.append([str(trial.number), trial.label, verdict, f"~{span(sum(costs))}" if costs else ""])
+        rows.append([str(trial.spec.number), trial.spec.label, verdict, f"~{span(sum(costs))}" if costs else ""])
     for line in table(rows, header=("", "trial", "", "cost"), columns=call.out.columns):
         call.out.line(line)
-    count = len(order.trials)
-    shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in order.trials) else ", what they share once"
+    count = len(build.trials)
+    shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in build.trials) else ", what they share once"
     trials = "1 trial" if count == 1 else f"{count:,} trials"
     call.out.line(f"\n{trials}{shared}; {_headline(seen)}; nothing was run")
 

@@ -17,8 +17,7 @@ from stoker.core.job import JobState
 from stoker.engine.action import Difference
 from stoker.engine.preview import NodeForecast
 from stoker.jobs.job_history import NodeHistory
-from stoker.jobs.rerun_spec import trials_of_job
-from stoker.jobs.trials import is_sweep, shared_nodes
+from stoker.jobs.trials import is_sweep, shared_nodes, trials_of_job
 from stoker.views.stage_lines import companions_text
 from stoker.views.text_tables import ago, span
 
@@ -74,7 +73,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return 0
     when = ago(facts["started_s"], call.parts.clock.wall_s())
     out.line(f"{out.paint(facts['name'], 'bold')} ({facts['attempt']}, {when}, {facts['state']})\n")
-    labels = {node: one.label for one in trials for node in one.nodes.nodes} if is_sweep(trials) else {}
+    labels = {node: one.spec.label for one in trials for node in one.nodes.nodes} if is_sweep(trials) else {}
     shared = shared_nodes(trials)
     rows = []
     for node in nodes:

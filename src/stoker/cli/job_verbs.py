@@ -12,7 +12,7 @@ from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.core.errors import NotFound, Refused, Usage
 from stoker.core.job import JobState
 from stoker.core.text import format_size, some_of
-from stoker.jobs.trials import TRIALS, read_trials, trial_numbered
+from stoker.jobs.trials import read_trials, trial_numbered
 from stoker.views.text_tables import span
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ def _cancel_trial(call: CommandContext, job: LocalJob, point: str) -> int:
     from stoker.jobs.stop import stop_trial
 
     folder, name, out = job.folder, job.spec.name, call.out
-    trial = trial_numbered(read_trials(folder.paper(TRIALS)), point, name)
-    title = f"{name}/{trial.number}  {trial.label}"
+    trial = trial_numbered(read_trials(folder), point, name)
+    title = f"{name}/{trial.spec.number}  {trial.spec.label}"
     if not call.flags.json and folder.may_be_running():
         out.note(f"stopping {title}…")
     stopped = stop_trial(folder, trial, clock=call.parts.clock)
-    fields = {"name": f"{name}/{trial.number}", "label": trial.label, "attempt": folder.attempt}
+    fields = {"name": f"{name}/{trial.spec.number}", "label": trial.spec.label, "attempt": folder.attempt}
     out.object({**fields, "state": stopped.state, "seconds": stopped.seconds})
     if stopped.state == JobState.CANCELLED:
         out.line(f"cancelled {title} ({span(stopped.seconds)}); the other trials go on")
@@ -240,7 +240,9 @@ def perform_get(call: CommandContext, given: dict[str, Any]) -> int:
     parts, ends = found.results(stage=given["stage"] or "", trial=trial)
     _get_parts(call, title, parts, given, trial)
     left = [
-        (f"{title}/{end.trial.number}", end.trial.label, end.state) for end in ends if end.state != JobState.COMPLETED
+        (f"{title}/{end.trial.spec.number}", end.trial.spec.label, end.state)
+        for end in ends
+        if end.state != JobState.COMPLETED
     ]
     _tell_left(call, title, left, len(ends))
     return 0
@@ -413,9 +415,11 @@ def _write_metrics(call: CommandContext, name: str, job: Job, file: str, trial: 
     from stoker.engine.metrics.curves import MetricSeries, export_csv, export_parquet
 
     path = os.path.join(call.parts.settings.folder, file)
-    gathered: list[TrialFacts] = [one for one in job.gather()[1] if trial in ("", str(one.end.trial.number))]
+    gathered: list[TrialFacts] = [one for one in job.gather()[1] if trial in ("", str(one.end.trial.spec.number))]
     series = [
-        MetricSeries(paths=one.curve_files, labels={"trial": str(one.end.trial.number), "label": one.end.trial.label})
+        MetricSeries(
+            paths=one.curve_files, labels={"trial": str(one.end.trial.spec.number), "label": one.end.trial.spec.label}
+        )
         for one in gathered
     ]
     if not any(one.paths for one in series):
@@ -425,7 +429,7 @@ def _write_metrics(call: CommandContext, name: str, job: Job, file: str, trial: 
     written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
     call.out.object({"files": list(written.files), "rows": written.rows, "lost": written.lost})
     call.out.line(f"{written.rows:,} values in {path}")
-    lacking = [f"{name}/{one.end.trial.number} ({one.end.state})" for one in gathered if not one.curve_files]
+    lacking = [f"{name}/{one.end.trial.spec.number} ({one.end.state})" for one in gathered if not one.curve_files]
     if lacking:
         call.out.note(f"note: nothing was measured of {some_of(lacking, _MOST_NAMED)}")
     if written.lost:

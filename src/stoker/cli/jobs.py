@@ -144,9 +144,9 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
         {
             **facts,
             "args": args,
-            "options": spec.options,
+            "options": job.attempt.options,
             "folder": spec.folder,
-            "stoker": spec.stoker,
+            "stoker": job.attempt.stoker,
             "error": end.error if end else None,
             "where": "here",
             "journal": folder.status_path,
@@ -181,7 +181,7 @@ def _show_local_head(call: CommandContext, job: LocalJob, facts: dict[str, Any],
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
     out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")
-    out.line(f"started {ago(spec.started_s, now_s)}{took} · id {spec.attempt} · Stoker {spec.stoker}")
+    out.line(f"started {ago(job.attempt.started_s, now_s)}{took} · id {job.attempt.id} · Stoker {job.attempt.stoker}")
     out.line(f"recipe  {spec.recipe}")
     for name, value in flat(args).items():
         if not is_found(spec.recipe, name):
@@ -237,14 +237,21 @@ def _trial_row(end: TrialEnd) -> list[str]:
     memory = memory_text(end.peak_bytes, end.peak_gpu_bytes)
     state = "kept" if end.is_kept else end.state
     texts = [end.message, metrics_text(end.metrics)]
-    return [str(end.trial.number), end.trial.label, state, span(end.seconds), memory, "  ".join(filter(None, texts))]
+    return [
+        str(end.trial.spec.number),
+        end.trial.spec.label,
+        state,
+        span(end.seconds),
+        memory,
+        "  ".join(filter(None, texts)),
+    ]
 
 
 def _trial_as_json(end: TrialEnd) -> dict[str, Any]:
     return {
-        "trial": end.trial.number,
-        "label": end.trial.label,
-        "point": dict(end.trial.point),
+        "trial": end.trial.spec.number,
+        "label": end.trial.spec.label,
+        "point": dict(end.trial.spec.point),
         "state": end.state,
         "is_kept": end.is_kept,
         "seconds": end.seconds,

@@ -1,4 +1,4 @@
-"""An order on its way: screens, interruptions, and what is said when it is over."""
+"""An build on its way: screens, interruptions, and what is said when it is over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.core.events import Event, event_line
 from stoker.core.frozen import changed
 from stoker.engine.plan import PlanNode
 from stoker.engine.types import MAX_IN_FLIGHT, NodeEnding, NodeResult, RunOptions
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Execution, JobResult, abandon
 from stoker.jobs.rerun import Continuation
 from stoker.jobs.shared_forecast import SharedProcessEstimate
@@ -33,13 +33,13 @@ _COOKBOOK = "language"
 _NAMED = 5
 
 
-def unwritten_text(order: CompiledJob, nodes: Mapping[str, NodeResult]) -> str:
+def unwritten_text(build: JobBuild, nodes: Mapping[str, NodeResult]) -> str:
     """Name those of a run that were known and have no checkpoints in their folders; nothing if there are none."""
-    wanting = [node for node in order.plan.nodes if _is_unwritten(node, nodes)]
+    wanting = [node for node in build.plan.nodes if _is_unwritten(node, nodes)]
     if not wanting:
         return ""
-    titles = {one: trial.label for trial in order.trials for one in trial.nodes.nodes}
-    missing = list(dict.fromkeys(titles.get(node.id) or order.spec.name for node in wanting))
+    titles = {one: trial.spec.label for trial in build.trials for one in trial.nodes.nodes}
+    missing = list(dict.fromkeys(titles.get(node.id) or build.spec.name for node in wanting))
     those = ", ".join(missing[:_NAMED]) + (" …" if len(missing) > _NAMED else "")
     known = "was known, and has" if len(missing) == 1 else "were known, and have"
     stage = wanting[0].stage.name.rpartition("/")[2]
@@ -62,43 +62,43 @@ def _is_unwritten(node: PlanNode, nodes: Mapping[str, NodeResult]) -> bool:
         return True
 
 
-def run_order(
-    call: CommandContext, order: CompiledJob, going_on: Continuation, given: dict[str, Any], rerun: frozenset[str]
+def run_build(
+    call: CommandContext, build: JobBuild, going_on: Continuation, given: dict[str, Any], rerun: frozenset[str]
 ) -> int:
-    """Run an order to its end; give the exit code."""
+    """Run an build to its end; give the exit code."""
     call.out.goes_on_unread = call.out.is_watched = True
     tools = call.parts.tools
     if given["contain"] is not None:
         call.parts.contain_by(given["contain"])
     if not given["no_out"]:
         _check_out(_out_folder(call, given["out"]))
-    options = _options(order, given, rerun, going_on)
-    name = order.spec.name
-    spec = changed(order.spec, options=_options_told(options))
-    if order.program is not None:
-        _introduce(call, order, options)
+    options = _options(build, given, rerun, going_on)
+    name = build.spec.name
+    attempt = call.builder().new_attempt(build.spec, _options_told(options))
+    if build.program is not None:
+        _introduce(call, build, options)
+    index = None
     if going_on.index is not None:
-        going_on.index.begin()
+        index = changed(going_on.index, attempt=attempt.id)
+        index.begin()
     tracking = None
     if given["wandb"] is not None:
         from stoker.cli.wandb import tracking_of
 
-        tracking = tracking_of(call, order, given["wandb"])
-    companies = [] if options.solo else _companies_foreseen(call, order, going_on, rerun)
+        tracking = tracking_of(call, build, attempt, given["wandb"])
+    companies = [] if options.solo else _companies_foreseen(call, build, going_on, rerun)
     signs = UNICODE if call.out.is_unicode else ASCII
     lines = tuple(line for one in companies for line in forecast_lines(one, signs))
     company = SharedProcessRunView(lines=lines, is_solo=options.solo)
-    screen, listener, say = _listen(call, order, company)
+    screen, listener, say = _listen(call, build, attempt.id, company)
     execution = Execution(
-        plan=order.plan,
-        spec=spec,
+        build=build,
+        attempt=attempt,
         tools=tools,
         out=None if given["no_out"] else os.path.join(_out_folder(call, given["out"]), name),
         options=options,
         listeners=(listener,),
-        papers=order.papers,
-        trials=order.trials,
-        index=going_on.index,
+        index=index,
         ran_code=going_on.ran_code,
         gives_up=not given["keep_going"],
         followers=() if tracking is None else (tracking,),
@@ -106,7 +106,7 @@ def run_order(
     )
 
     def leave() -> None:
-        abandon(tools, spec, Cancelled("interrupted twice"))
+        abandon(tools, attempt, Cancelled("interrupted twice"))
         os._exit(Cancelled.exit_code)
 
     try:
@@ -117,13 +117,13 @@ def run_order(
     for end in tracking.ends if tracking is not None else ():
         if end.where:
             call.out.note(f"wandb: {end.where}; `wandb sync` sends what was kept offline")
-    return _tell(call, order, job, company)
+    return _tell(call, build, job, company)
 
 
-def _options(order: CompiledJob, given: dict[str, Any], rerun: frozenset[str], going_on: Continuation) -> RunOptions:
+def _options(build: JobBuild, given: dict[str, Any], rerun: frozenset[str], going_on: Continuation) -> RunOptions:
     return RunOptions(
-        max_in_flight=given["jobs"] or (1 if order.program is not None else MAX_IN_FLIGHT),
-        keep_going=is_sweep(order.trials) or given["keep_going"] or given["max_failures"] is not None,
+        max_in_flight=given["jobs"] or (1 if build.program is not None else MAX_IN_FLIGHT),
+        keep_going=is_sweep(build.trials) or given["keep_going"] or given["max_failures"] is not None,
         max_failures=given["max_failures"],
         rerun=rerun,
         kept=going_on.kept,
@@ -132,7 +132,7 @@ def _options(order: CompiledJob, given: dict[str, Any], rerun: frozenset[str], g
     )
 
 
-def _introduce(call: CommandContext, order: CompiledJob, options: RunOptions) -> None:
+def _introduce(call: CommandContext, build: JobBuild, options: RunOptions) -> None:
     """Say what a run of programs works with, before it starts."""
     warning = call.parts.containment.warning
     if warning:
@@ -141,46 +141,45 @@ def _introduce(call: CommandContext, order: CompiledJob, options: RunOptions) ->
     if not call.out.is_quiet:
         from stoker.cli.run_machine import machine_line
 
-        call.out.line(machine_line(call.parts, order, options))
+        call.out.line(machine_line(call.parts, build, options))
 
 
-def _tell(call: CommandContext, order: CompiledJob, job: JobResult, company: SharedProcessRunView) -> int:
-    name = order.spec.name
-    if is_sweep(order.trials):
+def _tell(call: CommandContext, build: JobBuild, job: JobResult, company: SharedProcessRunView) -> int:
+    name = build.spec.name
+    if is_sweep(build.trials):
         from stoker.cli.run_report import show_sweep_outcome
 
-        show_sweep_outcome(call, order, job, company)
+        show_sweep_outcome(call, build, job, company)
     elif not call.flags.quiet:
-        show_outcome(call, order, job)
+        show_outcome(call, build, job)
     elif job.laid_out is not None:
         call.out.line(job.laid_out.folder)
-    unwritten = unwritten_text(order, job.result.nodes) if job.result is not None else ""
+    unwritten = unwritten_text(build, job.result.nodes) if job.result is not None else ""
     if unwritten:
         call.out.note(f"note: {unwritten}")
     for part in (call.parts.store.memo.trouble, call.parts.history.trouble):
         if part:
-            call.out.note(f"note: an index is out of order, which costs time and nothing else: {part}")
+            call.out.note(f"note: an index is out of build, which costs time and nothing else: {part}")
     if job.error is None:
         return 0
     code = report(job.error, call.out, debug=call.flags.debug, is_in_stream=True)
-    for line in () if is_sweep(order.trials) else failure_lines(job, name):
+    for line in () if is_sweep(build.trials) else failure_lines(job, name):
         call.out.complain(line)
     return code
 
 
 def _listen(
-    call: CommandContext, order: CompiledJob, company: SharedProcessRunView
+    call: CommandContext, build: JobBuild, attempt: str, company: SharedProcessRunView
 ) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
     """Return where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
     out = call.out
     if out.is_json:
-        attempt = order.spec.attempt
 
         def write(event: Event, at_s: float, seq: int) -> None:
             out.json_line(event_line(event, ts=at_s, seq=seq, source=attempt))
 
         return Screen(), write, say_aside
-    titles = titles_of(order.plan, order.trials, job=order.spec.name, is_solo=company.is_solo)
+    titles = titles_of(build.plan, build.trials, job=build.spec.name, is_solo=company.is_solo)
     near = call.parts.settings.folder
     if not out.is_quiet and out.is_terminal:
         from stoker.cli.screens import LiveScreen
@@ -198,17 +197,17 @@ def _out_folder(call: CommandContext, given: str | None) -> str:
 
 
 def _companies_foreseen(
-    call: CommandContext, order: CompiledJob, going_on: Continuation, rerun: frozenset[str]
+    call: CommandContext, build: JobBuild, going_on: Continuation, rerun: frozenset[str]
 ) -> list[SharedProcessEstimate]:
     """Return what is foreseen of trials that will share a process; nothing where none will."""
-    if not any(node.stage.together for node in order.plan.nodes):
+    if not any(node.stage.together for node in build.plan.nodes):
         return []
     from stoker.cli.shared_runs import companies_here
     from stoker.engine.preview import preview
 
     parts, kept = call.parts, going_on.kept
-    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
-    return companies_here(call, order, seen)
+    seen = preview(build.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+    return companies_here(call, build, seen)
 
 
 def _check_out(folder: str) -> None:
@@ -251,16 +250,16 @@ class CommandInputFetcher:
         self._came: Counter[str] = Counter()
         """Bytes that came over the network, by what was typed."""
 
-    def order(self, take: Callable[[], CompiledJob]) -> CompiledJob | None:
-        """Take an order; while nothing is wrong but what the hub may have, that is fetched, and it is taken again.
+    def build(self, make: Callable[[], JobBuild]) -> JobBuild | None:
+        """Take an build; while nothing is wrong but what the hub may have, that is fetched, and it is taken again.
 
-        Of a dry run nothing is fetched: what would be is told, and there is no order. Raises what `take` raises if we
+        Of a dry run nothing is fetched: what would be is told, and there is no build. Raises what `take` raises if we
         may not ask (offline) or if what came does not help, and whatever goes wrong in fetching.
         """
         asked: set[MissingRepoFiles] = set()
         while True:
             try:
-                return take()
+                return make()
             except InvalidInput as error:
                 if not error.lacks or asked >= set(error.lacks) or self._call.parts.hub_settings("").offline:
                     raise
@@ -269,17 +268,17 @@ class CommandInputFetcher:
             if self._is_dry:
                 return None
 
-    def verify(self, order: CompiledJob) -> None:
-        """Hold the files that an order reads from the hub's cache against their digests, and say what was fetched.
+    def verify(self, build: JobBuild) -> None:
+        """Hold the files that an build reads from the hub's cache against their digests, and say what was fetched.
 
         What is damaged is set aside and fetched again. Raises `StokerError` if that can't be.
         """
-        words = self._words_of(order)
+        words = self._words_of(build)
         if not words:
             return
         from stoker.cli.job_downloads import verify
 
-        paths = {path for node in order.plan.nodes for path in node.stage.args.paths_in(node.args)}
+        paths = {path for node in build.plan.nodes for path in node.stage.args.paths_in(node.args)}
         for text, argument in words.items():
             verify(self._call, text, argument, paths, came_bytes=self._came[text])
 
@@ -292,11 +291,11 @@ class CommandInputFetcher:
             else:
                 self._came[lack.repo] += fetch(self._call, lack, error)
 
-    def _words_of(self, order: CompiledJob) -> dict[str, str]:
-        """Return what may name repositories among the arguments of an order's trials, each with the argument's name."""
-        if not order.trials or order.program is not None:
+    def _words_of(self, build: JobBuild) -> dict[str, str]:
+        """Return what may name repositories among the arguments of an build's trials, each with the argument's name."""
+        if not build.trials or build.program is not None:
             return {}
-        brings = self._call.parts.catalogue.load(order.spec.recipe).brings
-        texts = ((trial.args.get(name), name) for trial in order.trials for name in brings)
+        brings = self._call.parts.catalogue.load(build.spec.recipe).brings
+        texts = ((trial.spec.args.get(name), name) for trial in build.trials for name in brings)
         named = {text: name for text, name in texts if isinstance(text, str) and "/" in text}
         return {text: name for text, name in named.items() if not os.path.exists(text)}

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.api.job import job_story
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AUTO, Grammar, Option, Positional, duration, ranks, whole
-from stoker.cli.local_run import CommandInputFetcher, run_order
-from stoker.cli.run_request import read_wanted
+from stoker.cli.local_run import CommandInputFetcher, run_build
 from stoker.config.config_file import SUFFIXES
 from stoker.core.errors import Refused, TooManyTrials, UnknownRecipe, Usage
 from stoker.core.job import JobState
 from stoker.core.text import did_you_mean
 from stoker.engine.plan import Plan
 from stoker.engine.types import MAX_IN_FLIGHT
-from stoker.jobs.build_context import CompiledJob, ComposedJob, JobCompiler
+from stoker.jobs.builder import JobBuild
+from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import Continuation, go_on, go_on_after
-from stoker.jobs.rerun_spec import reorder, trials_of_job
-from stoker.jobs.trials import is_sweep
+from stoker.jobs.trials import is_sweep, trials_of_job
 
 MOST_UNASKED = 1_000
 MOST_TRIALS = 100_000
@@ -112,41 +112,40 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run, or show what a run would do."""
-    rerun = words_of(given["rerun"])
-    desk, bringing = call.desk(), CommandInputFetcher(call, is_dry=given["dry_run"])
+    fetcher = CommandInputFetcher(call, is_dry=given["dry_run"])
     if given["failed"] is not None:
-        order, going_on = _order_failed(call, desk, bringing, given)
-        if order is None:
+        build, going_on = _build_failed(call, fetcher, given)
+        if build is None:
             return 0
-        nodes = nodes_to_rerun(order.plan, rerun)
+        nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
     else:
-        order = _order(call, desk, bringing, given)
-        if order is None:
+        build = _build(call, fetcher, given)
+        if build is None:
             return 0
-        nodes = nodes_to_rerun(order.plan, rerun)
-        going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
-    _refuse_shared_outputs(order, given)
-    return carry_out(call, order, going_on, given, nodes, bringing)
+        nodes = nodes_to_rerun(build.plan, words_of(given["rerun"]))
+        going_on = go_on(build, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
+    _refuse_shared_outputs(build, given)
+    return carry_out(call, build, going_on, given, nodes, fetcher)
 
 
 def carry_out(
     call: CommandContext,
-    order: CompiledJob,
+    build: JobBuild,
     going_on: Continuation,
     given: dict[str, Any],
     nodes: frozenset[str],
-    bringing: CommandInputFetcher,
+    fetcher: CommandInputFetcher,
 ) -> int:
-    """Run an order, or show what that would do; `nodes` run in any case."""
-    for note in (*order.notes, going_on.note):
+    """Run a job, or show what that would do; `nodes` run in any case."""
+    for note in (*build.notes, going_on.note):
         if note:
             call.out.note(f"note: {note}")
     if given["dry_run"]:
         from stoker.cli.dry_run import show_forecast
 
-        return show_forecast(call, order, going_on.kept, nodes, is_solo=given["solo"])
-    bringing.verify(order)
-    return run_order(call, order, going_on, given, nodes)
+        return show_forecast(call, build, going_on.kept, nodes, is_solo=given["solo"])
+    fetcher.verify(build)
+    return run_build(call, build, going_on, given, nodes)
 
 
 def words_of(given: list[str]) -> list[str]:
@@ -154,31 +153,30 @@ def words_of(given: list[str]) -> list[str]:
     return [word for words in given for word in words.split(",") if word]
 
 
-def _order(
-    call: CommandContext, desk: JobCompiler, bringing: CommandInputFetcher, given: dict[str, Any]
-) -> CompiledJob | None:
-    """Order what is wanted; nothing if a dry run can only say what would be fetched for it."""
+def _build(call: CommandContext, fetcher: CommandInputFetcher, given: dict[str, Any]) -> JobBuild | None:
+    """Build the job; None if a dry run only shows what would be fetched for it."""
     if given["ranks"] == AUTO:
         given["ranks"] = max(1, len(call.parts.devices))
-    wanted = read_wanted(given)
-    if wanted.target.endswith(".json") and not wanted.program:
-        return desk.order_plan_file(wanted)
-    if wanted.target.endswith(SUFFIXES) and not wanted.program:
+    request = read_request(given)
+    builder = call.builder()
+    if request.is_plan_file:
+        return builder.build(request)
+    if request.target.endswith(SUFFIXES) and not request.program:
         raise UnknownRecipe(
-            f"{wanted.target} is no recipe and no plan",
-            hint=f"settings of a recipe or a program: --config {wanted.target}; a manifest's jobs go to the fleet: "
-            f"stoker submit {wanted.target}; an adapters file: stoker adapters run {wanted.target}",
+            f"{request.target} is no recipe and no plan",
+            hint=f"settings of a recipe or a program: --config {request.target}; jobs of a manifest, on the fleet: "
+            f"stoker submit {request.target}; an adapters file: stoker adapters run {request.target}",
         )
-    draft = desk.draft(wanted)
-    _check_size(call, draft, given)
-    return bringing.order(lambda: desk.order_draft(draft))
+    job = builder.compose(request)
+    _check_size(call, job.size, given)
+    return fetcher.build(lambda: builder.build_composed(job))
 
 
-def _refuse_shared_outputs(order: CompiledJob, given: dict[str, Any]) -> None:
-    """Refuse to let programs that run at once write to one place."""
-    if order.program is None or not is_sweep(order.trials) or (given["jobs"] or 1) < 2:
+def _refuse_shared_outputs(build: JobBuild, given: dict[str, Any]) -> None:
+    """Raise `Usage` if programs that run at once would write to one place."""
+    if build.program is None or not is_sweep(build.trials) or (given["jobs"] or 1) < 2:
         return
-    outputs = dict.fromkeys(name for trial in order.trials for name in trial.args.get("outputs", ()))
+    outputs = dict.fromkeys(name for trial in build.trials for name in trial.spec.args.get("outputs", ()))
     if outputs:
         raise Usage(
             f"--jobs {given['jobs']}: programs that run at once would all write to {', '.join(outputs)}",
@@ -186,50 +184,47 @@ def _refuse_shared_outputs(order: CompiledJob, given: dict[str, Any]) -> None:
         )
 
 
-def _check_size(call: CommandContext, draft: ComposedJob, given: dict[str, Any]) -> None:
-    """Ask before very many trials are made; refuse what nobody can mean."""
-    count = draft.size
+def _check_size(call: CommandContext, count: int, given: dict[str, Any]) -> None:
+    """Ask before very many trials are made. Raises `TooManyTrials`."""
     if count > MOST_TRIALS:
         raise TooManyTrials(
-            f"this sweep has {count:,} trials; {MOST_TRIALS:,} are the most that one job takes",
+            f"sweep has {count:,} trials; a job has at most {MOST_TRIALS:,}",
             hint="fewer values, or `sample` in a sweep file",
             trials=count,
         )
-    if count <= MOST_UNASKED or given["yes"]:
-        return
-    if given["dry_run"]:
+    if count <= MOST_UNASKED or given["yes"] or given["dry_run"]:
         return
     if not call.out.asks(f"{count:,} trials. Run them?"):
         raise TooManyTrials(
-            f"this sweep has {count:,} trials, and nobody confirmed them", hint="--dry-run lists them, --yes confirms"
+            f"sweep has {count:,} trials; more than {MOST_UNASKED:,} need --yes",
+            hint="--dry-run lists them, --yes confirms",
         )
 
 
-def _order_failed(
-    call: CommandContext, desk: JobCompiler, bringing: CommandInputFetcher, given: dict[str, Any]
-) -> tuple[CompiledJob | None, Continuation]:
-    """Order an earlier job again, keeping all of it that succeeded; nothing if all of it did."""
+def _build_failed(
+    call: CommandContext, fetcher: CommandInputFetcher, given: dict[str, Any]
+) -> tuple[JobBuild | None, Continuation]:
+    """Build an earlier job again, keeping its completed trials; None if there is nothing to run."""
     if given["target"] or given["values"] or given["program"] is not None or given["config"]:
         raise Usage("--failed takes everything from the earlier job", hint=f"stoker run --failed {given['failed']}")
     folder = call.find_job(given["failed"])
+    name = folder.spec().name
     if folder.state()[0] is JobState.RUNNING:
-        name = folder.spec().name
         raise Refused(f"job {name} is still running", hint=f"stoker logs {name} -f, or stoker cancel {name}")
     trials, end = trials_of_job(folder), folder.ended()
     has_trouble = end is None or end.error is not None
-    if not is_sweep(trials):
-        if has_trouble:
-            return bringing.order(lambda: reorder(desk, folder, name=given["name"] or "")), Continuation()
-    else:
-        order = bringing.order(lambda: reorder(desk, folder, name=given["name"] or "", at_once=given["jobs"] or 1))
-        if order is None:
-            return None, Continuation()
+    builder = call.builder()
+    request = JobRequest(earlier=folder, name=given["name"] or "", at_once=given["jobs"] or 1)
+    if has_trouble or is_sweep(trials):
+        build = fetcher.build(lambda: builder.build(request))
+        if build is None or not is_sweep(trials):
+            return build, Continuation()
         going_on, left = go_on_after(
-            order, call.parts.cache, call.sweeps_folder(), trials=trials, story=job_story(folder)
+            build, call.parts.cache, call.sweeps_folder(), trials=trials, story=job_story(folder)
         )
         if left or has_trouble:
-            return order, going_on
-    call.out.line(f"nothing of {folder.spec().name} failed: nothing to run")
+            return build, going_on
+    call.out.line(f"nothing of {name} failed: nothing to run")
     return None, Continuation()
 
 
@@ -261,3 +256,51 @@ def nodes_to_rerun(plan: Plan, rerun: list[str]) -> frozenset[str]:
 def _tail(node_id: str) -> str:
     number, dot, rest = node_id.partition(".")
     return rest if dot and number.isdigit() else node_id
+
+
+# The words of a command line that name the job and its settings.
+
+_NO_TARGET = {
+    "run": ("nothing to run", "a recipe, a plan file"),
+    "submit": ("nothing to submit", "a manifest, a recipe"),
+}
+
+
+def read_request(given: dict[str, Any], *, verb: str = "run") -> JobRequest:
+    """Return the request of a command line. Raises `Usage` for words that can't mean anything."""
+    target, values = given["target"], list(given["values"])
+    if given["program"] is not None:
+        if not given["program"]:
+            raise Usage("no program follows --", hint=f"stoker {verb} lr=1e-2,1e-3 -- python train.py --lr {{lr}}")
+        # Before a program, every word is a setting.
+        values, target = ([target, *values] if target else values), ""
+        refuse_words(values, "a recipe or a program, not both: the program follows --")
+    elif not target:
+        message, targets = _NO_TARGET[verb]
+        raise Usage(message, hint=f"{targets}, or -- and a program; see `stoker help {verb}`")
+    elif target.endswith((".py", ".sh")) or target in ("python", "python3"):
+        words = " ".join([target, *values])
+        program = words if target.startswith("python") else f"{'python' if target.endswith('.py') else 'sh'} {words}"
+        raise Usage(f"{target!r} is no recipe", hint=f"a program follows --: stoker {verb} -- {program}")
+    elif "=" in target:
+        both = f"stoker {verb} RECIPE key=value …, or stoker {verb} key=value … -- PROGRAM"
+        raise Usage(f"{target!r} is a setting, and nothing says of what", hint=both)
+    refuse_words(values, "an argument is one word: no spaces around the =")
+    if given.get("ranks") is not None:
+        values.append(f"ranks={given['ranks']}")
+    return JobRequest(
+        target=target,
+        overrides=tuple(values),
+        files=tuple(given["config"]),
+        program=tuple(given["program"] or ()),
+        name=given.get("name") or "",
+        at_once=given.get("jobs") or 1,
+    )
+
+
+def refuse_words(values: Sequence[str], hint: str) -> None:
+    """Raise `Usage` for words that are not key=value."""
+    odd = [word for word in values if "=" not in word and not word.startswith("~")]
+    if odd:
+        listed = ", ".join(map(repr, odd))
+        raise Usage(f"{listed} {'is' if len(odd) == 1 else 'are'} not key=value", hint=hint)

@@ -12,24 +12,24 @@ from stoker.core.text import format_size
 from stoker.devices.admission import Admission, MachineMemory, admit, memory_here, shares
 from stoker.engine.types import RunOptions
 from stoker.host.interpreter import find_python
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.trials import is_sweep
 
 if TYPE_CHECKING:
     from stoker.api.app_parts import AppParts
 
 
-def machine_line(parts: AppParts, order: CompiledJob, options: RunOptions) -> str:
+def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
     """Return what there is, how it is bounded, whose Python runs, and how many trials go at once."""
-    needs = order.plan.node(order.plan.final).needs
+    needs = build.plan.node(build.plan.final).needs
     told = [
         *_devices(parts.devices, needs),
         ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
-        f"python = {_python(parts, order)}",
+        f"python = {_python(parts, build)}",
     ]
     line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(told)}"
-    count = len(order.trials)
-    if not is_sweep(order.trials):
+    count = len(build.trials)
+    if not is_sweep(build.trials):
         return line
     trials = "1 trial" if count == 1 else f"{count:,} trials"
     pace = _pace(at_once(needs, parts.capacity, parts.devices, options.max_in_flight))
@@ -93,10 +93,10 @@ def _memory(memory: MachineMemory, needs: Needs, mechanism: str) -> list[str]:
     return [f"{format_size(memory.total_bytes)} RAM", f"{cap} ({mechanism})"]
 
 
-def _python(parts: AppParts, order: CompiledJob) -> str:
+def _python(parts: AppParts, build: JobBuild) -> str:
     settings = parts.settings
-    folder = order.program.folder if order.program else settings.folder
-    wanted = str(order.trials[0].args.get("python", ""))
+    folder = build.program.folder if build.program else settings.folder
+    wanted = str(build.trials[0].spec.args.get("python", ""))
     found = find_python(wanted, folder=folder, environment=settings.environment, own_prefix=sys.prefix).path
     if not found:
         return "none"

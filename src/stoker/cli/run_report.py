@@ -15,7 +15,7 @@ from stoker.core.text import BEST
 from stoker.engine.plan import Plan
 from stoker.engine.types import NodeEnding, RunResult
 from stoker.jobs.best_link import has_best
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import JobResult
 from stoker.jobs.program import RECIPE
 from stoker.jobs.sweep_end import count_ends
@@ -31,9 +31,9 @@ _FILES_NAMED = 5
 _PLACEHOLDER = re.compile(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
 
 
-def show_outcome(call: CommandContext, order: CompiledJob, job: JobResult) -> None:
+def show_outcome(call: CommandContext, build: JobBuild, job: JobResult) -> None:
     """Write what became of a run."""
-    out, plan, name = call.out, order.plan, order.spec.name
+    out, plan, name = call.out, build.plan, build.spec.name
     if job.result is not None:
         out.line(counts_text(job.result))
         for line in _summary_lines(call, plan, job.result):
@@ -47,7 +47,7 @@ def show_outcome(call: CommandContext, order: CompiledJob, job: JobResult) -> No
             out.note(f"note: you had edited it, so it was kept: {kept}")
     if job.result is not None and job.error is None:
         steps = _summary(call, plan, job.result).get("next")
-        proposed = [filled_in(str(step), order.spec.args) for step in steps] if isinstance(steps, list) else []
+        proposed = [filled_in(str(step), build.spec.args) for step in steps] if isinstance(steps, list) else []
         for line in ("next:", *(f"  {step}" for step in [*proposed, f"stoker explain {name}"])):
             out.line(line)
 
@@ -129,28 +129,28 @@ _ADAPTER = "adapter_config.json"
 """What PEFT looks for in a folder."""
 
 
-def show_sweep_outcome(call: CommandContext, order: CompiledJob, job: JobResult, company: SharedProcessRunView) -> None:
+def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, company: SharedProcessRunView) -> None:
     """Write what became of a sweep."""
-    out, name = call.out, order.spec.name
+    out, name = call.out, build.spec.name
     if out.is_quiet:
-        for end in sorted(job.trials, key=lambda end: end.trial.number):
+        for end in sorted(job.trials, key=lambda end: end.trial.spec.number):
             if end.out:
                 out.line(end.out)
         return
-    counts = count_ends(job.trials, len(order.trials))
+    counts = count_ends(job.trials, len(build.trials))
     told = [f"{counts['completed']} ok" + (f" ({counts['kept']} kept)" if counts["kept"] else "")]
     told += [f"{counts[state]} {state}" for state in ("failed", "cancelled") if counts[state]]
     if counts["not_run"]:
         told.append(f"{counts['not_run']} not run")
-    is_together = any(node.stage.together for node in order.plan.nodes)
-    best = best_text(job.trials, order.trials[0].args)
-    for line in _ranking(job, order, call.parts.settings.folder) if is_together else ():
+    is_together = any(node.stage.together for node in build.plan.nodes)
+    best = best_text(job.trials, build.trials[0].spec.args)
+    for line in _ranking(job, build, call.parts.settings.folder) if is_together else ():
         out.line(line)
     out.line(f"{', '.join(told)}.{f' {best}' if best else ''}")
     if is_together:
-        _show_company(call, order, job, company)
+        _show_company(call, build, job, company)
     following = []
-    if counts["completed"] < len(order.trials):
+    if counts["completed"] < len(build.trials):
         following.append(f"stoker run --failed {name}")
     if counts["completed"]:
         following.append(f"stoker compare {name}")
@@ -158,21 +158,21 @@ def show_sweep_outcome(call: CommandContext, order: CompiledJob, job: JobResult,
         out.line(f"next: {' · '.join(following)}")
 
 
-def _ranking(job: JobResult, order: CompiledJob, near: str) -> list[str]:
-    ranked = rank_trials(job.trials, order.trials[0].args)
+def _ranking(job: JobResult, build: JobBuild, near: str) -> list[str]:
+    ranked = rank_trials(job.trials, build.trials[0].spec.args)
     return [] if ranked is None else ranking_lines(ranked, near)
 
 
-def _show_company(call: CommandContext, order: CompiledJob, job: JobResult, company: SharedProcessRunView) -> None:
+def _show_company(call: CommandContext, build: JobBuild, job: JobResult, company: SharedProcessRunView) -> None:
     """Say how quickly they went together, what they took, and where the best one lies."""
-    total = len(order.trials)
+    total = len(build.trials)
     ran = [end for end in job.trials if not end.is_kept]
     if ran and job.result is not None:
         kept = len(job.trials) - len(ran)
         text = end_text(ran, total - kept, job.result.elapsed_s, company.speed.mean)
         is_done = any(end.state == "completed" for end in ran)
         # What is known is not trained again, unless that is asked for.
-        trained = next((node.stage.name.rpartition("/")[2] for node in order.plan.nodes if node.stage.together), "")
+        trained = next((node.stage.name.rpartition("/")[2] for node in build.plan.nodes if node.stage.together), "")
         again = f"   same {total} one by one: --solo --rerun {trained}"
         solo = "" if company.is_solo or total < 2 or not is_done else again
         call.out.line(f"{text}{solo}")
@@ -181,7 +181,7 @@ def _show_company(call: CommandContext, order: CompiledJob, job: JobResult, comp
         return
     best = near_path(os.path.join(out, BEST), call.parts.settings.folder)
     is_adapter = os.path.exists(os.path.join(out, BEST, _ADAPTER))
-    call.out.line(where_text(best, {str(trial.args.get("base")) for trial in order.trials} if is_adapter else ()))
+    call.out.line(where_text(best, {str(trial.spec.args.get("base")) for trial in build.trials} if is_adapter else ()))
 
 
 def where_text(best: str, bases: Collection[str]) -> str:
@@ -206,4 +206,4 @@ def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
         return f"No best of all: {not_compared_text(metric, grounds)}."
     if best is None:
         return ""
-    return f"Best {best.end.trial.label} ({metric} {number(best.metrics[metric])})."
+    return f"Best {best.end.trial.spec.label} ({metric} {number(best.metrics[metric])})."

@@ -129,17 +129,16 @@ def system_a_warning(*, is_tls: bool) -> str:
 def _read_manifest(call: CommandContext, path: str, keep: KeepTree, url: str) -> Submission:
     """Read it as `submit` does; its code and data are kept first. Data stays where all machines are this one."""
     from stoker.engine.code_identity import CodeIdentity
-    from stoker.jobs.manifest_jobs import read_orders
-    from stoker.jobs.pack.code_tree import SubmittedCodeOptions
+    from stoker.jobs.request import JobRequest
+    from stoker.jobs.submission import prepare
     from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource
 
     code = CodeIdentity(os.path.join(call.parts.settings.state, "code.json"))
-    wishes = SubmittedCodeOptions(ours=(call.parts.settings.home,))
-    orders = read_orders(path, desk=call.desk(), code=code, wishes=wishes)
-    for one in orders.to_send(url):
+    prepared = prepare(JobRequest(target=path, is_manifest=True), builder=call.builder(), code=code)
+    for one in prepared.to_send(url):
         source = FolderFileSource(one.root) if one.record is None else StoreFileSource(call.parts.store, one.record)
         keep(one.tree, source.open)
-    return orders.submission(submitter="coordinator")
+    return prepared.submission(submitter="coordinator")
 
 
 def _accepted_code(call: CommandContext, text: str | None) -> dict[str, str]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from stoker.cli.context import CommandContext
 from stoker.devices.admission import memory_here, shared_bytes
 from stoker.engine.preview import ForecastVerdict, PlanPreview
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, foretell_companies
 
 
-def companies_here(call: CommandContext, order: CompiledJob, seen: PlanPreview) -> list[SharedProcessEstimate]:
-    """Foretell the companies of an order's trials that would run; none of one whose stages all work alone."""
+def companies_here(call: CommandContext, build: JobBuild, seen: PlanPreview) -> list[SharedProcessEstimate]:
+    """Foretell the companies of an build's trials that would run; none of one whose stages all work alone."""
     known = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.HIT}
-    together = [node for node in order.plan.nodes if node.stage.together and node.id not in known]
-    trials = [trial for trial in order.trials if trial.nodes.final not in known]
+    together = [node for node in build.plan.nodes if node.stage.together and node.id not in known]
+    trials = [trial for trial in build.trials if trial.nodes.final not in known]
     if not together or not trials:
         return []
-    desk = call.desk()
-    recipe = desk.catalogue.load(order.spec.recipe)
+    builder = call.builder()
+    recipe = builder.catalogue.load(build.spec.recipe)
     room = SharedProcessCapacity(
         device_bytes=_most_free_bytes(call) if any(node.needs.gpu for node in together) else None,
         memory_bytes=memory_here().room_bytes,
     )
-    return foretell_companies(together, trials, lambda trial: desk.shared_by(recipe, trial.args), room)
+    return foretell_companies(together, trials, lambda trial: builder.shared_by(recipe, trial.spec.args), room)
 
 
 def _most_free_bytes(call: CommandContext) -> int | None:

@@ -21,8 +21,8 @@ from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
 from stoker.core.text import did_you_mean, format_size
 from stoker.host.resources import folder_bytes
 from stoker.jobs.leased_put import LeasedStoreWriter
+from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
-from stoker.jobs.rerun_spec import reorder
 from stoker.jobs.results import keys_of_job, keys_of_stage
 from stoker.jobs.submitter import who_asks
 from stoker.store.local_store import LocalStore
@@ -565,7 +565,7 @@ def perform_adopt(call: CommandContext, given: dict[str, Any]) -> int:
         )
         raise Usage(missing, hint="stoker help store adopt")
     folder = call.find_job(name)
-    plan = reorder(call.desk(), folder).plan
+    plan = call.builder().build(JobRequest(earlier=folder)).plan
     old = keys_of_job(folder, job_story(folder))
     if given["from"]:
         old = {stage: _full_key(call, given["from"])}

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import gc
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, duration, whole
-from stoker.cli.run_request import read_wanted
+from stoker.cli.run import read_request
 from stoker.config.config_file import SUFFIXES
-from stoker.core.errors import TooManyTrials, Usage
+from stoker.core.errors import Usage
 from stoker.core.frozen import changed
 from stoker.core.machine import MOST_EXPECTED_S, MOST_PRIORITY
+from stoker.jobs.request import JobRequest
 
 if TYPE_CHECKING:
-    from stoker.jobs.build_context import JobCompiler
-    from stoker.jobs.pack.code_tree import PreparedSubmission, SubmittedCodeOptions
+    from stoker.jobs.builder import JobBuilder
+    from stoker.jobs.pack.code_tree import PreparedSubmission
     from stoker.protocol.client import FleetClient
     from stoker.store.trees import Heed
 
@@ -185,16 +185,16 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     at = given["at"] or ""
     found = find_coordinator(at, environment=settings.environment, state=settings.state)
     if found is None:
-        # What is wrong with the jobs themselves is told all the same.
-        orders = _orders(call, given, None)
+        # Faults of the jobs themselves come first.
+        prepared = _prepare(call, given, None)
         if not given["dry_run"]:
             from stoker.protocol.discovery import no_coordinator_known
 
             raise no_coordinator_known(settings.state)
-        return show_alone(call, orders)
+        return show_alone(call, prepared)
 
     client = call.lookup.client(at)
-    return submit(call, given, _orders(call, given, client), client)
+    return submit(call, given, _prepare(call, given, client), client)
 
 
 def _env(words: list[str]) -> dict[str, str]:
@@ -206,20 +206,23 @@ def _env(words: list[str]) -> dict[str, str]:
         raise Usage(str(error), hint="--env FILE, or --env PLATFORM=FILE for each sort of machine") from None
 
 
-def _orders(call: CommandContext, given: dict[str, Any], client: FleetClient | None) -> PreparedSubmission:
-    target = given["target"]
-    is_manifest = target.endswith(SUFFIXES) and given["program"] is None
-    orders = _of_manifest(call, given, client) if is_manifest else _typed(call, given)
+def _prepare(call: CommandContext, given: dict[str, Any], client: FleetClient | None) -> PreparedSubmission:
+    from stoker.cli.submission import KnownJobs
+    from stoker.jobs.submission import prepare
+
+    request = _request(given)
+    known_jobs = KnownJobs(client) if client is not None else None
+    prepared = prepare(request, builder=_builder(call), code=call.parts.code, known_jobs=known_jobs)
     call.parts.code.save()
-    # There may be ten thousand of them, and none is garbage before the command ends.
+    # There may be ten thousand jobs, and none is garbage before the command ends.
     gc.freeze()
-    for note in orders.notes:
+    for note in prepared.notes:
         call.out.note(f"note: {note}")
-    return orders
+    return prepared
 
 
-def _desk(call: CommandContext) -> JobCompiler:
-    """Return what takes orders, and shows how far it is with large data."""
+def _builder(call: CommandContext) -> JobBuilder:
+    """Return the job builder; it shows its progress with large data."""
     from stoker.cli.screens import under_way
 
     @contextmanager
@@ -227,77 +230,29 @@ def _desk(call: CommandContext) -> JobCompiler:
         with under_way(call, what, size_bytes) as amount:
             yield amount.heed
 
-    desk = call.desk()
-    return changed(desk, data=changed(desk.data, reading=reading))
+    builder = call.builder()
+    return changed(builder, data=changed(builder.data, reading=reading))
 
 
-def _of_manifest(call: CommandContext, given: dict[str, Any], client: FleetClient | None) -> PreparedSubmission:
-    if given["values"]:
-        raise Usage(f"a manifest takes no arguments, got {' '.join(given['values'])}", hint="edit the file")
-    extra = [f"--{name}" for name in _TYPED_ONLY if given[name]]
-    if extra:
-        raise Usage(f"{', '.join(extra)}: the manifest says that for each job itself", hint="edit the file")
-    from stoker.cli.submission import KnownJobs
-    from stoker.config.manifest_file import KnownNames
-    from stoker.jobs.manifest_jobs import known_recipes, read_orders
-
-    desk = _desk(call)
-    known = KnownNames(
-        recipes=known_recipes(desk.catalogue),
-        jobs=KnownJobs(client) if client is not None else None,
-    )
-    return read_orders(
-        call.path(given["target"]),
-        desk=desk,
-        code=call.parts.code,
-        known=known,
-        name=given["target"],
-        wishes=_code_wishes(call, given),
-    )
-
-
-def _typed(call: CommandContext, given: dict[str, Any]) -> PreparedSubmission:
-    from stoker.jobs.builder import JobQueueOptions, orders_of_draft
-    from stoker.protocol.job_messages import MOST_JOBS
-
-    wanted = read_wanted(given, verb="submit")
-    if wanted.target.endswith(".json"):
-        raise Usage(f"{wanted.target} is a plan, and plans run here", hint=f"stoker run {wanted.target}")
-    # What this machine has is nothing to a job that runs elsewhere.
-    desk = changed(_desk(call), count_gpus=lambda: 0)
-    draft = desk.draft(wanted)
-    if draft.size > MOST_JOBS:
-        raise TooManyTrials(
-            f"this sweep has {draft.size:,} points; {MOST_JOBS:,} jobs are the most that are submitted at once",
-            hint="fewer values, or `sample` in a sweep file",
-            trials=draft.size,
-        )
-    wishes = JobQueueOptions(
-        priority=given["priority"] or 0,
-        after=tuple(given["after"]),
-        secrets=tuple(given["secret"]),
-        attempts=given["attempts"] or 1,
-        timeout_s=given["timeout"],
-        expected_s=given["expected"],
-        allowed_hosts=tuple(given["host"]),
-        env=_env(given["env"]),
-    )
-    named = ("--name", given["name"]) if given["name"] else ()
-    words = [*named, wanted.target, *wanted.overrides, *(["--", *wanted.program] if wanted.program else [])]
-    source = f"stoker submit {shlex.join([word for word in words if word])}"
-    return orders_of_draft(
-        draft,
-        desk=desk,
-        code=call.parts.code,
-        wishes=wishes,
-        source=source,
-        code_wishes=_code_wishes(call, given),
-    )
-
-
-def _code_wishes(call: CommandContext, given: dict[str, Any]) -> SubmittedCodeOptions:
-    from stoker.jobs.pack.code_tree import SubmittedCodeOptions
-
-    return SubmittedCodeOptions(
-        is_in_place=given["in_place"], include=tuple(given["include"]), ours=(call.parts.settings.home,)
-    )
+def _request(given: dict[str, Any]) -> JobRequest:
+    code = {"in_place": given["in_place"], "include": tuple(given["include"])}
+    if given["target"].endswith(SUFFIXES) and given["program"] is None:
+        if given["values"]:
+            raise Usage(f"a manifest takes no arguments, got {' '.join(given['values'])}", hint="edit the file")
+        extra = [f"--{name}" for name in _TYPED_ONLY if given[name]]
+        if extra:
+            raise Usage(f"{', '.join(extra)}: set in the manifest, for each job", hint="edit the file")
+        return JobRequest(target=given["target"], is_manifest=True, **code)
+    request = read_request(given, verb="submit")
+    if request.is_plan_file:
+        raise Usage(f"{request.target} is a plan; plans run on this machine", hint=f"stoker run {request.target}")
+    fields = {
+        "priority": given["priority"] or 0,
+        "after": tuple(given["after"]),
+        "secrets": tuple(given["secret"]),
+        "attempts": given["attempts"] or 1,
+        "timeout_s": given["timeout"],
+        "expected_s": given["expected"],
+        "allowed_hosts": tuple(given["host"]),
+    }
+    return changed(request, fields=fields, env=_env(given["env"]), **code)

@@ -1,8 +1,8 @@
-"""From an adapters file to a job: each of its adapters becomes a trial, with its own label and checkpoints.
+"""Jobs of adapters files: each adapter is a trial, with its own label and checkpoints.
 
-The recipe that trains one adapter says what is right. What it refuses, also when its plan is made (a base that isn't
-there, a rank that is too large), is told with the file's line and key, all of it at once, together with what is wrong
-in the words that stand beside the file.
+The recipe that trains one adapter checks the values. Its faults, also those found when its plan is compiled (a missing
+base, a rank that is too large), are reported with line and key of the file, all in one error, together with the faults
+of the command line.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from stoker.core.errors import (
     StokerError,
 )
 from stoker.core.frozen import changed, frozen
+from stoker.core.job import JobSpec
 from stoker.core.text import is_job_name
 from stoker.engine.plan import Plan
 from stoker.engine.recipe import Recipe
-from stoker.jobs.build_context import CompiledJob, JobCompiler, UncompiledTrial
-from stoker.jobs.request import given_twice, read_all, swept_lists
+from stoker.jobs.builder import JobBuild, JobBuilder
+from stoker.jobs.request import JobRequest, compose_request, given_twice, swept_lists
 
 RECIPE = "language/lora"
-"""What trains one adapter."""
+"""Trains one adapter."""
 BUNDLED_DATA = ("sums", "chats", "lines")
-"""Examples that the recipe brings with it."""
+"""Data that the recipe contains."""
 _NAME = "adapters"
 _TYPED = (ConfigLayer.ENVIRONMENT, ConfigLayer.OVERRIDE)
 _NOT_COMPARED = frozenset({"label", "checkpoints", "adapter_index"})
@@ -51,124 +52,125 @@ _NOT_COMPARED = frozenset({"label", "checkpoints", "adapter_index"})
 
 @frozen
 class _Typed:
-    """What was said beside the file."""
+    """The values of the command line."""
 
     values: Mapping[str, Any]
     """By argument."""
     notes: tuple[str, ...]
 
 
-def order_adapters(
-    desk: JobCompiler, path: str, words: Sequence[str], *, shown: str = "", name: str = ""
-) -> CompiledJob:
-    """Take an order for the adapters of a file, called `shown` in what is said about it.
+def build_adapters(builder: JobBuilder, request: JobRequest) -> JobBuild:
+    """Build the job of an adapters file. The request's overrides are defaults for all of its adapters.
 
-    `words` are what holds for all of them unless the file says something else. Raises `InvalidAdapters` with everything
-    that is wrong.
+    Raises `InvalidAdapters` with all faults of the file and of the overrides.
     """
-    recipe = desk.catalogue.load(RECIPE)
+    recipe = builder.catalogue.load(RECIPE)
     schema = recipe.args.declared()
+    path = os.path.abspath(os.path.join(builder.folder, os.path.expanduser(request.target)))
     wrong: InvalidInput | None = None
     typed = _Typed(values={}, notes=())
     try:
-        typed = _typed(desk, words, schema)
+        typed = _typed(builder, request, schema)
     except InvalidInput as error:
         wrong = error
-        # Whatever they were meant to say, the file does not lack it.
+        # The overrides may have set the base: the file alone can't be blamed for missing it.
         typed = _Typed(values={"base": None}, notes=())
-    making = _Making(desk, recipe, typed, is_whole=wrong is None)
-    around = around_here(schema, typed.values)
+    adapters = _AdapterSpecs(builder, recipe, typed, name=request.name or name_of(path), is_whole=wrong is None)
     try:
-        read_adapters_into(making.make, shown or path, path, around)
+        read_adapters_into(adapters.make, request.target, path, around_here(schema, typed.values))
     except InvalidAdapters as error:
-        error.lacks = making.lacks
+        error.lacks = adapters.lacks
         raise _joined(wrong, error) if wrong is not None else error from None
     if wrong is not None:
         raise wrong
-    order = desk.order_trials(recipe, making.made, making.plans, name=name or name_of(path))
-    return changed(order, notes=(*typed.notes, *making.notes))
+    build = builder.build_trials(recipe, adapters.specs, adapters.plans)
+    return changed(build, notes=(*typed.notes, *adapters.notes))
 
 
 def around_here(schema: Schema, given: Mapping[str, Any] | None = None) -> AdaptersContext:
-    """Return what there is to know beside an adapters file, where this schema is the recipe's."""
+    """Return what the reader of an adapters file needs beside the file; `schema` is the recipe's."""
     return AdaptersContext(schema=schema, data=BUNDLED_DATA, given=given)
 
 
 def name_of(path: str) -> str:
-    """Return what a file's job is called unless told."""
+    """Return the default name of a file's job."""
     stem = os.path.splitext(os.path.basename(path))[0]
     return stem if is_job_name(stem) else _NAME
 
 
 @frozen
-class _Checked:
-    """An adapter that can be trained."""
-
-    args: dict[str, Any]
-    plan: Plan
-
-
-@frozen
 class _Refused:
-    """An adapter that can't be trained as it stands; why, is noted."""
+    """An adapter that can't be trained; its faults are noted."""
 
     lacks: tuple[MissingRepoFiles, ...]
-    """What fetching may mend, if that is all that is wrong with it."""
+    """The files that have to be fetched, if nothing else is wrong with it."""
 
 
-class _Making:
-    """One file on its way to trials."""
+class _AdapterSpecs:
+    """The adapters of one file as checked jobs, each with its plan."""
 
-    def __init__(self, desk: JobCompiler, recipe: Recipe, typed: _Typed, *, is_whole: bool) -> None:
-        self.made: list[UncompiledTrial] = []
+    def __init__(self, builder: JobBuilder, recipe: Recipe, typed: _Typed, *, name: str, is_whole: bool) -> None:
+        self.specs: list[JobSpec] = []
         self.plans: list[Plan] = []
         self.notes: list[str] = []
         self.lacks: tuple[MissingRepoFiles, ...] = ()
-        """What fetching may mend, if nothing else is wrong."""
+        """The files that have to be fetched, if nothing else is wrong."""
         self._lacking = 0
-        """How many of the faults so far fetching may mend."""
-        self._desk = desk
+        """The number of faults so far that fetching may remove."""
+        self._builder = builder
         self._recipe = recipe
         self._typed = typed
+        self._name = name
         self._is_whole = is_whole
-        """Whether the words beside the file are right: without them nobody knows what an adapter is."""
+        """False if the command line has faults: then the values of an adapter are not known."""
 
     def make(self, whole: ParsedAdaptersFile, reading: FileDiagnostics) -> None:
-        # Each time anew: a file with faults is read twice.
-        self.made, self.plans, self.notes, self.lacks = [], [], [], ()
+        # A file with faults is read twice.
+        self.specs, self.plans, self.notes, self.lacks = [], [], [], ()
         if not self._is_whole:
             return
         lacks: dict[MissingRepoFiles, None] = {}
         self._lacking = 0
         shared = self._shared(whole)
-        told: set[str] = set()
+        noted: set[str] = set()
         first: dict[bytes, str] = {}
         for one in whole.adapters:
             if one.entry is None:
                 continue
             before = reading.count
-            checked = self._checked(one, one.entry, shared, whole, reading, told)
+            checked = self._checked(one, one.entry, shared, whole, reading, noted)
             if isinstance(checked, _Refused):
                 lacks |= dict.fromkeys(checked.lacks)
                 self._lacking += reading.count - before if checked.lacks else 0
                 continue
-            args, plan = checked.args, checked.plan
+            args, plan = checked
             identity = encode(self._recipe.args.identity(args, str))
             if (same_as := first.setdefault(identity, one.entry.label)) != one.entry.label:
                 message = f"{one.entry.label} is the same as {same_as}: same data, same values"
                 one.note("label", message, "leave out one, or give it another seed", reading)
                 continue
             self.plans.append(plan)
-            self.made.append(UncompiledTrial(number=one.entry.number, label=one.entry.label, point={}, args=args))
-        points = _points([one.args for one in self.made])
-        self.made = [changed(one, point=point) for one, point in zip(self.made, points, strict=True)]
-        self._note_outdone(whole)
+            self.specs.append(
+                JobSpec(
+                    id="",
+                    name=self._name,
+                    number=one.entry.number,
+                    label=one.entry.label,
+                    recipe=self._recipe.name,
+                    schema_version=self._recipe.version,
+                    args=args,
+                    folder=self._builder.folder,
+                )
+            )
+        points = _points([spec.args for spec in self.specs])
+        self.specs = [changed(spec, point=point) for spec, point in zip(self.specs, points, strict=True)]
+        self._note_overridden(whole)
         if reading.count and not self.plans:
-            self._look_at_base(shared, whole, reading, told)
+            self._check_base(shared, whole, reading, noted)
         self.lacks = tuple(lacks) if self._lacking == reading.count else ()
 
     def _shared(self, whole: ParsedAdaptersFile) -> dict[str, Any]:
-        """Return what holds for all: the top of the file, and over it what was typed."""
+        """Return the values for all adapters: the top of the file, and the command line over it."""
         shared = dict(whole.file.shared)
         base = shared.get("base")
         if type(base) is str:
@@ -185,93 +187,94 @@ class _Making:
         shared: Mapping[str, Any],
         whole: ParsedAdaptersFile,
         reading: FileDiagnostics,
-        told: set[str],
-    ) -> _Checked | _Refused:
-        """Return an adapter's checked arguments and its plan; if something is wrong, it is noted."""
+        noted: set[str],
+    ) -> tuple[dict[str, Any], Plan] | _Refused:
+        """Return an adapter's checked arguments and its plan, or note its faults."""
         own = {"data": entry.data, "checkpoints": entry.checkpoint, "label": entry.label}
-        said = {**shared, **entry.values, **own, "adapter_index": entry.number - 1}
         values: dict[str, Any] = {}
-        for path, value in said.items():
+        for path, value in {**shared, **entry.values, **own, "adapter_index": entry.number - 1}.items():
             values = with_value(values, path.split("."), value)
         args, faults = self._recipe.args.check(values, owner=self._recipe.name)
         lacks: tuple[MissingRepoFiles, ...] = ()
         if not faults:
             try:
-                return _Checked(args=args, plan=self._desk.compile(self._recipe, args))
+                return args, self._builder.compile(self._recipe, args)
             except InvalidArgs as error:
                 faults, lacks = list(error.faults), error.lacks
             except Damaged as error:
                 faults = [Diagnostic(str(error.data.get("where", "")), str(error.data.get("why", error)), error.hint)]
-        if lacks and reading.count > self._lacking and self._desk.surroundings.fetches():
-            # It comes by itself once the rest is right.
+        if lacks and reading.count > self._lacking and self._builder.surroundings.fetches():
+            # It is fetched once the other faults are gone.
             return _Refused(lacks=lacks)
         for fault in faults:
-            self._note(fault, one, whole, reading, told)
+            self._note(fault, one, whole, reading, noted)
         return _Refused(lacks=lacks)
 
     def _note(
-        self, fault: Diagnostic, one: ParsedAdapter, whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
+        self,
+        fault: Diagnostic,
+        one: ParsedAdapter,
+        whole: ParsedAdaptersFile,
+        reading: FileDiagnostics,
+        noted: set[str],
     ) -> None:
-        """Note a fault where the value stands: in the adapter, at the top of the file, or beside it, once."""
+        """Note a fault at its value: in the adapter, at the top of the file, or on the command line."""
         argument = fault.where.removeprefix(f"{self._recipe.name}.")
         if argument in one.words or one.given.says(argument):
             one.note(argument, fault.message, fault.hint, reading)
         elif argument in whole.top.words or argument in self._typed.values:
-            self._note_of_all(argument, fault, whole, reading, told)
+            self._note_of_all(argument, fault, whole, reading, noted)
         else:
             reading.refuse(one.given.node, one.given.key, f"{argument}: {fault.message}", fault.hint)
-        told.add(str(fault))
+        noted.add(str(fault))
 
     def _note_of_all(
-        self, argument: str, fault: Diagnostic, whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
+        self, argument: str, fault: Diagnostic, whole: ParsedAdaptersFile, reading: FileDiagnostics, noted: set[str]
     ) -> None:
-        """Note a fault of what holds for all adapters, at the top of the file or beside it, once."""
-        if str(fault) in told:
+        """Note a fault of a value for all adapters, once: at the top of the file or on the command line."""
+        if str(fault) in noted:
             return
         if argument in self._typed.values:
             reading.add([Diagnostic(f"{argument}=", fault.message, fault.hint)])
         else:
             whole.top.note(argument, fault.message, fault.hint, reading)
 
-    def _look_at_base(
-        self, shared: Mapping[str, Any], whole: ParsedAdaptersFile, reading: FileDiagnostics, told: set[str]
+    def _check_base(
+        self, shared: Mapping[str, Any], whole: ParsedAdaptersFile, reading: FileDiagnostics, noted: set[str]
     ) -> None:
-        """Note what is wrong with the base where no adapter came far enough to say so."""
+        """Note the faults of the base if no adapter was checked far enough to find them."""
         args, wrong = self._recipe.args.check({"base": shared.get("base")}, owner=self._recipe.name)
         if wrong:
             return
         try:
-            self._desk.compile(self._recipe, args)
+            self._builder.compile(self._recipe, args)
         except InvalidArgs as error:
-            if error.lacks and self._desk.surroundings.fetches():
+            if error.lacks and self._builder.surroundings.fetches():
                 return
             for fault in error.faults:
                 if fault.where == f"{self._recipe.name}.base":
-                    self._note_of_all("base", fault, whole, reading, told)
+                    self._note_of_all("base", fault, whole, reading, noted)
         except StokerError:
             return
 
-    def _note_outdone(self, whole: ParsedAdaptersFile) -> None:
-        """Say which typed words an adapter has an opinion of its own about: those are defaults."""
+    def _note_overridden(self, whole: ParsedAdaptersFile) -> None:
+        """Note which values of the command line are overridden by adapters."""
         for argument, value in self._typed.values.items():
-            deaf = [one.label for one in whole.file.adapters if not same(one.values.get(argument, value), value)]
-            if deaf:
-                listed = ", ".join(deaf[:5]) + (f" and {len(deaf) - 5} more" if len(deaf) > 5 else "")
-                says = "says its own" if len(deaf) == 1 else "say their own"
-                self.notes.append(f"{argument} holds for adapters that say nothing else: {listed} {says}")
+            others = [one.label for one in whole.file.adapters if not same(one.values.get(argument, value), value)]
+            if others:
+                listed = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+                verb = "overrides" if len(others) == 1 else "override"
+                self.notes.append(f"{argument} is a default for all adapters: {listed} {verb} it")
 
 
-def _typed(desk: JobCompiler, words: Sequence[str], schema: Schema) -> _Typed:
-    """Read what stands beside the file; a sweep is no part of it."""
-    renamed = [_renamed(word) for word in words]
-    composed, overrides = read_all(
-        words=renamed,
-        files=(),
+def _typed(builder: JobBuilder, request: JobRequest, schema: Schema) -> _Typed:
+    """Return the values of the command line. Raises `InvalidArgs` if they are a sweep."""
+    composed, overrides = compose_request(
+        JobRequest(overrides=tuple(_renamed(word) for word in request.overrides)),
         schema=_with_turns(schema),
-        environment=desk.environment,
-        folder=desk.folder,
+        environment=builder.environment,
+        folder=builder.folder,
         owner=RECIPE,
-        program=None,
     )
     if composed.sweep is not None:
         hint = "; ".join(swept_lists(overrides, schema)) or (
@@ -283,7 +286,7 @@ def _typed(desk: JobCompiler, words: Sequence[str], schema: Schema) -> _Typed:
     of_one = [path for path in paths if path in ("data", *_NOT_COMPARED)]
     if of_one:
         faults = tuple(
-            Diagnostic(path, "every adapter of the file has its own", "say it in the file") for path in of_one
+            Diagnostic(path, "each adapter of the file has its own", "set it in the file") for path in of_one
         )
         raise InvalidArgs(str(faults[0]), faults=faults)
     return _Typed(
@@ -293,7 +296,7 @@ def _typed(desk: JobCompiler, words: Sequence[str], schema: Schema) -> _Typed:
 
 
 def _with_turns(schema: Schema) -> Schema:
-    """Return a schema whose schedule, where it is refused, tells of whose turn it is, too: here it may say so."""
+    """Return the schema with an error of `schedule` that also names the adapters' own schedules."""
     declared = schema.leaves["schedule"]
 
     def read(text: str) -> Any:
@@ -322,7 +325,7 @@ def _joined(typed: InvalidInput, file: InvalidInput) -> InvalidInput:
 
 
 def _points(args_of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what varies among some arguments, and how, for each of them."""
+    """Return the arguments that vary, for each adapter."""
     if not args_of:
         return []
     names = [

@@ -51,7 +51,8 @@ class JobFacts:
 
     def __init__(self, folder: JobFolder, store: LocalStore) -> None:
         self.folder = folder
-        self.spec = folder.spec()
+        self.attempt = folder.begun()
+        self.spec = self.attempt.spec
         self.story = _whole_story(folder)
         self._store = store
         self._records: dict[str, Record | None] = {}
@@ -67,7 +68,7 @@ class JobFacts:
 
     def wanted(self) -> list[Trial]:
         """Return the trials as they were wanted."""
-        return read_trials(_bytes_of(os.path.join(self.folder.path, "trials.jsonl"))) or [self._only_trial()]
+        return read_trials(self.folder) or [self._only_trial()]
 
     def settings(self, trial: Trial | None = None) -> dict[str, JobSetting]:
         """Return every parameter by dotted name: as the job has it, or as one of its trials does."""
@@ -76,7 +77,7 @@ class JobFacts:
     def program_files(self, trial: Trial) -> dict[str, str]:
         """Return the digest of each file of its program: as it was ordered, or edited when this trial began."""
         ordered = {str(name): str(digest) for name, digest in _mapping(self._config.get("code")).items()}
-        edited = self.story.edited.get(trial.number, {})
+        edited = self.story.edited.get(trial.spec.number, {})
         return {**ordered, **{str(name): str(digest) or "gone" for name, digest in edited.items()}}
 
     def records(self, trial: Trial | None = None) -> dict[str, Record]:
@@ -90,7 +91,7 @@ class JobFacts:
         names = tuple(self.story.nodes)
         final = ended.parts[0] if ended is not None and ended.parts else names[-1] if names else ""
         nodes = TrialNodes(final=final, keep=(), nodes=names)
-        return Trial(number=1, label="", point={}, args=self.spec.args, job_id=self.spec.job_id, nodes=nodes)
+        return Trial(spec=changed(self.spec, number=1), nodes=nodes)
 
     def _gathered(self, trial: Trial, shared: frozenset[str], *, is_running: bool) -> TrialFacts:
         end = end_of(trial, self.story, shared)
@@ -304,7 +305,7 @@ def compare_trials(  # noqa: PLR0913 - whose trials they are, and what was asked
     direction: Direction | None = None,
 ) -> Comparison:
     """Put trials beside each other. `values` are the job's parameters by dotted name, as they stand without a sweep."""
-    points = [one.end.trial.point for one in trials]
+    points = [one.end.trial.spec.point for one in trials]
     swept = list(dict.fromkeys(name for point in points for name in point))
     varying = tuple(name for name in swept if len({_spelt(point.get(name, values.get(name))) for point in points}) > 1)
     rows = [_row(one, varying, values) for one in trials]
@@ -371,17 +372,17 @@ def _spelt(value: Any) -> str:
 def _row(one: TrialFacts, varying: Sequence[str], values: Mapping[str, Any]) -> TrialRow:
     end, trial = one.end, one.end.trial
     return TrialRow(
-        n=trial.number,
-        label=trial.label,
+        n=trial.spec.number,
+        label=trial.spec.label,
         state=end.state,
         is_kept=end.is_kept,
-        params={name: trial.point.get(name, values.get(name)) for name in varying},
+        params={name: trial.spec.point.get(name, values.get(name)) for name in varying},
         metrics=end.metrics,
         seconds=end.seconds,
         peak_bytes=end.peak_bytes,
         peak_gpu_bytes=end.peak_gpu_bytes,
         message=end.message,
         curve_files=one.curve_files,
-        is_named=trial.label != label_of(trial.point.items()),
+        is_named=trial.spec.label != label_of(trial.spec.point.items()),
         measured_on=trial.measured_on,
     )

@@ -28,16 +28,17 @@ from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine
 from stoker.jobs.best_link import settle_best
-from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord, job_folders
+from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
 from stoker.jobs.leftovers import clear_stale_staging
 from stoker.jobs.source_code import TrialCode
 from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep
 from stoker.jobs.sweeps import IndexEntry
-from stoker.jobs.trials import KnownMetrics, Trial, TrialEnd, is_sweep
+from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep
 from stoker.store.local_store import LocalStore
 from stoker.store.results import MaterialisedResult, ResultPart, lay_out, make_beside, point_last_at, set_aside
 
 if TYPE_CHECKING:
+    from stoker.jobs.builder import JobBuild
     from stoker.jobs.trial_watch import TrialWatch
 
 _GOOD = frozenset({NodeEnding.HIT, NodeEnding.RAN})
@@ -86,17 +87,13 @@ class JobResult:
 class Execution:
     """One job under way."""
 
-    plan: Plan
-    spec: JobRecord
+    build: JobBuild
+    attempt: Attempt
     tools: ExecutionTools
     out: str | None
     """The plain folder for the results (`stoker-out/NAME`), or None for none. `run` may take one beside it."""
     options: RunOptions = fresh(factory=RunOptions)
     listeners: tuple[Listener, ...] = ()
-    papers: Mapping[str, bytes] = fresh(factory=dict)
-    """More files for the job's folder, that say what was wanted."""
-    trials: tuple[Trial, ...] = ()
-    """Of a sweep, its points; else none or one."""
     index: IndexEntry | None = None
     """Where finished trials are written down, for a program whose sweep may have to go on another day."""
     ran_code: TrialCode | None = None
@@ -124,11 +121,11 @@ class Execution:
     def run(self) -> JobResult:
         """Run to the end. Raises only if not even the job's folder can be written, or for a bug of ours."""
         tools = self.tools
-        folder = JobFolder.begin(tools.runs, self.spec, mine(), self.papers)
-        watch = self._watch(folder) if is_sweep(self.trials) else None
+        folder = JobFolder.begin(tools.runs, self.attempt, mine(), self.build.papers)
+        watch = self._watch(folder) if is_sweep(self.build.trials) else None
         followers = self.followers if watch is None else (*self.followers, watch)
         listeners = (self._hear_code, *self.listeners, *(one.hear for one in followers))
-        status = StatusWriter(folder.status_path, source=self.spec.attempt, clock=tools.clock, listeners=listeners)
+        status = StatusWriter(folder.status_path, source=self.attempt.id, clock=tools.clock, listeners=listeners)
         result: RunResult | None = None
         laid_out: MaterialisedResult | None = None
         error: StokerError | None = None
@@ -144,7 +141,7 @@ class Execution:
                         one.finish()
                 error = result.error or (watch.trouble if watch else None)
                 if watch is not None and error is result.error:
-                    error = error_of_sweep(error, watch.ends, len(self.trials))
+                    error = error_of_sweep(error, watch.ends, len(self.build.trials))
                 laid_out = self._lay_out(result) if watch is None else None
             except StokerError as problem:
                 error = error or problem
@@ -157,7 +154,7 @@ class Execution:
             folder.end(end)
             told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
             if watch is not None:
-                told["trials"] = count_ends(ends, len(self.trials))
+                told["trials"] = count_ends(ends, len(self.build.trials))
             status.emit(Event(Kinds.RUN_END, told))
         if self.index is not None:
             # Without this line the next job keeps a little more than it had to.
@@ -169,8 +166,8 @@ class Execution:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
         self._claim_out(folder)
         clear_stale_staging(self.tools.store, self.tools.engine.leases)
-        folders = folders_of(folder, self.tools, name=self.spec.name)
-        executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
+        folders = folders_of(folder, self.tools, name=self.attempt.spec.name)
+        executor = Executor(self.build.plan, self.tools.engine, status=status, folders=folders, options=self.options)
         with self._guard:
             self._executor = executor
             if self._cancelled_nodes:
@@ -184,12 +181,12 @@ class Execution:
 
     def _begin_fields(self) -> dict[str, Any]:
         return {
-            "job": self.spec.name,
-            "attempt": self.spec.attempt,
-            "job_id": self.spec.job_id,
-            "recipe": self.spec.recipe,
-            "plan": self.plan.name,
-            "stages": len(self.plan.nodes),
+            "job": self.attempt.spec.name,
+            "attempt": self.attempt.id,
+            "job_id": self.attempt.spec.id,
+            "recipe": self.attempt.spec.recipe,
+            "plan": self.build.plan.name,
+            "stages": len(self.build.plan.nodes),
             **self.foreseen,
         }
 
@@ -201,7 +198,7 @@ class Execution:
         from stoker.jobs.trial_watch import TrialWatch  # noqa: PLC0415 - for sweeps alone
 
         return TrialWatch(
-            self.trials,
+            self.build.trials,
             settle=self._settle,
             give_up=self.cancel if self.gives_up else _go_on,
             cancel_nodes=self._cancel_nodes,
@@ -231,15 +228,15 @@ class Execution:
         trial, is_good = end.trial, end.state == "completed"
         if self.index is not None and is_good and not end.is_kept:
             code = self.ran_code.of(trial) if self.ran_code is not None else self.index.code
-            self.index.note(trial.job_id, key=end.keys[trial.nodes.final], digest=end.digest, code=code)
+            self.index.note(trial.spec.id, key=end.keys[trial.nodes.final], digest=end.digest, code=code)
         if self.out is None:
             return None
-        folder = os.path.join(self.out, trial.label)
+        folder = os.path.join(self.out, trial.spec.label)
         if not is_good:
             clear_away(self.tools.store, folder)
             return None
         self._set_aside(for_trials=True)
-        parts = parts_of_trial(self.tools.store, end, below="", recipe=self.spec.recipe)
+        parts = parts_of_trial(self.tools.store, end, below="", recipe=self.attempt.spec.recipe)
         laid_out = lay_out(self.tools.store, parts, folder)
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out.folder
@@ -247,7 +244,7 @@ class Execution:
     def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: MaterialisedResult | None) -> None:
         """Bring the plain folder to its final state: its link to the best trial; none if it was made for nothing."""
         if self.ran_code is not None:
-            self._warn(self.ran_code.summary((end.trial for end in ends), len(self.trials)))
+            self._warn(self.ran_code.summary((end.trial for end in ends), len(self.build.trials)))
         self._settle_best(ends, laid_out)
         if self._made_out:
             # Fails, as it should, if anything lies in it.
@@ -265,10 +262,10 @@ class Execution:
         if self.out is None or (laid_out is not None and BEST in laid_out.files):
             return
         best, in_the_way = self._best_of(ends), ""
-        label = best.trial.label if best is not None else None
+        label = best.trial.spec.label if best is not None else None
         # A link that can't be made is no reason to call the work failed.
         with suppress(StokerError, OSError):
-            in_the_way = settle_best(self.out, label, [trial.label for trial in self.trials])
+            in_the_way = settle_best(self.out, label, [trial.spec.label for trial in self.build.trials])
         if in_the_way:
             message = f"{in_the_way} is in the way: it stays as it is, and no link leads to the best one, {label}"
             self._warn(Event(Kinds.WARNING, {"message": message}))
@@ -276,17 +273,17 @@ class Execution:
     def _best_of(self, ends: tuple[TrialEnd, ...]) -> TrialEnd | None:
         """Return the best of trials that worked together over one base, if they can be compared, or the only one."""
         done = [end for end in ends if end.out is not None]
-        if not done or not any(node.stage.together for node in self.plan.nodes):
+        if not done or not any(node.stage.together for node in self.build.plan.nodes):
             return None
         from stoker.jobs.sweep_standings import rank_trials  # noqa: PLC0415 - for sweeps alone
 
-        ranked = rank_trials(done, self.trials[0].args)
+        ranked = rank_trials(done, self.build.trials[0].spec.args)
         if ranked is not None and ranked.best is not None:
             return ranked.best.end
         return done[0] if len(done) == 1 else None
 
     def _lay_out(self, result: RunResult) -> MaterialisedResult | None:
-        parts = result_parts(self.plan, result) if self.out is not None else []
+        parts = result_parts(self.build.plan, result) if self.out is not None else []
         if not parts or self.out is None:
             return None
         self._set_aside(for_trials=False)
@@ -301,7 +298,7 @@ class Execution:
         """
         if self.out is None:
             return
-        for_trials = is_sweep(self.trials)
+        for_trials = is_sweep(self.build.trials)
         folder.claim_out(self.out, for_trials=for_trials)
         if not any(
             one.attempt != folder.attempt
@@ -349,7 +346,7 @@ class Execution:
             error=error.to_dict() if error else None,
             keys={name: str(node.key) for name, node in nodes.items() if node.key and node.ending in _GOOD},
             out=laid_out.folder if laid_out else self.out if has_out else None,
-            parts=(self.plan.final, *self.plan.keep),
+            parts=(self.build.plan.final, *self.build.plan.keep),
         )
 
 
@@ -368,11 +365,11 @@ def _go_on(_why: StokerError) -> None:
     """Give a sweep up: no."""
 
 
-def abandon(tools: ExecutionTools, spec: JobRecord, error: StokerError) -> None:
-    """Write down that a job was given up and remove its staging: the last act of a process that must end now."""
-    folder = JobFolder(os.path.join(tools.runs, spec.attempt))
+def abandon(tools: ExecutionTools, attempt: Attempt, error: StokerError) -> None:
+    """Write the end of an attempt and remove its staging folders: the last act of a process that must exit now."""
+    folder = JobFolder(os.path.join(tools.runs, attempt.id))
     if folder.ended() is None:
-        folder.end(JobEnd.given_up(error, started_s=spec.started_s, ended_s=tools.clock.wall_s()))
+        folder.end(JobEnd.given_up(error, started_s=attempt.started_s, ended_s=tools.clock.wall_s()))
     staging = tools.store.places.staging
     for name in os.listdir(staging):
         if name.startswith(f".{os.getpid()}."):

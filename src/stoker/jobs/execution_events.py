@@ -64,11 +64,11 @@ class TrialTracker:
         while (told := self._queue.get()) is not None:
             what, trial = told
             if what == "end":
-                self._close(trial.number)
-            elif trial.number not in self._sinks:
+                self._close(trial.spec.number)
+            elif trial.spec.number not in self._sinks:
                 paths = [path for node in trial.nodes.nodes for path in self._files(node)]
                 sink = WandbSink(self._run_of(trial), paths, script=self._script, on_fault=self._tell)
-                self._sinks[trial.number] = sink
+                self._sinks[trial.spec.number] = sink
                 sink.begin()
 
     def _files(self, node: str) -> tuple[str, str]:

@@ -77,33 +77,37 @@ def side_of(
     gathering: JobFacts, trial: Trial | None, *, label: str, by: str = "", direction: Direction | None = None
 ) -> ComparisonSide:
     """Gather one side: one trial of a job, or a job, for which its best trial speaks; if none is that, its first."""
-    spec = gathering.spec
-    gathered = [one for one in gathering.trials() if trial is None or one.end.trial.number == trial.number]
+    spec, attempt = gathering.spec, gathering.attempt
+    gathered = [one for one in gathering.trials() if trial is None or one.end.trial.spec.number == trial.spec.number]
     comparison = compare_trials(
         gathered,
         job=spec.name,
-        attempt=spec.attempt,
+        attempt=attempt.id,
         recipe=spec.recipe,
         values={path: setting.value for path, setting in gathering.settings(trial).items()},
         by=by,
         direction=direction,
     )
     speaker = comparison.speaker
-    speaking = next(one.end.trial for one in gathered if speaker is None or one.end.trial.number == speaker.n)
+    speaking = next(one.end.trial for one in gathered if speaker is None or one.end.trial.spec.number == speaker.n)
     records = gathering.records(speaking)
     made_from = _MadeFrom()
     for record in records.values():
         made_from.take(_mapping(record.body.get("action")))
     return ComparisonSide(
         label=label,
-        attempt=spec.attempt,
+        attempt=attempt.id,
         recipe=spec.recipe,
         state=str(gathering.folder.state()[0]) if trial is None else gathered[0].end.state,
-        started_s=spec.started_s,
+        started_s=attempt.started_s,
         settings=gathering.settings(speaking),
         code={**_joined(made_from.code), **gathering.program_files(speaking)},
         data=_joined(made_from.data),
-        environment={"stoker": spec.stoker, **gathering.folder.environment(), **_joined(made_from.environment)},
+        environment={
+            "stoker": attempt.stoker,
+            **gathering.folder.environment(),
+            **_joined(made_from.environment),
+        },
         comparison=comparison,
         without_result=tuple(name for name in speaking.nodes.nodes if name not in records and "[" not in name),
     )

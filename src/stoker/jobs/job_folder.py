@@ -24,10 +24,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from stoker.core.digests import Digest
 from stoker.core.errors import Ambiguous, NotFound, StokerError
 from stoker.core.frozen import fresh, frozen
-from stoker.core.job import JobState
+from stoker.core.job import JobSpec, JobState
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import did_you_mean
 from stoker.host.durable import read_regular, translate, translated, write_file
@@ -40,34 +39,49 @@ _LARGEST_BYTES = 1 << 30
 
 
 @frozen
-class JobRecord:
-    """What was wanted."""
+class Attempt:
+    """One try at a job on this machine: `job.json`."""
 
-    attempt: str
-    job_id: Digest
-    name: str
-    recipe: str
-    args: dict[str, Any]
-    """As given, defaults filled; paths as typed, made absolute."""
-    folder: str
-    """Where the command was given."""
+    id: str
+    spec: JobSpec
+    """Paths in its arguments are absolute; its folder is where the command was given."""
     started_s: float
     stoker: str
+    """The version that ran it."""
     options: dict[str, Any] = fresh(factory=dict)
+    """How it ran: `jobs`, `timeout_s` and others; `fleet` if it was an attempt for a coordinator."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "v": 1,
-            "attempt": self.attempt,
-            "job_id": self.job_id,
-            "name": self.name,
-            "recipe": self.recipe,
-            "args": self.args,
-            "folder": self.folder,
+            "attempt": self.id,
+            "job_id": self.spec.id,
+            "name": self.spec.name,
+            "recipe": self.spec.recipe,
+            "args": self.spec.args,
+            "folder": self.spec.folder,
             "started_s": self.started_s,
             "stoker": self.stoker,
             "options": self.options,
         }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Attempt:
+        """Read what `to_json` gave. Raises `KeyError`, `TypeError` or `ValueError` on anything else."""
+        spec = JobSpec(
+            id=str(raw["job_id"]),
+            name=str(raw["name"]),
+            recipe=str(raw["recipe"]),
+            args=dict(raw["args"]),
+            folder=str(raw["folder"]),
+        )
+        return cls(
+            id=str(raw["attempt"]),
+            spec=spec,
+            started_s=float(raw["started_s"]),
+            stoker=str(raw["stoker"]),
+            options=dict(raw["options"]),
+        )
 
 
 @frozen
@@ -137,20 +151,20 @@ class JobFolder:
 
     @classmethod
     def begin(
-        cls, runs: str, spec: JobRecord, owner: ProcessIdentity, papers: Mapping[str, bytes] | None = None
+        cls, runs: str, attempt: Attempt, owner: ProcessIdentity, papers: Mapping[str, bytes] | None = None
     ) -> JobFolder:
-        """Make the folder of a new attempt; `papers` are more files that say what was wanted."""
-        folder = cls(os.path.join(runs, spec.attempt))
+        """Make the folder of a new attempt; `papers` are more files that record the request."""
+        folder = cls(os.path.join(runs, attempt.id))
         with translated(folder.path):
-            # What a job was given may hold what is nobody else's business.
+            # A job's arguments may be private.
             os.makedirs(runs, mode=0o700, exist_ok=True)
             os.makedirs(folder.log_folder)
             os.mkdir(folder.metrics_folder)
         write_file(os.path.join(folder.path, "owner.json"), dumps(owner.to_dict()).encode())
         for name, text in (papers or {}).items():
             write_file(os.path.join(folder.path, name), text)
-        wanted = {**spec.to_json(), "environment": surroundings()}
-        write_file(os.path.join(folder.path, "job.json"), dumps(wanted, indent=1).encode())
+        body = {**attempt.to_json(), "environment": surroundings()}
+        write_file(os.path.join(folder.path, "job.json"), dumps(body, indent=1).encode())
         return folder
 
     def paper(self, name: str) -> bytes:
@@ -192,23 +206,17 @@ class JobFolder:
             return frozenset()
         return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
 
-    def spec(self) -> JobRecord:
-        """Read what was wanted; `NotFound` if the folder is not a job's."""
+    def begun(self) -> Attempt:
+        """Read `job.json`. Raises `NotFound` if the folder is not a job's."""
         raw = self._read("job.json")
         try:
-            return JobRecord(
-                attempt=str(raw["attempt"]),
-                job_id=Digest(str(raw["job_id"])),
-                name=str(raw["name"]),
-                recipe=str(raw["recipe"]),
-                args=dict(raw["args"]),
-                folder=str(raw["folder"]),
-                started_s=float(raw["started_s"]),
-                stoker=str(raw["stoker"]),
-                options=dict(raw["options"]),
-            )
+            return Attempt.from_json(raw)
         except (KeyError, TypeError, ValueError) as error:
             raise NotFound(f"{self.path} holds no readable job", hint=f"job.json: {error}") from None
+
+    def spec(self) -> JobSpec:
+        """Read the job from `job.json`. Raises `NotFound` if the folder is not a job's."""
+        return self.begun().spec
 
     def environment(self) -> dict[str, str]:
         """Return where it ran: host, system, interpreter; nothing if that was not written down."""
@@ -305,14 +313,14 @@ def find_job(runs: str, name: str) -> JobFolder:
         if name == "last":
             return folder
         try:
-            spec = folder.spec()
+            attempt = folder.begun()
         except NotFound:
             continue
-        names[spec.name] = None
-        if spec.name == name:
+        names[attempt.spec.name] = None
+        if attempt.spec.name == name:
             return folder
         # Of one job the newest attempt is meant, and that comes first.
-        beginnings.setdefault(_id_begun_by(name, spec), folder)
+        beginnings.setdefault(_id_begun_by(name, attempt), folder)
     beginnings.pop("", None)
     if len(beginnings) == 1:
         return next(iter(beginnings.values()))
@@ -328,19 +336,19 @@ def find_running(runs: str, name: str) -> JobFolder | None:
     for folder in job_folders(runs):
         if folder.may_be_running():
             with suppress(NotFound):
-                spec = folder.spec()
-                if spec.name == name and "fleet" not in spec.options:
+                attempt = folder.begun()
+                if attempt.spec.name == name and "fleet" not in attempt.options:
                     return folder
     return None
 
 
-def _id_begun_by(name: str, spec: JobRecord) -> str:
-    """Return the id of an attempt or a job that a text begins (or, of an attempt, its last part), else nothing."""
+def _id_begun_by(name: str, attempt: Attempt) -> str:
+    """Return the id of the attempt or job that a text begins (or, of an attempt, its last part), else nothing."""
     if len(name) < _SHORTEST_PREFIX:
         return ""
-    if spec.attempt.startswith(name) or spec.attempt.rpartition("-")[2].startswith(name):
-        return spec.attempt
-    return spec.job_id if spec.job_id.startswith(name) else ""
+    if attempt.id.startswith(name) or attempt.id.rpartition("-")[2].startswith(name):
+        return attempt.id
+    return attempt.spec.id if attempt.spec.id.startswith(name) else ""
 
 
 # `python.json` of a job's folder: which interpreter runs a program, and which packages it has.

@@ -155,7 +155,7 @@ class CheckedJob(NamedTuple):
     form: RecipeForm
     values: Mapping[str, Any]
     """A recipe's arguments, defaults filled; of a program its own parameters."""
-    said: tuple[str, ...]
+    given_names: tuple[str, ...]
     """Those of `values` that the job says itself."""
     sweep: Sweep | None
     """Its choices read by their declared types."""
@@ -232,7 +232,13 @@ class JobChecks:
             note_value_fault(given, fault, reading)
         sweep = self._check_sweep(job, form, reading) if job.sweep is not None else None
         return CheckedJob(
-            job=job, entry=entry, form=form, values=values, said=_tops(tuple(hyper), swept), sweep=sweep, mode=mode
+            job=job,
+            entry=entry,
+            form=form,
+            values=values,
+            given_names=_tops(tuple(hyper), swept),
+            sweep=sweep,
+            mode=mode,
         )
 
     def _with(
@@ -306,7 +312,7 @@ class JobChecks:
             entry=entry,
             form=form,
             values=params,
-            said=tuple(params),
+            given_names=tuple(params),
             sweep=job.sweep,
             mode=entry.mode,
             program=program,

@@ -41,14 +41,14 @@ class ProgramFiles:
         """
         self.all: dict[str, str] = {}
         """Every file that was found, by its name in the program's folder."""
-        self._folder = folder
+        self.folder = folder
         self._readable = readable
         self._known: dict[tuple[str, str, bool], dict[str, str]] = {}
 
     def of(self, argv: Sequence[str], outputs: Sequence[str] = ()) -> dict[str, str]:
         """Return the files of one trial by their names in the program's folder. What it writes is not among them."""
         found: dict[str, str] = {}
-        if not may_read(self._folder, self._readable):
+        if not may_read(self.folder, self._readable):
             return found
         for position, word in enumerate(argv):
             before = argv[position - 1] if position else ""
@@ -56,7 +56,7 @@ class ProgramFiles:
             known = self._known.get(key)
             if known is None:
                 paths = dict.fromkeys(self._behind(word, before, is_first=position == 0))
-                known = self._known[key] = {os.path.relpath(path, self._folder): path for path in paths}
+                known = self._known[key] = {os.path.relpath(path, self.folder): path for path in paths}
             found |= known
         written = tuple(os.path.join(os.path.normpath(one), "") for one in outputs)
         found = {name: path for name, path in found.items() if not os.path.join(name, "").startswith(written)}
@@ -67,7 +67,7 @@ class ProgramFiles:
         if before == "-m":
             yield from self._module(word)
         for text in (word, word.partition("=")[2]):
-            path = os.path.normpath(os.path.join(self._folder, text)) if text and "\0" not in text else ""
+            path = os.path.normpath(os.path.join(self.folder, text)) if text and "\0" not in text else ""
             if path and self._is_file(path):
                 yield from self._file(path, is_program=is_first)
 
@@ -85,7 +85,7 @@ class ProgramFiles:
         """Return what a shell script seems to run."""
         before = ""
         for word in _SHELL_WORD.findall(_text_of(script)):
-            path = os.path.normpath(os.path.join(self._folder, word))
+            path = os.path.normpath(os.path.join(self.folder, word))
             if before == "-m":
                 yield from self._module(word)
             elif word.endswith(".py") and self._is_file(path):
@@ -116,7 +116,7 @@ class ProgramFiles:
         return may_read(path, self._readable) and os.path.isfile(path)
 
     def _roots(self) -> list[str]:
-        return [self._folder, os.path.join(self._folder, "src")]
+        return [self.folder, os.path.join(self.folder, "src")]
 
 
 def program_name(argv: Sequence[str]) -> str:

@@ -1,14 +1,13 @@
-"""Orders for jobs that are programs: words filled, files digested, data found.
+"""Specs of jobs that are programs: placeholders filled, files digested, data found.
 
-What such a job is: its words and parameters, what its data holds, and the project that it belongs to; nobody knows what
-it reads beside that, and the same words elsewhere may be another program's. Its own code goes along as a tree, and is
-recorded, no part of the id.
+A program's id is made from its words and parameters, its data's content and its project: the same words in another
+project may be another program. Its code is sent as a tree and recorded, and is no part of the id.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.config.fields import ANY, is_version
@@ -17,34 +16,35 @@ from stoker.config.sweep import SweepPoint, label_of, points
 from stoker.config.values import fill_text
 from stoker.core.device import Needs
 from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
-from stoker.core.frozen import frozen
 from stoker.core.job import EnvironmentChoice, JobIds, JobSpec, job_id
 from stoker.core.machine import DevicePreference, Requirements
+from stoker.core.text import parse_duration
 from stoker.engine.program import fill_some
 from stoker.engine.recipe import Recipe
 from stoker.host.interpreter import is_bare_python
-from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.builder import ComposedJob, JobBuilder, TrialSpecs
 from stoker.jobs.manifest_checks import CheckedJob
 from stoker.jobs.pack.code_tree import SubmittedCode
-from stoker.jobs.pack.data_inputs import DataInput, DataInputs
+from stoker.jobs.pack.data_inputs import DataInput, DataInputs, typed_inputs
 from stoker.jobs.pack.environment_choices import EnvironmentChoices, JobEnvironmentChoices
-from stoker.jobs.program import PLACES, ProgramFiles, ProgramWords, flat
+from stoker.jobs.program import FOUND, PLACES, ProgramFiles, ProgramWords, flat
 from stoker.jobs.recipe_specs import Note, Shared, with_all
-from stoker.jobs.requirements import required_of_entry
+from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_program
 from stoker.protocol.client_identity import DATA, PROJECT, RANKS
 from stoker.protocol.job_messages import checked_spec, spec_alike
+
+_FILES = "uv.lock, pyproject.toml, or requirements as .txt or .in"
 
 # The points of a program's sweep after its first: only what a point changes is filled, checked and digested again.
 #
 # A point differs from the first in some words of the program and in its parameters; the rest was checked with the
-# first. Wherever it might differ in more (a word that names a file, a parameter inside another), it is made the long
-# way.
+# first. A point that might differ in more (a word that names a file, a parameter inside another) is built in full.
 
 
 class ProgramSpecVariants:
-    """Makes orders like a first one."""
+    """Builds the other points of a sweep from its first."""
 
-    def __init__(  # noqa: PLR0913 - all that points have in common
+    def __init__(
         self,
         first: JobSpec,
         recipe: Recipe,
@@ -53,7 +53,6 @@ class ProgramSpecVariants:
         files: ProgramFiles,
         *,
         split_recipe: Any,
-        train_hosts: tuple[str, ...],
     ) -> None:
         """`params` are those of all points."""
         self._first = first
@@ -63,7 +62,7 @@ class ProgramSpecVariants:
             args=first.identity,
             mode=first.mode,
             split_recipe=split_recipe,
-            train_hosts=train_hosts,
+            train_hosts=first.train_hosts,
         )
         self._argv, self._params = recipe.args.specs["argv"], recipe.args.specs["params"]
         self._files = files
@@ -81,8 +80,8 @@ class ProgramSpecVariants:
             and all(self._names_nothing(self._kept[at]) for at in places)
         )
 
-    def order(self, varied: Mapping[str, Any], texts: Mapping[str, str], place: dict[str, Any]) -> JobSpec | None:
-        """Return the order of a point; nothing if it has to be made the long way."""
+    def spec(self, varied: Mapping[str, Any], texts: Mapping[str, str], place: dict[str, Any]) -> JobSpec | None:
+        """Return the job of a point; None if it has to be built in full."""
         first = self._first
         if (
             not self._is_able
@@ -100,7 +99,7 @@ class ProgramSpecVariants:
             argv = self._argv.check(filled)
             params = self._params.check({**self._shared, **varied})
         except ValueError:
-            # The long way says what is wrong.
+            # Building it in full reports the fault.
             return None
         own = {
             "argv": self._argv.type.identity(argv, _no_path),
@@ -112,7 +111,7 @@ class ProgramSpecVariants:
         return spec_alike(first, place)
 
     def _names_nothing(self, word: str) -> bool:
-        """Return whether a word, wherever it stands behind the first, is no file that would belong to the program."""
+        """Return True if a word after the first is no file that would belong to the program."""
         is_nothing = word != "-m" and not self._files.of(("", word))
         if is_nothing:
             self._nothing.add(word)
@@ -125,66 +124,78 @@ def _no_path(path: str) -> str:
 
 
 FOUND_ANYWHERE: Mapping[str, Any] = {"code": {}, "machine_gpus": 0, "machine_cpus": 1}
-"""Arguments that the worker finds out for its own machine."""
-
-
-@frozen
-class _Program:
-    """What all points of one job have in common."""
-
-    recipe: Recipe
-    settings: Mapping[str, Any]
-    data: Mapping[str, str]
-    """Digests by variable."""
-    environment: tuple[EnvironmentChoice, ...]
-    project: str
-    split_recipe: Any
-    train_hosts: tuple[str, ...]
+"""Arguments that each worker sets for its own machine."""
 
 
 class ProgramSpecBuilder:
-    """Makes them."""
+    """Builds the jobs of programs, from a command line or a manifest."""
 
-    def __init__(self, desk: JobCompiler, code: SubmittedCode, inputs: DataInputs) -> None:
-        self._desk = desk
+    def __init__(self, builder: JobBuilder, code: SubmittedCode, inputs: DataInputs, shapes: PlanShapes) -> None:
+        self._builder = builder
         self._inputs = inputs
         self._code = code
+        self._shapes = shapes
         self._files: dict[str, ProgramFiles] = {}
         self._notes: dict[str, None] = {}
-        # Ten thousand jobs name the same few files: each is looked at once, and the same for all of them.
+        # Ten thousand jobs name the same few files: each is read once.
         self._digests: dict[str, str] = {}
         self._scripts: dict[str, bool] = {}
-        self._environments = EnvironmentChoices(desk.folder)
+        self._environments = EnvironmentChoices(builder.folder)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know, each once."""
+        """Notes for the user, each once."""
         return tuple(self._notes)
 
-    def of(self, checked: CheckedJob, shared: Shared, note: Note) -> Iterator[JobSpec]:
-        """Return the orders of a manifest's job; what is wrong with its files is noted."""
-        entry, program = checked.entry, checked.program
+    def of_trials(self, job: ComposedJob, made: TrialSpecs, of_each: Sequence[Mapping[str, Any]]) -> list[JobSpec]:
+        """Return the jobs of a command line's trials; `of_each` are the fields of each beside its arguments."""
+        recipe = job.recipe
+        settings = tuple(name for name in recipe.args.specs if name not in FOUND)
+        jobs = []
+        for spec, fields in zip(made.specs, of_each, strict=True):
+            values = {**spec.args, **FOUND_ANYWHERE}
+            chosen = self._chosen_for(job, values)
+            code = self._code.of(needed=chosen.files)
+            values["folder"] = code["project"]
+            data, inputs = typed_inputs(self._inputs, values, self._builder.folder)
+            shape = self._shapes.of(recipe, values, settings)
+            if shape.faults:
+                raise _refused(recipe, shape.faults)
+            own = {**fields, **code, "inputs": tuple(inputs), "requirements": required_of_program(values)}
+            if not own.get("timeout_s") and values["timeout"]:
+                own["timeout_s"] = parse_duration(values["timeout"])
+            jobs.append(
+                self._spec(
+                    recipe,
+                    values,
+                    own,
+                    data=data,
+                    code=made.code,
+                    environment=chosen.choices,
+                )
+            )
+        return jobs
+
+    def of(  # noqa: C901 - one pass over the points of a sweep
+        self, checked: CheckedJob, shared: Shared, note: Note
+    ) -> Iterator[JobSpec]:
+        """Return the jobs of a manifest's entry; `note` is called for each fault of its files."""
+        entry, program, recipe = checked.entry, checked.program, checked.form.recipe
         if program is None:
             return
         data = self._data(entry, note)
-        chosen = self._look_at(entry, note)
+        chosen = self._check_entry(entry, note)
         requirements = required_of_entry(entry, checked.job.given.values, Needs())
         settings = _settings(entry, {name: one.body.path for name, one in data.items()}, requirements)
         code = self._code_of(entry, chosen, note)
         if code is None:
             return
-        shared = {**shared, **code, **_read_by(data), "requirements": requirements, "mode": checked.mode}
-        making = _Program(
-            recipe=checked.form.recipe,
-            settings=settings,
-            data={name: one.digest for name, one in data.items()},
-            environment=chosen.choices,
-            project=shared["project"],
-            split_recipe=entry.split_recipe,
-            train_hosts=entry.train_hosts,
-        )
+        shared = {**shared, **code, "requirements": requirements, "mode": checked.mode}
+        if data:
+            shared["inputs"] = tuple(one.body for one in data.values())
+        digests = {name: one.digest for name, one in data.items()}
         files = self._files_of(program.folder)
-        alike: ProgramSpecVariants | None = None
+        variants: ProgramSpecVariants | None = None
         try:
             for number, point in enumerate(
                 points(checked.sweep) if checked.sweep is not None else (SweepPoint(()),), 1
@@ -194,59 +205,82 @@ class ProgramSpecBuilder:
                 place = {"name": entry.name, "number": 0, "label": "", "point": {}}
                 if varied:
                     place = {"name": entry.name, "number": number, "label": label_of(varied.items()), "point": varied}
-                order = alike.order(varied, texts, place) if alike is not None else None
-                if order is None:
-                    params = with_all(checked.values, varied)
-                    args = program.args(settings, params, texts, files)
-                    order = self._order(making, args, {**shared, **place})
-                    if alike is None and varied:
-                        alike = ProgramSpecVariants(
-                            order,
-                            making.recipe,
-                            program,
-                            checked.values,
-                            files,
-                            split_recipe=entry.split_recipe,
-                            train_hosts=entry.train_hosts,
+                spec = variants.spec(varied, texts, place) if variants is not None else None
+                if spec is None:
+                    args = program.args(settings, with_all(checked.values, varied), texts, files)
+                    values, faults = recipe.args.check({**args, **FOUND_ANYWHERE, "folder": code["project"]}, owner="")
+                    if faults:
+                        raise InvalidArgs(str(faults[0]), faults=tuple(faults))
+                    spec = self._spec(
+                        recipe,
+                        values,
+                        {**shared, **place},
+                        data=digests,
+                        code={name: self._digest(path) for name, path in args["code"].items()},
+                        environment=chosen.choices,
+                        split_recipe=entry.split_recipe,
+                    )
+                    if variants is None and varied:
+                        variants = ProgramSpecVariants(
+                            spec, recipe, program, checked.values, files, split_recipe=entry.split_recipe
                         )
-                yield order
+                yield spec
         except InvalidInput as error:
             for fault in error.faults:
                 note(Diagnostic(fault.where.removeprefix("."), fault.message, fault.hint))
         except StokerError as error:
             note(Diagnostic("", error.message, error.hint))
 
-    def look_at(self, checked: CheckedJob, note: Note) -> None:
-        """Note what is wrong with the files of a job that can't be for other reasons."""
+    def check_files(self, checked: CheckedJob, note: Note) -> None:
+        """Call `note` for each fault of the files of an entry that has other faults, too."""
         self._data(checked.entry, note)
-        self._look_at(checked.entry, note)
+        self._check_entry(checked.entry, note)
 
-    def _order(self, making: _Program, args: Mapping[str, Any], shared: Shared) -> JobSpec:
-        recipe = making.recipe
-        values, faults = recipe.args.check({**args, **FOUND_ANYWHERE, "folder": making.project}, owner="")
-        if faults:
-            raise InvalidArgs(str(faults[0]), faults=tuple(faults))
-        code = {name: self._digest(path) for name, path in args["code"].items()}
-        code |= {one.path: one.digest for one in making.environment if one.path and one.kind != "python"}
-        if making.environment:
-            shared = {**shared, "environment": making.environment}
-        identity = program_identity(recipe, values, making.data, self._digest)
+    def _spec(  # noqa: PLR0913 - what a program's job is made of
+        self,
+        recipe: Recipe,
+        values: dict[str, Any],
+        fields: Mapping[str, Any],
+        *,
+        data: Mapping[str, str],
+        code: Mapping[str, str],
+        environment: tuple[EnvironmentChoice, ...],
+        split_recipe: Any = None,
+    ) -> JobSpec:
+        """Return the job of checked arguments. `data` and `code` are digests, by variable and by file."""
+        identity = program_identity(recipe, values, data, self._digest)
+        sources = {one.path: one.digest for one in environment if one.path and one.kind != "python"}
+        more = {"environment": environment} if environment else {}
         return checked_spec(
             id=job_id(
                 recipe=recipe.name,
                 schema_version=recipe.version,
                 args=identity,
-                mode=shared["mode"],
-                split_recipe=making.split_recipe,
-                train_hosts=making.train_hosts,
+                mode=fields.get("mode", ""),
+                split_recipe=split_recipe,
+                train_hosts=fields.get("train_hosts", ()),
             ),
             recipe=recipe.name,
             schema_version=recipe.version,
             args=values,
             identity=identity,
-            code=code,
-            **shared,
+            code={**code, **sources},
+            **more,
+            **fields,
         )
+
+    def _chosen_for(self, job: ComposedJob, values: dict[str, Any]) -> JobEnvironmentChoices:
+        """Return the interpreters of a command line's trial. A version in `python` is taken out of the arguments."""
+        env, python = job.request.env, str(values.get("python") or "")
+        if not env and not is_version(python):
+            return JobEnvironmentChoices()
+        chosen = self._environments.of(env, {ANY: python} if python else {})
+        if chosen.faults:
+            # The argument `env` of the recipe is variables, not files.
+            hint = f"--env names a file in {self._builder.folder} or below it: {_FILES}" if env else ""
+            raise _refused(job.recipe, chosen.faults, hint=hint)
+        values["python"] = ""
+        return chosen
 
     def _files_of(self, folder: str) -> ProgramFiles:
         if folder not in self._files:
@@ -254,7 +288,7 @@ class ProgramSpecBuilder:
         return self._files[folder]
 
     def _code_of(self, entry: JobEntry, chosen: JobEnvironmentChoices, note: Note) -> dict[str, Any] | None:
-        """Return the fields that say which code a job is; nothing after noting what is wrong with it."""
+        """Return the fields that name a job's code; None after calling `note` for its faults."""
         try:
             is_in_place = entry.code is CodePlace.IN_PLACE
             return self._code.of(include=entry.include, needed=chosen.files, is_in_place=is_in_place)
@@ -275,7 +309,7 @@ class ProgramSpecBuilder:
                 note(Diagnostic(f"data.{name}", error.message, error.hint))
         return found
 
-    def _look_at(self, entry: JobEntry, note: Note) -> JobEnvironmentChoices:
+    def _check_entry(self, entry: JobEntry, note: Note) -> JobEnvironmentChoices:
         chosen = self._environments.of(entry.env, {} if own_python(entry) else entry.python)
         for fault in chosen.faults:
             note(fault)
@@ -283,49 +317,50 @@ class ProgramSpecBuilder:
         script = next((word for word in rest if not word.startswith("-")), "")
         is_script = is_bare_python(os.path.basename(first)) and script.endswith(".py") and "{" not in script
         if is_script and not self._is_there(script):
-            self._notes[f"{entry.name}: there is no {script} in {self._desk.folder}"] = None
+            self._notes[f"{entry.name}: there is no {script} in {self._builder.folder}"] = None
         return chosen
 
     def _is_there(self, script: str) -> bool:
         if script not in self._scripts:
-            self._scripts[script] = os.path.exists(self._desk.from_here(script))
+            self._scripts[script] = os.path.exists(self._builder.from_here(script))
         return self._scripts[script]
 
     def _digest(self, path: str) -> str:
         if path not in self._digests:
-            self._digests[path] = self._desk.digest(path)
+            self._digests[path] = self._builder.digest(path)
         return self._digests[path]
 
 
 def program_identity(
     recipe: Recipe, values: Mapping[str, Any], data: Mapping[str, str], digest_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return what of a program's arguments belongs to its id; their `folder` is the project's identity."""
+    """Return the part of a program's arguments that is in its id; their `folder` is the project's identity."""
     identity = recipe.args.identity(values, digest_of)
     if data:
         identity[DATA] = dict(data)
     if values.get(RANKS) is not None:
-        # What two ranks make is not what four would; and whoever said nothing of ranks keeps the id it always had.
+        # Another number of ranks is another result. Without `ranks` the id stays as it was before ranks existed.
         identity[RANKS] = values[RANKS]
     return identity if values["inputs"] else {**identity, PROJECT: values["folder"]}
 
 
-def _read_by(data: Mapping[str, DataInput]) -> dict[str, Any]:
-    return {"inputs": tuple(one.body for one in data.values())} if data else {}
+def _refused(recipe: Recipe, faults: Sequence[Diagnostic], *, hint: str = "") -> InvalidArgs:
+    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
+    return InvalidArgs(message, faults=tuple(faults), hint=hint or f"stoker recipes show {recipe.name}")
 
 
 def own_python(entry: JobEntry) -> str:
-    """Return the interpreter that a job names for all machines alike; empty if it has choices, or none."""
-    said = entry.python.get(ANY, "") if len(entry.python) == 1 else ""
-    return "" if is_version(said) else said
+    """Return the interpreter's path that a job names for all machines; empty if it has choices, or none."""
+    python = entry.python.get(ANY, "") if len(entry.python) == 1 else ""
+    return "" if is_version(python) else python
 
 
 def _settings(entry: JobEntry, data: Mapping[str, str], requirements: Requirements) -> dict[str, Any]:
-    """Return a manifest's words as the recipe `command` takes them."""
+    """Return a manifest entry as arguments of the recipe `command`."""
     settings: dict[str, Any] = {"outputs": entry.outputs, "python": own_python(entry)}
     if entry.ranks is not None:
         settings["ranks"] = entry.ranks
-    # What has no path here gets one on each machine.
+    # Data without a path here gets one on each machine.
     if paths := {name: path for name, path in data.items() if path}:
         settings["data"] = paths
     if requirements.wish is DevicePreference.NEVER:

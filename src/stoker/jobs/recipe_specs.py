@@ -15,7 +15,7 @@ from stoker.core.job import JobIds, JobInput, JobSpec
 from stoker.core.machine import Requirements
 from stoker.engine.recipe import Recipe
 from stoker.engine.stage import SharedBase
-from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.builder import JobBuilder
 from stoker.jobs.manifest_checks import CheckedJob, RecipeForm
 from stoker.jobs.pack.attempt_inputs import places_of, without_runtime
 from stoker.jobs.pack.data_inputs import DataInput, DataInputs
@@ -68,19 +68,19 @@ _NOTHING = HubInputs()
 class HubArguments:
     """Finds them, each repository once."""
 
-    def __init__(self, desk: JobCompiler, inputs: DataInputs) -> None:
-        self._desk = desk
+    def __init__(self, builder: JobBuilder, inputs: DataInputs) -> None:
+        self._builder = builder
         self._inputs = inputs
         self._folders: dict[tuple[str, str], tuple[str, bool]] = {}
 
-    def of(self, form: RecipeForm, args: Mapping[str, Any], said: tuple[str, ...]) -> HubInputs:
+    def of(self, form: RecipeForm, args: Mapping[str, Any], given: tuple[str, ...]) -> HubInputs:
         """Return what the arguments of a job name that is elsewhere. Raises `StokerError`."""
         found: dict[str, DataInput] = {}
         planned: dict[str, Any] = {}
         measured: dict[str, Any] = {}
         for name, file in form.recipe.brings.items():
             text = args.get(name)
-            one = self._inputs.repository(f"arg:{name}", text) if name in said and isinstance(text, str) else None
+            one = self._inputs.repository(f"arg:{name}", text) if name in given and isinstance(text, str) else None
             if one is not None:
                 found[name] = one
                 measured[name], is_whole = self._folder(one.body, file)
@@ -92,7 +92,7 @@ class HubArguments:
         key = (body.repo, file)
         known = self._folders.get(key)
         if known is None:
-            folder = self._desk.data.find_file(body.repo, file)
+            folder = self._builder.data.find_file(body.repo, file)
             count = sum(len(files) for _, _, files in os.walk(folder))
             known = self._folders[key] = folder, count >= body.files
         return known
@@ -117,7 +117,7 @@ class RecipeJobTemplate(NamedTuple):
     """What jobs of one recipe are, beside their values."""
 
     form: RecipeForm
-    said: tuple[str, ...]
+    given: tuple[str, ...]
     """The arguments that are not all defaults."""
     required: Callable[[PlanShape, SharedBase | None, int | None], Requirements]
     """Says what such a job requires, from its shape, what it shares, and its `gpus`."""
@@ -126,17 +126,17 @@ class RecipeJobTemplate(NamedTuple):
     split_recipe: Any = None
     train_hosts: tuple[str, ...] = ()
     firsts: dict[tuple[int, SharedBase | None], JobSpec] | None = None
-    """By shape and what they share, the first order that was made of this; others are like it."""
+    """By shape and what they share, the first spec that was made of this; others are like it."""
 
 
 class RecipeSpecBuilder:
     """Makes them."""
 
-    def __init__(self, desk: JobCompiler, shapes: PlanShapes, inputs: DataInputs) -> None:
-        self._desk = desk
+    def __init__(self, builder: JobBuilder, shapes: PlanShapes, inputs: DataInputs) -> None:
+        self._builder = builder
         self._inputs = inputs
         self._shapes = shapes
-        self._hub = HubArguments(desk, inputs)
+        self._hub = HubArguments(builder, inputs)
         self._identities: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, str] = {}
         self._ids: dict[tuple[str, str, int, tuple[str, ...]], tuple[JobIds, Any]] = {}
@@ -147,59 +147,59 @@ class RecipeSpecBuilder:
 
         Jobs that come with one and the same `shared` are of one sort: they differ in their names and values alone.
         """
-        wanted = self._wanted(checked, shared)
+        template = self._template(checked, shared)
         place = {"name": checked.entry.name, "number": 0, "label": "", "point": {}}
         if checked.sweep is None:
-            order = self.order(wanted, checked.values, shared, note, place)
-            if order is not None:
-                yield order
+            spec = self.spec(template, checked.values, shared, note, place)
+            if spec is not None:
+                yield spec
             return
         try:
             for number, point in enumerate(points(checked.sweep), 1):
                 varied = {path: choice.value for path, choice in point.choices}
                 at = {**place, "number": number, "label": label_of(varied.items()), "point": varied}
-                order = self.order(wanted, with_all(checked.values, varied), shared, note, at)
-                if order is None:
+                spec = self.spec(template, with_all(checked.values, varied), shared, note, at)
+                if spec is None:
                     # What is wrong with one point's files is wrong with the job.
                     return
-                yield order
+                yield spec
         except InvalidInput as error:
             for fault in error.faults:
                 note(fault)
 
-    def look_at(self, checked: CheckedJob, note: Note) -> None:
-        """Note what is wrong with the files of a job that can't be for other reasons."""
+    def check_files(self, checked: CheckedJob, note: Note) -> None:
+        """Call `note` for each fault of the files of an entry that has other faults, too."""
         form = checked.form
-        said = tuple(name for name in checked.said if name in checked.values)
-        args = self._with_whole_paths(form, checked.values, said)
+        given = tuple(name for name in checked.given_names if name in checked.values)
+        args = self._with_whole_paths(form, checked.values, given)
         if args.keys() == form.recipe.args.specs.keys():
-            for fault in self._shapes.of(form.recipe, args, said).faults:
+            for fault in self._shapes.of(form.recipe, args, given).faults:
                 note(fault)
 
-    def order(
+    def spec(
         self,
-        wanted: RecipeJobTemplate,
+        template: RecipeJobTemplate,
         values: Mapping[str, Any],
         shared: Shared,
         note: Note,
         place: Mapping[str, Any] | None = None,
     ) -> JobSpec | None:
-        """Give the order for checked values; nothing after noting what is wrong. `place` is its own beside `shared`."""
-        form = wanted.form
-        args = self._with_whole_paths(form, values, wanted.said)
+        """Give the spec for checked values; nothing after noting what is wrong. `place` is its own beside `shared`."""
+        form = template.form
+        args = self._with_whole_paths(form, values, template.given)
         try:
-            brought = self._hub.of(form, args, wanted.said)
-            shape = self._shapes.of(form.recipe, {**args, **brought.planned}, wanted.said, brought.stand_ins)
+            brought = self._hub.of(form, args, template.given)
+            shape = self._shapes.of(form.recipe, {**args, **brought.planned}, template.given, brought.stand_ins)
             if shape.faults:
                 for fault in shape.faults:
                     note(fault)
                 return None
-            _restore_texts(form.recipe, values, args, wanted.said, shape)
-            own = {**self._identity(wanted, values, args, shape), **brought.identity()}
-            inputs = self._inputs_of(form.recipe, args, wanted.said, shape) if shape.files else ()
+            _restore_texts(form.recipe, values, args, template.given, shape)
+            own = {**self._identity(template, values, args, shape), **brought.identity()}
+            inputs = self._inputs_of(form.recipe, args, template.given, shape) if shape.files else ()
             inputs += brought.inputs
             args |= names_of(form, args, brought)
-            shared_base = brought.named(self._desk.shared_by(form.recipe, {**args, **brought.measured}))
+            shared_base = brought.named(self._builder.shared_by(form.recipe, {**args, **brought.measured}))
         except InvalidArgs as error:
             for fault in error.faults:
                 note(Diagnostic(fault.where.removeprefix(f"{form.name}."), fault.message, fault.hint))
@@ -208,7 +208,7 @@ class RecipeSpecBuilder:
             note(Diagnostic("", error.message, error.hint))
             return None
         made: dict[str, Any] = {
-            "id": self._ids_of(wanted).of(own),
+            "id": self._ids_of(template).of(own),
             "args": without_runtime(args, form.nested_runtime) if form.nested_runtime else args,
             "identity": {**self._base_identity(form), **own},
         }
@@ -217,31 +217,31 @@ class RecipeSpecBuilder:
         if place is not None:
             made.update(place)
         like = (id(shape), shared_base)
-        first = wanted.firsts.get(like) if wanted.firsts is not None else None
+        first = template.firsts.get(like) if template.firsts is not None else None
         if first is not None:
             return spec_alike(first, made)
-        order = checked_spec(
+        spec = checked_spec(
             **made,
             recipe=form.name,
             schema_version=form.recipe.version,
-            mode=wanted.mode,
+            mode=template.mode,
             code={form.name: shape.code},
-            requirements=wanted.required(shape, shared_base, args.get("gpus")),
+            requirements=template.required(shape, shared_base, args.get("gpus")),
             **shared,
         )
-        if wanted.firsts is not None:
-            wanted.firsts[like] = order
-        return order
+        if template.firsts is not None:
+            template.firsts[like] = spec
+        return spec
 
-    def _wanted(self, checked: CheckedJob, shared: Shared) -> RecipeJobTemplate:
+    def _template(self, checked: CheckedJob, shared: Shared) -> RecipeJobTemplate:
         """Return what a job is beside its values, made once for all of its sort."""
-        key = (id(shared), id(checked.form), checked.said, checked.mode)
+        key = (id(shared), id(checked.form), checked.given_names, checked.mode)
         known = self._sorts.get(key)
         if known is None:
             entry = checked.entry
-            wanted = RecipeJobTemplate(
+            template = RecipeJobTemplate(
                 form=checked.form,
-                said=checked.said,
+                given=checked.given_names,
                 required=partial(_required_of, checked),
                 mode=checked.mode,
                 split_recipe=entry.split_recipe,
@@ -249,65 +249,65 @@ class RecipeSpecBuilder:
                 firsts={},
             )
             # What is kept is no other thing's id.
-            known = self._sorts[key] = (wanted, shared)
+            known = self._sorts[key] = (template, shared)
         return known[0]
 
-    def _with_whole_paths(self, form: RecipeForm, values: Mapping[str, Any], said: tuple[str, ...]) -> dict[str, Any]:
+    def _with_whole_paths(self, form: RecipeForm, values: Mapping[str, Any], given: tuple[str, ...]) -> dict[str, Any]:
         """Return values whose paths are whole: what is meant from one folder has to be found from any."""
         args = dict(values)
-        for name in said:
+        for name in given:
             value = args[name]
             if type(value) is str:
                 if ("/" in value or "." in value) and not os.path.isabs(value):
                     args[name] = self._found(value)
             elif type(value) in (list, tuple, dict):
                 of = form.recipe.args.specs[name].type
-                args[name] = of.with_paths(value, self._desk.from_here)
+                args[name] = of.with_paths(value, self._builder.from_here)
         return args
 
     def _identity(
-        self, wanted: RecipeJobTemplate, values: Mapping[str, Any], args: Mapping[str, Any], shape: PlanShape
+        self, template: RecipeJobTemplate, values: Mapping[str, Any], args: Mapping[str, Any], shape: PlanShape
     ) -> dict[str, Any]:
         """Return what of a job's own arguments belongs to its id; a text that names a file it reads is that file."""
-        form = wanted.form
-        own = form.identity(args, form.own(wanted.said), self._desk.digest)
-        for name in wanted.said:
+        form = template.form
+        own = form.identity(args, form.own(template.given), self._builder.digest)
+        for name in template.given:
             # A path that was made whole for the way is still what was written: never a place in an id. Where that does
             # not say what is meant (..), its content does.
             if name in own and type(args[name]) is str and is_found_at(args[name], values[name]):
                 own[name] = values[name]
                 if args[name] in shape.files:
-                    own[name] = {"content": self._desk.digest(args[name])}
+                    own[name] = {"content": self._builder.digest(args[name])}
         if shape.files:
             own = {name: self._digested(value, shape.files) for name, value in own.items()}
         return own
 
     def _inputs_of(
-        self, recipe: Recipe, args: Mapping[str, Any], said: tuple[str, ...], shape: PlanShape
+        self, recipe: Recipe, args: Mapping[str, Any], given: tuple[str, ...], shape: PlanShape
     ) -> tuple[JobInput, ...]:
         """Return the files and folders among a job's own arguments: they go where it goes."""
-        own = {name: args[name] for name in said}
+        own = {name: args[name] for name in given}
         found = dict(places_of(recipe, own))
         # A text that a stage reads as a file is one.
         found |= {f"arg:{name}": value for name, value in own.items() if type(value) is str and value in shape.files}
         return tuple(self._inputs.at(where, path).body for where, path in found.items() if path in shape.files)
 
-    def _ids_of(self, wanted: RecipeJobTemplate) -> JobIds:
+    def _ids_of(self, template: RecipeJobTemplate) -> JobIds:
         """Return what makes the ids of such jobs."""
-        key = (wanted.form.name, wanted.mode, id(wanted.split_recipe), wanted.train_hosts)
+        key = (template.form.name, template.mode, id(template.split_recipe), template.train_hosts)
         known = self._ids.get(key)
         if known is None:
-            form = wanted.form
+            form = template.form
             ids = JobIds(
                 recipe=form.name,
                 schema_version=form.recipe.version,
                 args=self._base_identity(form),
-                mode=wanted.mode,
-                split_recipe=wanted.split_recipe,
-                train_hosts=wanted.train_hosts,
+                mode=template.mode,
+                split_recipe=template.split_recipe,
+                train_hosts=template.train_hosts,
             )
             # What is kept is no other thing's id.
-            known = self._ids[key] = (ids, wanted.split_recipe)
+            known = self._ids[key] = (ids, template.split_recipe)
         return known[0]
 
     def _base_identity(self, form: RecipeForm) -> dict[str, Any]:
@@ -318,7 +318,7 @@ class RecipeSpecBuilder:
 
     def _digested(self, value: Any, files: frozenset[str]) -> Any:
         if type(value) is str:
-            return {"content": self._desk.digest(value)} if value in files else value
+            return {"content": self._builder.digest(value)} if value in files else value
         if type(value) in (list, tuple):
             return [self._digested(item, files) for item in value]
         if type(value) is dict:
@@ -328,17 +328,17 @@ class RecipeSpecBuilder:
     def _found(self, text: str) -> str:
         """Return the whole path of what a text names, if there is such a file; else the text."""
         if text not in self._whole:
-            home = self._desk.environment.get("HOME", "~")
-            path = self._desk.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
+            home = self._builder.environment.get("HOME", "~")
+            path = self._builder.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
             self._whole[text] = path if os.path.exists(path) else text
         return self._whole[text]
 
 
 def _restore_texts(
-    recipe: Recipe, values: Mapping[str, Any], args: dict[str, Any], said: tuple[str, ...], shape: PlanShape
+    recipe: Recipe, values: Mapping[str, Any], args: dict[str, Any], given: tuple[str, ...], shape: PlanShape
 ) -> None:
     """Take identity texts back that were made whole paths, and are neither declared as paths nor read as files."""
-    for name in said:
+    for name in given:
         spec, value = recipe.args.specs[name], args[name]
         if type(value) is str and not spec.is_runtime and value not in shape.files and not spec.type.paths(value):
             args[name] = values[name]

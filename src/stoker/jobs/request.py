@@ -1,7 +1,7 @@
-"""Reading what a person typed, with everything that is wrong in it told at once.
+"""A job request: what was asked for, and the composed configuration of it, with all faults in one error.
 
-Overrides that can't be read, a configuration that does not compose and a program's words that nothing fills are one
-list of faults. Of trials that can't be made, each way of being wrong is told once, with the trial that showed it first.
+Overrides that can't be parsed, a configuration that does not compose and placeholders without a value are one list of
+faults. Equal faults of several trials are reported once, with the first trial that has them.
 """
 
 from __future__ import annotations
@@ -11,34 +11,71 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import Override, OverrideKind, read_overrides
 from stoker.config.sweep import Axis, ListedAxisValues, paths_of
 from stoker.config.values import Schema
 from stoker.core.errors import Diagnostic, InvalidArgs, InvalidConfig, InvalidInput, InvalidProgram, MissingRepoFiles
+from stoker.core.frozen import fresh, frozen
 from stoker.jobs.program import ProgramWords, flat, only_params, split
+
+if TYPE_CHECKING:
+    from stoker.jobs.job_folder import JobFolder
 
 _REPLACING = frozenset({OverrideKind.CHANGE, OverrideKind.FORCE})
 _ARGUMENT = re.compile(r"argument (\d+)\b")
 _KEY = re.compile(r"(?:\+\+|[+~])?([^=+\s]+)")
 
 
-def read_all(  # noqa: PLR0913 - everything that may say something
+@frozen
+class JobRequest:
+    """A request for one job or the jobs of one file: a command line, a manifest, an adapters file or a rerun."""
+
+    target: str = ""
+    """A recipe, a plan file, a manifest or an adapters file; empty for a program and for a rerun."""
+    overrides: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """Configuration files; later ones win."""
+    program: tuple[str, ...] = ()
+    name: str = ""
+    """The job's name (default: the recipe's last word, the script or the file)."""
+    at_once: int = 1
+    """Programs that share the machine's cores if a program does not set `cpus`."""
+    is_manifest: bool = False
+    is_adapters_file: bool = False
+    earlier: JobFolder | None = None
+    """A job to build again, with today's code and files."""
+    fields: Mapping[str, Any] = fresh(factory=dict)
+    """Fields of the `JobSpec` that options of `submit` set, by name: `priority`, `after`, `timeout_s` and others."""
+    env: Mapping[str, str] = fresh(factory=dict)
+    """Platform → file that a program's environment is made from; "" is any other platform."""
+    in_place: bool = False
+    """Programs run in the folder itself, on machines that have it; no code is sent."""
+    include: tuple[str, ...] = ()
+    """Untracked files that are sent with a program's code."""
+
+    @property
+    def is_plan_file(self) -> bool:
+        return self.target.endswith(".json") and not self.program
+
+
+def compose_request(
+    request: JobRequest,
     *,
-    words: Sequence[str],
-    files: Sequence[str],
     schema: Schema,
     environment: Mapping[str, str],
     folder: str,
     owner: str,
-    program: ProgramWords | None,
+    program: ProgramWords | None = None,
 ) -> tuple[ComposedConfig, list[Override]]:
-    """Compose a configuration, or raise one error with every fault.
+    """Compose the configuration of a request, or raise one error with every fault.
 
-    That is `InvalidProgram` if only the program's words are wrong; without files and program, what is wrong is what was
-    typed, `InvalidArgs`; else `InvalidConfig`.
+    It is `InvalidProgram` if only the program's placeholders are wrong, `InvalidArgs` if there are neither files nor a
+    program, else `InvalidConfig`.
     """
+    words, files = request.overrides, request.files
     overrides, unread = read_overrides(words)
     composed: ComposedConfig | None = None
     faults, hint = list(unread), ""
@@ -57,7 +94,7 @@ def read_all(  # noqa: PLR0913 - everything that may say something
 
 
 def given_twice(overrides: Sequence[Override]) -> Iterator[str]:
-    """Name what was set more than once: the last one counts, and somebody should know."""
+    """Return a note for each key that is set more than once; the last value counts."""
     counts = Counter(one.path for one in overrides if one.kind in _REPLACING and not one.names_group)
     last = {one.path: one.text for one in overrides}
     for path, count in counts.items():
@@ -81,7 +118,7 @@ def swept_lists(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:
 
 
 class TrialDiagnostics:
-    """Gathers what is wrong with trials."""
+    """Collects the faults of trials."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], tuple[str, Diagnostic]] = {}
@@ -89,12 +126,12 @@ class TrialDiagnostics:
         self._error: InvalidInput | None = None
         self._lacks: dict[MissingRepoFiles, None] = {}
         self._is_lacking = True
-        """Nothing is wrong but what fetching may mend."""
+        """True while every fault is a file that can be fetched."""
         self._seen = 0
 
     @contextmanager
     def of(self, label: str) -> Iterator[None]:
-        """Take note of the faults of one trial; of a job without a sweep they are the job's."""
+        """Collect the faults of one trial; without a sweep (empty label) they are raised as they are."""
         self._seen += 1
         try:
             yield
@@ -110,7 +147,7 @@ class TrialDiagnostics:
                 self._counts[known] += 1
 
     def refuse(self) -> None:
-        """Raise if anything is wrong; what is wrong with all trials is not the fault of any."""
+        """Raise if there are faults. A fault that all trials have is reported without a trial."""
         if self._error is None:
             return
         faults = []
@@ -135,7 +172,7 @@ def _wrong_words(
     files: Sequence[str],
     schema: Schema,
 ) -> list[Diagnostic]:
-    """Find places that nothing fills. Where files could not be read, nobody knows what they would have filled."""
+    """Return a fault for each placeholder without a value; none if the files, which may set it, can't be read."""
     if program is None:
         return []
     if composed is not None:
@@ -150,7 +187,7 @@ def _wrong_words(
 
 
 def _keys_of(words: Iterable[str]) -> set[str]:
-    """Return what words seem to set, also those that can't be read."""
+    """Return the keys that words seem to set, also words that can't be parsed."""
     return {found[1] for word in words if (found := _KEY.match(word))}
 
 
@@ -169,6 +206,6 @@ def _error_of(
 
 
 def _position(fault: Diagnostic) -> int:
-    """Return which word a fault is about, from 1; 0 if it is about none."""
+    """Return the position of the argument that a fault is about, from 1; 0 if none."""
     found = _ARGUMENT.match(fault.where)
     return int(found[1]) if found else 0

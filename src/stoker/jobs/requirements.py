@@ -19,7 +19,7 @@ from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.plan import Plan
 from stoker.engine.recipe import Recipe
 from stoker.engine.stage import SharedBase
-from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.builder import JobBuilder
 
 _MOST_CORES = 65_536
 ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base"})
@@ -145,10 +145,10 @@ class PlanShape:
 class PlanShapes:
     """Compiles plans, one for each shape."""
 
-    def __init__(self, desk: JobCompiler, code: CodeIdentity) -> None:
+    def __init__(self, builder: JobBuilder, code: CodeIdentity) -> None:
         # It runs elsewhere: what this machine has of devices and memory is nothing to it.
-        elsewhere = changed(desk.surroundings, rooms=dict, memory=lambda: None)
-        self._desk = changed(desk, count_gpus=lambda: 0, surroundings=elsewhere)
+        elsewhere = changed(builder.surroundings, rooms=dict, memory=lambda: None)
+        self._builder = changed(builder, count_gpus=lambda: 0, surroundings=elsewhere)
         self._code = code
         self._known: dict[Any, PlanShape] = {}
         self._digests: dict[frozenset[str], str] = {}
@@ -172,9 +172,9 @@ class PlanShapes:
         return shape
 
     def _compiled(self, recipe: Recipe, values: Mapping[str, Any], stand_ins: frozenset[str]) -> PlanShape:
-        desk = changed(self._desk, surroundings=changed(self._desk.surroundings, stand_ins=stand_ins))
+        builder = changed(self._builder, surroundings=changed(self._builder.surroundings, stand_ins=stand_ins))
         try:
-            plan = desk.compile(recipe, values)
+            plan = builder.compile(recipe, values)
         except InvalidInput as error:
             prefix = f"{recipe.name}."
             return PlanShape(

@@ -17,7 +17,7 @@ from stoker.engine.execution.schedule import PlanProgress
 from stoker.engine.plan import Plan, PlanNode
 from stoker.engine.result_cache import Cache, Hit, adopt
 from stoker.engine.types import NodeEnding, NodeResult
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.job_history import RunHistory
 from stoker.jobs.source_code import TrialCode, digest_of_code
 from stoker.jobs.sweeps import FinishedTrial, IndexEntry, SweepDecision, SweepIndex, SweepIndexContent, decide_kept
@@ -39,7 +39,7 @@ class Continuation:
     note: str = ""
 
 
-def go_on(order: CompiledJob, cache: Cache, folder: str, *, afresh: bool = False) -> Continuation:
+def go_on(order: JobBuild, cache: Cache, folder: str, *, afresh: bool = False) -> Continuation:
     """Decide what a program's sweep keeps. Writes nothing: `index.begin` does, when it really runs.
 
     `folder` holds the indexes of all families; `afresh` keeps nothing.
@@ -47,7 +47,7 @@ def go_on(order: CompiledJob, cache: Cache, folder: str, *, afresh: bool = False
     entry, written = _index_of(order, folder)
     if entry is None:
         return Continuation(ran_code=_ran_code(order, cache))
-    wanted = [trial.job_id for trial in order.trials]
+    wanted = [trial.spec.id for trial in order.trials]
     whole = _whole(order, order.trials, written, cache)
     decision = (
         SweepDecision(kept=frozenset(), afresh=frozenset(wanted), why="")
@@ -63,19 +63,19 @@ def go_on(order: CompiledJob, cache: Cache, folder: str, *, afresh: bool = False
 
 
 def go_on_after(
-    order: CompiledJob, cache: Cache, folder: str, *, trials: Sequence[Trial], story: RunHistory
+    order: JobBuild, cache: Cache, folder: str, *, trials: Sequence[Trial], story: RunHistory
 ) -> tuple[Continuation, int]:
     """Decide what is kept of an earlier job (its trials, its journal) of which only what failed is wanted again.
 
     Also gives how many trials there are to run.
     """
     shared = shared_nodes(trials)
-    ends = {trial.number: end_of(trial, story, shared) for trial in trials}
+    ends = {trial.spec.number: end_of(trial, story, shared) for trial in trials}
     kept = _kept_of_job(order, ends, story, cache.store)
     entry, written = _index_of(order, folder)
     if entry is not None:
         # Killed after a result had its name and before the journal told: it is no failure, and need not run again.
-        unreached = [trial for trial in order.trials if ends[trial.number].state not in ("completed", "failed")]
+        unreached = [trial for trial in order.trials if ends[trial.spec.number].state not in ("completed", "failed")]
         whole = _whole(order, unreached, written, cache)
         usable = frozenset(trial for trial, one in whole.items() if one.code == entry.code)
         kept |= _keys(unreached, usable, whole)
@@ -87,24 +87,24 @@ def go_on_after(
     return Continuation(kept=kept, index=entry, ran_code=_ran_code(order, cache), note=note), open_count
 
 
-def _ran_code(order: CompiledJob, cache: Cache) -> TrialCode | None:
+def _ran_code(order: JobBuild, cache: Cache) -> TrialCode | None:
     if order.program is None or not is_sweep(order.trials):
         return None
     return TrialCode(order.program.folder, order.code, cache.digest_of)
 
 
-def _index_of(order: CompiledJob, folder: str) -> tuple[IndexEntry | None, SweepIndexContent]:
+def _index_of(order: JobBuild, folder: str) -> tuple[IndexEntry | None, SweepIndexContent]:
     """Return where an order's trials are written down, and what is; nothing where the cache knows by itself."""
     program = order.program
     if program is None or not is_sweep(order.trials) or order.plan.node(order.trials[0].nodes.final).stage.cached:
         return None, SweepIndexContent()
     index = SweepIndex(folder, program.family())
     code = digest_of_code(order.code)
-    return IndexEntry(index=index, attempt=order.spec.attempt, code=code), index.read()
+    return IndexEntry(index=index, code=code), index.read()
 
 
 def _whole(
-    order: CompiledJob, trials: Sequence[Trial], written: SweepIndexContent, cache: Cache
+    order: JobBuild, trials: Sequence[Trial], written: SweepIndexContent, cache: Cache
 ) -> dict[str, FinishedTrial]:
     """Return which of some trials have finished and lie in the store as they were written down."""
     found: dict[str, FinishedTrial] = {}
@@ -112,34 +112,34 @@ def _whole(
         return found
     nodes = {node.id: node for node in order.plan.nodes}
     for trial in trials:
-        line = written.finished.get(trial.job_id)
+        line = written.finished.get(trial.spec.id)
         key = Digest(line.key) if line else cache.action(nodes[trial.nodes.final], {}).key()
         record = cache.store.peek(key)
         if not isinstance(record, Record) or record.is_tombstone:
             continue
         if line is not None and record.digest == line.digest:
-            found[trial.job_id] = line
+            found[trial.spec.id] = line
             continue
         # Another line, or a single run of the same program, may have put its own result there meanwhile.
         attempt = str(record.body.get("attempt", ""))
         if attempt in written.attempts:
             code = written.attempts[attempt]
-            found[trial.job_id] = FinishedTrial(key=key, digest=record.digest, code=code, attempt=attempt)
+            found[trial.spec.id] = FinishedTrial(key=key, digest=record.digest, code=code, attempt=attempt)
     return found
 
 
 def _keys(trials: Sequence[Trial], kept: frozenset[str], whole: Mapping[str, FinishedTrial]) -> dict[str, Digest]:
-    return {trial.nodes.final: Digest(whole[trial.job_id].key) for trial in trials if trial.job_id in kept}
+    return {trial.nodes.final: Digest(whole[trial.spec.id].key) for trial in trials if trial.spec.id in kept}
 
 
 def _kept_of_job(
-    order: CompiledJob, ends: Mapping[int, TrialEnd], story: RunHistory, store: LocalStore
+    order: JobBuild, ends: Mapping[int, TrialEnd], story: RunHistory, store: LocalStore
 ) -> dict[str, Digest]:
     """Return the results of an earlier job's good trials, but none that a trial which is to run would read."""
     read_again: set[str] = set()
     good: dict[str, str] = {}
     for trial in order.trials:
-        end = ends[trial.number]
+        end = ends[trial.spec.number]
         if end.state != "completed":
             read_again.update(trial.nodes.nodes)
             continue

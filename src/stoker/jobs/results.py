@@ -8,7 +8,7 @@ from stoker.core.text import did_you_mean
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import RunHistory
 from stoker.jobs.program import RECIPE
-from stoker.jobs.trials import TRIALS, TrialEnd, end_of, is_sweep, read_trials, shared_nodes, trial_numbered
+from stoker.jobs.trials import TrialEnd, end_of, is_sweep, read_trials, shared_nodes, trial_numbered
 from stoker.store.local_store import LocalStore, RecordHit
 from stoker.store.records import Record
 from stoker.store.results import ResultPart
@@ -39,7 +39,7 @@ def parts_of_job(
 
     Of a sweep, every trial's in a folder of its own, or that of one trial by its number.
     """
-    trials = read_trials(folder.paper(TRIALS))
+    trials = read_trials(folder)
     chosen = trial_numbered(trials, trial, folder.spec().name) if trial else None
     recipe = folder.spec().recipe
     if stage:
@@ -56,7 +56,7 @@ def parts_of_job(
             for one in trials
             if chosen in (None, one)
             for part in parts_of_trial(
-                store, end_of(one, story, shared), below="" if chosen else one.label, recipe=recipe
+                store, end_of(one, story, shared), below="" if chosen else one.spec.label, recipe=recipe
             )
         ]
     keys = keys_of_job(folder, story)

@@ -57,16 +57,16 @@ class TrialCode:
         if not edits or code in self._reported:
             return None
         self._reported.add(code)
-        return self._warning(f"while this sweep runs: {trial.label} ran the edited code", [trial])
+        return self._warning(f"while this sweep runs: {trial.spec.label} ran the edited code", [trial])
 
     def summary(self, trials: Iterable[Trial], total: int) -> Event | None:
         """Return a warning that names those of the trials that ran edited code; None if there are none."""
-        ran = sorted((trial for trial in trials if self._of(trial)), key=lambda trial: trial.number)
+        ran = sorted((trial for trial in trials if self._of(trial)), key=lambda trial: trial.spec.number)
         if not ran:
             return None
         codes = len({self.of(trial) for trial in ran})
         what = f"edited code, {codes} different texts" if codes > 1 else "edited code"
-        numbers = some_of([str(trial.number) for trial in ran], _MOST_NAMED)
+        numbers = some_of([str(trial.spec.number) for trial in ran], _MOST_NAMED)
         which = f"{len(ran):,} of {total:,} trials ran {what}: {numbers}"
         again = "the same command again runs the trials that ran other code than the current, and keeps the rest"
         return self._warning(f"while this sweep ran; {which}; {again}", ran)
@@ -77,7 +77,7 @@ class TrialCode:
         for trial in trials:
             by_code.setdefault(self.of(trial), []).append(trial)
         edited = {
-            code: {"files": dict(self._of(ran[0])), "trials": [trial.number for trial in ran]}
+            code: {"files": dict(self._of(ran[0])), "trials": [trial.spec.number for trial in ran]}
             for code, ran in by_code.items()
         }
         files = list(dict.fromkeys(name for ran in by_code.values() for name in self._of(ran[0])))

@@ -27,7 +27,7 @@ from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_al
 from stoker.host.processes import stop_group
 from stoker.jobs.job_folder import JobEnd, JobFolder
 from stoker.jobs.log_tail import GrowingLines
-from stoker.jobs.trials import TRIALS, Trial, nodes_to_cancel, read_trials
+from stoker.jobs.trials import Trial, nodes_to_cancel, read_trials
 
 # The owner gives its stages ten seconds before it kills them; it gets those and some for itself.
 PATIENCE_S = 15.0
@@ -83,16 +83,16 @@ def stop_trial(folder: JobFolder, trial: Trial, *, clock: Clock, patience_s: flo
     stop.
     """
     owner = _owner_of_running(folder)
-    name = f"{folder.spec().name}/{trial.number}"
-    ends = _TrialEnds(folder, trial.number)
+    name = f"{folder.spec().name}/{trial.spec.number}"
+    ends = _TrialEnds(folder, trial.spec.number)
     state = ends.look()
     if state:
         raise InvalidTransition(f"trial {name} is not running: {state}", state=state)
-    requested = folder.trials_to_cancel() | {trial.number}
-    if not nodes_to_cancel(read_trials(folder.paper(TRIALS)), requested).intersection(trial.nodes.nodes):
+    requested = folder.trials_to_cancel() | {trial.spec.number}
+    if not nodes_to_cancel(read_trials(folder), requested).intersection(trial.nodes.nodes):
         raise InvalidTransition(f"trial {name} can't be cancelled alone: other trials need all that it does")
     started_s = clock.monotonic_s()
-    folder.cancel_trial(trial.number)
+    folder.cancel_trial(trial.spec.number)
     while True:
         is_over = is_alive(owner) is not Liveness.ALIVE
         state = ends.look()
@@ -178,4 +178,4 @@ def _write_end(folder: JobFolder, clock: Clock) -> None:
     """Write down that the job was stopped, unless it did so itself. Nobody else writes here any more."""
     if folder.ended() is None:
         error = Terminated("it was cancelled and had to be ended from outside")
-        folder.end(JobEnd.given_up(error, started_s=folder.spec().started_s, ended_s=clock.wall_s()))
+        folder.end(JobEnd.given_up(error, started_s=folder.begun().started_s, ended_s=clock.wall_s()))

@@ -39,16 +39,16 @@ def error_of_sweep(error: StokerError | None, ends: Sequence[TrialEnd], total: i
         return error
     first = failed[0]
     if len(failed) == 1:
-        message = f"{first.trial.label}: {first.message}"
+        message = f"{first.trial.spec.label}: {first.message}"
     else:
-        message = f"{len(failed):,} of {total:,} trials failed, the first, {first.trial.label}: {first.message}"
+        message = f"{len(failed):,} of {total:,} trials failed, the first, {first.trial.spec.label}: {first.message}"
     return type(error)(message, hint=error.hint, **error.data)
 
 
 def _error_of_cancelled(cancelled: Sequence[TrialEnd], total: int) -> StokerError | None:
     if not cancelled:
         return None
-    labels = ", ".join(end.trial.label for end in cancelled[:_MOST_NAMED]) + ", …" * (len(cancelled) > _MOST_NAMED)
+    labels = ", ".join(end.trial.spec.label for end in cancelled[:_MOST_NAMED]) + ", …" * (len(cancelled) > _MOST_NAMED)
     verb = "was" if len(cancelled) == 1 else "were"
     return TrialsCancelled(f"{len(cancelled):,} of {total:,} trials {verb} cancelled: {labels}")
 

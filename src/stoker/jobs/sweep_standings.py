@@ -53,7 +53,7 @@ class TrialRanking:
 
 def rank_trials(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> TrialRanking | None:
     """Rank the trials that ended well, `args` being those of one of them; nothing if there is nothing to compare."""
-    done = [TrialScore(n=end.trial.number, end=end) for end in ends if end.state == "completed"]
+    done = [TrialScore(n=end.trial.spec.number, end=end) for end in ends if end.state == "completed"]
     # A program's own parameters stand among its recipe's arguments.
     params = args.get("params")
     settings = {**flat(args), **(flat(params) if isinstance(params, Mapping) else {})}

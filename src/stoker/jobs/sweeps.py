@@ -64,7 +64,7 @@ class SweepDecision:
 
 
 def decide_kept(
-    wanted: Sequence[Digest], finished: Mapping[str, FinishedTrial], *, code: str, is_ended: bool
+    wanted: Sequence[str], finished: Mapping[str, FinishedTrial], *, code: str, is_ended: bool
 ) -> SweepDecision:
     """Decide which trials a sweep of a program may keep, from those that have finished and are whole.
 
@@ -92,8 +92,9 @@ class IndexEntry:
     """How one job's trials are written down."""
 
     index: SweepIndex
-    attempt: str
     code: str
+    attempt: str = ""
+    """Set when the job starts."""
     afresh: frozenset[str] = frozenset()
 
     def begin(self) -> None:
@@ -104,7 +105,7 @@ class IndexEntry:
         """Write down that the job came to its end."""
         self.index.end(self.attempt)
 
-    def note(self, trial: Digest, *, key: str, digest: str, code: str) -> None:
+    def note(self, trial: str, *, key: str, digest: str, code: str) -> None:
         """Write down that a trial has its result, made by this code. Call it when the result has its name."""
         self.index.note(trial, FinishedTrial(key=key, digest=digest, code=code, attempt=self.attempt))
 
@@ -156,7 +157,7 @@ class SweepIndex:
         with self._held():
             self._append({"kind": "ended", "attempt": attempt})
 
-    def note(self, trial: Digest, finished: FinishedTrial) -> None:
+    def note(self, trial: str, finished: FinishedTrial) -> None:
         """Write down that a trial has its result."""
         with self._held():
             self._append(_finished_line(trial, finished))

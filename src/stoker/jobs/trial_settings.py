@@ -12,8 +12,8 @@ from typing import Any
 
 from stoker.config.values import refers
 from stoker.core.frozen import frozen
+from stoker.core.job import JobSpec
 from stoker.core.jsontext import dumps
-from stoker.jobs.job_folder import JobRecord
 from stoker.jobs.program import FOUND, RECIPE, flat
 from stoker.jobs.trials import Trial
 
@@ -26,7 +26,7 @@ class JobSetting:
     origin: str = ""
 
 
-def settings_of(spec: JobRecord, config: Mapping[str, Any], trial: Trial | None = None) -> dict[str, JobSetting]:
+def settings_of(spec: JobSpec, config: Mapping[str, Any], trial: Trial | None = None) -> dict[str, JobSetting]:
     """Return every parameter by dotted name: as the job has it, or as one of its trials does."""
     values = config.get("values")
     found = {
@@ -44,9 +44,9 @@ def settings_of(spec: JobRecord, config: Mapping[str, Any], trial: Trial | None 
 def own_values(recipe: str, trial: Trial) -> dict[str, Any]:
     """Return what a trial was run with, by dotted name; of a program, its settings and its parameters."""
     if recipe != RECIPE:
-        return flat(trial.args)
-    params = trial.args.get("params")
-    settings = {name: value for name, value in trial.args.items() if name not in FOUND}
+        return flat(trial.spec.args)
+    params = trial.spec.args.get("params")
+    settings = {name: value for name, value in trial.spec.args.items() if name not in FOUND}
     return flat({**settings, **(params if isinstance(params, dict) else {})})
 
 
@@ -66,7 +66,7 @@ def is_same_value(value: Any, other: Any) -> bool:
     return dumps(value) == dumps(other)
 
 
-def is_as_typed(spec: JobRecord, value: Any, typed: Any) -> bool:
+def is_as_typed(spec: JobSpec, value: Any, typed: Any) -> bool:
     """Return whether a value is what was typed, or the whole path of a path that was."""
     if is_same_value(value, typed):
         return True
@@ -75,7 +75,7 @@ def is_as_typed(spec: JobRecord, value: Any, typed: Any) -> bool:
 
 
 def _of_trial(
-    spec: JobRecord, config: Mapping[str, Any], trial: Trial, base: Mapping[str, JobSetting]
+    spec: JobSpec, config: Mapping[str, Any], trial: Trial, base: Mapping[str, JobSetting]
 ) -> dict[str, JobSetting]:
     own = own_values(spec.recipe, trial)
     # All that a program has is written down with its trial. Of a recipe, notes are not.
@@ -87,13 +87,13 @@ def _of_trial(
             found[path] = JobSetting(value=value, origin=known.origin)
         elif known is not None or has_all:
             found[path] = JobSetting(value=value, origin=_chosen_by(config, trial, path))
-    return found | {path: JobSetting(value=value, origin="sweep") for path, value in trial.point.items()}
+    return found | {path: JobSetting(value=value, origin="sweep") for path, value in trial.spec.point.items()}
 
 
 def _chosen_by(config: Mapping[str, Any], trial: Trial, path: str) -> str:
     """Say where a value came from that is not the job's: a place whose references now lead elsewhere, or a choice."""
     origin, said = winner(config, path)
-    over = [one for one in trial.point if path.startswith((f"{one}.", f"{one.rpartition('@')[2]}."))]
+    over = [one for one in trial.spec.point if path.startswith((f"{one}.", f"{one.rpartition('@')[2]}."))]
     if not over and origin and refers(said):
         return origin
-    return ", ".join(f"{one}={trial.point[one]}" for one in over or trial.point) or origin
+    return ", ".join(f"{one}={trial.spec.point[one]}" for one in over or trial.spec.point) or origin

@@ -84,9 +84,9 @@ class TrialWatch:
         ends = [
             end
             for trial in concerned.get(node.node.partition("[")[0], ())
-            if trial.number not in self._over and (end := end_of(trial, self._story, self._shared)).state in _OVER
+            if trial.spec.number not in self._over and (end := end_of(trial, self._story, self._shared)).state in _OVER
         ]
-        self._over.update(end.trial.number for end in ends)
+        self._over.update(end.trial.spec.number for end in ends)
         for end in ends:
             self._queue.put(end)
 
@@ -130,8 +130,8 @@ class TrialWatch:
                 Event(
                     Kinds.TRIAL_END,
                     {
-                        "trial": end.trial.number,
-                        "label": end.trial.label,
+                        "trial": end.trial.spec.number,
+                        "label": end.trial.spec.label,
                         "state": end.state,
                         "is_kept": end.is_kept,
                         "seconds": end.seconds,

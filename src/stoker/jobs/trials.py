@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from stoker.core.digests import Digest
 from stoker.core.errors import NotFound
 from stoker.core.frozen import changed, fresh, frozen
+from stoker.core.job import JobSpec
 from stoker.core.jsontext import dumps, loads
 from stoker.core.retry import FailureCause
 from stoker.engine.plan import Plan, TrialNodes
+from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
@@ -30,17 +33,10 @@ _GOOD = ("ran", "hit")
 
 @frozen
 class Trial:
-    """One point of a sweep."""
+    """One point of a sweep: its job, and its nodes of the plan that all trials share."""
 
-    number: int
-    """From 1: `last/3` is the third."""
-    label: str
-    """`lr=0.001,model.depth=3`: what its folder is called. Empty if nothing varies."""
-    point: Mapping[str, Any]
-    """What varies, by path."""
-    args: dict[str, Any]
-    """Checked and default-filled."""
-    job_id: Digest
+    spec: JobSpec
+    """Numbered from 1: `last/3` is the third. Its label names its folder; the label is empty if nothing varies."""
     nodes: TrialNodes
     measured_on: Mapping[str, Any] = fresh(factory=dict)
     """Those of its arguments that decide what its metrics are taken from."""
@@ -48,34 +44,34 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         return {
             "v": 1,
-            "n": self.number,
-            "label": self.label,
-            "point": dict(self.point),
-            "job_id": self.job_id,
+            "n": self.spec.number,
+            "label": self.spec.label,
+            "point": self.spec.point,
+            "job_id": self.spec.id,
             "final": self.nodes.final,
             "keep": list(self.nodes.keep),
             "nodes": list(self.nodes.nodes),
-            "args": self.args,
+            "args": self.spec.args,
             **({"measured_on": dict(self.measured_on)} if self.measured_on else {}),
         }
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Trial:
-        """Read one back. Raises `KeyError`, `TypeError` or `ValueError` if it is not one."""
+    def from_json(cls, raw: Mapping[str, Any], job: JobSpec) -> Trial:
+        """Read a trial of a job back. Raises `KeyError`, `TypeError` or `ValueError` if it is not one."""
         nodes = TrialNodes(
             final=str(raw["final"]),
             keep=tuple(map(str, raw["keep"])),
             nodes=tuple(map(str, raw["nodes"])),
         )
-        return cls(
+        spec = changed(
+            job,
+            id=str(raw["job_id"]),
             number=int(raw["n"]),
             label=str(raw["label"]),
             point=dict(raw["point"]),
             args=dict(raw["args"]),
-            job_id=Digest(str(raw["job_id"])),
-            nodes=nodes,
-            measured_on=dict(raw.get("measured_on", {})),
         )
+        return cls(spec=spec, nodes=nodes, measured_on=dict(raw.get("measured_on", {})))
 
 
 def varied_by(point: SweepPoint, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,15 +90,24 @@ def write_trials(trials: Iterable[Trial]) -> bytes:
     return "".join(f"{dumps(trial.to_json())}\n" for trial in trials).encode()
 
 
-def read_trials(lines: bytes) -> list[Trial]:
-    """Read trials back; a line that is not one is passed over."""
-    trials = []
-    for line in lines.splitlines():
-        try:
-            trials.append(Trial.from_json(loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+def read_trials(folder: JobFolder) -> list[Trial]:
+    """Return the trials in a job's folder; none if it was built from a plan file. Skips lines that are no trial."""
+    lines = folder.paper(TRIALS).splitlines()
+    if not lines:
+        return []
+    job, trials = folder.spec(), []
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            trials.append(Trial.from_json(loads(line), job))
     return trials
+
+
+def trials_of_job(folder: JobFolder) -> list[Trial]:
+    """Return a job's trials; a single one for a job that was built from a plan file."""
+    trials = read_trials(folder)
+    if trials:
+        return trials
+    return [Trial(spec=changed(folder.spec(), number=1), nodes=TrialNodes(final="", keep=(), nodes=()))]
 
 
 @frozen
@@ -207,7 +212,7 @@ class KnownMetrics:
 
 def trial_numbered(trials: Sequence[Trial], text: str, job: str) -> Trial:
     """Return the trial that `NAME/3` means, or `NAME/LABEL`; `NotFound` if there is none."""
-    found = next((trial for trial in trials if text in (str(trial.number), trial.label)), None)
+    found = next((trial for trial in trials if text in (str(trial.spec.number), trial.spec.label)), None)
     if found is None or not is_sweep(trials):
         hint = f"it has {len(trials)}; such as {job}/1" if is_sweep(trials) else "it is no sweep"
         raise NotFound(f"job {job} has no trial {text!r}", hint=hint)
@@ -216,7 +221,7 @@ def trial_numbered(trials: Sequence[Trial], text: str, job: str) -> Trial:
 
 def is_sweep(trials: Sequence[Trial]) -> bool:
     """Return whether trials are points of a sweep, which may have only one."""
-    return len(trials) > 1 or any(trial.label for trial in trials)
+    return len(trials) > 1 or any(trial.spec.label for trial in trials)
 
 
 def shared_nodes(trials: Iterable[Trial]) -> frozenset[str]:
@@ -248,7 +253,7 @@ def nodes_to_cancel(trials: Sequence[Trial], numbers: Collection[int]) -> frozen
     unwanted: set[str] = set()
     needed: set[str] = set()
     for trial in trials:
-        (unwanted if trial.number in numbers else needed).update(trial.nodes.nodes)
+        (unwanted if trial.spec.number in numbers else needed).update(trial.nodes.nodes)
     return frozenset(unwanted - needed)
 
 

@@ -124,7 +124,7 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
     if len(grounds) == total:
         return []
     shown = [(ground, place, one) for ground in grounds for place, one in enumerate(ground.trials, 1)][:_MOST_RANKED]
-    width = max(len(one.end.trial.label) for _, _, one in shown)
+    width = max(len(one.end.trial.spec.label) for _, _, one in shown)
     digits = len(str(max(place for _, place, _ in shown)))
     lines = []
     for ground, place, one in shown:
@@ -132,7 +132,7 @@ def ranking_lines(ranked: TrialRanking, near: str) -> list[str]:
             lines.append(f"{ground_text(ground.told_by, near)}:")
         value = one.metrics.get(metric)
         texts = "" if value is None else f"{metric} {number(value)}"
-        lines.append(f"{place:>{digits}} {one.end.trial.label:<{width}}  {texts}".rstrip())
+        lines.append(f"{place:>{digits}} {one.end.trial.spec.label:<{width}}  {texts}".rstrip())
     if total > len(shown):
         lines.append(f"  and {total - len(shown):,} more")
     return lines

@@ -47,9 +47,9 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
     for trial in trials:
         own = [node for node in trial.nodes.nodes if node not in shared]
         for node in own:
-            stage = node.removeprefix(f"{trial.number}.")
-            names[node] = trial.label if len(own) == 1 else f"{trial.label} {stage}"
-    widest = max((len(trial.label) for trial in trials), default=0)
+            stage = node.removeprefix(f"{trial.spec.number}.")
+            names[node] = trial.spec.label if len(own) == 1 else f"{trial.spec.label} {stage}"
+    widest = max((len(trial.spec.label) for trial in trials), default=0)
     return Titles(
         names=names,
         of_trials=frozenset(names),

@@ -8,21 +8,18 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from stoker.core.digests import Digest
 from stoker.core.errors import BadInput, HashMismatch, InternalError, StokerError, Terminated, VersionSkew, exit_code_of
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec, JobState, contents_of
-from stoker.engine.plan import TrialNodes
 from stoker.engine.recipe import Recipe
 from stoker.engine.types import MAX_IN_FLIGHT, RunOptions
 from stoker.host.identity import mine
-from stoker.jobs.build_context import CompiledJob, JobCompiler
+from stoker.jobs.builder import JobBuild, JobBuilder
 from stoker.jobs.execution import Execution, ExecutionTools, abandon
-from stoker.jobs.job_folder import PYTHON, JobEnd, JobFolder, JobRecord, python_paper
+from stoker.jobs.job_folder import PYTHON, Attempt, JobEnd, JobFolder, python_paper
 from stoker.jobs.pack.attempt_inputs import with_inputs, with_runtime
 from stoker.jobs.program import RECIPE, ProgramWords
 from stoker.jobs.secret_mask import CONFIG, config_paper
-from stoker.jobs.trials import Trial
 from stoker.protocol.client_identity import found_args, unproven_args
 from stoker.worker.assignment import Assignment, LeaseFile, LeaseWatch
 
@@ -30,10 +27,10 @@ CHECKPOINTS = "checkpoints"
 """The argument by which a recipe is told a folder to write to, beside its result."""
 
 
-def order_assignment(desk: JobCompiler, assignment: Assignment) -> CompiledJob:
+def build_assignment(builder: JobBuilder, assignment: Assignment) -> JobBuild:
     """Take the order that an assignment is. Raises `StokerError` if this machine can't do it as it was meant."""
     spec = assignment.spec
-    recipe = desk.catalogue.load(spec.recipe)
+    recipe = builder.catalogue.load(spec.recipe)
     if recipe.version != spec.schema_version:
         raise VersionSkew(
             f"{spec.recipe} is of version {recipe.version} here, and the job was made for {spec.schema_version}",
@@ -41,55 +38,49 @@ def order_assignment(desk: JobCompiler, assignment: Assignment) -> CompiledJob:
         )
     _check_found(recipe, spec)
     args = with_inputs(recipe, _args_here(recipe, assignment), assignment.paths)
-    _check_contents(desk, spec, args)
+    _check_contents(builder, spec, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
         # A stage runs as we do, and whoever wants the job may not say where we write.
         args[CHECKPOINTS] = None
     program: ProgramWords | None = None
     if recipe.name == RECIPE:
-        program = desk.program_words(tuple(map(str, args.get("argv", ()))), assignment.folder, at_once=1)
+        program = builder.program_words(tuple(map(str, args.get("argv", ()))), assignment.folder, at_once=1)
         # Where its copy of the code is, is no part of what it makes, nor of where it resumes from.
         args["folder"] = args.get("folder") or assignment.folder
         args["workspace"] = assignment.folder
         if assignment.python:
             args["python"] = assignment.python["interpreter"]
-    # On its own it is no sweep: its result lies at the top of its bundle, wherever its label puts that later.
-    trial = Trial(
-        number=spec.number or 1,
-        label="",
-        point=spec.point,
-        args=args,
-        job_id=Digest(spec.id),
-        nodes=TrialNodes(final="", keep=(), nodes=()),
-    )
-    order = desk.order_again(recipe, [trial], name=spec.name, program=program)
-    papers = dict(order.papers)
+    # Without its label it is no sweep: its result lies at the top of its tree.
+    wanted = changed(spec, number=spec.number or 1, label="", args=args)
+    build = builder.build_checked(recipe, [wanted], program)
+    papers = dict(build.papers)
     if program is not None:
-        papers[CONFIG] = config_paper(None, program, order.code)
+        papers[CONFIG] = config_paper(None, program, build.code)
         if assignment.python:
             papers[PYTHON] = python_paper(assignment.python)
-    return changed(order, spec=spec_of(order.spec, assignment), papers=papers)
+    return changed(build, papers=papers)
 
 
-def spec_of(record: JobRecord, assignment: Assignment) -> JobRecord:
-    """Return the record of an assignment's attempt: under the job's own id, with its place in the fleet."""
-    spec, token = assignment.spec, assignment.token
+def attempt_of(builder: JobBuilder, assignment: Assignment, spec: JobSpec) -> Attempt:
+    """Return the attempt of an assignment, with `spec` as it was built here and its lease in the options."""
+    token = assignment.token
     fleet = {
-        "job": spec.id,
-        "number": spec.number,
-        "label": spec.label,
+        "job": assignment.spec.id,
+        "number": assignment.spec.number,
+        "label": assignment.spec.label,
         "attempt": token.attempt,
         "epoch": token.epoch,
         "generation": token.generation,
         "coordinator": assignment.coordinator,
         "worker": assignment.worker,
+        **assignment.facts,
     }
-    return changed(
-        record,
-        attempt=assignment.run,
-        job_id=Digest(spec.id),
-        folder=assignment.folder or record.folder,
-        options={**record.options, "fleet": {**fleet, **assignment.facts}},
+    return Attempt(
+        id=assignment.run,
+        spec=changed(spec, id=assignment.spec.id, folder=assignment.folder or builder.folder),
+        started_s=builder.clock.wall_s(),
+        stoker=builder.version,
+        options={"fleet": fleet},
     )
 
 
@@ -101,11 +92,11 @@ def _check_found(recipe: Recipe, spec: JobSpec) -> None:
             raise BadInput(message, hint="submit the job again")
 
 
-def _check_contents(desk: JobCompiler, spec: JobSpec, args: dict[str, Any]) -> None:
+def _check_contents(builder: JobBuilder, spec: JobSpec, args: dict[str, Any]) -> None:
     """Refuse a job whose files here are not those that its id is made from, where they did not come as its inputs."""
     for name, wanted in unproven_args(spec).items():
         for path, digest in contents_of(wanted, args.get(name)):
-            if desk.digest(path) != digest:
+            if builder.digest(path) != digest:
                 raise HashMismatch(
                     f"{name}: {path} is not what the job was submitted with ({digest[:19]})",
                     hint="submit the job again, or put the same file there",
@@ -141,60 +132,40 @@ def _args_here(recipe: Recipe, assignment: Assignment) -> dict[str, Any]:
 # work to end and waits for it; a second TERM ends it now.
 
 
-def run_attempt(assignment: Assignment, *, desk: JobCompiler, tools: Callable[[], ExecutionTools], runs: str) -> int:
+def run_attempt(assignment: Assignment, *, builder: JobBuilder, tools: Callable[[], ExecutionTools], runs: str) -> int:
     """Run it; give the exit code. How it ended stands in its folder below `runs`, whatever went wrong."""
     stops = _Stops()
     stops.listen()
     try:
-        order = order_assignment(desk, assignment)
+        build = build_assignment(builder, assignment)
         built = tools()
     except StokerError as error:
-        return _end_unbegun(desk, assignment, runs, error)
+        return _end_unbegun(builder, assignment, runs, error)
     except Exception as problem:
-        _end_unbegun(desk, assignment, runs, InternalError(f"{type(problem).__name__}: {problem}"))
+        _end_unbegun(builder, assignment, runs, InternalError(f"{type(problem).__name__}: {problem}"))
         raise
-    execution = Execution(
-        plan=order.plan,
-        spec=order.spec,
-        tools=built,
-        out=None,
-        options=_options(order, assignment),
-        papers=order.papers,
+    attempt = attempt_of(builder, assignment, build.spec)
+    options = RunOptions(
+        max_in_flight=1 if build.program is not None else MAX_IN_FLIGHT,
+        deadline_s=assignment.spec.timeout_s,
+        grace_s=assignment.grace_s,
     )
-    stops.stop_by(execution.cancel, lambda error: abandon(built, order.spec, error))
+    execution = Execution(build=build, attempt=attempt, tools=built, out=None, options=options)
+    stops.stop_by(execution.cancel, lambda error: abandon(built, attempt, error))
     lease = LeaseFile(assignment.lease_path)
     with LeaseWatch(lease, clock=built.clock, on_over=lambda why: execution.cancel(Terminated(why))):
         job = execution.run()
     return exit_code_of(job.error) if job.error is not None else 0
 
 
-def _options(order: CompiledJob, assignment: Assignment) -> RunOptions:
-    return RunOptions(
-        max_in_flight=1 if order.program is not None else MAX_IN_FLIGHT,
-        deadline_s=assignment.spec.timeout_s,
-        grace_s=assignment.grace_s,
-    )
-
-
-def _end_unbegun(desk: JobCompiler, assignment: Assignment, runs: str, error: StokerError) -> int:
+def _end_unbegun(builder: JobBuilder, assignment: Assignment, runs: str, error: StokerError) -> int:
     """Write down that it could not even begin."""
-    spec = assignment.spec
-    now_s = desk.clock.wall_s()
-    record = JobRecord(
-        attempt=assignment.run,
-        job_id=Digest(spec.id),
-        name=spec.name,
-        recipe=spec.recipe,
-        args=spec.args,
-        folder=assignment.folder,
-        started_s=now_s,
-        stoker=desk.version,
-    )
-    folder = JobFolder.begin(runs, spec_of(record, assignment), mine())
+    attempt = attempt_of(builder, assignment, assignment.spec)
+    folder = JobFolder.begin(runs, attempt, mine())
     folder.end(
         JobEnd(
             state=JobState.CANCELLED if isinstance(error, Terminated) else JobState.FAILED,
-            ended_s=now_s,
+            ended_s=attempt.started_s,
             hits=0,
             ran=0,
             failed=0,

@@ -25,10 +25,9 @@ from stoker.host.durable import remove_tree, translated
 from stoker.host.writers import LogFile
 from stoker.jobs.job_folder import JobFolder, read_python
 from stoker.jobs.job_history import tell
-from stoker.jobs.rerun_spec import trials_of_job
 from stoker.jobs.result_archives import pack_result
 from stoker.jobs.secret_mask import read_config
-from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of
+from stoker.jobs.trials import KnownMetrics, TrialEnd, end_of, trials_of_job
 from stoker.protocol.lease_messages import CancelConfirmed, Decline, Fail, Finish, Grant, Release, Start
 from stoker.store.local_store import LocalStore
 from stoker.transfer.mirror import AttemptFolderSync

@@ -8,11 +8,12 @@ from stoker.core.errors import NotFound
 from stoker.engine.plan import TrialNodes
 from stoker.jobs.job_history import RunHistory, tell
 from stoker.jobs.trials import Trial
+from tests.fakes.jobs import made_trial
 
 
 def trial(number: int, label: str) -> Trial:
     nodes = TrialNodes(final=f"{number}.train", keep=(), nodes=("load", f"{number}.train"))
-    return Trial(number=number, label=label, point={}, args={}, job_id=digest_value("t", number), nodes=nodes)
+    return made_trial(number=number, label=label, point={}, args={}, job_id=digest_value("t", number), nodes=nodes)
 
 
 TRIALS = [trial(1, "x=1"), trial(2, "x=2"), trial(3, "x=3")]
@@ -47,7 +48,7 @@ def test_a_node_or_a_stage_is_named_as_ever() -> None:
 
 
 def test_a_trial_that_never_began_is_told_as_that() -> None:
-    sharing_nothing = Trial(
+    sharing_nothing = made_trial(
         number=4,
         label="x=4",
         point={},

@@ -6,12 +6,15 @@ from typing import Any
 from stoker.cli.run_report import best_text, where_text
 from stoker.core.digests import digest_value
 from stoker.engine.plan import TrialNodes
-from stoker.jobs.trials import Trial, TrialEnd
+from stoker.jobs.trials import TrialEnd
+from tests.fakes.jobs import made_trial
 
 
 def end(number: int, state: str = "completed", **metrics: Any) -> TrialEnd:
     nodes = TrialNodes(final="run", keep=(), nodes=("run",))
-    trial = Trial(number=number, label=f"lr={number}", point={}, args={}, job_id=digest_value("t", number), nodes=nodes)
+    trial = made_trial(
+        number=number, label=f"lr={number}", point={}, args={}, job_id=digest_value("t", number), nodes=nodes
+    )
     return TrialEnd(trial=trial, state=state, metrics=metrics)
 
 

@@ -7,30 +7,28 @@ from pathlib import Path
 from stoker.cli.local_run import unwritten_text
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.digests import digest_value
+from stoker.core.job import JobSpec
 from stoker.engine.plan import Plan, PlanNode, TrialNodes
 from stoker.engine.types import NodeEnding, NodeResult
-from stoker.jobs.build_context import CompiledJob
-from stoker.jobs.job_folder import JobRecord
-from stoker.jobs.trials import Trial
+from stoker.jobs.builder import JobBuild
+from tests.fakes.jobs import made_trial
 
 WORDS = "no checkpoints where they were wanted; --rerun train_lora trains again and writes them"
 
 
-def order(folder: Path, *labels: str) -> CompiledJob:
+def order(folder: Path, *labels: str) -> JobBuild:
     """Order one training for each label, with a folder for checkpoints that is called like it."""
-    spec = JobRecord(
-        attempt="a", job_id=digest_value("t", 1), name="job", recipe="", args={}, folder="", started_s=0.0, stoker=""
-    )
+    spec = JobSpec(id=digest_value("t", 1), name="job", recipe="")
     nodes, trials = [], []
     for number, label in enumerate(labels, 1):
         node = f"{number}.train_lora"
         nodes.append(PlanNode(id=node, stage=train_lora, args={"checkpoints": str(folder / label)}))
         parts = TrialNodes(final=node, keep=(), nodes=(node,))
-        trials.append(Trial(number=number, label=label, point={}, args={}, job_id=spec.job_id, nodes=parts))
-    return CompiledJob(plan=Plan(name="job", nodes=tuple(nodes), final=nodes[0].id), spec=spec, trials=tuple(trials))
+        trials.append(made_trial(number=number, label=label, point={}, args={}, job_id=spec.id, nodes=parts))
+    return JobBuild(plan=Plan(name="job", nodes=tuple(nodes), final=nodes[0].id), spec=spec, trials=tuple(trials))
 
 
-def told(wanted: CompiledJob, ending: NodeEnding) -> str:
+def told(wanted: JobBuild, ending: NodeEnding) -> str:
     return unwritten_text(wanted, {node.id: NodeResult(ending=ending) for node in wanted.plan.nodes})
 
 

@@ -29,10 +29,11 @@ from stoker.views.adapter_lines import (
 )
 from stoker.views.text_tables import ASCII, UNICODE
 from stoker.views.trial_lines import Titles, trial_text
+from tests.fakes.jobs import made_trial
 
 
 def end(number: int, state: str = "completed", measured_on: dict[str, Any] | None = None, **said: Any) -> TrialEnd:
-    trial = Trial(
+    trial = made_trial(
         number=number,
         label=f"lr={number}",
         point={},
@@ -112,7 +113,7 @@ def test_those_that_ended_well_are_ranked_by_evaluation() -> None:
 def test_those_on_different_data_are_ranked_apart_and_nobody_is_the_best_of_all() -> None:
     on = [{"data": "/f/b.jsonl", "seed": 1}, {"data": "/f/a.jsonl", "seed": 1}, {"data": "/f/b.jsonl", "seed": 1}]
     ends = [end(n, measured_on=on[n - 1], metrics={"eval_loss": loss}) for n, loss in ((1, 3.0), (2, 1.0), (3, 2.0))]
-    assert Trial.from_json(ends[0].trial.to_json()) == ends[0].trial
+    assert Trial.from_json(ends[0].trial.to_json(), ends[0].trial.spec) == ends[0].trial
     found = rank_trials(ends, {})
     assert found is not None
     assert found.best is None

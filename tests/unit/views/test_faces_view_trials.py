@@ -10,6 +10,7 @@ from stoker.engine.plan import join_plans
 from stoker.jobs.trials import Trial
 from stoker.views.stage_lines import few_metrics
 from stoker.views.trial_lines import Titles, titles_of, trial_text
+from tests.fakes.jobs import made_trial
 from tests.unit.engine.lab import card
 from tests.unit.engine.stages import NumberArgs, add, double, number
 
@@ -23,7 +24,7 @@ def sweep(values: list[int], *, base: int | None = 0) -> tuple[Any, list[Trial]]
         plans.append(start.then(double).then(add, NumberArgs(value=value)).finish())
     joint = join_plans("sum", plans)
     trials = [
-        Trial(number=n, label=f"x={value}", point={}, args={}, job_id=digest_value("t", n), nodes=nodes)
+        made_trial(number=n, label=f"x={value}", point={}, args={}, job_id=digest_value("t", n), nodes=nodes)
         for n, (value, nodes) in enumerate(zip(values, joint.trials, strict=True), 1)
     ]
     return joint.plan, trials

@@ -9,14 +9,15 @@ import pytest
 
 from stoker.core.clock import SystemClock
 from stoker.engine.catalogue import Catalogue, CookbookSource
-from stoker.jobs.build_context import CompiledJob, JobCompiler, RunRequest
+from stoker.jobs.builder import JobBuild, JobBuilder
 from stoker.jobs.execution import Execution, ExecutionTools, JobResult
 from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.request import JobRequest
 from tests.unit.engine.lab import Lab
 
 
 class Office:
-    """A desk that takes orders, and an engine that runs them, in one folder."""
+    """A builder of jobs, and an engine that runs them, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,8 +33,8 @@ class Office:
         self._entropy = itertools.count(1)
 
     @property
-    def desk(self) -> JobCompiler:
-        return JobCompiler(
+    def builder(self) -> JobBuilder:
+        return JobBuilder(
             catalogue=self.catalogue,
             memo=self.lab.store.memo,
             clock=SystemClock(),
@@ -50,14 +51,14 @@ class Office:
         scratch = str(self.folder / "scratch")
         return ExecutionTools(engine=lab.engine, store=lab.store, clock=lab.clock, runs=self.runs, scratch=scratch)
 
-    def order(self, target: str, *, name: str = "", **texts: str) -> CompiledJob:
+    def order(self, target: str, *, name: str = "", **texts: str) -> JobBuild:
         words = tuple(f"{key}={text}" for key, text in texts.items())
-        return self.desk.order(RunRequest(target=target, overrides=words, name=name))
+        return self.builder.build(JobRequest(target=target, overrides=words, name=name))
 
-    def execution(self, order: CompiledJob, **more: Any) -> Execution:
+    def execution(self, order: JobBuild, **more: Any) -> Execution:
         more.setdefault("out", str(self.folder / "stoker-out" / order.spec.name))
-        more.setdefault("papers", order.papers)
-        return Execution(plan=order.plan, spec=order.spec, tools=self.tools, **more)
+        attempt = self.builder.new_attempt(order.spec, {})
+        return Execution(build=order, attempt=attempt, tools=self.tools, **more)
 
     def run(self, target: str, *, name: str = "", **texts: str) -> JobResult:
         return self.execution(self.order(target, name=name, **texts)).run()

@@ -22,10 +22,11 @@ from stoker.engine.plan import TrialNodes
 from stoker.host.durable import write_file
 from stoker.host.identity import mine
 from stoker.jobs.comparison import JobFacts
-from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord, find_job
+from stoker.jobs.job_folder import JobEnd, JobFolder, find_job
 from stoker.jobs.trials import Trial, write_trials
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
+from tests.fakes.jobs import made_attempt, made_trial
 
 CODE = {"(module)": "a" * 64, "train.losses": "b" * 64}
 
@@ -73,7 +74,7 @@ class Shelf:
             f"20261115-0315{next(self._seconds)}-{len(os.listdir(self.runs)) if os.path.isdir(self.runs) else 0:04x}"
         )
         values = dict(args or {})
-        spec = JobRecord(
+        spec = made_attempt(
             attempt=attempt,
             job_id=digest_value("job", [name, dumps(values)]),
             name=name,
@@ -107,7 +108,7 @@ class Shelf:
     def _trial(self, number: int, one: Made, values: Mapping[str, Any]) -> Trial:
         label = ",".join(f"{path}={value}" for path, value in one.point.items())
         node = f"{number}.train" if one.point else "train"
-        return Trial(
+        return made_trial(
             number=number,
             label=label,
             point=one.point,
@@ -148,7 +149,7 @@ class Shelf:
 
     def _action(self, trial: Trial, one: Made) -> dict[str, Any]:
         facts = StageFacts(stage="test/train", version=1, output="it@1", code=one.code, env=one.env)
-        args = {**trial.args, "file": {"content": one.data}}
+        args = {**trial.spec.args, "file": {"content": one.data}}
         return Action(facts=facts, facts_digest=facts.digest(), inputs=(), args=args).to_json()
 
     def _end(self, keys: Mapping[str, str], wanted: Sequence[Trial], trials: Sequence[Made]) -> JobEnd:

@@ -9,12 +9,13 @@ from typing import Any
 from stoker.core.frozen import changed
 from stoker.engine.journal import read_status
 from stoker.engine.types import RunOptions
-from stoker.jobs.build_context import CompiledJob, RunRequest
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Execution, JobResult
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
+from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import Continuation, go_on, go_on_after
-from stoker.jobs.rerun_spec import reorder, trials_of_job
+from stoker.jobs.trials import trials_of_job
 from tests.unit.worker.conftest import Office
 
 # Says in the ledger that it ran, fails for the numbers in `bad`, and writes what it was given to its result.
@@ -39,30 +40,32 @@ class Sweeps:
         (self.folder / "version").write_text("1")
         (self.folder / "bad").write_text("")
 
-    def order(self, *overrides: str, program: tuple[str, ...] = ("./work.sh", "{n}"), target: str = "") -> CompiledJob:
+    def order(self, *overrides: str, program: tuple[str, ...] = ("./work.sh", "{n}"), target: str = "") -> JobBuild:
         words = () if target else program
-        return self.office.desk.order(RunRequest(target=target, overrides=overrides, program=words))
+        return self.office.builder.build(JobRequest(target=target, overrides=overrides, program=words))
 
-    def look(self, order: CompiledJob, *, afresh: bool = False) -> Continuation:
+    def look(self, order: JobBuild, *, afresh: bool = False) -> Continuation:
         return go_on(order, self.office.lab.cache, self.indexes, afresh=afresh)
 
-    def execution(self, order: CompiledJob, continuation: Continuation | None = None, **more: Any) -> Execution:
+    def execution(self, order: JobBuild, continuation: Continuation | None = None, **more: Any) -> Execution:
         going_on = continuation if continuation is not None else self.look(order)
         options = RunOptions(max_in_flight=1, keep_going=True, kept=going_on.kept, grace_s=0.5)
+        given = {"ran_code": going_on.ran_code, "options": options}
+        execution = self.office.execution(order, **{**given, **more})
         if going_on.index is not None:
-            going_on.index.begin()
-        given = {"index": going_on.index, "ran_code": going_on.ran_code, "options": options}
-        return self.office.execution(order, **{"trials": order.trials, **given, **more})
+            execution.index = changed(going_on.index, attempt=execution.attempt.id)
+            execution.index.begin()
+        return execution
 
-    def run(self, order: CompiledJob, continuation: Continuation | None = None, **more: Any) -> JobResult:
+    def run(self, order: JobBuild, continuation: Continuation | None = None, **more: Any) -> JobResult:
         return self.execution(order, continuation, **more).run()
 
     def run_line(self, *overrides: str, **more: Any) -> JobResult:
         return self.run(self.order(*overrides, **more))
 
-    def again(self, folder: JobFolder) -> tuple[CompiledJob, Continuation, int]:
+    def again(self, folder: JobFolder) -> tuple[JobBuild, Continuation, int]:
         """Order an earlier job again, for what failed in it."""
-        order = reorder(self.office.desk, folder)
+        order = self.office.builder.build(JobRequest(earlier=folder))
         story = tell(read_status(folder.status_path))
         going_on, left = go_on_after(
             order, self.office.lab.cache, self.indexes, trials=trials_of_job(folder), story=story
@@ -76,19 +79,19 @@ class Sweeps:
         ledger.write_text("")
         return lines
 
-    def out(self, order_or_job: CompiledJob | JobResult, label: str) -> Path:
-        spec = order_or_job.spec if isinstance(order_or_job, CompiledJob) else order_or_job.folder.spec()
+    def out(self, order_or_job: JobBuild | JobResult, label: str) -> Path:
+        spec = order_or_job.spec if isinstance(order_or_job, JobBuild) else order_or_job.folder.spec()
         return self.folder / "stoker-out" / spec.name / label
 
 
 def states(job: JobResult) -> dict[str, str]:
     """Return how each trial ended, kept ones as that."""
-    return {end.trial.label: "kept" if end.is_kept else end.state for end in job.trials}
+    return {end.trial.spec.label: "kept" if end.is_kept else end.state for end in job.trials}
 
 
 def counts(job: JobResult) -> Counter[str]:
     return Counter(states(job).values())
 
 
-def renamed(order: CompiledJob, name: str) -> CompiledJob:
+def renamed(order: JobBuild, name: str) -> JobBuild:
     return changed(order, spec=changed(order.spec, name=name))

@@ -12,8 +12,8 @@ from stoker.core.clock import SystemClock
 from stoker.core.errors import InvalidAdapters, InvalidInput
 from stoker.engine.catalogue import Catalogue, CookbookSource
 from stoker.engine.recipe import MachineContext
-from stoker.jobs.adapter_jobs import order_adapters
-from stoker.jobs.build_context import CompiledJob, JobCompiler
+from stoker.jobs.builder import JobBuild, JobBuilder
+from stoker.jobs.request import JobRequest
 from tests.unit.engine.lab import Lab
 
 TWO = """
@@ -42,10 +42,10 @@ class Counter:
 
     def order(
         self, text: str, *words: str, environment: dict[str, str] | None = None, fetches: bool = False
-    ) -> CompiledJob:
+    ) -> JobBuild:
         path = self.folder / "files" / "two.toml"
         path.write_text(text)
-        desk = JobCompiler(
+        builder = JobBuilder(
             catalogue=Catalogue(
                 str(self.folder / "index.json"),
                 [CookbookSource(name="language", value="stoker.cookbooks.language:COOKBOOK")],
@@ -59,7 +59,7 @@ class Counter:
             capacity=self._lab.capacity,
             surroundings=MachineContext(fetches=lambda: fetches),
         )
-        return order_adapters(desk, str(path), words, shown="two.toml")
+        return builder.build(JobRequest(target="files/two.toml", is_adapters_file=True, overrides=tuple(words)))
 
     def faults(self, text: str, *words: str) -> list[str]:
         with pytest.raises(InvalidInput) as caught:
@@ -76,15 +76,15 @@ def test_each_adapter_becomes_a_trial_with_its_label_and_checkpoints(counter: Co
     order = counter.order(TWO, "base=tiny", "learning_rate=5e-4", "schedule=round_robin", "rank=8")
     first, second = order.trials
     assert order.spec.name == "two"
-    assert (first.label, first.number, second.label) == ("legal", 1, "code")
+    assert (first.spec.label, first.spec.number, second.spec.label) == ("legal", 1, "code")
     told = ("rank", "alpha", "lr", "epochs", "turns", "adapter_index")
-    assert [first.args[name] for name in told] == [4, 8.0, 5e-4, 2, "round_robin", 0]
-    assert [second.args[name] for name in told] == [8, None, 1e-3, 2, "round_robin", 1]
-    assert second.args["data"] == str(counter.folder / "files/chats.jsonl")
-    assert first.args["checkpoints"] == str(counter.folder / "files/c/legal")
-    assert first.args["label"] == "legal"
-    assert first.point == {"data": "sums", "rank": 4, "alpha": 8.0, "lr": 5e-4}
-    assert second.point["data"] == "chats.jsonl"
+    assert [first.spec.args[name] for name in told] == [4, 8.0, 5e-4, 2, "round_robin", 0]
+    assert [second.spec.args[name] for name in told] == [8, None, 1e-3, 2, "round_robin", 1]
+    assert second.spec.args["data"] == str(counter.folder / "files/chats.jsonl")
+    assert first.spec.args["checkpoints"] == str(counter.folder / "files/c/legal")
+    assert first.spec.args["label"] == "legal"
+    assert first.spec.point == {"data": "sums", "rank": 4, "alpha": 8.0, "lr": 5e-4}
+    assert second.spec.point["data"] == "chats.jsonl"
     assert second.measured_on == {
         "data": str(counter.folder / "files/chats.jsonl"),
         "max_seq_len": 512,
@@ -92,29 +92,29 @@ def test_each_adapter_becomes_a_trial_with_its_label_and_checkpoints(counter: Co
         "holdout_percent": 5.0,
     }, "what nobody said is what the plan makes of it"
     assert order.notes == (
-        "lr holds for adapters that say nothing else: code says its own",
-        "rank holds for adapters that say nothing else: legal says its own",
+        "lr is a default for all adapters: code overrides it",
+        "rank is a default for all adapters: legal overrides it",
     )
 
 
 def test_the_environment_counts_as_it_does_for_every_run(counter: Counter) -> None:
     order = counter.order(TWO, "base=tiny", environment={"STOKER__batch": "3"})
-    assert [trial.args["batch"] for trial in order.trials] == [3, 3]
+    assert [trial.spec.args["batch"] for trial in order.trials] == [3, 3]
 
 
 def test_a_base_of_the_file_is_seen_from_its_folder(counter: Counter) -> None:
     (counter.folder / "files/bases").mkdir()
     (fault,) = counter.faults(f'base = "bases"\n{TWO}')
-    assert fault.startswith("two.toml:1:8: base: ")
+    assert fault.startswith("files/two.toml:1:8: base: ")
     assert "no config.json" in fault
 
 
 def test_what_the_recipe_refuses_is_told_with_line_and_key_once(counter: Counter) -> None:
     wrong = TWO.replace("rank = 4", 'rank = 4\ntargets = ["q_prj"]').replace("lr = 1e-3", "rank = 5000")
     first, second = counter.faults(wrong, "base=tiny")
-    assert first.startswith("two.toml:8:11: adapter[0].targets: ")
+    assert first.startswith("files/two.toml:8:11: adapter[0].targets: ")
     assert "q_proj" in first
-    assert second.startswith("two.toml:12:8: adapter[1].rank: ")
+    assert second.startswith("files/two.toml:12:8: adapter[1].rank: ")
     (typed,) = counter.faults(TWO, "base=org/nowhere")
     assert typed.startswith("base=: org/nowhere is no folder here")
     (missing,) = counter.faults(TWO)
@@ -124,7 +124,7 @@ def test_what_the_recipe_refuses_is_told_with_line_and_key_once(counter: Counter
 def test_faults_of_the_words_and_of_the_file_come_together(counter: Counter) -> None:
     with pytest.raises(InvalidAdapters) as caught:
         counter.order(TWO.replace("rank = 4", "rank = 0"), "lr=x")
-    assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["argument 1", "two.toml"]
+    assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["argument 1", "files/two.toml"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from stoker.engine.plan import PlanNode, TrialNodes
 from stoker.engine.stage import SharedBase
 from stoker.jobs.shared_forecast import SharedProcessCapacity, foretell_companies
 from stoker.jobs.trials import Trial
+from tests.fakes.jobs import made_trial
 
 
 class Made(JsonKind):
@@ -29,7 +30,7 @@ def node(number: int, needs: Needs) -> PlanNode:
 
 def trial(number: int, word: str) -> Trial:
     nodes = TrialNodes(final=f"{number}.train", keep=(), nodes=(f"{number}.train",))
-    return Trial(
+    return made_trial(
         number=number, label=f"n={number}", point={}, args={"w": word}, job_id=digest_value("t", number), nodes=nodes
     )
 
@@ -39,7 +40,7 @@ def foretell(words: str, needs: Needs, room: SharedProcessCapacity, known: int =
     trials = [trial(number, word) for number, word in enumerate(words, 1)]
 
     def shared(one: Trial) -> SharedBase:
-        word = "" if one.args["w"] == "-" else one.args["w"]
+        word = "" if one.spec.args["w"] == "-" else one.spec.args["w"]
         return SharedBase(share_key=word, base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
 
     told = foretell_companies(nodes[known:], trials, shared, room)

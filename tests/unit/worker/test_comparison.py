@@ -20,7 +20,7 @@ def compared(gathering: JobFacts, **more: Any) -> Comparison:
     spec = gathering.spec
     values = {path: setting.value for path, setting in gathering.settings().items()}
     return compare_trials(
-        gathering.trials(), job=spec.name, attempt=spec.attempt, recipe=spec.recipe, values=values, **more
+        gathering.trials(), job=spec.name, attempt=gathering.attempt.id, recipe=spec.recipe, values=values, **more
     )
 
 
@@ -59,7 +59,9 @@ def test_a_point_that_leaves_a_parameter_alone_has_the_job_s_value(shelf: Shelf)
 def test_only_a_label_that_somebody_gave_is_a_name(shelf: Shelf) -> None:
     shelf.add("sweep", [Made(point={"lr": 0.1}), Made(point={"lr": 0.2})], args={"lr": 0.5})
     trials = shelf.gathering("sweep").trials()
-    named = changed(trials[0], end=changed(trials[0].end, trial=changed(trials[0].end.trial, label="legal")))
+    end = trials[0].end
+    trial = changed(end.trial, spec=changed(end.trial.spec, label="legal"))
+    named = changed(trials[0], end=changed(end, trial=trial))
     found = compare_trials([named, trials[1]], job="sweep", attempt="a", recipe="r", values={})
     assert {row.label: row.is_named for row in found.rows} == {"legal": True, "lr=0.2": False}
 

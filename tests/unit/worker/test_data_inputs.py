@@ -28,7 +28,7 @@ def found(text: str) -> FoundRepository:
 @pytest.fixture
 def inputs(office: Office) -> DataInputs:
     places = DataPlaces(host="desk", find_kept=lambda text: resolve(office.lab.store, text)[0], find_repository=found)
-    return DataInputs(changed(office.desk, folder=str(office.folder), data=places))
+    return DataInputs(changed(office.builder, folder=str(office.folder), data=places))
 
 
 def test_a_folder_and_a_file_are_known_by_what_they_hold_and_never_by_where(office: Office, inputs: DataInputs):
@@ -37,11 +37,11 @@ def test_a_folder_and_a_file_are_known_by_what_they_hold_and_never_by_where(offi
         (office.folder / name / "deep" / "a").write_text("same")
     (office.folder / "f.csv").write_text("1,2")
     first, second = (inputs.of("env:DATA", name) for name in ("one", "two"))
-    assert first.digest == second.digest == office.desk.digest(str(office.folder / "one"))
+    assert first.digest == second.digest == office.builder.digest(str(office.folder / "one"))
     assert (first.body.kind, first.body.host, first.body.files) == (InputKind.TREE, "desk", 1)
     file = inputs.of("env:F", "f.csv")
     assert (file.body.kind, file.body.name, file.digest) == (
-        InputKind.FILE, "f.csv", office.desk.digest(str(office.folder / "f.csv")),
+        InputKind.FILE, "f.csv", office.builder.digest(str(office.folder / "f.csv")),
     )  # fmt: skip
     assert file.body.path == os.path.realpath(office.folder / "f.csv")
     assert [one.what for one in inputs.shipments] == ["DATA", "F"], "the same tree goes once"
@@ -100,6 +100,6 @@ def test_large_data_is_shown_while_it_is_read_and_is_known_the_second_time(
         read.append((what, size_bytes))
         yield read.append
 
-    desk = changed(office.desk, data=DataPlaces(reading=reading))
-    DataInputs(desk).of("env:DATA", str(file))
+    builder = changed(office.builder, data=DataPlaces(reading=reading))
+    DataInputs(builder).of("env:DATA", str(file))
     assert read == [("reading DATA", 3000), 3000]

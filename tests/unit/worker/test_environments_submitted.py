@@ -11,15 +11,14 @@ from stoker.cli.submit_environments import read_env
 from stoker.core.errors import InvalidArgs
 from stoker.core.leases import AttemptToken
 from stoker.engine.code_identity import CodeIdentity
-from stoker.jobs.build_context import RunRequest
-from stoker.jobs.builder import JobQueueOptions, orders_of_draft
 from stoker.jobs.job_folder import PYTHON, JobFolder, read_python
-from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.jobs.request import JobRequest
+from stoker.jobs.submission import prepare
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView
 from stoker.views.fleet_lines import python_lines
 from stoker.worker.assignment import Assignment
-from stoker.worker.attempt_child import order_assignment
+from stoker.worker.attempt_child import build_assignment
 from stoker.worker.environments.environment_cache import EnvironmentReady
 from tests.unit.worker.conftest import Office
 
@@ -29,11 +28,8 @@ PROGRAM = ("python", "train.py")
 def typed(office: Office, *words: str, **wishes: Any) -> PreparedSubmission:
     (office.folder / "train.py").write_text("print(1)")
     (office.folder / "requirements.txt").write_text("alpha\n")
-    desk = office.desk
-    draft = desk.draft(RunRequest(target="", overrides=words, program=PROGRAM, name=""))
-    return orders_of_draft(
-        draft, desk=desk, code=CodeIdentity(str(office.folder / "code.json")), wishes=JobQueueOptions(**wishes)
-    )
+    request = JobRequest(overrides=words, program=PROGRAM, **wishes)
+    return prepare(request, builder=office.builder, code=CodeIdentity(str(office.folder / "code.json")))
 
 
 def test_an_environment_that_was_typed_goes_with_the_order_and_counts_as_its_code(office: Office) -> None:
@@ -70,7 +66,11 @@ def test_a_manifest_s_environment_goes_with_every_point_of_its_sweep(office: Off
         '[[jobs]]\nname = "a"\ncommand = "python train.py {lr}"\nsweep = { lr = [1, 2, 3] }\nenv = "requirements.txt"\n'
         'python = "3.11"\n[[jobs]]\nname = "b"\ncommand = "python train.py"\npython = "/usr/bin/python3"\n'
     )
-    made = read_orders(str(manifest), desk=office.desk, code=CodeIdentity(str(folder / "code.json")))
+    made = prepare(
+        JobRequest(target=str(manifest), is_manifest=True),
+        builder=office.builder,
+        code=CodeIdentity(str(folder / "code.json")),
+    )
     ways = [[(way.kind, way.python) for way in one.environment] for one in made.jobs]
     assert ways == [[("requirements", "3.11")]] * 3 + [[]]
     assert made.jobs[3].args["python"] == "/usr/bin/python3"
@@ -90,8 +90,8 @@ def test_an_attempt_runs_in_its_environment_and_tells_with_which_packages(office
     (order,) = typed(office).jobs
     token = AttemptToken(job=order.id, attempt=1, epoch=1, generation=1)
     sent = Assignment(spec=order, token=token, folder=str(office.folder), run="r", lease_path="", python=ready.facts())
-    made = order_assignment(office.desk, Assignment.from_line(sent.to_line()))
-    assert made.trials[0].args["python"] == "/envs/b/venv/bin/python"
+    made = build_assignment(office.builder, Assignment.from_line(sent.to_line()))
+    assert made.trials[0].spec.args["python"] == "/envs/b/venv/bin/python"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / PYTHON).write_bytes(made.papers[PYTHON])
     told = read_python(JobFolder(str(tmp_path / "run")))

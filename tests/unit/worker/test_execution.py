@@ -16,7 +16,7 @@ from stoker.core.job import JobState
 from stoker.engine.journal import read_status
 from stoker.engine.types import RunOptions
 from stoker.host.identity import mine
-from stoker.jobs.build_context import CompiledJob
+from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import Execution, abandon
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
@@ -32,10 +32,10 @@ def kinds(folder: JobFolder) -> list[str]:
     return [event["kind"] for event in read_status(folder.status_path)]
 
 
-def hanging(office: Office, ledger: str) -> CompiledJob:
+def hanging(office: Office, ledger: str) -> JobBuild:
     order = office.order("test/sum")
     plan = PlanBuilder("hang").start(misbehave_aside, HowArgs(how="polite", ledger=ledger)).finish()
-    return CompiledJob(plan=plan, spec=order.spec)
+    return JobBuild(plan=plan, spec=order.spec)
 
 
 def test_a_job_leaves_a_folder_that_tells_everything(office: Office) -> None:
@@ -159,7 +159,7 @@ def test_work_that_was_left_behind_is_a_warning_in_the_journal(office: Office, t
     order = hanging(office, "")
     late = HowArgs(how="finish_late", gate=str(gate))
     plan = PlanBuilder("late").start(misbehave_aside, late, timeout_s=0.02).finish()
-    execution = office.execution(CompiledJob(plan=plan, spec=order.spec), options=RunOptions(grace_s=0.02))
+    execution = office.execution(JobBuild(plan=plan, spec=order.spec), options=RunOptions(grace_s=0.02))
     done = execution.run()
     gate.touch()
     told = [event["message"] for event in read_status(done.folder.status_path) if event["kind"] == Kinds.WARNING]
@@ -184,7 +184,7 @@ def test_a_failure_of_the_work_is_told_before_one_of_its_folder(office: Office) 
     bad = builder.start(misbehave_aside, HowArgs(how="raise"), id="bad")
     good = builder.start(number, NumberArgs(value=1), id="good")
     execution = office.execution(
-        CompiledJob(plan=builder.finish(good, keep=(bad,)), spec=order.spec), options=RunOptions(keep_going=True)
+        JobBuild(plan=builder.finish(good, keep=(bad,)), spec=order.spec), options=RunOptions(keep_going=True)
     )
     done = execution.run()
     assert isinstance(done.error, StageFailed)
@@ -207,8 +207,8 @@ def test_a_full_disk_ends_the_job_with_its_own_code(office: Office, tmp_path: Pa
         tools = office.tools
         order = office.order("test/sum")
         execution = Execution(
-            plan=order.plan,
-            spec=order.spec,
+            build=order,
+            attempt=office.builder.new_attempt(order.spec, {}),
             tools=changed(tools, runs=str(disk / "runs")),
             out=None,
             listeners=(lambda event, _at_s, _seq: _fill(disk) if event.kind == "run_begin" else None,),
@@ -234,15 +234,15 @@ def _fill(disk: Path) -> None:
 
 
 def test_a_job_that_is_given_up_is_written_down(office: Office) -> None:
-    order = office.order("test/sum")
-    folder = JobFolder.begin(office.runs, order.spec, mine())
+    attempt = office.builder.new_attempt(office.order("test/sum").spec, {})
+    folder = JobFolder.begin(office.runs, attempt, mine())
     office.lab.store.new_staging("left.behind")
-    abandon(office.tools, order.spec, Terminated("asked twice"))
+    abandon(office.tools, attempt, Terminated("asked twice"))
     end = folder.ended()
     assert end is not None
     assert (end.state, end.exit_code) == (JobState.CANCELLED, 143)
     assert office.lab.staged() == []
-    abandon(office.tools, order.spec, Cancelled("again"))
+    abandon(office.tools, attempt, Cancelled("again"))
     assert folder.ended() == end
 
 

@@ -100,8 +100,8 @@ def test_a_trial_is_named_by_its_number_or_its_label(shelf: Shelf) -> None:
     shelf.add("sweep", [Made(point={"lr": 0.1}), Made(point={"lr": 0.2})])
     gathering = shelf.gathering("sweep")
     assert (
-        trial_numbered(gathering.wanted(), "2", "sweep").point
-        == trial_numbered(gathering.wanted(), "lr=0.2", "sweep").point
+        trial_numbered(gathering.wanted(), "2", "sweep").spec.point
+        == trial_numbered(gathering.wanted(), "lr=0.2", "sweep").spec.point
         == {"lr": 0.2}
     )
     with pytest.raises(NotFound, match="job sweep has no trial '3'") as raised:
@@ -124,7 +124,7 @@ def test_torn_and_damaged_files_are_passed_over(shelf: Shelf) -> None:
     curve = folder / "metrics" / "1.train.skm"
     curve.write_bytes(curve.read_bytes()[:-9])
     (only,) = shelf.gathering("sweep").trials()
-    assert (only.end.trial.number, only.end.state, only.end.metrics) == (1, "completed", {"loss": 0.5})
+    assert (only.end.trial.spec.number, only.end.state, only.end.metrics) == (1, "completed", {"loss": 0.5})
     assert curves(only.curve_files) == {}
 
 
@@ -148,7 +148,7 @@ def test_pipes_in_the_place_of_what_a_job_wanted_keep_nobody_waiting(shelf: Shel
     with at_once():
         gathering = shelf.gathering("sweep")
         (trial,) = gathering.wanted()
-        assert trial.number == 1
+        assert trial.spec.number == 1
         assert gathering.program_files(trial) == {}
 
 
@@ -161,8 +161,9 @@ def test_a_trial_s_value_that_no_point_names_is_its_own_and_not_the_job_s(shelf:
     )
     gathering = shelf.gathering("sweep")
     for trial in gathering.wanted():
-        width = trial.args["model.width"]
-        chosen = changed(trial, point={"model": trial.point["model"]}, args={"data": "iris", "model": {"width": width}})
+        width = trial.spec.args["model.width"]
+        args = {"data": "iris", "model": {"width": width}}
+        chosen = changed(trial, spec=changed(trial.spec, point={"model": trial.spec.point["model"]}, args=args))
         origin = "model/small.yaml:1:1" if width == 3 else "model=large"
         settings = gathering.settings(chosen)
         assert settings["model.width"] == JobSetting(value=width, origin=origin)

@@ -11,12 +11,13 @@ from stoker.core.errors import Ambiguous, LocalFile, NotFound
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps, loads
 from stoker.host.identity import ProcessIdentity, mine, of_pid, surroundings
-from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord, find_job, job_folders
+from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, find_job, job_folders
+from tests.fakes.jobs import made_attempt
 from tests.unit.host.real_processes import fork, kill_and_reap
 from tests.unit.host.waiting import at_once
 
 
-def spec(attempt: str, **more: Any) -> JobRecord:
+def spec(attempt: str, **more: Any) -> Attempt:
     body: dict[str, Any] = {
         "attempt": attempt,
         "job_id": Digest("ab" * 32),
@@ -27,7 +28,7 @@ def spec(attempt: str, **more: Any) -> JobRecord:
         "started_s": 5.5,
         "stoker": "1.0",
     }
-    return JobRecord(**{**body, **more})
+    return made_attempt(**{**body, **more})
 
 
 def end(**more: Any) -> JobEnd:
@@ -57,7 +58,7 @@ def begin(runs: str, attempt: str, **more: Any) -> JobFolder:
 
 def test_what_was_wanted_is_read_back(runs: str) -> None:
     folder = begin(runs, "20261115-031502-7f3a", options={"rerun": ["a"]})
-    assert JobFolder(folder.path).spec() == spec("20261115-031502-7f3a", options={"rerun": ["a"]})
+    assert JobFolder(folder.path).begun() == spec("20261115-031502-7f3a", options={"rerun": ["a"]})
     assert folder.attempt == "20261115-031502-7f3a"
     assert folder.owner() == mine()
     assert os.path.isdir(folder.log_folder)

@@ -10,9 +10,9 @@ from stoker.core.frozen import changed
 from stoker.core.jsontext import dumps
 from stoker.engine.plan_file import plan_to_json
 from stoker.host.identity import mine
-from stoker.jobs.build_context import CompiledJob, check_name
+from stoker.jobs.builder import JobBuild, check_name
 from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.rerun_spec import reorder
+from stoker.jobs.request import JobRequest
 from stoker.jobs.trials import write_trials
 from tests.unit.worker.conftest import Office
 
@@ -21,10 +21,11 @@ def test_an_order_is_a_plan_and_what_was_wanted(office: Office) -> None:
     order = office.order("test/sum", values="[3,4]", plus="1")
     assert [node.id for node in order.plan.nodes] == ["number", "number-2", "add"]
     spec = order.spec
-    assert (spec.name, spec.recipe, spec.stoker, spec.folder) == ("sum", "test/sum", "1.2.3", str(office.folder))
+    assert (spec.name, spec.recipe, spec.folder) == ("sum", "test/sum", str(office.folder))
     assert spec.args == {"values": (3, 4), "plus": 1, "ledger": ""}
-    assert len(spec.job_id) == 64
-    assert spec.attempt[8] == "-"
+    assert len(spec.id) == 64
+    attempt = office.builder.new_attempt(spec, {})
+    assert (attempt.spec, attempt.stoker, attempt.id[8]) == (spec, "1.2.3", "-")
 
 
 def test_a_bare_last_name_will_do(office: Office) -> None:
@@ -67,10 +68,10 @@ def test_a_recipe_gives_the_kind_that_it_promises(office: Office) -> None:
 
 
 def test_the_id_of_a_job_is_what_changes_its_result(office: Office) -> None:
-    same = office.order("test/sum", values="[1,2]", ledger="x").spec.job_id
-    assert office.order("test/sum", values="[1, 2]", plus="0", ledger="y", name="other").spec.job_id == same
-    assert office.order("test/sum", values="[2,1]").spec.job_id != same
-    assert office.order("test/sum", plus="1").spec.job_id != same
+    same = office.order("test/sum", values="[1,2]", ledger="x").spec.id
+    assert office.order("test/sum", values="[1, 2]", plus="0", ledger="y", name="other").spec.id == same
+    assert office.order("test/sum", values="[2,1]").spec.id != same
+    assert office.order("test/sum", plus="1").spec.id != same
 
 
 def test_files_count_by_what_they_hold_and_are_remembered_by_where_they_lie(
@@ -80,7 +81,7 @@ def test_files_count_by_what_they_hold_and_are_remembered_by_where_they_lie(
         (office.folder / name).write_text(text)
     monkeypatch.chdir(office.folder)
     orders = {name: office.order("test/read", data=name, more="[a,b]") for name in "abc"}
-    assert orders["a"].spec.job_id == orders["b"].spec.job_id != orders["c"].spec.job_id
+    assert orders["a"].spec.id == orders["b"].spec.id != orders["c"].spec.id
     assert orders["a"].spec.args == {
         "data": f"{office.folder}/a",
         "more": [f"{office.folder}/a", f"{office.folder}/b"],
@@ -97,7 +98,7 @@ def test_a_file_that_is_not_there_is_a_fault(office: Office) -> None:
 # --- plan files ----------------------------------------------------------------------------------
 
 
-def plan_file(office: Office, order: CompiledJob, name: str = "plan.json") -> str:
+def plan_file(office: Office, order: JobBuild, name: str = "plan.json") -> str:
     path = office.folder / name
     path.write_text(dumps(plan_to_json(order.plan)))
     return str(path)
@@ -128,12 +129,12 @@ def test_the_id_of_a_plan_file_is_its_content_and_that_of_its_files(office: Offi
     ids = {
         office.order(
             plan_file(office, office.order("test/read", data=str(office.folder / name)), f"{name}.json")
-        ).spec.job_id
+        ).spec.id
         for name in ("a", "b")
     }
     assert len(ids) == 1
     (office.folder / "b").write_text("other")
-    assert office.order(str(office.folder / "b.json")).spec.job_id not in ids
+    assert office.order(str(office.folder / "b.json")).spec.id not in ids
 
 
 def test_what_a_plan_file_asks_of_the_machine_is_no_part_of_its_id(office: Office) -> None:
@@ -143,7 +144,7 @@ def test_what_a_plan_file_asks_of_the_machine_is_no_part_of_its_id(office: Offic
     for needs in ({}, {"needs": {"memory_gib": 1}}, {"needs": {"cpu": 2}}):
         body["nodes"]["add"] = {"stage": "test/add", "args": body["nodes"]["add"]["args"], **needs}
         path.write_text(dumps(body))
-        ids.add(office.order(str(path)).spec.job_id)
+        ids.add(office.order(str(path)).spec.id)
     assert len(ids) == 1
 
 
@@ -152,10 +153,11 @@ def test_what_a_plan_file_asks_of_the_machine_is_no_part_of_its_id(office: Offic
 
 def test_an_earlier_order_is_taken_again(office: Office) -> None:
     done = office.run("test/sum", values="5", plus="2", name="five")
-    again = reorder(office.desk, done.folder)
-    assert (again.spec.name, again.spec.job_id) == ("five", done.folder.spec().job_id)
-    assert again.spec.attempt != done.folder.spec().attempt
-    end = office.execution(again).run().folder.ended()
+    again = office.builder.build(JobRequest(earlier=done.folder))
+    assert (again.spec.name, again.spec.id) == ("five", done.folder.spec().id)
+    execution = office.execution(again)
+    assert execution.attempt.id != done.folder.attempt
+    end = execution.run().folder.ended()
     assert end is not None
     assert end.ran == 0
 
@@ -166,16 +168,16 @@ def test_an_earlier_plan_file_is_read_again(office: Office) -> None:
     body = json.loads(Path(path).read_text())
     body["nodes"]["add"]["args"]["value"] = 100
     Path(path).write_text(json.dumps(body))
-    assert reorder(office.desk, done.folder).plan.node("add").args["value"] == 100
+    assert office.builder.build(JobRequest(earlier=done.folder)).plan.node("add").args["value"] == 100
 
 
 def test_an_order_whose_recipe_changed_says_so(office: Office) -> None:
     order = office.order("test/sum")
-    trials = [changed(trial, args={"values": [1], "old": True}) for trial in order.trials]
+    trials = [changed(trial, spec=changed(trial.spec, args={"values": [1], "old": True})) for trial in order.trials]
     papers = {"trials.jsonl": write_trials(trials)}
-    folder = JobFolder.begin(office.runs, order.spec, mine(), papers)
+    folder = JobFolder.begin(office.runs, office.builder.new_attempt(order.spec, {}), mine(), papers)
     with pytest.raises(InvalidArgs, match="no longer takes these arguments"):
-        reorder(office.desk, folder)
+        office.builder.build(JobRequest(earlier=folder))
 
 
 @pytest.mark.parametrize("name", ["gbt", "gbt-2", "lr=0.1,depth=3", "a.b_c", "Ünï"])

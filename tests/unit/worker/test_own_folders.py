@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.core.job import JobSpec
 from stoker.engine.args import ArgsSchema, arg
-from stoker.jobs.build_context import apart
+from stoker.jobs.builder import with_own_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +18,13 @@ class Args:
 
 
 def of(*trials: tuple[str, str | None]) -> list[str | None]:
-    made = apart(ArgsSchema(Args), [(label, {"kept": kept, "read": "data"}) for label, kept in trials])
-    assert [args["read"] for args in made] == ["data"] * len(trials)
-    return [args["kept"] for args in made]
+    specs = [
+        JobSpec(id="", name="job", recipe="test/job", label=label, args={"kept": kept, "read": "data"})
+        for label, kept in trials
+    ]
+    made = with_own_folders(ArgsSchema(Args), specs)
+    assert [spec.args["read"] for spec in made] == ["data"] * len(trials)
+    return [spec.args["kept"] for spec in made]
 
 
 def test_trials_that_name_one_folder_get_one_below_it_each() -> None:

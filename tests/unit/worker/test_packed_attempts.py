@@ -20,9 +20,10 @@ from stoker.core.leases import AttemptToken
 from stoker.engine.action import Action, StageFacts
 from stoker.engine.plan import PlanNode
 from stoker.engine.scratch import resume_key
-from stoker.jobs.build_context import CompiledJob, RunRequest
+from stoker.jobs.builder import JobBuild
+from stoker.jobs.request import JobRequest
 from stoker.worker.assignment import Assignment
-from stoker.worker.attempt_child import order_assignment
+from stoker.worker.attempt_child import build_assignment
 from stoker.worker.preparation.input_check import python_beside, refusal_by_tree, refusal_of
 from stoker.worker.worker_options import read_accepted
 from tests.fakes.grants import grant_of
@@ -39,7 +40,7 @@ def assigned(
     readable: tuple[str, ...] | None = None,
     granted: dict[str, Any] | None = None,
     **args: Any,
-) -> CompiledJob:
+) -> JobBuild:
     workspace.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(
         id="a" * 64,
@@ -49,21 +50,21 @@ def assigned(
         identity=identity or {},
     )
     token = AttemptToken(job=spec.id, attempt=1, epoch=1, generation=1)
-    desk = changed(office.desk, readable=readable)
+    builder = changed(office.builder, readable=readable)
     granted = granted or {}
-    return order_assignment(
-        desk, Assignment(spec=spec, token=token, folder=str(workspace), run="run", lease_path="", **granted)
+    return build_assignment(
+        builder, Assignment(spec=spec, token=token, folder=str(workspace), run="run", lease_path="", **granted)
     )
 
 
-def key_of(order: CompiledJob) -> str:
+def key_of(order: JobBuild) -> str:
     node = only(order)
     facts = StageFacts(stage=node.stage.name, version=1, output="", code={}, env={})
     identity = node.stage.args.identity(node.args, lambda _: "digest")
     return resume_key(node.stage, Action(facts=facts, facts_digest=facts.digest(), inputs=(), args=identity))
 
 
-def only(order: CompiledJob) -> PlanNode:
+def only(order: JobBuild) -> PlanNode:
     (node,) = order.plan.nodes
     return node
 
@@ -183,7 +184,7 @@ def test_a_folder_that_did_not_come_with_another_users_program_is_not_searched_f
 
 
 def test_run_keeps_its_own_way(office: Office) -> None:
-    order = office.desk.order(RunRequest(program=("true",)))
+    order = office.builder.build(JobRequest(program=("true",)))
     node = only(order)
     assert (node.args["folder"], node.args["workspace"]) == (str(office.folder), "")
     assert "workspace" not in node.stage.args.identity(node.args, lambda _: "digest")

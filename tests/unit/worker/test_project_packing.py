@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.core.errors import BadInput, InvalidArchive, InvalidInput, Refused
+from stoker.core.frozen import changed
 from stoker.host.git import NOT_THERE, ask_git
 from stoker.jobs.pack import code_tree, project
 from stoker.jobs.pack.code_tree import PackedProject, pack
@@ -66,7 +67,7 @@ def found(folder: Path) -> Project:
 
 
 def packed(office: Office, folder: Path, *include: str, needed: tuple[str, ...] = ()) -> PackedProject:
-    return pack(found(folder), desk=office.desk, include=include, needed=needed)
+    return pack(found(folder), builder=office.builder, include=include, needed=needed)
 
 
 def names(one: PackedProject) -> list[str]:
@@ -209,7 +210,7 @@ def test_outside_of_git_everything_goes_along_but_rubbish(office: Office, plain:
     (plain / ".stokerignore").write_text("notes\n")
     with socket.socket(socket.AF_UNIX) as heard:
         heard.bind(str(plain / "agent"))
-        one = pack(found(plain), desk=office.desk, ours=(str(plain / "home"),))
+        one = pack(found(plain), builder=changed(office.builder, own_folders=(str(plain / "home"),)))
     assert names(one) == [".stokerignore", "lib/model.py", "train.py"]
     assert (one.commit, one.uncommitted) == ("", 0)
     assert any("agent (a socket)" in note for note in one.notes)

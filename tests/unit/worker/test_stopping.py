@@ -10,13 +10,14 @@ from stoker.core.digests import Digest
 from stoker.core.errors import InvalidTransition
 from stoker.core.job import JobState
 from stoker.host.identity import of_pid
-from stoker.jobs.job_folder import JobFolder, JobRecord
+from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.stop import JobStopMethod, stop_job
+from tests.fakes.jobs import made_attempt
 from tests.unit.host.real_processes import is_running
 
 
 def begin(runs: Path, process: subprocess.Popen[str]) -> JobFolder:
-    spec = JobRecord(
+    spec = made_attempt(
         attempt="20261115-031502-7f3a",
         job_id=Digest("0" * 64),
         name="it",

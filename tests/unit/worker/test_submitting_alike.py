@@ -10,8 +10,9 @@ from stoker.core.frozen import fields_of
 from stoker.core.job import JobSpec
 from stoker.engine.code_identity import CodeIdentity
 from stoker.jobs import recipe_specs
-from stoker.jobs.manifest_jobs import read_orders
 from stoker.jobs.program_specs import ProgramSpecVariants
+from stoker.jobs.request import JobRequest
+from stoker.jobs.submission import prepare
 from stoker.protocol.job_messages import JOB_BODY
 from tests.unit.worker.conftest import Office
 
@@ -53,7 +54,7 @@ def read(office: Office, text: str) -> list[JobSpec]:
     path: Path = folder / "m.toml"
     path.write_text(text)
     code = CodeIdentity(str(office.folder / "code.json"))
-    return [*read_orders(str(path), desk=office.desk, code=code).jobs]
+    return [*prepare(JobRequest(target=str(path), is_manifest=True), builder=office.builder, code=code).jobs]
 
 
 @pytest.mark.parametrize("job", PROGRAMS.values(), ids=PROGRAMS)
@@ -62,7 +63,7 @@ def test_points_of_a_program_are_what_each_is_by_itself(
 ) -> None:
     text = f'[[jobs]]\nname = "p"\n{job}\n'
     quick = read(office, text)
-    monkeypatch.setattr(ProgramSpecVariants, "order", lambda *_: None)
+    monkeypatch.setattr(ProgramSpecVariants, "spec", lambda *_: None)
     slow = read(office, text)
     assert len(quick) > 1
     assert [JOB_BODY.dump_json(order) for order in quick] == [JOB_BODY.dump_json(order) for order in slow]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stoker.config.manifest_file import KnownNames
 from stoker.core.device import GIB
 from stoker.core.errors import InvalidManifest
 from stoker.core.frozen import changed
@@ -16,9 +15,10 @@ from stoker.core.leases import Partition
 from stoker.core.machine import DevicePreference
 from stoker.engine.catalogue import Catalogue, CookbookSource
 from stoker.engine.code_identity import OWN, CodeIdentity
-from stoker.jobs.build_context import JobCompiler
-from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.jobs.request import JobRequest
+from stoker.jobs.submission import prepare
 from tests.unit.worker.conftest import Office
 
 
@@ -31,10 +31,11 @@ class Drawer:
         self.folder.mkdir()
         self.code = CodeIdentity(str(office.folder / "code.json"))
 
-    def read(self, text: str, *, name: str = "m.toml", known: KnownNames | None = None) -> PreparedSubmission:
+    def read(self, text: str, *, name: str = "m.toml", known: tuple[str, ...] | None = None) -> PreparedSubmission:
         path = self.folder / name
         path.write_text(text)
-        return read_orders(str(path), desk=self.office.desk, code=self.code, known=known, name=name)
+        builder = changed(self.office.builder, folder=str(self.folder))
+        return prepare(JobRequest(target=name, is_manifest=True), builder=builder, code=self.code, known_jobs=known)
 
     def one(self, text: str) -> JobSpec:
         (order,) = self.read(text).jobs
@@ -81,7 +82,7 @@ def test_a_job_of_a_recipe_has_its_defaults_filled(drawer: Drawer) -> None:
 
 def test_the_id_is_that_of_the_same_thing_run_here(drawer: Drawer) -> None:
     here = drawer.office.order("test/sum", plus="3")
-    assert drawer.one(SUM + "hyper = { plus = 3 }").id == here.spec.job_id
+    assert drawer.one(SUM + "hyper = { plus = 3 }").id == here.spec.id
 
 
 def test_three_lines_are_a_whole_file(drawer: Drawer) -> None:
@@ -323,10 +324,9 @@ def test_more_jobs_than_anybody_takes_are_refused_before_they_are_made(drawer: D
 
 def test_a_job_to_come_after_may_be_known_elsewhere(drawer: Drawer) -> None:
     text = SUM + 'after = ["prep"]'
-    names = ("test/sum",)
-    assert drawer.read(text, known=KnownNames(recipes=names, jobs=["prep"])).jobs[0].after == ("prep",)
-    assert drawer.read(text, known=KnownNames(recipes=names, jobs=None)).jobs[0].after == ("prep",)
-    (fault,) = drawer.faults(text, known=KnownNames(recipes=names))
+    assert drawer.read(text, known=("prep",)).jobs[0].after == ("prep",)
+    assert drawer.read(text, known=None).jobs[0].after == ("prep",)
+    (fault,) = drawer.faults(text, known=())
     assert "waits for 'prep', and there is no such job" in fault
 
 
@@ -348,13 +348,13 @@ def test_a_script_that_is_not_there_is_told(drawer: Drawer) -> None:
 
 def test_many_jobs_compile_one_plan(drawer: Drawer, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    compile_plan = JobCompiler.compile
+    compile_plan = JobBuilder.compile
 
-    def counting(desk: JobCompiler, recipe: Any, args: Any) -> Any:
+    def counting(builder: JobBuilder, recipe: Any, args: Any) -> Any:
         compiled.append(recipe.name)
-        return compile_plan(desk, recipe, args)
+        return compile_plan(builder, recipe, args)
 
-    monkeypatch.setattr(JobCompiler, "compile", counting)
+    monkeypatch.setattr(JobBuilder, "compile", counting)
     orders = drawer.read(SUM + 'sweep = { plus = "range:200" }')
     assert (len(orders.jobs), len(compiled)) == (200, 1)
 

@@ -17,14 +17,15 @@ from stoker.core.machine import DevicePreference
 from stoker.devices.admission import MachineMemory
 from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.stage import SharedBase
-from stoker.jobs.build_context import CompiledJob, JobCompiler, RunRequest
-from stoker.jobs.builder import orders_of_draft
+from stoker.jobs.builder import JobBuild, JobBuilder
 from stoker.jobs.data_places import DataPlaces, FoundRepository
-from stoker.jobs.manifest_jobs import read_orders
+from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.jobs.request import JobRequest
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_needs
+from stoker.jobs.submission import prepare
 from stoker.protocol.client_identity import identity_fault
 from stoker.worker.assignment import Assignment
-from stoker.worker.attempt_child import order_assignment
+from stoker.worker.attempt_child import build_assignment
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.test_submitting_typed import orders
 
@@ -101,8 +102,7 @@ def test_jobs_of_a_manifest_share_as_those_that_were_typed(office: Office) -> No
     manifest = office.folder / "m.toml"
     job = '[[jobs]]\nname = "{}"\nrecipe = "test/tuned"\nhyper = {{ base = "base.bin", rank = {} }}\n'
     manifest.write_text(job.format("a", 8) + job.format("b", 16))
-    code = CodeIdentity(str(office.folder / "code.json"))
-    first, second = read_orders(str(manifest), desk=office.desk, code=code).jobs
+    first, second = _prepared(office, JobRequest(target=str(manifest), is_manifest=True)).jobs
     (typed,) = orders(office, "base=base.bin", "rank=16", target="test/tuned").jobs
     assert second.requirements == typed.requirements
     assert (first.requirements.base, first.requirements.vram_bytes) == (typed.requirements.base, 5 * GIB)
@@ -126,8 +126,8 @@ def _assignment(order: JobSpec, devices: list[str], run_as: dict[str, Any] | Non
 def test_the_devices_of_a_grant_reach_the_recipe(office: Office, devices: list[str]) -> None:
     (office.folder / "base.bin").write_text("weights")
     (order,) = orders(office, "base=base.bin", target="test/tuned").jobs
-    made = order_assignment(office.desk, _assignment(order, devices))
-    assert made.trials[0].args["gpus"] == len(devices)
+    made = build_assignment(office.builder, _assignment(order, devices))
+    assert made.trials[0].spec.args["gpus"] == len(devices)
 
 
 @pytest.mark.parametrize("run_as", [{}, {"name": "job", "uid": 60000, "gid": 60000, "home": ""}], ids=["us", "others"])
@@ -136,8 +136,8 @@ def test_whoever_wants_a_job_that_runs_apart_does_not_say_where_we_write(
 ) -> None:
     (office.folder / "base.bin").write_text("weights")
     (order,) = orders(office, "base=base.bin", "checkpoints=/etc", target="test/tuned").jobs
-    made = order_assignment(office.desk, _assignment(order, [], run_as))
-    assert made.trials[0].args["checkpoints"] == (None if run_as else "/etc")
+    made = build_assignment(office.builder, _assignment(order, [], run_as))
+    assert made.trials[0].spec.args["checkpoints"] == (None if run_as else "/etc")
 
 
 def _reading(office: Office, **hyper: str) -> JobSpec:
@@ -148,13 +148,17 @@ def _reading(office: Office, **hyper: str) -> JobSpec:
     manifest = office.folder / "m.toml"
     said = ", ".join(f'{name} = "{text}"' for name, text in {"data": "rows.txt", **hyper}.items())
     manifest.write_text(f'[[jobs]]\nname = "a"\nrecipe = "test/read"\nhyper = {{ {said} }}\n')
-    (order,) = read_orders(str(manifest), desk=office.desk, code=CodeIdentity(str(office.folder / "code.json"))).jobs
+    (order,) = _prepared(office, JobRequest(target=str(manifest), is_manifest=True)).jobs
     assert identity_fault(order) == ""
     return order
 
 
-def _here(office: Office, order: JobSpec) -> CompiledJob:
-    return order_assignment(office.desk, _assignment(order, []))
+def _prepared(office: Office, request: JobRequest) -> PreparedSubmission:
+    return prepare(request, builder=office.builder, code=CodeIdentity(str(office.folder / "code.json")))
+
+
+def _here(office: Office, order: JobSpec) -> JobBuild:
+    return build_assignment(office.builder, _assignment(order, []))
 
 
 @pytest.mark.parametrize("title", ["org/name", "./org", ".", ".."])
@@ -165,13 +169,13 @@ def test_a_text_that_is_no_path_runs_as_it_was_written_though_there_is_a_file_of
     assert order.args["title"] == order.identity["title"] == title
     (typed,) = orders(office, "data=rows.txt", f"title={title}", target="test/read").jobs
     assert typed.args["title"] == title
-    assert _here(office, order).trials[0].args["title"] == title
+    assert _here(office, order).trials[0].spec.args["title"] == title
 
 
 def test_a_path_that_no_stage_reads_runs_as_a_whole_one_and_is_known_as_it_was_written(office: Office) -> None:
     order = _reading(office, maybe="org/name")
     assert order.identity["maybe"] == "org/name"
-    assert _here(office, order).trials[0].args["maybe"] == str(office.folder / "org" / "name")
+    assert _here(office, order).trials[0].spec.args["maybe"] == str(office.folder / "org" / "name")
 
 
 def test_a_path_of_dots_alone_is_known_by_its_content(office: Office) -> None:
@@ -201,8 +205,8 @@ class Hub:
         self.snapshot.mkdir(parents=True)
         self.asked: list[str] = []
 
-    def desk(self, office: Office) -> JobCompiler:
-        return changed(office.desk, data=DataPlaces(find_repository=self.find, find_file=self.find_file))
+    def builder(self, office: Office) -> JobBuilder:
+        return changed(office.builder, data=DataPlaces(find_repository=self.find, find_file=self.find_file))
 
     def find(self, text: str) -> FoundRepository:
         self.asked.append(text)
@@ -215,9 +219,8 @@ class Hub:
 
 
 def _submitted(office: Office, hub: Hub, *words: str) -> tuple[JobSpec, ...]:
-    desk = hub.desk(office)
-    draft = desk.draft(RunRequest(target="test/tuned", overrides=words))
-    return orders_of_draft(draft, desk=desk, code=CodeIdentity(str(office.folder / "code.json"))).jobs
+    code = CodeIdentity(str(office.folder / "code.json"))
+    return prepare(JobRequest(target="test/tuned", overrides=words), builder=hub.builder(office), code=code).jobs
 
 
 def test_a_base_of_the_hub_is_brought_by_each_machine_and_only_its_small_file_by_us(office: Office) -> None:
@@ -237,7 +240,7 @@ def test_a_base_of_which_one_file_was_seen_has_a_word_of_its_own(office: Office)
     (unseen,) = _submitted(office, hub, "base=org/name")
     (hub.snapshot / "weights").write_text("1")
     (seen,) = _submitted(office, hub, "base=org/name")
-    digest = office.desk.digest(str(hub.snapshot))
+    digest = office.builder.digest(str(hub.snapshot))
     assert seen.requirements.base == digest[-8:] != unseen.requirements.base
     assert seen.id == unseen.id
 
@@ -254,8 +257,8 @@ def test_a_repository_that_nobody_knows_is_told_so(office: Office) -> None:
 
 def test_what_this_machine_has_no_room_for_may_be_submitted(office: Office) -> None:
     memory = MachineMemory(total_bytes=GIB // 4, available_bytes=GIB // 4)
-    desk = changed(office.desk, surroundings=changed(office.desk.surroundings, memory=lambda: memory))
+    builder = changed(office.builder, surroundings=changed(office.builder.surroundings, memory=lambda: memory))
     values, _ = lora.args.check({}, owner="")
     with pytest.raises(InvalidArgs):
-        desk.compile(lora, values)
-    assert PlanShapes(desk, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()
+        builder.compile(lora, values)
+    assert PlanShapes(builder, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()

@@ -12,11 +12,11 @@ from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.machine import DevicePreference, Requirements
 from stoker.engine.args import ArgsSchema
 from stoker.engine.code_identity import CodeIdentity
-from stoker.jobs.build_context import RunRequest
-from stoker.jobs.builder import JobQueueOptions, orders_of_draft
 from stoker.jobs.manifest_checks import RecipeForm
 from stoker.jobs.pack.code_tree import PreparedSubmission
+from stoker.jobs.request import JobRequest
 from stoker.jobs.requirements import required_of_entry, required_of_needs, required_of_program
+from stoker.jobs.submission import prepare
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.cookbook import COOKBOOK
 from tests.unit.worker.test_submitting_manifest import is_honest
@@ -25,16 +25,21 @@ from tests.unit.worker.test_submitting_manifest import is_honest
 def orders(
     office: Office, *words: str, target: str = "", program: tuple[str, ...] = (), **more: Any
 ) -> PreparedSubmission:
-    desk = office.desk
-    draft = desk.draft(RunRequest(target=target, overrides=words, program=program, name=more.pop("name", "")))
-    code = CodeIdentity(str(office.folder / "code.json"))
-    return orders_of_draft(draft, desk=desk, code=code, wishes=JobQueueOptions(**more), source="stoker submit")
+    request = JobRequest(
+        target=target,
+        overrides=words,
+        program=program,
+        name=more.pop("name", ""),
+        env=more.pop("env", {}),
+        fields=more,
+    )
+    return prepare(request, builder=office.builder, code=CodeIdentity(str(office.folder / "code.json")))
 
 
 def test_every_trial_is_a_job_with_the_id_that_it_has_here(office: Office) -> None:
     made = orders(office, "plus=1,2", "values=[3]", target="test/sum", priority=4, expected_s=90.0)
     here = office.order("test/sum", plus="1,2", values="[3]")
-    assert [one.id for one in made.jobs] == [trial.job_id for trial in here.trials]
+    assert [one.id for one in made.jobs] == [trial.spec.id for trial in here.trials]
     assert [(one.name, one.number, one.label, one.priority) for one in made.jobs] == [
         ("sum", 1, "plus=1", 4),
         ("sum", 2, "plus=2", 4),
@@ -68,12 +73,11 @@ def test_a_programs_settings_become_what_it_asks_of_a_machine(office: Office) ->
 
 
 def test_the_same_program_in_a_manifest_and_on_a_command_line_is_one_job(office: Office) -> None:
-    from stoker.jobs.manifest_jobs import read_orders
 
     path = office.folder / "m.toml"
     path.write_text('[[jobs]]\nname = "x"\ncommand = "sh go.sh {n}"\nhyper = { n = 3 }')
     code = CodeIdentity(str(office.folder / "code.json"))
-    (written,) = read_orders(str(path), desk=office.desk, code=code).jobs
+    (written,) = prepare(JobRequest(target=str(path), is_manifest=True), builder=office.builder, code=code).jobs
     (typed,) = orders(office, "n=3", program=("sh", "go.sh", "{n}")).jobs
     assert written.id == typed.id
 
@@ -149,4 +153,4 @@ def test_values_are_checked_as_a_recipes_own_schema_checks_them(recipe: Any, hyp
 def test_a_file_of_an_environment_that_is_not_there_is_told_with_where_it_was_looked_for(office: Office) -> None:
     with pytest.raises(InvalidArgs, match=r"there is no file foo\.txt") as refused:
         orders(office, program=("true",), env={"": "foo.txt"})
-    assert refused.value.hint.startswith(f"--env names a file in {office.desk.folder} or below it: uv.lock, ")
+    assert refused.value.hint.startswith(f"--env names a file in {office.builder.folder} or below it: uv.lock, ")

@@ -17,7 +17,7 @@ from stoker.jobs.comparison import JobFacts
 from stoker.jobs.execution import JobResult
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.stop import StoppedTrial, stop_trial
-from stoker.jobs.trials import TRIALS, nodes_to_cancel, read_trials
+from stoker.jobs.trials import nodes_to_cancel, read_trials
 from tests.unit.host.real_processes import wait_until
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps, states
@@ -34,7 +34,7 @@ class Running:
         order = sweeps.order(*overrides, program=WAITS)
         options = RunOptions(max_in_flight=1, keep_going=True, grace_s=0.5)
         execution = sweeps.execution(order, options=options)
-        self.folder = JobFolder(f"{execution.tools.runs}/{order.spec.attempt}")
+        self.folder = JobFolder(f"{execution.tools.runs}/{execution.attempt.id}")
         self.done: list[JobResult] = []
         self.thread = threading.Thread(target=lambda: self.done.append(execution.run()), daemon=True)
         self.thread.start()
@@ -47,7 +47,7 @@ class Running:
             (self.sweeps.folder / f"go-{n}").touch()
 
     def cancel(self, number: int) -> StoppedTrial:
-        trials = read_trials(self.folder.paper(TRIALS))
+        trials = read_trials(self.folder)
         return stop_trial(self.folder, trials[number - 1], clock=SystemClock(), patience_s=20)
 
     def end(self) -> JobResult:
@@ -64,7 +64,7 @@ def sweeps(office: Office) -> Sweeps:
 def shown(job: JobResult, sweeps: Sweeps) -> dict[str, str]:
     """Return the states that `jobs show` and `compare` read."""
     gathered = JobFacts(job.folder, sweeps.office.lab.cache.store).trials()
-    return {one.end.trial.label: one.end.state for one in gathered}
+    return {one.end.trial.spec.label: one.end.state for one in gathered}
 
 
 def test_a_trial_that_runs_is_cancelled_and_the_others_go_on(sweeps: Sweeps) -> None:
@@ -124,7 +124,7 @@ def test_a_trial_that_has_ended_is_not_cancelled(sweeps: Sweeps) -> None:
 def test_what_others_need_goes_on_when_a_trial_is_cancelled(sweeps: Sweeps) -> None:
     order = sweeps.order("factor=2,3,4", f"ledger={sweeps.folder / 'stages'}", target="test/branches")
     execution = sweeps.execution(order)
-    folder = JobFolder(f"{execution.tools.runs}/{order.spec.attempt}")
+    folder = JobFolder(f"{execution.tools.runs}/{execution.attempt.id}")
 
     def listen(event: Event, _at_s: float, _seq: int) -> None:
         if event.kind == Kinds.RUN_BEGIN:
@@ -156,7 +156,7 @@ def test_a_trial_in_back_off_is_cancelled(sweeps: Sweeps) -> None:
     policy: Any = RetryPolicy(attempts=2, backoff_s=600.0, on=RetryOn.ALL)
     plan = changed(order.plan, nodes=tuple(changed(node, retry=policy) for node in order.plan.nodes))
     execution = sweeps.execution(changed(order, plan=plan))
-    folder = JobFolder(f"{execution.tools.runs}/{order.spec.attempt}")
+    folder = JobFolder(f"{execution.tools.runs}/{execution.attempt.id}")
     done: list[JobResult] = []
     thread = threading.Thread(target=lambda: done.append(execution.run()), daemon=True)
     thread.start()

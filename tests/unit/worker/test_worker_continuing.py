@@ -9,8 +9,8 @@ import pytest
 from stoker.core.digests import Digest
 from stoker.core.frozen import changed
 from stoker.core.job import JobState
-from stoker.jobs.build_context import RunRequest
 from stoker.jobs.job_folder import JobFolder
+from stoker.jobs.request import JobRequest
 from stoker.store.records import Record
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps, counts, states
@@ -145,7 +145,7 @@ def test_a_trial_whose_bytes_are_damaged_or_gone_runs_again(sweeps: Sweeps) -> N
     )
     first = sweeps.run(sweeps.order("n=1,2,3", program=program))
     sweeps.ran()
-    blobs = {end.trial.label: _blob(sweeps, end.keys[end.trial.nodes.final]) for end in first.trials}
+    blobs = {end.trial.spec.label: _blob(sweeps, end.keys[end.trial.nodes.final]) for end in first.trials}
     os.chmod(blobs["n=1"], 0o644)
     Path(blobs["n=1"]).write_bytes(b"x" * 9002)
     Path(blobs["n=2"]).unlink()
@@ -221,7 +221,7 @@ def test_what_failed_is_run_again_with_the_same_labels_and_the_index_goes_on(swe
     (sweeps.folder / "bad").write_text("4\n")
     order, going_on, left = sweeps.again(first.folder)
     assert (left, going_on.note) == (2, "2 of 4 trials are kept as they are")
-    assert [trial.label for trial in order.trials] == ["n=1", "n=2", "n=3", "n=4"]
+    assert [trial.spec.label for trial in order.trials] == ["n=1", "n=2", "n=3", "n=4"]
     second = sweeps.run(order, going_on)
     assert states(second) == {"n=1": "kept", "n=2": "completed", "n=3": "kept", "n=4": "failed"}
     assert sweeps.ran() == ["2", "4"]
@@ -308,5 +308,5 @@ def test_a_wanted_of_a_plan_file_has_no_trials(sweeps: Sweeps) -> None:
     (sweeps.folder / "plan.json").write_text(
         '{"stoker_plan": 1, "name": "p", "nodes": {"a": {"stage": "test/number", "args": {"value": 1}}}, "final": "a"}'
     )
-    order = sweeps.office.desk.order(RunRequest(target=str(sweeps.folder / "plan.json")))
+    order = sweeps.office.builder.build(JobRequest(target=str(sweeps.folder / "plan.json")))
     assert sweeps.look(order).index is None

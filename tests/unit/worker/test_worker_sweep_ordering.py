@@ -10,12 +10,12 @@ from stoker.config.overrides import parse_overrides
 from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidConfig, InvalidProgram, MissingRepoFiles
 from stoker.core.jsontext import loads
 from stoker.engine.args import ArgsSchema, arg
-from stoker.jobs.build_context import ComposedJob, RunRequest
+from stoker.host.identity import mine
+from stoker.jobs.builder import ComposedJob
 from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.request import TrialDiagnostics, swept_lists
-from stoker.jobs.rerun_spec import reorder, trials_of_job
+from stoker.jobs.request import JobRequest, TrialDiagnostics, swept_lists
 from stoker.jobs.secret_mask import CONFIG, read_config
-from stoker.jobs.trials import read_trials
+from stoker.jobs.trials import read_trials, trials_of_job
 from tests.unit.engine.lab import faults_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps
@@ -29,30 +29,30 @@ def sweeps(office: Office) -> Sweeps:
 def draft(
     sweeps: Sweeps, *overrides: str, program: tuple[str, ...] = (), target: str = "", **more: object
 ) -> ComposedJob:
-    wanted = RunRequest(target=target, overrides=overrides, program=program, **more)  # type: ignore[arg-type]
-    return sweeps.office.desk.draft(wanted)
+    wanted = JobRequest(target=target, overrides=overrides, program=program, **more)  # type: ignore[arg-type]
+    return sweeps.office.builder.compose(wanted)
 
 
 def test_trials_come_in_the_order_of_nested_loops(sweeps: Sweeps) -> None:
     order = sweeps.order("base=2,1", "factor=range:1:4:1", target="test/branches")
-    assert [trial.label for trial in order.trials] == [
+    assert [trial.spec.label for trial in order.trials] == [
         f"base={base},factor={factor}" for base, factor in itertools.product((2, 1), (1, 2, 3))
     ]
-    assert [trial.number for trial in order.trials] == [1, 2, 3, 4, 5, 6]
-    assert [trial.point for trial in order.trials][:2] == [{"base": 2, "factor": 1}, {"base": 2, "factor": 2}]
+    assert [trial.spec.number for trial in order.trials] == [1, 2, 3, 4, 5, 6]
+    assert [trial.spec.point for trial in order.trials][:2] == [{"base": 2, "factor": 1}, {"base": 2, "factor": 2}]
 
 
 def test_the_order_is_the_same_every_time_and_so_is_who_is_who(sweeps: Sweeps) -> None:
     words = ("base=2,1", "factor=3,1,2")
     one, two = (sweeps.order(*words, target="test/branches") for _ in range(2))
-    assert [trial.job_id for trial in one.trials] == [trial.job_id for trial in two.trials]
-    assert one.spec.job_id == two.spec.job_id
-    assert one.spec.job_id != sweeps.order("base=1,2", "factor=3,1,2", target="test/branches").spec.job_id
+    assert [trial.spec.id for trial in one.trials] == [trial.spec.id for trial in two.trials]
+    assert one.spec.id == two.spec.id
+    assert one.spec.id != sweeps.order("base=1,2", "factor=3,1,2", target="test/branches").spec.id
 
 
 def test_points_that_mean_the_same_are_merged_and_that_is_said(sweeps: Sweeps) -> None:
     order = sweeps.order("factor=1,2,01,1", target="test/branches")
-    assert ([trial.label for trial in order.trials], order.merged) == (["factor=1", "factor=2"], 2)
+    assert [trial.spec.label for trial in order.trials] == ["factor=1", "factor=2"]
     assert order.notes == ("2 points mean the same as earlier ones and are left out: factor=1, …",)
 
 
@@ -111,9 +111,9 @@ def test_places_that_nothing_fills_are_named_with_the_nearest_parameter(sweeps: 
 
 def test_a_place_that_only_some_trials_fill_is_a_fault_of_the_others(sweeps: Sweeps) -> None:
     (sweeps.folder / "parts.yaml").write_text("sweep:\n  concat: [{a: [1, 2]}, {a: [3], b: [4]}]\n")
-    words = RunRequest(files=("parts.yaml",), program=("./work.sh", "{a}", "{b}"))
+    words = JobRequest(files=("parts.yaml",), program=("./work.sh", "{a}", "{b}"))
     with pytest.raises(InvalidProgram, match=r"^\{b\}: nothing gives it a value, with a=1 and 1 more trial"):
-        sweeps.office.desk.order(words)
+        sweeps.office.builder.build(words)
 
 
 def test_a_parameter_may_not_be_called_like_a_place(sweeps: Sweeps) -> None:
@@ -153,7 +153,7 @@ def test_a_bad_name_is_found_before_anything_is_made(sweeps: Sweeps) -> None:
 
 def test_what_is_given_twice_counts_as_given_last_and_that_is_noted(sweeps: Sweeps) -> None:
     order = sweeps.order("factor=1,2", "factor=3", target="test/branches")
-    assert [trial.args["factor"] for trial in order.trials] == [3]
+    assert [trial.spec.args["factor"] for trial in order.trials] == [3]
     assert order.notes == ("factor is given twice: factor=3 counts",)
 
 
@@ -179,7 +179,7 @@ def test_parameters_that_no_place_takes_are_noted(sweeps: Sweeps) -> None:
     order = sweeps.order("n=1,2", "seed=3", "momentum=1,2")
     (note,) = order.notes
     assert "takes seed, momentum: it can ask stoker_trainer or $STOKER_PARAMS" in note
-    assert order.trials[0].args["params"] == {"seed": 3, "n": 1, "momentum": 1}
+    assert order.trials[0].spec.args["params"] == {"seed": 3, "n": 1, "momentum": 1}
 
 
 def test_a_sweep_over_a_setting_of_stoker_is_not_taken_for_a_parameter_of_the_program(sweeps: Sweeps) -> None:
@@ -201,14 +201,14 @@ def test_a_place_named_like_a_setting_is_refused_with_how_to_say_it(sweeps: Swee
 
 def test_words_are_filled_with_what_was_typed_and_not_with_what_it_was_read_as(sweeps: Sweeps) -> None:
     order = sweeps.order("n=1e-3,007,on,1_000", "v=.5", program=("./work.sh", "{n}", "--v={v}", "{{n}}"))
-    assert [trial.args["argv"][1] for trial in order.trials] == ["1e-3", "007", "on", "1_000"]
-    assert order.trials[0].args["argv"][2:] == ("--v=.5", "{{n}}")
+    assert [trial.spec.args["argv"][1] for trial in order.trials] == ["1e-3", "007", "on", "1_000"]
+    assert order.trials[0].spec.args["argv"][2:] == ("--v=.5", "{{n}}")
 
 
 @pytest.mark.parametrize(("at_once", "cores"), [(1, 4), (2, 2), (3, 1), (16, 1)])
 def test_programs_that_run_at_once_share_the_cores(sweeps: Sweeps, at_once: int, cores: int) -> None:
-    wanted = RunRequest(overrides=("n=1,2",), program=("./work.sh", "{n}"), at_once=at_once)
-    order = sweeps.office.desk.order(wanted)
+    wanted = JobRequest(overrides=("n=1,2",), program=("./work.sh", "{n}"), at_once=at_once)
+    order = sweeps.office.builder.build(wanted)
     assert order.plan.node("1.run").needs.cpu == cores
 
 
@@ -218,32 +218,32 @@ def test_a_job_keeps_what_it_was_ordered_with(sweeps: Sweeps) -> None:
     assert config["program"] == ["./work.sh", "{n}"]
     assert set(config["code"]) == {"work.sh"}
     assert config["sweep"] == {"n": "argument 1 (n=1,2)"}
-    kept = read_trials(order.papers["trials.jsonl"])
-    assert [(one.label, one.point, one.job_id) for one in kept] == [
-        (one.label, one.point, one.job_id) for one in order.trials
+    folder = JobFolder.begin(
+        sweeps.office.runs, sweeps.office.builder.new_attempt(order.spec, {}), mine(), order.papers
+    )
+    kept = read_trials(folder)
+    assert [(one.spec.label, one.spec.point, one.spec.id) for one in kept] == [
+        (one.spec.label, one.spec.point, one.spec.id) for one in order.trials
     ]
 
 
 def test_an_order_taken_again_has_the_same_trials_and_knows_its_program(sweeps: Sweeps) -> None:
     first = sweeps.order("n=1,2", "x=3")
     job = sweeps.run(first)
-    again = reorder(sweeps.office.desk, job.folder)
+    again = sweeps.office.builder.build(JobRequest(earlier=job.folder))
     assert again.program is not None
     assert again.program.argv == ("./work.sh", "{n}")
     assert again.program.family() == first.program.family()  # type: ignore[union-attr]
-    assert [(one.number, one.label, one.job_id, one.nodes) for one in again.trials] == [
-        (one.number, one.label, one.job_id, one.nodes) for one in first.trials
-    ]
+    assert [(one.spec, one.nodes) for one in again.trials] == [(one.spec, one.nodes) for one in first.trials]
     assert again.papers[CONFIG] == first.papers[CONFIG]
-    assert again.spec.attempt != first.spec.attempt
 
 
 def test_an_order_taken_again_sees_todays_files(sweeps: Sweeps) -> None:
     job = sweeps.run(sweeps.order("n=1,2"))
-    before = reorder(sweeps.office.desk, job.folder).code
+    before = sweeps.office.builder.build(JobRequest(earlier=job.folder)).code
     with open(sweeps.folder / "work.sh", "a", encoding="utf-8") as file:
         file.write("# changed\n")
-    assert reorder(sweeps.office.desk, job.folder).code != before
+    assert sweeps.office.builder.build(JobRequest(earlier=job.folder)).code != before
 
 
 def test_a_job_from_before_there_was_a_configuration_is_one_trial(office: Office) -> None:
@@ -253,8 +253,8 @@ def test_a_job_from_before_there_was_a_configuration_is_one_trial(office: Office
     folder = JobFolder(job.folder.path)
     assert read_config(folder) == {}
     (only,) = trials_of_job(folder)
-    assert (only.number, only.label, only.args) == (1, "", folder.spec().args)
-    assert reorder(office.desk, folder).spec.job_id == folder.spec().job_id
+    assert (only.spec.number, only.spec.label, only.spec.args) == (1, "", folder.spec().args)
+    assert office.builder.build(JobRequest(earlier=folder)).spec.id == folder.spec().id
 
 
 @pytest.mark.parametrize("word", ["lr=range:5:5", "lr=log:1e-3:1e-1", "lr=1e-3,"])
@@ -265,5 +265,5 @@ def test_a_place_whose_setting_can_not_be_read_is_not_a_second_fault(sweeps: Swe
 
 
 def test_a_misspelt_setting_of_a_program_is_noted(sweeps: Sweeps) -> None:
-    order = sweeps.office.desk.order_draft(draft(sweeps, "memmory=8G", program=("echo",)))
+    order = sweeps.office.builder.build_composed(draft(sweeps, "memmory=8G", program=("echo",)))
     assert order.notes[0] == "memmory is no setting of a program's run (did you mean 'memory'?)"

@@ -4,10 +4,11 @@ import pytest
 
 from stoker.core.digests import digest_value
 from stoker.engine.plan import TrialNodes
-from stoker.jobs.trials import Trial, TrialEnd, decide_give_up
+from stoker.jobs.trials import TrialEnd, decide_give_up
+from tests.fakes.jobs import made_trial
 
 NODES = TrialNodes(final="run", keep=(), nodes=("run",))
-TRIAL = Trial(number=1, label="x=1", point={}, args={}, job_id=digest_value("t", 1), nodes=NODES)
+TRIAL = made_trial(number=1, label="x=1", point={}, args={}, job_id=digest_value("t", 1), nodes=NODES)
 
 
 def failed(message: str, cause: str = "user") -> TrialEnd:

@@ -26,7 +26,7 @@ from stoker.jobs.job_diff import side_of
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
 from stoker.jobs.source_code import TrialCode
-from stoker.jobs.trials import Trial
+from tests.fakes.jobs import made_trial
 from tests.unit.engine.lab import lines_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import WORK, Sweeps, counts, renamed, states
@@ -347,7 +347,7 @@ def test_a_sweep_whose_program_is_edited_meanwhile_names_the_trials_that_ran_the
     hint = "the same command again runs the trials that ran other code than the current, and keeps the rest"
     assert warning.endswith(f"; {hint}")
     gathering = JobFacts(job.folder, sweeps.office.lab.store)
-    sides = [side_of(gathering, trial, label=str(trial.number)) for trial in gathering.wanted()]
+    sides = [side_of(gathering, trial, label=str(trial.spec.number)) for trial in gathering.wanted()]
     first, second, third = (side.code["work.sh"] for side in sides)
     assert first == second != third
     again = sweeps.run_line("n=1,2,3", *declared)
@@ -356,7 +356,7 @@ def test_a_sweep_whose_program_is_edited_meanwhile_names_the_trials_that_ran_the
 
 def test_a_warning_of_edited_code_names_each_code_once_however_many_trials_ran_it() -> None:
     trials = [
-        Trial(
+        made_trial(
             number=number,
             label=f"n={number}",
             point={"n": number},
@@ -370,7 +370,7 @@ def test_a_warning_of_edited_code_names_each_code_once_however_many_trials_ran_i
     now = "a" * 64
     code = TrialCode("/", files, lambda _path: now)
     for trial in trials:
-        now = ("a" if trial.number % 2 else "b") * 64
+        now = ("a" if trial.spec.number % 2 else "b") * 64
         code.begin(trial.nodes.final)
     warning = code.summary(trials, len(trials))
     assert warning is not None
@@ -407,12 +407,12 @@ def test_a_sweep_whose_program_stays_as_it_is_warns_of_nothing(sweeps: Sweeps) -
 
 def test_the_cost_of_a_trial_is_estimated_by_its_values_and_not_by_its_place(sweeps: Sweeps) -> None:
     lab = sweeps.office.lab
-    took = {end.trial.label: end.seconds or 0.0 for end in sweeps.run_line("n=1,2").trials}
+    took = {end.trial.spec.label: end.seconds or 0.0 for end in sweeps.run_line("n=1,2").trials}
     order = sweeps.order("n=2,1,3")
     seen = {
         one.node: one.estimate_s for one in preview(order.plan, cache=lab.cache, history=lab.engine.history).forecasts
     }
-    estimates = {trial.label: seen[trial.nodes.final] for trial in order.trials}
+    estimates = {trial.spec.label: seen[trial.nodes.final] for trial in order.trials}
     assert estimates["n=1"] == pytest.approx(took["n=1"], abs=1e-5)
     assert estimates["n=2"] == pytest.approx(took["n=2"], abs=1e-5)
     assert estimates["n=3"] == pytest.approx((took["n=1"] + took["n=2"]) / 2, abs=1e-5)

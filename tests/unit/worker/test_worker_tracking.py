@@ -19,6 +19,7 @@ from stoker.engine.plan import TrialNodes
 from stoker.engine.runners.stage_runner import RunFolders
 from stoker.jobs.execution_events import TrialTracker
 from stoker.jobs.trials import Trial
+from tests.fakes.jobs import made_trial
 from tests.unit.engine.metrics.test_metrics_wandb_sink import LIBRARY, SCRIPT
 
 
@@ -36,9 +37,9 @@ class Office:
     def run_of(self, trial: Trial) -> WandbRun:
         return WandbRun(
             python=sys.executable,
-            folder=str(self.folder / "wandb" / trial.label),
+            folder=str(self.folder / "wandb" / trial.spec.label),
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(self.folder / "library")},
-            name=trial.label,
+            name=trial.spec.label,
         )
 
     def measure(self, node: str, **metrics: float) -> None:
@@ -47,7 +48,7 @@ class Office:
         writer.close()
 
     def said(self, trial: Trial) -> list[dict[str, Any]]:
-        lines = (self.folder / "wandb" / trial.label / "log").read_text().splitlines()
+        lines = (self.folder / "wandb" / trial.spec.label / "log").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
 
@@ -58,7 +59,9 @@ def office(tmp_path: Path) -> Office:
 
 def trial(number: int) -> Trial:
     nodes = TrialNodes(final=f"{number}.run", keep=(), nodes=("load", f"{number}.run"))
-    return Trial(number=number, label=f"x={number}", point={"x": number}, args={}, job_id=Digest("0" * 64), nodes=nodes)
+    return made_trial(
+        number=number, label=f"x={number}", point={"x": number}, args={}, job_id=Digest("0" * 64), nodes=nodes
+    )
 
 
 def node_event(kind: str, node: str) -> Event:
@@ -81,7 +84,7 @@ def test_each_trial_is_a_run_of_its_own_and_what_they_share_begins_none(office: 
     tracking.finish()
     assert [one["log"]["loss"] for one in office.said(first) if "log" in one] == [0.5]
     assert [one["log"]["loss"] for one in office.said(second) if "log" in one] == [0.25]
-    assert not (office.folder / "wandb" / third.label).exists()
+    assert not (office.folder / "wandb" / third.spec.label).exists()
     assert sorted(end.rows for end in tracking.ends) == [1, 1]
     assert office.told == []
 

@@ -10,8 +10,11 @@ from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, digest_value
 from stoker.core.errors import NotFound
 from stoker.engine.plan import TrialNodes
+from stoker.host.identity import mine
+from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import RunHistory, tell
 from stoker.jobs.trials import (
+    TRIALS,
     KnownMetrics,
     Trial,
     end_of,
@@ -23,6 +26,7 @@ from stoker.jobs.trials import (
 )
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record
+from tests.fakes.jobs import made_attempt, made_trial
 
 KEY = digest_value("key", 1)
 
@@ -30,7 +34,7 @@ KEY = digest_value("key", 1)
 def trial(number: int = 1, label: str = "lr=0.1", *, keep: tuple[str, ...] = ()) -> Trial:
     own = (f"{number}.train", f"{number}.test", *keep)
     nodes = TrialNodes(final=f"{number}.test", keep=keep, nodes=("load", *own))
-    return Trial(number=number, label=label, point={"lr": 0.1}, args={"lr": 0.1}, job_id=KEY, nodes=nodes)
+    return made_trial(number=number, label=label, point={"lr": 0.1}, args={"lr": 0.1}, job_id=KEY, nodes=nodes)
 
 
 def event(kind: str, node: str, **fields: Any) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def test_a_trial_without_a_result_says_how_far_it_got(events: list[dict[str, Any
 
 def test_a_fan_out_at_the_end_of_a_trial_gives_all_its_instances() -> None:
     nodes = TrialNodes(final="1.each", keep=(), nodes=("1.each",))
-    one = Trial(number=1, label="a=1", point={}, args={}, job_id=KEY, nodes=nodes)
+    one = made_trial(number=1, label="a=1", point={}, args={}, job_id=KEY, nodes=nodes)
     expanded = event("expanded", "1.each", count=2)
     half = told(expanded, *ended("1.each[0]"))
     assert end_of(one, half, frozenset()).state != "completed"
@@ -113,8 +117,8 @@ def test_a_fan_out_at_the_end_of_a_trial_gives_all_its_instances() -> None:
     assert (end.state, set(end.keys)) == ("completed", {"1.each[0]", "1.each[1]"})
 
 
-def test_trials_are_read_back_as_they_were_written() -> None:
-    odd = Trial(
+def test_trials_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    odd = made_trial(
         number=2,
         label="x=nan",
         point={"x": math.inf, "y": None},
@@ -123,13 +127,20 @@ def test_trials_are_read_back_as_they_were_written() -> None:
         nodes=TrialNodes(final="a", keep=("b",), nodes=("a", "b")),
     )
     lines = write_trials([trial(), odd])
-    assert read_trials(lines) == [trial(), odd]
+    assert read_trials(_folder(tmp_path, lines)) == [trial(), odd]
 
 
-def test_lines_that_are_no_trials_are_passed_over() -> None:
+def _folder(runs: Path, lines: bytes) -> JobFolder:
+    attempt = made_attempt(
+        attempt="a", job_id=KEY, name="job", recipe="test/job", args={}, folder="", started_s=0.0, stoker="1"
+    )
+    return JobFolder.begin(str(runs), attempt, mine(), {TRIALS: lines})
+
+
+def test_lines_that_are_no_trials_are_passed_over(tmp_path: Path) -> None:
     whole = write_trials([trial(1), trial(2)])
     torn = whole[:-20] + b"\n{\n[1]\nnull\n\xff\n" + write_trials([trial(3)])
-    assert [one.number for one in read_trials(torn)] == [1, 3]
+    assert [one.spec.number for one in read_trials(_folder(tmp_path, torn))] == [1, 3]
 
 
 def test_shared_nodes_are_those_of_more_than_one_trial() -> None:

@@ -1,7 +1,7 @@
 """A project's code as a tree: hashed once, known again by the memo, sent as it was hashed or not at all.
 
-    packed = pack(project, include=…, needed=…, ours=…, desk=desk)
-    send_tree(client, packed.tree, InFolder(packed.project.root), …)
+    packed = pack(project, include=…, needed=…, builder=builder)
+    send_tree(client, packed.tree, FolderFileSource(packed.project.root), …)
 
 What changes while it is read is read again; what never comes to rest is refused by its name.
 """
@@ -22,8 +22,9 @@ from stoker.core.job import JobSpec
 from stoker.core.text import format_size
 from stoker.host.durable import open_regular, stamp_of, translated
 from stoker.host.http.addresses import is_this_computer, read_address
-from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files
+from stoker.jobs.request import JobRequest
 from stoker.protocol.job_messages import MOST_SOURCE, HostPolicy, OnChangedCode, Submission
 from stoker.store.archives.archive_members import check_tree
 from stoker.store.memo import Memo, recall_below, recall_file, remember_file
@@ -61,20 +62,21 @@ class PackedProject:
 def pack(
     project: Project,
     *,
-    desk: JobCompiler,
+    builder: JobBuilder,
     include: Sequence[str] = (),
     needed: Iterable[str] = (),
-    ours: Sequence[str] = (),
 ) -> PackedProject:
     """Read a project's files into a tree.
 
     Raises what `list_files` raises, `InvalidInput` with everything that a tree can't keep, `InvalidArchive` with names
     that can't be on every machine, and `Refused` for a file that never comes to rest.
     """
-    listed = list_files(project, environment=desk.environment, include=include, needed=needed, ours=ours)
+    listed = list_files(
+        project, environment=builder.environment, include=include, needed=needed, ours=builder.own_folders
+    )
     if len(listed.files) > _MANY:
-        recall_below(project.root, memo=desk.memo)
-    reading = _Reading(project, desk)
+        recall_below(project.root, memo=builder.memo)
+    reading = _Reading(project, builder)
     entries = tuple(entry for path in listed.files if (entry := reading.entry(path)) is not None)
     reading.refuse_any()
     tree = Tree(entries)
@@ -82,7 +84,7 @@ def pack(
     return PackedProject(
         project=project,
         tree=tree,
-        digest=_checked_digest(project, tree, desk.memo),
+        digest=_checked_digest(project, tree, builder.memo),
         commit=f"{listed.commit}+{count}" if listed.commit and count else listed.commit,
         uncommitted=count,
         notes=(*listed.notes, *_notes(project, listed, tree, reading.gone)),
@@ -105,10 +107,10 @@ def _checked_digest(project: Project, tree: Tree, memo: Memo) -> Digest:
 class _Reading:
     """One pass over a project's files."""
 
-    def __init__(self, project: Project, desk: JobCompiler) -> None:
+    def __init__(self, project: Project, builder: JobBuilder) -> None:
         self.gone: list[str] = []
         self._root = project.root
-        self._memo, self._clock = desk.memo, desk.clock
+        self._memo, self._clock = builder.memo, builder.clock
         self._faults: list[Diagnostic] = []
         # Folders that are what git takes them for, and no links to elsewhere.
         self._folders: dict[str, bool] = {"": True}
@@ -198,24 +200,12 @@ def _notes(project: Project, listed: ProjectFiles, tree: Tree, gone: Sequence[st
 # The code that goes along with the programs of one submission: packed once, however many jobs run it.
 
 
-@frozen
-class SubmittedCodeOptions:
-    """What whoever submits says of the code, for all jobs alike."""
-
-    is_in_place: bool = False
-    """Programs run in the folder itself, where a machine has it; nothing is sent."""
-    include: tuple[str, ...] = ()
-    """Untracked files that go along."""
-    ours: tuple[str, ...] = ()
-    """Folders of Stoker's own, which never do."""
-
-
 class SubmittedCode:
-    """Packs the project of a desk's folder, as often as jobs differ in what they include."""
+    """Packs the project of a builder's folder, once for each set of files that jobs include."""
 
-    def __init__(self, desk: JobCompiler, wishes: SubmittedCodeOptions | None = None) -> None:
-        self._desk = desk
-        self._wishes = wishes or SubmittedCodeOptions()
+    def __init__(self, builder: JobBuilder, request: JobRequest) -> None:
+        self._builder = builder
+        self._request = request
         self._project: Project | None = None
         self._packed: dict[tuple[tuple[str, ...], tuple[str, ...]], PackedProject | StokerError] = {}
 
@@ -228,17 +218,17 @@ class SubmittedCode:
     def project(self) -> Project:
         """The project of the folder; raises what finding it raises."""
         if self._project is None:
-            self._project = find_project(self._desk.folder, environment=self._desk.environment)
+            self._project = find_project(self._builder.folder, environment=self._builder.environment)
         return self._project
 
     def of(
         self, *, include: tuple[str, ...] = (), needed: tuple[str, ...] = (), is_in_place: bool = False
     ) -> dict[str, Any]:
         """Return the fields of a program's order that say which code it is. Raises what packing raises."""
-        fields: dict[str, Any] = {"folder": self._desk.folder, "project": self.project.identity}
-        if is_in_place or self._wishes.is_in_place:
+        fields: dict[str, Any] = {"folder": self._builder.folder, "project": self.project.identity}
+        if is_in_place or self._request.in_place:
             return fields
-        packed = self._pack((*self._wishes.include, *include), needed)
+        packed = self._pack((*self._request.include, *include), needed)
         fields |= {"code_tree": packed.digest, "code_folder": self.project.folder}
         return fields | ({"commit": packed.commit} if packed.commit else {})
 
@@ -247,7 +237,7 @@ class SubmittedCode:
         known = self._packed.get(key)
         if known is None:
             try:
-                known = pack(self.project, desk=self._desk, include=include, needed=needed, ours=self._wishes.ours)
+                known = pack(self.project, builder=self._builder, include=include, needed=needed)
             except StokerError as error:
                 # Ten thousand jobs of one project are refused by one look at it.
                 known = error

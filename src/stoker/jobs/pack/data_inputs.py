@@ -17,7 +17,7 @@ from stoker.core.errors import BadInput, LocalFile, NotFound, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.job import InputKind, JobInput
 from stoker.core.text import one_line
-from stoker.jobs.build_context import JobCompiler
+from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.code_tree import Shipment
 from stoker.jobs.pack.data_trees import read_tree, unread_bytes
 from stoker.store.records import Record
@@ -42,8 +42,8 @@ class DataInput:
 class DataInputs:
     """Finds them, each once, however many jobs read it."""
 
-    def __init__(self, desk: JobCompiler) -> None:
-        self._desk = desk
+    def __init__(self, builder: JobBuilder) -> None:
+        self._builder = builder
         self._known: dict[str, DataInput] = {}
         self._shipments: dict[str, Shipment] = {}
 
@@ -55,7 +55,7 @@ class DataInputs:
     def of(self, where: str, text: str) -> DataInput:
         """Find what a manifest's word means. Raises `StokerError` with what is wrong with it."""
         path = self._whole(text)
-        if os.path.exists(path) or not _is_elsewhere(text, self._desk.folder):
+        if os.path.exists(path) or not _is_elsewhere(text, self._builder.folder):
             if not os.path.exists(path):
                 raise LocalFile(f"there is nothing at {text}")
             return self.at(where, path)
@@ -66,7 +66,7 @@ class DataInputs:
 
     def repository(self, where: str, text: str) -> DataInput | None:
         """Return the repository that a word names; nothing if it is a path, or no repository's name. Raises."""
-        if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._desk.folder):
+        if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._builder.folder):
             return None
         known = self._known.get(text)
         if known is None:
@@ -89,19 +89,19 @@ class DataInputs:
         return DataInput(body=body, digest=known.digest, shipment=known.shipment)
 
     def _read(self, where: str, path: str) -> DataInput:
-        desk, real = self._desk, os.path.realpath(path)
+        builder, real = self._builder, os.path.realpath(path)
         name, is_folder = os.path.basename(real), os.path.isdir(real)
         if not is_folder and name != one_line(name, 255):
             # Its name is part of its tree, and the tree of the job's id: it has to travel as it is.
             raise LocalFile(f"a file's name has characters that can't be shown: {one_line(name, 255)}", path=real)
-        memo = desk.memo
+        memo = builder.memo
         unread = unread_bytes(real, memo=memo)
         shown = where.partition(":")[2]
         if unread > _SHOWN_FROM_BYTES:
-            with desk.data.reading(f"reading {shown}", unread) as heed:
-                tree = read_tree(real, name, memo=memo, clock=desk.clock, heed=heed)
+            with builder.data.reading(f"reading {shown}", unread) as heed:
+                tree = read_tree(real, name, memo=memo, clock=builder.clock, heed=heed)
         else:
-            tree = read_tree(real, name, memo=memo, clock=desk.clock)
+            tree = read_tree(real, name, memo=memo, clock=builder.clock)
         digest = str(tree.digest())
         body = JobInput(
             where=where,
@@ -111,7 +111,7 @@ class DataInputs:
             size_bytes=tree.size_bytes,
             files=len(tree.entries),
             path=real,
-            host=desk.data.host,
+            host=builder.data.host,
         )
         root = real if is_folder else os.path.dirname(real)
         return DataInput(
@@ -124,7 +124,7 @@ class DataInputs:
         wanted = text.removeprefix(STORE)
         record: Record | None = None
         try:
-            record = self._desk.data.find_kept(wanted)
+            record = self._builder.data.find_kept(wanted)
         except NotFound:
             if not is_digest(wanted):
                 raise
@@ -145,7 +145,7 @@ class DataInputs:
 
     def _repository(self, where: str, text: str) -> DataInput:
         try:
-            found = self._desk.data.find_repository(text)
+            found = self._builder.data.find_repository(text)
         except StokerError as error:
             message = f"there is nothing at {text} here, and as a repository of the hub: {error.message}"
             raise BadInput(message, hint=error.hint) from None
@@ -161,8 +161,8 @@ class DataInputs:
         return DataInput(body=body, digest=f"repo:{named}")
 
     def _whole(self, text: str) -> str:
-        home = self._desk.environment.get("HOME", "~")
-        return self._desk.from_here(text.replace("~", home, 1) if text.startswith("~") else text)
+        home = self._builder.environment.get("HOME", "~")
+        return self._builder.from_here(text.replace("~", home, 1) if text.startswith("~") else text)
 
 
 def _is_kept(text: str) -> bool:

@@ -9,13 +9,14 @@ from stoker.core.digests import digest_value
 from stoker.engine.plan import TrialNodes
 from stoker.jobs.comparison import TrialFacts
 from stoker.jobs.sweep_standings import TrialScore
-from stoker.jobs.trials import Trial, TrialEnd, on_grounds
+from stoker.jobs.trials import TrialEnd, on_grounds
 from stoker.protocol.view_messages import JobView
+from tests.fakes.jobs import made_trial
 
 
 def point(number: int, measured_on: dict[str, Any], **varied: Any) -> TrialScore:
     """Return what compares a point that ran as a job of its own, on some machine."""
-    trial = Trial(
+    trial = made_trial(
         number=1,
         label="",
         point=varied,
@@ -37,7 +38,7 @@ def point(number: int, measured_on: dict[str, Any], **varied: Any) -> TrialScore
         changed_s=0,
     )
     end = as_point(TrialFacts(end=TrialEnd(trial=trial, state="completed"), curve_files=()), view).end
-    assert (end.trial.number, end.trial.label) == (number, f"point {number}")
+    assert (end.trial.spec.number, end.trial.spec.label) == (number, f"point {number}")
     return TrialScore(n=number, end=end)
 
 

@@ -14,9 +14,10 @@ from stoker.core.digests import digest_value
 from stoker.core.errors import BadAnswer, NoCoordinator, StokerError
 from stoker.core.job import JobState
 from stoker.host.identity import ProcessIdentity, mine, of_pid
-from stoker.jobs.job_folder import JobEnd, JobFolder, JobRecord
+from stoker.jobs.job_folder import JobEnd, JobFolder
 from stoker.protocol.discovery import ServeFile, withdraw
 from stoker.protocol.view_messages import JobView
+from tests.fakes.jobs import made_attempt
 from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand
 from tests.unit.cli.fleet.conftest import Stoker
@@ -25,7 +26,7 @@ from tests.unit.cli.fleet.conftest import Stoker
 def _ran_here(home: Path, name: str, *, started_s: float, owner: ProcessIdentity | None = None, **options: Any) -> str:
     """Leave what a run leaves behind, and return its id. With an owner it has not ended."""
     attempt = f"20260101-000000-{name}{int(started_s)}"
-    spec = JobRecord(
+    spec = made_attempt(
         attempt=attempt,
         job_id=digest_value("job", {"name": name}),
         name=name,
