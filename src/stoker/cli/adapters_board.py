@@ -12,7 +12,7 @@ from stoker.cli.grammar import Grammar, Positional
 from stoker.config.adapters_file import AdapterEntry, AdaptersContext, AdaptersFile, read_adapters
 from stoker.core.errors import BadInput, Usage
 from stoker.engine.recipe import Recipe
-from stoker.jobs.adapter_jobs import BUNDLED_DATA, RECIPE
+from stoker.jobs.adapter_jobs import BUNDLED_DATA, LORA
 from stoker.views.adapter_lines import AdapterLeaderboardEntry, board_lines, grounds_of, ranked, row_as_json
 from stoker.views.recipe_lines import not_compared_text
 
@@ -60,7 +60,7 @@ def _looked_up(
     """Return the adapters of files that have a best checkpoint, and file and label of those that have none."""
     from stoker.cookbooks.language.schemas import best_folder
 
-    recipe = call.parts.catalogue.load(RECIPE)
+    recipe = call.parts.catalogue.load(LORA)
     entries: list[AdapterLeaderboardEntry] = []
     missing: list[tuple[str, str]] = []
     for name in names:

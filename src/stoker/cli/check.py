@@ -350,9 +350,9 @@ def checked_here(call: CommandContext) -> Making[Manifest]:
 
 def adapters_here(call: CommandContext) -> AdaptersContext:
     """Return what adapters of a file may say, as the recipe that trains one is installed here."""
-    from stoker.jobs.adapter_jobs import RECIPE, around_here
+    from stoker.jobs.adapter_jobs import LORA, around_here
 
-    return around_here(call.parts.catalogue.load(RECIPE).args.declared())
+    return around_here(call.parts.catalogue.load(LORA).args.declared())
 
 
 def tell_declared(call: CommandContext, files: Sequence[DeclaredFileCheck], *, is_alone: bool = True) -> None:

@@ -8,7 +8,7 @@ of the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.config.adapters_file import (
@@ -38,10 +38,9 @@ from stoker.core.job import JobSpec
 from stoker.core.text import is_job_name
 from stoker.engine.plan import Plan
 from stoker.engine.recipe import Recipe
-from stoker.jobs.builder import JobBuild, JobBuilder
 from stoker.jobs.request import JobRequest, compose_request, given_twice, swept_lists
 
-RECIPE = "language/lora"
+LORA = "language/lora"
 """Trains one adapter."""
 BUNDLED_DATA = ("sums", "chats", "lines")
 """Data that the recipe contains."""
@@ -59,23 +58,38 @@ class _Typed:
     notes: tuple[str, ...]
 
 
-def build_adapters(builder: JobBuilder, request: JobRequest) -> JobBuild:
-    """Build the job of an adapters file. The request's overrides are defaults for all of its adapters.
+def read_adapters(
+    request: JobRequest,
+    recipe: Recipe,
+    compile_plan: Callable[[Recipe, Mapping[str, Any]], Plan],
+    *,
+    folder: str,
+    environment: Mapping[str, str],
+    fetches: Callable[[], bool],
+) -> AdapterSpecs:
+    """Read an adapters file. The request's overrides are defaults for all of its adapters.
 
-    Raises `InvalidAdapters` with all faults of the file and of the overrides.
+    Raises `InvalidAdapters` with all faults of the file and of the overrides. If `fetches` returns True, a base that
+    the hub may have is not a fault beside others.
     """
-    recipe = builder.catalogue.load(RECIPE)
     schema = recipe.args.declared()
-    path = os.path.abspath(os.path.join(builder.folder, os.path.expanduser(request.target)))
+    path = os.path.abspath(os.path.join(folder, os.path.expanduser(request.target)))
     wrong: InvalidInput | None = None
     typed = _Typed(values={}, notes=())
     try:
-        typed = _typed(builder, request, schema)
+        typed = _typed(request, schema, folder, environment)
     except InvalidInput as error:
         wrong = error
         # The overrides may have set the base: the file alone can't be blamed for missing it.
         typed = _Typed(values={"base": None}, notes=())
-    adapters = _AdapterSpecs(builder, recipe, typed, name=request.name or name_of(path), is_whole=wrong is None)
+    base = JobSpec(
+        id="",
+        name=request.name or name_of(path),
+        recipe=recipe.name,
+        schema_version=recipe.version,
+        folder=folder,
+    )
+    adapters = AdapterSpecs(recipe, compile_plan, typed, base=base, fetches=fetches, is_whole=wrong is None)
     try:
         read_adapters_into(adapters.make, request.target, path, around_here(schema, typed.values))
     except InvalidAdapters as error:
@@ -83,8 +97,7 @@ def build_adapters(builder: JobBuilder, request: JobRequest) -> JobBuild:
         raise _joined(wrong, error) if wrong is not None else error from None
     if wrong is not None:
         raise wrong
-    build = builder.build_trials(recipe, adapters.specs, adapters.plans)
-    return changed(build, notes=(*typed.notes, *adapters.notes))
+    return adapters
 
 
 def around_here(schema: Schema, given: Mapping[str, Any] | None = None) -> AdaptersContext:
@@ -106,27 +119,37 @@ class _Refused:
     """The files that have to be fetched, if nothing else is wrong with it."""
 
 
-class _AdapterSpecs:
+class AdapterSpecs:
     """The adapters of one file as checked jobs, each with its plan."""
 
-    def __init__(self, builder: JobBuilder, recipe: Recipe, typed: _Typed, *, name: str, is_whole: bool) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        compile_plan: Callable[[Recipe, Mapping[str, Any]], Plan],
+        typed: _Typed,
+        *,
+        base: JobSpec,
+        fetches: Callable[[], bool],
+        is_whole: bool,
+    ) -> None:
         self.specs: list[JobSpec] = []
         self.plans: list[Plan] = []
-        self.notes: list[str] = []
+        self.notes: list[str] = [*typed.notes]
         self.lacks: tuple[MissingRepoFiles, ...] = ()
         """The files that have to be fetched, if nothing else is wrong."""
         self._lacking = 0
         """The number of faults so far that fetching may remove."""
-        self._builder = builder
         self._recipe = recipe
+        self._compile = compile_plan
         self._typed = typed
-        self._name = name
+        self._base = base
+        self._fetches = fetches
         self._is_whole = is_whole
         """False if the command line has faults: then the values of an adapter are not known."""
 
     def make(self, whole: ParsedAdaptersFile, reading: FileDiagnostics) -> None:
         # A file with faults is read twice.
-        self.specs, self.plans, self.notes, self.lacks = [], [], [], ()
+        self.specs, self.plans, self.notes, self.lacks = [], [], [*self._typed.notes], ()
         if not self._is_whole:
             return
         lacks: dict[MissingRepoFiles, None] = {}
@@ -150,18 +173,7 @@ class _AdapterSpecs:
                 one.note("label", message, "leave out one, or give it another seed", reading)
                 continue
             self.plans.append(plan)
-            self.specs.append(
-                JobSpec(
-                    id="",
-                    name=self._name,
-                    number=one.entry.number,
-                    label=one.entry.label,
-                    recipe=self._recipe.name,
-                    schema_version=self._recipe.version,
-                    args=args,
-                    folder=self._builder.folder,
-                )
-            )
+            self.specs.append(changed(self._base, number=one.entry.number, label=one.entry.label, args=args))
         points = _points([spec.args for spec in self.specs])
         self.specs = [changed(spec, point=point) for spec, point in zip(self.specs, points, strict=True)]
         self._note_overridden(whole)
@@ -198,12 +210,12 @@ class _AdapterSpecs:
         lacks: tuple[MissingRepoFiles, ...] = ()
         if not faults:
             try:
-                return args, self._builder.compile(self._recipe, args)
+                return args, self._compile(self._recipe, args)
             except InvalidArgs as error:
                 faults, lacks = list(error.faults), error.lacks
             except Damaged as error:
                 faults = [Diagnostic(str(error.data.get("where", "")), str(error.data.get("why", error)), error.hint)]
-        if lacks and reading.count > self._lacking and self._builder.surroundings.fetches():
+        if lacks and reading.count > self._lacking and self._fetches():
             # It is fetched once the other faults are gone.
             return _Refused(lacks=lacks)
         for fault in faults:
@@ -247,9 +259,9 @@ class _AdapterSpecs:
         if wrong:
             return
         try:
-            self._builder.compile(self._recipe, args)
+            self._compile(self._recipe, args)
         except InvalidArgs as error:
-            if error.lacks and self._builder.surroundings.fetches():
+            if error.lacks and self._fetches():
                 return
             for fault in error.faults:
                 if fault.where == f"{self._recipe.name}.base":
@@ -267,14 +279,14 @@ class _AdapterSpecs:
                 self.notes.append(f"{argument} is a default for all adapters: {listed} {verb} it")
 
 
-def _typed(builder: JobBuilder, request: JobRequest, schema: Schema) -> _Typed:
+def _typed(request: JobRequest, schema: Schema, folder: str, environment: Mapping[str, str]) -> _Typed:
     """Return the values of the command line. Raises `InvalidArgs` if they are a sweep."""
     composed, overrides = compose_request(
         JobRequest(overrides=tuple(_renamed(word) for word in request.overrides)),
         schema=_with_turns(schema),
-        environment=builder.environment,
-        folder=builder.folder,
-        owner=RECIPE,
+        environment=environment,
+        folder=folder,
+        owner=LORA,
     )
     if composed.sweep is not None:
         hint = "; ".join(swept_lists(overrides, schema)) or (

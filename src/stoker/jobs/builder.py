@@ -124,9 +124,7 @@ class JobBuilder:
         if request.earlier is not None:
             return self._build_again(request.earlier, request)
         if request.is_adapters_file:
-            from stoker.jobs.adapter_jobs import build_adapters  # noqa: PLC0415 - no other request needs it
-
-            return build_adapters(self, request)
+            return self._build_adapters(request)
         if request.is_plan_file:
             return self._build_plan_file(request)
         return self.build_composed(self.compose(request))
@@ -270,6 +268,20 @@ class JobBuilder:
         # The origins of its values have not changed.
         kept = {CONFIG: folder.paper(CONFIG)} if config else {}
         return changed(build, papers={**kept, **build.papers})
+
+    def _build_adapters(self, request: JobRequest) -> JobBuild:
+        from stoker.jobs.adapter_jobs import LORA, read_adapters  # noqa: PLC0415 - no other request needs it
+
+        recipe = self.catalogue.load(LORA)
+        adapters = read_adapters(
+            request,
+            recipe,
+            self.compile,
+            folder=self.folder,
+            environment=self.environment,
+            fetches=self.surroundings.fetches,
+        )
+        return changed(self.build_trials(recipe, adapters.specs, adapters.plans), notes=tuple(adapters.notes))
 
     def _build_plan_file(self, request: JobRequest) -> JobBuild:
         from stoker.engine.plan_file import plan_to_json, read_plan  # noqa: PLC0415 - 4 ms that no recipe should cost
