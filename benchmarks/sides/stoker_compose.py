@@ -11,7 +11,7 @@ import config_folder
 import speak
 
 from stoker.config.compose import compose
-from stoker.config.overrides import parse_overrides
+from stoker.config.overrides import read_overrides
 from stoker.config.values import Schema
 
 
@@ -21,10 +21,10 @@ def main() -> None:
     words = config_folder.words_of(asked.way)
     schema = Schema(leaves={}, is_open=True)
     home = str(asked.home)
-    composed = compose(["config.yaml"], parse_overrides(words), schema, {}, home)
+    composed = compose(["config.yaml"], read_overrides(words)[0], schema, {}, home)
     started = time.perf_counter()
     for _ in range(asked.count):
-        composed = compose(["config.yaml"], parse_overrides(words), schema, {}, home)
+        composed = compose(["config.yaml"], read_overrides(words)[0], schema, {}, home)
     seconds = time.perf_counter() - started
     config_folder.check(asked.way, composed.values)
     speak.tell(asked, seconds=seconds, total=None, executed=asked.count)

@@ -7,15 +7,15 @@ import time
 import speak
 from override_words import WORDS, cycled, words_of
 
-from stoker.config.overrides import parse_overrides
+from stoker.config.overrides import read_overrides
 
 
 def main() -> None:
     asked = speak.read_arguments(ways=("every", *WORDS))
     words = cycled(asked.way, asked.count)
-    parse_overrides(words_of(asked.way))
+    read_overrides(words_of(asked.way))
     started = time.perf_counter()
-    overrides = parse_overrides(words)
+    overrides = read_overrides(words)[0]
     seconds = time.perf_counter() - started
     speak.tell(asked, seconds=seconds, total=None, executed=len(overrides))
 

@@ -6,12 +6,13 @@ The configuration has thirty declared leaves in five branches; four of them are 
 from __future__ import annotations
 
 import time
+from operator import itemgetter
 from typing import Any
 
 import speak
 
 from stoker.config.compose import compose
-from stoker.config.overrides import parse_overrides
+from stoker.config.overrides import read_overrides
 from stoker.config.points import DistinctPoints
 from stoker.config.sweep import points, size
 from stoker.config.values import DeclaredLeaf, Schema
@@ -21,12 +22,12 @@ def main() -> None:
     asked = speak.read_arguments()
     words = ["a.p0=log:1e-5:1e-1:10", "b.p1=range:10", "c.p2=lin:0:1:10", f"seed=range:{asked.count // 1000}"]
     started = time.perf_counter()
-    composed = compose([], parse_overrides(words), _schema(), {}, ".")
+    composed = compose([], read_overrides(words)[0], _schema(), {}, ".")
     if composed.sweep is None or size(composed.sweep) != asked.count:
         raise SystemExit("that is not the sweep that was asked for")
-    distinct = DistinctPoints(points(composed.sweep), composed.identity_at, label_of=lambda point: point.label)
+    distinct = DistinctPoints(composed.trials(points(composed.sweep)), itemgetter(2), label_of=lambda one: one[0].label)
     executed, longest = 0, 0
-    for point, _ in distinct:
+    for (point, _, _), _ in distinct:
         executed += 1
         longest = max(longest, len(point.label))
     seconds = time.perf_counter() - started

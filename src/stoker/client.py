@@ -8,9 +8,9 @@
             print(job.name, job.state, job.metrics)
         fleet.get("resnet", "results")
 
-A front door beside the floors, like `__main__`: it joins what assembly builds with the wire. Errors are those of
+On no layer, like `__main__`: it joins what `app` builds with the coordinator's client. Errors are those of
 `stoker.core.errors`, each with a `message`, a `hint` and a `code`. NAME is a job's name, `name/3`, the beginning of an
-id, or `last`; the bare name of a sweep stands for all its points where a verb can mean several jobs.
+id, or `last`. The bare name of a sweep means all its points where a method takes several jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stoker.protocol.view_messages import (
     Leaderboard,
     MachineView,
 )
-from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, send_tree
+from stoker.transfer.trees.tree_upload import send_tree
 
 __all__ = ["Client"]
 
@@ -50,7 +50,7 @@ _KEY_WORDS = 4
 
 
 class Client(Closable):
-    """One coordinator. Safe to use from several threads; close it, or use it in a `with`."""
+    """A coordinator's client. Thread-safe. Close it, or use it in a `with`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
         """Find the coordinator as the command line does: `url`, STOKER_COORDINATOR, this home's, or the joined one.
@@ -78,20 +78,31 @@ class Client(Closable):
         rerun: bool = False,
         dry_run: bool = False,
     ) -> SubmissionResponse:
-        """Hand in a manifest by its path, or orders; all or none of up to 5,000 jobs. Twice the same changes nothing.
+        """Submit a manifest by its path, or jobs. Idempotent: the same jobs again change nothing.
 
-        More are sent in parts, all or none of each; if one is refused, those before it stay submitted.
+        Up to 5,000 jobs are accepted together or not at all. More are sent in parts of that size; if a part is refused,
+        the parts before it stay submitted.
 
-        `rerun` runs completed jobs again whose code is another now; otherwise their results are kept, and the answer
-        says so. `dry_run` says what would change, and changes nothing. Raises `InvalidManifest` with every fault.
-        Code and data of a manifest's jobs are with the coordinator before they are submitted.
+        `rerun` runs completed jobs again whose code has changed; otherwise their results are kept, and the response
+        says so. `dry_run` returns what would change, and changes nothing. Raises `InvalidManifest` with every fault.
+        Code and data of a manifest's jobs are sent before the jobs.
         """
         if isinstance(what, Submission):
             return self._wire.submit(what)
-        orders = self._orders(what)
+        prepared = self._prepared(what)
+        key = ""
         if not dry_run:
-            self._ship(orders)
-        return self._wire.submit(self._submission(orders, rerun=rerun, dry_run=dry_run))
+            key = "".join(f"{self._parts.entropy():08x}" for _ in range(_KEY_WORDS))
+            for one in prepared.missing(self._wire):
+                send_tree(self._wire, one.tree, one.source(self._parts.store), clock=self._parts.clock)
+        return self._wire.submit(
+            prepared.submission(
+                key=key,
+                submitter=self._who(),
+                on_changed_code=OnChangedCode.RERUN if rerun else OnChangedCode.KEEP,
+                dry_run=dry_run,
+            )
+        )
 
     def jobs(
         self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", limit: int | None = None
@@ -112,9 +123,9 @@ class Client(Closable):
         return self._wire.job(name)
 
     def wait(self, name: str, timeout_s: float | None = None) -> list[JobView]:
-        """Wait until a job has ended, or every point of a sweep, and give them. `TimeoutError` if that took too long.
+        """Wait until a job, or every point of a sweep, has ended, and return them. Raises `TimeoutError`.
 
-        That a job failed is no error here: look at its `state`.
+        A failed job is no error here: read its `state`.
         """
         points = self._job(name).points()
         ended = wait_for(self._wire, points, clock=self._parts.clock, limit_s=timeout_s)
@@ -124,18 +135,18 @@ class Client(Closable):
         return [ended[point.id] for point in points]
 
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
-        """Return what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
+        """Return a job's output line by line; with `follow` until it ends, across attempts and machines."""
         lines = self._job(name).logs(attempt=attempt, follow=follow)
         return (one.text for one in lines if isinstance(one, StageLogLine))
 
     def explain(self, name: str) -> JobExplanation:
-        """Return why a job is where it is: every machine and device with its reason, and what would change it."""
+        """Return why a job is in its state: each machine and device with its reason, and what would change it."""
         return self._wire.explain(name)
 
     def cancel(self, name: str, *, wait: bool = False) -> list[JobView]:
-        """Cancel a job, or every point of a sweep that has not ended; with `wait` until each is known to have stopped.
+        """Cancel a job, or every point of a sweep that has not ended; with `wait`, block until each has stopped.
 
-        The wish is durable when this returns. Gives the jobs that it concerns.
+        The request is durable when this returns. Returns the jobs that were not yet ended.
         """
         job = self._job(name)
         live = [point for point in job.points() if not JobState(point.state).is_terminal]
@@ -147,14 +158,14 @@ class Client(Closable):
         return [ended[point.id] for point in live]
 
     def requeue(self, name: str) -> DoneView:
-        """Start a job again that has ended; of a sweep every point that failed or was cancelled."""
+        """Start a job again that has ended; of a sweep, every point that failed or was cancelled."""
         points = self._job(name).points()
         if len(points) > 1:
             points = [point for point in points if point.state in (JobState.FAILED, JobState.CANCELLED)]
         return self._wire.requeue_jobs([point.id for point in points], by=self._who())
 
     def priority(self, name: str, priority: int) -> DoneView:
-        """Put a job, or every point of a sweep, elsewhere in the line: the higher number goes first."""
+        """Set the priority of a job, or of every point of a sweep: higher starts first."""
         return self._wire.set_priority_of_jobs(
             [point.id for point in self._job(name).points()], priority, by=self._who()
         )
@@ -164,17 +175,17 @@ class Client(Closable):
         return self._wire.machines()
 
     def status(self) -> FleetStatus:
-        """Return the whole fleet in one look."""
+        """Return the state of the whole fleet."""
         return self._wire.status()
 
     def leaderboard(self, metric: str = "", *, limit: int = 20) -> Leaderboard:
-        """Return completed jobs by a metric, best first."""
+        """Return completed jobs ranked by a metric, best first."""
         return self._wire.leaderboard(metric, limit=limit)
 
     def get(self, name: str, folder: str | os.PathLike[str]) -> list[str]:
-        """Bring a job's result into a folder as plain files, verified, and give their paths.
+        """Download a job's result into a folder as plain files, verified, and return their paths.
 
-        Of a sweep every completed point gets a folder of its own, named like the point.
+        Of a sweep, every completed point gets a folder of its own, named by its label.
         """
         job = self._job(name)
         files: list[str] = []
@@ -186,36 +197,19 @@ class Client(Closable):
         return files
 
     def events(self, after: int | None = None) -> Iterator[FleetEvent]:
-        """Return what happens on the fleet, as it happens; `after` an event's id, everything behind that one first."""
+        """Return events of the fleet as they occur; `after` an event's id, those after it first."""
         return (event for event in self._wire.more_patient().events(after) if event is not None)
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Close its connections."""
         self._transport.close()
         self._parts.close()
 
-    def _orders(self, what: str | os.PathLike[str] | Iterable[JobSpec]) -> PreparedSubmission:
+    def _prepared(self, what: str | os.PathLike[str] | Iterable[JobSpec]) -> PreparedSubmission:
         if not isinstance(what, str | os.PathLike):
             return PreparedSubmission(jobs=tuple(what))
         request = JobRequest(target=os.fspath(what), is_manifest=True)
         return prepare(request, builder=self._parts.builder(), code=self._parts.code)
-
-    def _ship(self, orders: PreparedSubmission) -> None:
-        for one in orders.to_send(self.url):
-            tree = one.tree
-            if not self._wire.want_tree(one.digest, files=len(tree.entries), size_bytes=tree.size_bytes).is_here:
-                source = (
-                    FolderFileSource(one.root) if one.record is None else StoreFileSource(self._parts.store, one.record)
-                )
-                send_tree(self._wire, tree, source, clock=self._parts.clock)
-
-    def _submission(self, orders: PreparedSubmission, *, rerun: bool, dry_run: bool) -> Submission:
-        return orders.submission(
-            key="" if dry_run else "".join(f"{self._parts.entropy():08x}" for _ in range(_KEY_WORDS)),
-            submitter=self._who(),
-            on_changed_code=OnChangedCode.RERUN if rerun else OnChangedCode.KEEP,
-            dry_run=dry_run,
-        )
 
     def _job(self, name: str) -> FleetJob:
         return FleetJob(self._wire, name, self._wire.job(name), self._parts)

@@ -16,9 +16,8 @@ from stoker.core.clock import FakeClock, SystemClock
 from stoker.core.errors import NoSpace, Refused
 from stoker.engine.key_leases import KeyLeases
 from stoker.host.durable import remove_tree
-from stoker.jobs.leased_put import LeasedStoreWriter
-from stoker.jobs.leftovers import stale_staging
-from stoker.jobs.upkeep import why_kept, why_let_go
+from stoker.jobs.execution import stale_staging
+from stoker.jobs.upkeep import LeasedStoreWriter, why_kept, why_let_go
 from stoker.store import put as store_put
 from stoker.store.local_store import LocalStore, RecordHit
 from stoker.store.prune import GRACE_S, candidates, carry_out, decide_prune

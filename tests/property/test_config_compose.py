@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stoker.config.compose import ComposedConfig, TrialFingerprints, compose, identity_fingerprint, to_json, to_yaml
 from stoker.config.config_file import read_config
 from stoker.config.interpolation import parse
-from stoker.config.overrides import parse_overrides
 from stoker.config.positions import LocatedValue, SourceFile
 from stoker.config.sweep import points
 from stoker.config.toml_file import read_toml
@@ -21,6 +20,7 @@ from stoker.config.values import NOTHING, Schema, found, leaf_paths, merged, rep
 from stoker.config.yaml_file import read_yaml
 from stoker.core.errors import Diagnostic, InvalidConfig
 from stoker.core.jsontext import loads
+from tests.fakes.overrides import identity_at, parse_overrides
 
 FREE = Schema(leaves={}, is_open=True)
 
@@ -255,7 +255,7 @@ def test_a_trial_is_what_composing_its_choices_alone_gives(words: dict[str, list
             given = [f"{path}={spelt(choice.text, choice.value)}" for path, choice in point.choices]
             alone = compose(["a.yaml"], parse_overrides(given), FREE, {}, folder)
             assert same(sorted_tree(composed.at(point)), sorted_tree(alone.values))
-            assert composed.identity_at(point) == alone.identity() == names.identity(composed.at(point))
+            assert identity_at(composed, point) == alone.identity() == names.identity(composed.at(point))
 
 
 def spelt(text: str, value: Any) -> str:
@@ -307,4 +307,4 @@ def test_whatever_words_stand_together_they_compose_or_are_faults(words: list[st
         composed.rows()
         assert read_yaml_text(composed.to_yaml()) == composed.values
         for point in points(composed.sweep) if composed.sweep is not None else ():
-            assert composed.identity_at(point) == identity_fingerprint(composed.at(point), FREE)
+            assert identity_at(composed, point) == identity_fingerprint(composed.at(point), FREE)

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from stoker.config.compose import compose
-from stoker.config.overrides import parse_overrides
 from stoker.config.values import Schema
 from stoker.core.errors import StokerError
+from tests.fakes.overrides import parse_overrides
 
 FREE = Schema(leaves={}, is_open=True)
 PAGE = Path(__file__).parents[2] / "docs" / "hydra-differences.md"

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.config.overrides import parse_override, read_overrides
+from stoker.config.overrides import read_overrides
 from stoker.config.sweep import Axis, AxisValue
 from stoker.config.value_grammar import Unreadable, read_value, split_items, split_pairs
 from stoker.config.values import same, text_of
 from stoker.core.digests import encode
+from tests.fakes.overrides import parse_override
 
 bounded = settings(max_examples=120, deadline=None)
 

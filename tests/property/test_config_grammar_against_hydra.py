@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stoker.config.overrides import OverrideKind, parse_override, read_overrides
+from stoker.config.overrides import OverrideKind, read_overrides
 from stoker.config.sweep import Axis
 from stoker.config.values import scalar
 from stoker.core.errors import InvalidConfig
+from tests.fakes.overrides import parse_override
 
 PAGE = Path(__file__).parents[2] / "docs" / "hydra-differences.md"
 REFUSED = "refused"

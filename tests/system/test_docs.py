@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.commands import COMMANDS, expand, find_command, take_flags, top_help
-from stoker.config.overrides import parse_overrides
+from tests.fakes.overrides import parse_overrides
 from tests.system.pages import GENERATED, PAGES, ROOT, Block, blocks_of, name_of, to_paste
 from tests.system.pasting import Understood, has, live_through, words_of
 from tests.system.shell import Shell

@@ -24,7 +24,7 @@ from stoker.core.text import format_size, one_line
 from stoker.host.durable import open_regular, remove_tree, translated
 from stoker.host.folders import name_fault, shown_name
 from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.log_tail import GrowingLines
+from stoker.jobs.job_history import GrowingLines
 from stoker.jobs.submitter import who_asks
 from stoker.protocol.client import FleetClient
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobView

@@ -15,8 +15,7 @@ from stoker.engine.journal import older_generation
 from stoker.engine.runners.stage_runner import safe_name
 from stoker.host.writers import older_log
 from stoker.jobs.job_folder import JobFolder
-from stoker.jobs.job_history import NodeHistory, RunHistory
-from stoker.jobs.log_tail import GrowingLines
+from stoker.jobs.job_history import GrowingLines, NodeHistory, RunHistory
 from stoker.jobs.trials import trials_of_job
 from stoker.store.records import Record
 

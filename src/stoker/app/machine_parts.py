@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, SharedProcessSettings
     from stoker.host.http.exchange import Transport
     from stoker.host.users import OtherUser
-    from stoker.jobs.data_places import DataPlaces, FoundRepository
+    from stoker.jobs.request import DataPlaces, FoundRepository
     from stoker.store.records import Record
     from stoker.transfer.download.types import DownloadStop
     from stoker.transfer.hub.client import Hub
@@ -58,7 +58,7 @@ _ATTEMPTS = 3
 def data_places_of(house: AppParts) -> DataPlaces:
     """Return what finds data that is submitted from this home. Nothing is opened yet."""
     from stoker.devices.this_machine import host_name
-    from stoker.jobs.data_places import DataPlaces
+    from stoker.jobs.request import DataPlaces
 
     def find_kept(text: str) -> Record:
         from stoker.store.prune import resolve
@@ -95,7 +95,7 @@ def open_hub(house: AppParts, transport: Transport, stop: DownloadStop, heed: Ca
 
 
 def _find_repository(house: AppParts, text: str) -> FoundRepository:
-    from stoker.jobs.data_places import FoundRepository
+    from stoker.jobs.request import FoundRepository
     from stoker.transfer.download.types import DownloadStop
     from stoker.transfer.hub.listing import read_repo_at
 

@@ -35,7 +35,7 @@ COMMANDS = (
     Command("gang", "work", "several processes that start and end together", "gang:gang_help"),
     Command("gang run", "work", "a script as several ranks, as torchrun would, and clear when it fails", "gang:gang"),
     Command("adapters", "work", "many adapters over one base, trained as one", "admin:adapters"),
-    Command("adapters run", "work", "train the adapters of a file together, here and now", "adapters_run"),
+    Command("adapters run", "work", "train the adapters of a file together, here and now", "run:adapters_run"),
     Command("adapters board", "work", "the adapters of files by their best checkpoints, best first", "adapters_board"),
     Command("compare", "work", "trials beside each other, best first; or two jobs", "compare"),
     Command("fetch", "work", "fetch a model, a dataset or any file, whole and checked", "fetch"),

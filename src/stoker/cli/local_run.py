@@ -202,7 +202,7 @@ def _companies_foreseen(
     """Return what is foreseen of trials that will share a process; nothing where none will."""
     if not any(node.stage.together for node in build.plan.nodes):
         return []
-    from stoker.cli.shared_runs import companies_here
+    from stoker.cli.dry_run import companies_here
     from stoker.engine.preview import preview
 
     parts, kept = call.parts, going_on.kept

@@ -14,11 +14,10 @@ from stoker.core.jsontext import loads
 from stoker.core.text import BEST
 from stoker.engine.plan import Plan
 from stoker.engine.types import NodeEnding, RunResult
-from stoker.jobs.best_link import has_best
 from stoker.jobs.builder import JobBuild
 from stoker.jobs.execution import JobResult
 from stoker.jobs.program import RECIPE
-from stoker.jobs.sweep_end import count_ends
+from stoker.jobs.sweep_end import count_ends, has_best
 from stoker.jobs.sweep_standings import rank_trials
 from stoker.jobs.trials import TrialEnd
 from stoker.views.adapter_lines import SharedProcessRunView, end_text, ranking_lines

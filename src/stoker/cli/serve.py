@@ -131,13 +131,11 @@ def _read_manifest(call: CommandContext, path: str, keep: KeepTree, url: str) ->
     from stoker.engine.code_identity import CodeIdentity
     from stoker.jobs.request import JobRequest
     from stoker.jobs.submission import prepare
-    from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource
 
     code = CodeIdentity(os.path.join(call.parts.settings.state, "code.json"))
     prepared = prepare(JobRequest(target=path, is_manifest=True), builder=call.builder(), code=code)
     for one in prepared.to_send(url):
-        source = FolderFileSource(one.root) if one.record is None else StoreFileSource(call.parts.store, one.record)
-        keep(one.tree, source.open)
+        keep(one.tree, one.source(call.parts.store).open)
     return prepared.submission(submitter="coordinator")
 
 

@@ -20,11 +20,11 @@ from stoker.core.digests import Digest, is_digest
 from stoker.core.errors import Ambiguous, CorruptBytes, NotFound, Usage
 from stoker.core.text import did_you_mean, format_size
 from stoker.host.resources import folder_bytes
-from stoker.jobs.leased_put import LeasedStoreWriter
 from stoker.jobs.request import JobRequest
 from stoker.jobs.rerun import AdoptionApproval, adopt_stage
 from stoker.jobs.results import keys_of_job, keys_of_stage
 from stoker.jobs.submitter import who_asks
+from stoker.jobs.upkeep import LeasedStoreWriter
 from stoker.store.local_store import LocalStore
 from stoker.store.places import QuarantinedItem, list_quarantine
 from stoker.store.prune import all_records, resolve

@@ -51,16 +51,12 @@ _SENT_UNCHECKED_BYTES = 4 << 20
 """So little is sent at once: to check ten thousand jobs first takes longer, and a prune takes what no job names."""
 
 
-def ship(call: CommandContext, orders: PreparedSubmission, client: FleetClient, check: Callable[[], object]) -> None:
+def ship(call: CommandContext, prepared: PreparedSubmission, client: FleetClient, check: Callable[[], object]) -> None:
     """Have every tree with the coordinator that the jobs name. Data stays where all machines are this one.
 
     `check` is called before the first byte of a large amount flows, to raise what would be refused afterwards.
     """
-    missing = [
-        one
-        for one in orders.to_send(client.url)
-        if not client.want_tree(one.digest, files=len(one.tree.entries), size_bytes=one.tree.size_bytes).is_here
-    ]
+    missing = prepared.missing(client)
     if sum(one.tree.size_bytes for one in missing) > _SENT_UNCHECKED_BYTES:
         check()
     for shipment in missing:
@@ -68,21 +64,15 @@ def ship(call: CommandContext, orders: PreparedSubmission, client: FleetClient, 
 
 
 def _send(call: CommandContext, shipment: Shipment, client: FleetClient) -> None:
-    from stoker.transfer.trees.tree_upload import FolderFileSource, StoreFileSource, send_tree
+    from stoker.transfer.trees.tree_upload import send_tree
 
-    tree = shipment.tree
-    source = (
-        FolderFileSource(shipment.root)
-        if shipment.record is None
-        else StoreFileSource(call.parts.store, shipment.record)
-    )
     amount = _Sent(call, shipment.what)
     with watched(call, amount, hint=_GOES_ON):
         try:
             sent = send_tree(
                 client,
-                tree,
-                source,
+                shipment.tree,
+                shipment.source(call.parts.store),
                 stop=amount.over,
                 clock=call.parts.clock,
                 heed=amount.heed,
@@ -124,39 +114,39 @@ _KEY_WORDS = 4
 _MOVED = (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED, SubmissionOutcome.REQUEUED)
 
 
-def show_alone(call: CommandContext, orders: PreparedSubmission) -> int:
+def show_alone(call: CommandContext, prepared: PreparedSubmission) -> int:
     """Show what would be submitted where there is nobody to ask what that would change."""
     out = call.out
     summary = SubmitSummary(call)
-    add_code(call, summary, orders, None)
+    add_code(call, summary, prepared, None)
     summary.show()
-    for order in orders.jobs:
+    for order in prepared.jobs:
         out.object({**JOB_BODY.dump_python(order, mode="json"), "outcome": None, "dry_run": True})
-    for line in order_lines(orders.jobs, columns=out.columns):
+    for line in order_lines(prepared.jobs, columns=out.columns):
         out.line(line)
-    out.line(f"\n{_jobs(len(orders.jobs))}; no coordinator was asked, nothing was submitted")
+    out.line(f"\n{_jobs(len(prepared.jobs))}; no coordinator was asked, nothing was submitted")
     return 0
 
 
-def submit(call: CommandContext, given: dict[str, Any], orders: PreparedSubmission, client: FleetClient) -> int:
+def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmission, client: FleetClient) -> int:
     """Ask what would change, ask the person, submit, and follow."""
     out = call.out
-    if not orders.jobs and not orders.hosts:
+    if not prepared.jobs and not prepared.hosts:
         out.line("there is nothing to submit")
         return 0
     summary = SubmitSummary(call)
-    add_code(call, summary, orders, client if given["dry_run"] else None)
-    orders = look_at_environments(call, orders, client, summary.add)
-    add_data(call, summary, orders, client)
+    add_code(call, summary, prepared, client if given["dry_run"] else None)
+    prepared = look_at_environments(call, prepared, client, summary.add)
+    add_data(call, summary, prepared, client)
     summary.show()
-    sending = _Sending(call, orders, client)
+    sending = _Sending(call, prepared, client)
     changed_code = OnChangedCode.RERUN if given["rerun"] else OnChangedCode.KEEP
     asks = out.is_terminal and not given["yes"]
     if given["dry_run"] or asks:
         preview = sending.send(changed_code, dry_run=True)
-        _show(call, orders, preview, MOST_FORESEEN if given["dry_run"] else MOST_LISTED)
+        _show(call, prepared, preview, MOST_FORESEEN if given["dry_run"] else MOST_LISTED)
         if given["dry_run"]:
-            _tell(call, orders, preview)
+            _tell(call, prepared, preview)
             ends = done_text(preview, call.parts.clock.wall_s())
             out.line(f"\n{counts_text(preview)}{ends}; nothing was submitted")
             return 0
@@ -165,11 +155,11 @@ def submit(call: CommandContext, given: dict[str, Any], orders: PreparedSubmissi
         if not _confirm(call, preview, changed_code):
             raise Refused("nothing was submitted", hint="-y submits without asking")
     # Whoever was asked has seen it already.
-    ship(call, orders, client, lambda: asks or sending.send(changed_code, dry_run=True))
+    ship(call, prepared, client, lambda: asks or sending.send(changed_code, dry_run=True))
     done = sending.send(changed_code, dry_run=False)
-    _tell(call, orders, done)
+    _tell(call, prepared, done)
     if not asks:
-        _show(call, orders, done)
+        _show(call, prepared, done)
     _warn_about_kept(call, done)
     has_moved = any(job.outcome in _MOVED for job in done.jobs)
     out.line(f"{counts_text(done)}{'; submitted to' if has_moved else '; nothing changed at'} {client.url}")
@@ -181,7 +171,7 @@ def submit(call: CommandContext, given: dict[str, Any], orders: PreparedSubmissi
         from stoker.cli.watch import watch
 
         return watch(call, client, done.jobs)
-    if orders.jobs and not out.is_quiet:
+    if prepared.jobs and not out.is_quiet:
         out.line(_follow(done.jobs[0].shown))
     return 0
 
@@ -189,11 +179,11 @@ def submit(call: CommandContext, given: dict[str, Any], orders: PreparedSubmissi
 class _Sending:
     """The same jobs, under one key: a repeat after a lost answer changes nothing."""
 
-    def __init__(self, call: CommandContext, orders: PreparedSubmission, client: FleetClient) -> None:
+    def __init__(self, call: CommandContext, prepared: PreparedSubmission, client: FleetClient) -> None:
         parts = call.parts
         self._key = "".join(f"{parts.entropy():08x}" for _ in range(_KEY_WORDS))
         self._submitter = who_asks(parts.settings.environment)
-        self._orders = orders
+        self._orders = prepared
         self._client = client
 
     def send(self, changed_code: OnChangedCode, *, dry_run: bool) -> SubmissionResponse:
@@ -208,15 +198,15 @@ class _Sending:
 
 
 def _show(
-    call: CommandContext, orders: PreparedSubmission, answer: SubmissionResponse, most: int = MOST_LISTED
+    call: CommandContext, prepared: PreparedSubmission, answer: SubmissionResponse, most: int = MOST_LISTED
 ) -> None:
-    for line in change_lines(orders.jobs, answer, source=orders.source, columns=call.out.columns, most=most):
+    for line in change_lines(prepared.jobs, answer, source=prepared.source, columns=call.out.columns, most=most):
         call.out.line(line)
 
 
-def _tell(call: CommandContext, orders: PreparedSubmission, answer: SubmissionResponse) -> None:
+def _tell(call: CommandContext, prepared: PreparedSubmission, answer: SubmissionResponse) -> None:
     if call.out.is_json:
-        for order, outcome in zip(orders.jobs, answer.jobs, strict=True):
+        for order, outcome in zip(prepared.jobs, answer.jobs, strict=True):
             call.out.object({**told(order, outcome, dry_run=answer.dry_run), "all_done_s": answer.done_s})
         for name in answer.vanished:
             call.out.object({"name": name, "outcome": "vanished", "dry_run": answer.dry_run})

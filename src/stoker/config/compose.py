@@ -25,7 +25,7 @@ from stoker.config.values import ABSENT, NOTHING, Schema, found, without
 from stoker.config.yaml_file import read_plain
 from stoker.core.digests import Digest, digest_encoded, digest_value, encode
 from stoker.core.errors import Diagnostic, InvalidConfig
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changeable, fresh, frozen
 from stoker.core.jsontext import dumps
 
 # What two configurations have to share to be the same one.
@@ -110,50 +110,29 @@ class ConfigRow:
     is_note: bool = False
 
 
-@frozen
-class ComposedFacts:
-    """What composing found out."""
+@changeable
+class ComposedConfig:
+    """One composed configuration. Its maps and lists are shared with its trials: they must not be changed."""
 
     schema: Schema
     values: dict[str, Any]
-    """Nested plain maps, typed and resolved; of a sweep, what all its trials start from."""
+    """Nested plain maps, typed and resolved; of a sweep, the values that all its trials start from."""
     origins: Mapping[str, tuple[LayerValue, ...]]
-    """For each leaf what was said about it, the winner last; a deleted leaf ends with `NOTHING`."""
+    """For each leaf its value in each layer, the winner last; a deleted leaf ends with `NOTHING`."""
     notes: Mapping[str, Any]
     """Leaves beyond a closed schema, by their path: kept and shown, no part of the identity."""
     sweep: Sweep | None
     groups: Mapping[str, tuple[str, ...]]
-    """The options that were chosen, by group."""
+    """The chosen options, by group."""
     read_from_environment: Mapping[str, Digest]
-    """Variables that references asked for, each with a digest of what it held."""
+    """Variables that references read, each with a digest of its value."""
     environment_leaves: frozenset[str]
-    """Leaves that such a variable went into: a face may want to hide them."""
-
-
-class ComposedConfig:
-    """One configuration, ready to be used. Its maps and lists are shared with its trials: nobody changes them."""
-
-    def __init__(
-        self,
-        facts: ComposedFacts,
-        trials: Trials,
-        *,
-        swept_groups: frozenset[str],
-        variant: Callable[[Options], ComposedConfig],
-    ) -> None:
-        self.schema = facts.schema
-        self.values = facts.values
-        self.origins = facts.origins
-        self.notes = facts.notes
-        self.sweep = facts.sweep
-        self.groups = facts.groups
-        self.read_from_environment = facts.read_from_environment
-        self.environment_leaves = facts.environment_leaves
-        self._trials = trials
-        self._swept_groups = swept_groups
-        self._variant = variant
-        self._variants: dict[Options, ComposedConfig] = {}
-        self._fingerprints: TrialFingerprints | None = None
+    """Leaves that contain the value of such a variable."""
+    _trials: Trials
+    _swept_groups: frozenset[str]
+    _variant: Callable[[Options], ComposedConfig]
+    _variants: dict[Options, ComposedConfig] = fresh(factory=dict)
+    _fingerprints: TrialFingerprints | None = None
 
     def at(self, point: SweepPoint) -> dict[str, Any]:
         """Return the values of one trial. Raises `InvalidConfig` where only this point's combination is wrong."""
@@ -166,10 +145,6 @@ class ComposedConfig:
         """Name what is wanted without its sweep."""
         return identity_fingerprint(self.values, self.schema)
 
-    def identity_at(self, point: SweepPoint) -> Digest:
-        """Name one trial."""
-        return self._identities.identity(self.at(point))
-
     def trials(self, points: Iterator[SweepPoint]) -> Iterator[tuple[SweepPoint, dict[str, Any], Digest]]:
         """Return points with their values and names, one at a time."""
         for point in points:
@@ -179,10 +154,6 @@ class ComposedConfig:
     def full(self) -> Digest:
         """Digest everything, notes and what is about running included."""
         return full_fingerprint(self.values, self.notes)
-
-    def full_at(self, point: SweepPoint) -> Digest:
-        """The same for one trial."""
-        return full_fingerprint(self.at(point), self.notes)
 
     def explain(self, path: str, point: SweepPoint | None = None) -> dict[str, tuple[LayerValue, ...]]:
         """Return what every layer said about a leaf, or about all leaves of a branch; nothing if nobody said anything.
@@ -365,7 +336,7 @@ class _Composition:
         )
         if not self.faults:
             self._try_choices(trials, axes)
-        facts = ComposedFacts(
+        return ComposedConfig(
             schema=self._request.schema,
             values=values,
             origins={path: tuple(stack) for path, stack in tree.stacks.items()},
@@ -374,8 +345,10 @@ class _Composition:
             groups=self._files.chosen(),
             read_from_environment={**resolved.read, **trials.read},
             environment_leaves=resolved.touched,
+            _trials=trials,
+            _swept_groups=swept_groups,
+            _variant=self._variant,
         )
-        return ComposedConfig(facts, trials, swept_groups=swept_groups, variant=self._variant)
 
     def _typed_sweep(self) -> Sweep | None:
         if self._files.sweep is None:

@@ -23,7 +23,7 @@ from stoker.config.sweep import Axis, AxisValue, AxisValues, ValueForm
 from stoker.config.typed_values import check_value, value_of
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import ABSENT, quoted, refers, replaced, same, scalar, text_of
-from stoker.core.errors import Diagnostic, InvalidConfig
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import changed, frozen
 
 # Nearly every word is one of these, and is understood without looking at each character.
@@ -84,23 +84,6 @@ class Override:
         """The place of its value."""
         layer = ConfigLayer.SWEEP if type(self.value) is Axis else ConfigLayer.OVERRIDE
         return ValueOrigin(layer=layer, where=f"argument {self.position}", column=self.column, text=self.text)
-
-
-def parse_overrides(words: Iterable[str]) -> list[Override]:
-    """Understand words; every fault of every word in one `InvalidConfig`."""
-    overrides, faults = read_overrides(words)
-    if faults:
-        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the overrides"
-        raise InvalidConfig(message, faults=tuple(faults))
-    return overrides
-
-
-def parse_override(text: str, position: int = 1) -> Override:
-    """Understand one word; all its faults in one `InvalidConfig`."""
-    override, faults = _read(text, position)
-    if override is None:
-        raise InvalidConfig(str(faults[0]), faults=tuple(faults))
-    return override
 
 
 def read_overrides(words: Iterable[str]) -> tuple[list[Override], list[Diagnostic]]:

@@ -30,10 +30,9 @@ from stoker.engine.code_identity import missing_of
 from stoker.engine.plan import Plan, join_plans
 from stoker.engine.recipe import MachineContext, Recipe, surrounded_by
 from stoker.engine.stage import SharedBase, Stage
-from stoker.jobs.data_places import DataPlaces
 from stoker.jobs.job_folder import Attempt, JobFolder
 from stoker.jobs.program import FOUND, RECIPE, ProgramFiles, ProgramWords, flat, only_params, split
-from stoker.jobs.request import JobRequest, TrialDiagnostics, compose_request, given_twice, swept_lists
+from stoker.jobs.request import DataPlaces, JobRequest, TrialDiagnostics, compose_request, given_twice, swept_lists
 from stoker.jobs.secret_mask import CONFIG, config_paper, read_config
 from stoker.jobs.trials import TRIALS, Trial, settled, trials_of_job, varied_by, write_trials
 from stoker.store.memo import Memo, digest_path, refuse_unreadable

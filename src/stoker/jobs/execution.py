@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,20 +21,20 @@ from stoker.core.job import JobState
 from stoker.core.text import BEST
 from stoker.engine.execution.executor import Executor
 from stoker.engine.journal import StatusWriter
+from stoker.engine.key_leases import KeyLeases
 from stoker.engine.plan import Plan
 from stoker.engine.result_cache import NodeProduct
 from stoker.engine.runners.stage_runner import RunFolders
 from stoker.engine.types import Engine, NodeEnding, RunOptions, RunResult
 from stoker.host.durable import remove_tree
-from stoker.host.identity import mine
-from stoker.jobs.best_link import settle_best
+from stoker.host.identity import mine, read_row
 from stoker.jobs.job_folder import Attempt, JobEnd, JobFolder, job_folders
-from stoker.jobs.leftovers import clear_stale_staging
 from stoker.jobs.source_code import TrialCode
-from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep
+from stoker.jobs.sweep_end import clear_away, count_ends, error_of_sweep, settle_best
 from stoker.jobs.sweeps import IndexEntry
 from stoker.jobs.trials import KnownMetrics, TrialEnd, is_sweep
 from stoker.store.local_store import LocalStore
+from stoker.store.places import names_in
 from stoker.store.results import MaterialisedResult, ResultPart, lay_out, make_beside, point_last_at, set_aside
 
 if TYPE_CHECKING:
@@ -410,3 +410,27 @@ def _part(plan: Plan, node_id: str, key: Digest, product: NodeProduct, name: str
             "made_at": product.record.body.get("made_at"),
         },
     )
+
+
+# Staging folders that killed processes left behind.
+
+
+def clear_stale_staging(store: LocalStore, leases: KeyLeases) -> None:
+    """Remove what killed runs had half written. Costs one look at an empty folder when there is nothing."""
+    if names_in(store.places.staging):
+        for path in stale_staging(store, leases.held()):
+            with suppress(StokerError):
+                remove_tree(path)
+
+
+def stale_staging(store: LocalStore, held: list[Digest]) -> Iterator[str]:
+    """Return the staging folders `.PID.….KEY` whose process is gone.
+
+    A process in another container can't be seen, but it renews its lease on the key.
+    """
+    busy = {key[:12] for key in held}
+    for name in names_in(store.places.staging):
+        pid, _, rest = name.removeprefix(".").partition(".")
+        row = read_row(int(pid)) if pid.isdigit() else None
+        if pid.isdigit() and (row is None or row.is_gone) and rest.rpartition(".")[2] not in busy:
+            yield os.path.join(store.places.staging, name)

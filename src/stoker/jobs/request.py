@@ -9,17 +9,27 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import Override, OverrideKind, read_overrides
 from stoker.config.sweep import Axis, ListedAxisValues, paths_of
 from stoker.config.values import Schema
-from stoker.core.errors import Diagnostic, InvalidArgs, InvalidConfig, InvalidInput, InvalidProgram, MissingRepoFiles
+from stoker.core.errors import (
+    BadInput,
+    Diagnostic,
+    InvalidArgs,
+    InvalidConfig,
+    InvalidInput,
+    InvalidProgram,
+    MissingRepoFiles,
+)
 from stoker.core.frozen import fresh, frozen
 from stoker.jobs.program import ProgramWords, flat, only_params, split
+from stoker.store.records import Record
+from stoker.store.trees import Heed
 
 if TYPE_CHECKING:
     from stoker.jobs.job_folder import JobFolder
@@ -209,3 +219,50 @@ def _position(fault: Diagnostic) -> int:
     """Return the position of the argument that a fault is about, from 1; 0 if none."""
     found = _ARGUMENT.match(fault.where)
     return int(found[1]) if found else 0
+
+
+# Where data of a submitted job may come from beside a path.
+
+
+@frozen
+class FoundRepository:
+    """A repository of the hub at the commit that a revision is now."""
+
+    repo: str
+    """`org/name`, or `datasets/org/name`."""
+    commit: str
+    files: int
+    size_bytes: int
+
+
+def _no_store(text: str) -> Record:
+    raise BadInput(f"nothing goes by {text!r} here")
+
+
+def _no_hub(text: str) -> FoundRepository:
+    raise BadInput(f"there is no hub here to ask for {text}")
+
+
+def _no_file(repo: str, name: str) -> str:
+    raise BadInput(f"there is no hub here to ask for {name} of {repo}")
+
+
+def _silently(_what: str, _size_bytes: int) -> AbstractContextManager[Heed]:
+    return nullcontext(lambda _: None)
+
+
+@frozen
+class DataPlaces:
+    """What submitting data needs of this machine."""
+
+    host: str = ""
+    """What this machine is called: workers of the same one read its files in place."""
+    find_kept: Callable[[str], Record] = _no_store
+    """Gives what a name or a digest stands for in this machine's store. Raises `StokerError`."""
+    find_repository: Callable[[str], FoundRepository] = _no_hub
+    """Asks the hub for `org/name[@revision]`. Raises `StokerError`."""
+    find_file: Callable[[str, str], str] = _no_file
+    """Has one small file of `org/name@commit` in this machine's cache; gives the folder that it is in. Raises
+    `StokerError`."""
+    reading: Callable[[str, int], AbstractContextManager[Heed]] = _silently
+    """Opens a display for what is read: its name, and how many bytes."""

@@ -26,7 +26,7 @@ from stoker.engine.journal import older_generation
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive, living_rows
 from stoker.host.processes import stop_group
 from stoker.jobs.job_folder import JobEnd, JobFolder
-from stoker.jobs.log_tail import GrowingLines
+from stoker.jobs.job_history import GrowingLines
 from stoker.jobs.trials import Trial, nodes_to_cancel, read_trials
 
 # The owner gives its stages ten seconds before it kills them; it gets those and some for itself.

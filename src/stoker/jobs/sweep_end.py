@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from stoker.core.errors import InvalidInput, StokerError, TrialsCancelled
+from stoker.core.text import BEST
+from stoker.host.durable import replace_symlink
 from stoker.jobs.trials import TrialEnd
 from stoker.store.local_store import LocalStore
-from stoker.store.results import SIDECAR, lay_out
+from stoker.store.results import SIDECAR, is_sidecar, lay_out, led_beside
 
 _MOST_NAMED = 5
 
@@ -61,3 +63,31 @@ def clear_away(store: LocalStore, folder: str) -> None:
     with suppress(OSError):
         os.unlink(os.path.join(folder, SIDECAR))
         os.rmdir(folder)
+
+
+# The link `best` in a job's folder, to the best trial of its newest run. A file of another origin called `best` stays.
+
+
+def settle_best(out: str, label: str | None, labels: Collection[str]) -> str:
+    """Make `best` lead to the trial of a label, or be no more; give what is in the way, if something is.
+
+    `labels` are all trials of the run: what it cleared away was a trial's, too.
+    """
+    link = os.path.join(out, BEST)
+    is_free = not os.path.lexists(link)
+    if not is_free and not has_best(out, labels):
+        return link if label is not None else ""
+    if label is not None:
+        replace_symlink(label, link)
+    elif not is_free:
+        os.unlink(link)
+    return ""
+
+
+def has_best(out: str, labels: Collection[str] = ()) -> bool:
+    """Return whether `best` is a link of ours."""
+    name = led_beside(os.path.join(out, BEST))
+    if name is None:
+        return False
+    folder = os.path.join(out, name)
+    return name in labels or not os.path.lexists(folder) or is_sidecar(os.path.join(folder, SIDECAR))

@@ -11,23 +11,26 @@ import os
 from collections.abc import Callable, Iterable
 
 from stoker.core.clock import Clock
-from stoker.core.digests import Digest, is_digest
+from stoker.core.digests import Digest, digest_value, is_digest
 from stoker.core.errors import StokerError
 from stoker.core.frozen import frozen
 from stoker.engine.journal import read_status
 from stoker.engine.key_leases import KeyLeases
 from stoker.engine.scratch import forgotten
 from stoker.host.durable import remove_tree
+from stoker.host.identity import mine
 from stoker.host.resources import folder_bytes
+from stoker.jobs.execution import stale_staging
 from stoker.jobs.job_folder import job_folders
 from stoker.jobs.job_history import tell
-from stoker.jobs.leftovers import stale_staging
 from stoker.store.local_store import LocalStore
 from stoker.store.objects import ObjectStore
 from stoker.store.places import names_in
 from stoker.store.prune import GRACE_S, all_records
+from stoker.store.put import PutRequest, PutSurvey, StoredTree, StoreWriter
 from stoker.store.records import Record
 from stoker.store.refs import PUT, list_pins, list_refs
+from stoker.store.trees import Heed
 
 
 @frozen
@@ -140,3 +143,34 @@ def _look(path: str) -> os.stat_result | None:
         return os.lstat(path)
     except FileNotFoundError:
         return None
+
+
+# Puts under a lease: others that clean up can't see this process (it may be in another container), but its lease.
+
+
+class LeasedStoreWriter:
+    """The way into a store, under a lease; `heed` is told of every byte that goes it."""
+
+    def __init__(self, store: LocalStore, *, leases: KeyLeases, clock: Clock, heed: Heed) -> None:
+        self._store = store
+        self._leases = leases
+        self._clock = clock
+        self._heed = heed
+
+    def put(self, surveyed: PutSurvey, wish: PutRequest, *, unpacks: bool = False) -> StoredTree:
+        """Take in what was surveyed and name it; with `unpacks` what an archive holds, instead of the archive."""
+        me = mine()
+        ticket = digest_value(PUT, [me.host, me.pid, me.start_ticks, surveyed.path, self._clock.wall_s()])
+        staging_name = f"{PUT}.{ticket[:12]}"
+        putting = StoreWriter(self._store, clock=self._clock, heed=self._heed_and_renew)
+        self._leases.take(ticket)
+        try:
+            if unpacks:
+                return putting.put_unpacked(surveyed.path, wish, staging_name=staging_name)
+            return putting.put(surveyed, wish, staging_name=staging_name)
+        finally:
+            self._leases.give_back(ticket)
+
+    def _heed_and_renew(self, size_bytes: int) -> None:
+        self._leases.renew_due()
+        self._heed(size_bytes)

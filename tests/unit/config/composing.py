@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stoker.config.compose import ComposedConfig, compose
-from stoker.config.overrides import parse_overrides
 from stoker.config.values import NOTHING, DeclaredLeaf, Schema
 from stoker.core.errors import Diagnostic, InvalidConfig
+from tests.fakes.overrides import parse_overrides
 
 FREE = Schema(leaves={}, is_open=True)
 

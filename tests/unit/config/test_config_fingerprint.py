@@ -15,6 +15,7 @@ from stoker.config.sweep import points
 from stoker.config.values import Schema
 from stoker.core.digests import is_digest
 from stoker.core.jsontext import loads
+from tests.fakes.overrides import identity_at
 from tests.unit.config.composing import FREE, Desk, closed, real, whole
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config_fingerprints.json"
@@ -91,15 +92,15 @@ def test_names_of_trials_are_those_of_the_same_values_composed_alone(desk: Desk)
     for point in points(composed.sweep):
         words = [f"{path}={choice.text}" for path, choice in point.choices]
         alone = desk.compose(*words, files=[], schema=RUNTIME)
-        assert composed.identity_at(point) == alone.identity()
-        assert composed.full_at(point) == alone.full()
+        assert identity_at(composed, point) == alone.identity()
+        assert full_fingerprint(composed.at(point), composed.notes) == alone.full()
 
 
 def test_trials_walked_together_have_the_same_names(desk: Desk):
     composed = desk.compose("lr=1,2", files=[], schema=RUNTIME)
     assert composed.sweep is not None
     walked = list(composed.trials(points(composed.sweep)))
-    assert [name for _, _, name in walked] == [composed.identity_at(point) for point, _, _ in walked]
+    assert [name for _, _, name in walked] == [identity_at(composed, point) for point, _, _ in walked]
     assert [values["lr"] for _, values, _ in walked] == [1.0, 2.0]
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from stoker.config.overrides import Override, OverrideKind, parse_override, parse_overrides, read_overrides
+from stoker.config.overrides import Override, OverrideKind, read_overrides
 from stoker.config.positions import ConfigLayer
 from stoker.config.sweep import Axis, AxisValue, ValueForm
 from stoker.core.errors import Diagnostic, InvalidConfig
+from tests.fakes.overrides import parse_override, parse_overrides
 
 
 def value_of(word: str) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stoker.config.overrides import parse_override
 from stoker.config.sweep import (
     Axis,
     AxisValue,
@@ -25,6 +24,7 @@ from stoker.config.sweep import (
     size,
 )
 from stoker.core.errors import InvalidConfig
+from tests.fakes.overrides import parse_override
 
 
 def axis(word: str) -> Axis:

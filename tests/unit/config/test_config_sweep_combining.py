@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from stoker.config.file_set import combined
-from stoker.config.overrides import parse_overrides
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import Axis, Sweep, points, size
 from stoker.config.sweep_file import read_sweep
 from stoker.core.errors import Diagnostic
+from tests.fakes.overrides import parse_overrides
 
 
 def both(tree: Any, *words: str) -> tuple[Sweep | None, list[Diagnostic]]:

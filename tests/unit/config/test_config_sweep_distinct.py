@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.config.overrides import parse_override
 from stoker.config.points import DistinctPoints, MergedPoint
 from stoker.config.sweep import Sweep, SweepPoint, points
 from stoker.core.digests import Digest, digest_value
+from tests.fakes.overrides import parse_override
 
 
 def fingerprint(point: SweepPoint) -> Digest:

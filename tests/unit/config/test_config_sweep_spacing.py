@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.config.overrides import parse_override
 from stoker.config.sweep import Axis
+from tests.fakes.overrides import parse_override
 
 
 def axis(expression: str) -> Axis:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from stoker.config.overrides import parse_override
 from stoker.config.positions import ConfigLayer, ValueOrigin
 from stoker.config.sweep import Axis, AxisValue, Exclude, Sweep, SweepProduct, SweepSample, ValueForm, Zip, points, size
 from stoker.config.sweep_file import read_sweep
@@ -15,6 +14,7 @@ from stoker.config.typed_values import read_choice, typed
 from stoker.config.values import DeclaredLeaf, Schema
 from stoker.core.errors import InvalidConfig
 from stoker.engine.arg_types import arg_type_of
+from tests.fakes.overrides import parse_override
 
 
 def declared(path: str, annotation: Any) -> DeclaredLeaf:

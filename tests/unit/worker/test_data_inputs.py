@@ -10,8 +10,8 @@ import pytest
 from stoker.core.errors import BadInput, LocalFile, NotFound, StokerError
 from stoker.core.frozen import changed
 from stoker.core.job import InputKind
-from stoker.jobs.data_places import DataPlaces, FoundRepository
 from stoker.jobs.pack.data_inputs import DataInputs
+from stoker.jobs.request import DataPlaces, FoundRepository
 from stoker.store.prune import resolve
 from tests.unit.worker.benches import kept_tree
 from tests.unit.worker.conftest import Office

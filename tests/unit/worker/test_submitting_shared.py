@@ -18,9 +18,8 @@ from stoker.devices.admission import MachineMemory
 from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.stage import SharedBase
 from stoker.jobs.builder import JobBuild, JobBuilder
-from stoker.jobs.data_places import DataPlaces, FoundRepository
 from stoker.jobs.pack.code_tree import PreparedSubmission
-from stoker.jobs.request import JobRequest
+from stoker.jobs.request import DataPlaces, FoundRepository, JobRequest
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_needs
 from stoker.jobs.submission import prepare
 from stoker.protocol.client_identity import identity_fault

@@ -10,9 +10,9 @@ from stoker.engine.journal import read_status
 from stoker.engine.key_leases import KeyLeases
 from stoker.engine.scratch import open_scratch
 from stoker.host.identity import mine
+from stoker.jobs.execution import clear_stale_staging
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.job_history import tell
-from stoker.jobs.leftovers import clear_stale_staging
 from stoker.jobs.upkeep import FORGOTTEN_S, clear_rubbish, find_rubbish, why_kept
 from stoker.store.objects import ObjectStore
 from stoker.store.refs import pin

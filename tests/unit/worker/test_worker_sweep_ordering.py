@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker.config.overrides import parse_overrides
 from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidConfig, InvalidProgram, MissingRepoFiles
 from stoker.core.jsontext import loads
 from stoker.engine.args import ArgsSchema, arg
@@ -16,6 +15,7 @@ from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.request import JobRequest, TrialDiagnostics, swept_lists
 from stoker.jobs.secret_mask import CONFIG, read_config
 from stoker.jobs.trials import read_trials, trials_of_job
+from tests.fakes.overrides import parse_overrides
 from tests.unit.engine.lab import faults_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.wandb import TrialTracker
 from stoker.core.clock import FakeClock
 from stoker.core.digests import Digest
 from stoker.core.events import Event, Kinds
@@ -17,7 +18,6 @@ from stoker.engine.metrics.metrics_file import MetricsWriter
 from stoker.engine.metrics.wandb import WandbRun
 from stoker.engine.plan import TrialNodes
 from stoker.engine.runners.stage_runner import RunFolders
-from stoker.jobs.execution_events import TrialTracker
 from stoker.jobs.trials import Trial
 from tests.fakes.jobs import made_trial
 from tests.unit.engine.metrics.test_metrics_wandb_sink import LIBRARY, SCRIPT

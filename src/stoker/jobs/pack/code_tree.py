@@ -25,11 +25,14 @@ from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.jobs.builder import JobBuilder
 from stoker.jobs.pack.project import IGNORE_FILE, MOST_BYTES, Project, ProjectFiles, find_project, list_files
 from stoker.jobs.request import JobRequest
+from stoker.protocol.client import FleetClient
 from stoker.protocol.job_messages import MOST_SOURCE, HostPolicy, OnChangedCode, Submission
 from stoker.store.archives.archive_members import check_tree
+from stoker.store.local_store import LocalStore
 from stoker.store.memo import Memo, recall_below, recall_file, remember_file
 from stoker.store.records import Record
 from stoker.store.trees import leads_out
+from stoker.transfer.trees.tree_upload import FileSource, FolderFileSource, StoreFileSource
 
 _BLOCK_BYTES = 1 << 20
 _TRIES = 3
@@ -264,7 +267,11 @@ class Shipment:
     is_data: bool = False
     """Workers of this same machine read it where it lies."""
     record: Record | None = None
-    """Of a thing of this machine's store, its record: its files lie there, and not below `root`."""
+    """Of a tree in this machine's store, its record: its files are there, not below `root`."""
+
+    def source(self, store: LocalStore) -> FileSource:
+        """Return where its files are read from."""
+        return FolderFileSource(self.root) if self.record is None else StoreFileSource(store, self.record)
 
 
 def code_shipments(packed: Iterable[PackedProject]) -> tuple[Shipment, ...]:
@@ -291,6 +298,14 @@ class PreparedSubmission:
         """Return what has to be with the coordinator at an address. Data stays where all machines are this one."""
         is_here_alone = url.startswith("http://") and is_this_computer(read_address(url).origin.host)
         return tuple(one for one in self.shipments if not (one.is_data and is_here_alone))
+
+    def missing(self, client: FleetClient) -> list[Shipment]:
+        """Announce all trees to a coordinator, and return those that it does not have."""
+        return [
+            one
+            for one in self.to_send(client.url)
+            if not client.want_tree(one.digest, files=len(one.tree.entries), size_bytes=one.tree.size_bytes).is_here
+        ]
 
     def submission(
         self,
