@@ -5,8 +5,9 @@ PYTHON ?= python3
 # What follows a command: `make run ARGS="--dry-run"` (it goes to `stoker submit`), `make test ARGS="-k cache -x"`.
 ARGS ?=
 # How many tests at once. Three, for two cores: many wait for processes, leases and links of their own. Not more: some
-# watch the clock.
+# watch the clock. Each process gets the tests of whole folders, which share servers, and takes from the others at the end.
 JOBS ?= 3
+PARALLEL = -n $(JOBS) --dist worksteal
 
 # `make test ONLY=store`: the tests of one package, and those elsewhere that are named after it.
 ONLY ?=
@@ -40,11 +41,11 @@ run: setup ## show it all on this machine: a coordinator, two workers, a manifes
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
 test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the code, run every test (ONLY=store, ARGS=…)
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(TESTS) $(ARGS)
 
 quick: $(STAMPS)/dev ## lint, and the tests of pure rules: no torch, database or process (ARGS=…)
 	$(BIN)/ruff check --quiet .
-	$(BIN)/python -m pytest -m "not slow" -n 2 -q -p no:cacheprovider $(QUICK) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal -q -p no:cacheprovider $(QUICK) $(ARGS)
 
 check: $(STAMPS)/dev ## format, lint, types, layers and the length of a run's journey, without changing a file
 	$(BIN)/ruff format --check .
@@ -61,7 +62,7 @@ bench: $(STAMPS)/torch ## measure Stoker beside its peers (ARGS=…)
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 soak: $(STAMPS)/torch $(STAMPS)/programs ## run every test with full counts; takes its time (ARGS=…)
-	$(BIN)/python -m pytest --hypothesis-profile=seeking -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=seeking $(PARALLEL) $(ARGS)
 
 docs: $(STAMPS)/torch ## write the reference pages and the transcripts in the others again
 	$(BIN)/python tools/reference.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,21 @@ for number, heard in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: 
 
 # Half a million objects come from collecting, and stay: a collector that looks through them all the time finds nothing.
 gc.disable()
+
+
+# Tests wait for the disk after every durable write, thousands of times, and what is tested is not the disk.
+MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 4 << 30
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Put the folders of tests into memory where there is room, and where programs may be started from it."""
+    if "PYTEST_DEBUG_TEMPROOT" in os.environ or not MEMORY.is_dir():
+        return
+    room = os.statvfs(MEMORY)
+    if room.f_bavail * room.f_frsize >= _ROOM_BYTES and not room.f_flag & os.ST_NOEXEC:
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,16 +29,15 @@ def test_there_are_pages_with_examples() -> None:
     assert len(WITH_EXAMPLES) > len(WITH_RUNS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
-    targets = [target for target in LINK.findall(page.read_text("utf-8")) if "://" not in target]
-    assert not [target for target in targets if not (page.parent / target).exists()]
+def test_links_lead_somewhere() -> None:
+    links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text("utf-8"))]
+    assert not [(page, to) for page, to in links if "://" not in to and not (page.parent / to).exists()]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if GENERATED not in page.parents], ids=name_of)
-def test_whatever_is_to_be_typed_is_marked_as_such(page: Path) -> None:
-    others = [block.text for block in blocks_of(page) if not block.is_shell]
-    assert not [text for text in others if re.search(r"^(\$ |stoker |make )", text, re.MULTILINE)]
+def test_whatever_is_to_be_typed_is_marked_as_such() -> None:
+    pages = [page for page in PAGES if GENERATED not in page.parents]
+    others = [(page, block.text) for page in pages for block in blocks_of(page) if not block.is_shell]
+    assert not [(page, text) for page, text in others if re.search(r"^(\$ |stoker |make )", text, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)

@@ -420,10 +420,10 @@ def test_how_often_and_how_long_are_checked(drawer: Drawer, line: str, fault: st
     assert fault in str(raised.value.faults[0])
 
 
-def test_ten_thousand_plain_jobs_are_read_and_the_one_that_is_wrong_is_found(drawer: Drawer) -> None:
-    text = "".join(f'[[jobs]]\nname = "j{at}"\ncommand = "x"\nhyper = {{ lr = 0.{at + 1} }}\n' for at in range(10_000))
-    assert len(read_manifest("m.toml", drawer.write(text, "m.toml")).jobs) == 10_000
-    with pytest.raises(InvalidManifest, match=r"m.toml:40001:1: jobs\[9999\].lr: a job has no key 'lr'"):
+def test_thousands_of_plain_jobs_are_read_and_the_one_that_is_wrong_is_found(drawer: Drawer) -> None:
+    text = "".join(f'[[jobs]]\nname = "j{at}"\ncommand = "x"\nhyper = {{ lr = 0.{at + 1} }}\n' for at in range(2_000))
+    assert len(read_manifest("m.toml", drawer.write(text, "m.toml")).jobs) == 2_000
+    with pytest.raises(InvalidManifest, match=r"m.toml:8001:1: jobs\[1999\].lr: a job has no key 'lr'"):
         read_manifest("m.toml", drawer.write(f"{text}lr = 1\n", "m.toml"))
 
 

@@ -38,16 +38,10 @@ READERS: dict[str, Callable[..., object]] = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_a_golden_value_has_its_golden_bytes(name):
-    vector = NAMED[name]
-    assert encode(plain(vector["value"])).hex() == vector["hex"]
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_a_golden_value_has_its_golden_key_digest(name):
-    vector = NAMED[name]
-    assert digest_value("key", plain(vector["value"])) == vector["sha256"]
+def test_every_golden_value_has_its_golden_bytes_and_key_digest():
+    for name, vector in NAMED.items():
+        assert encode(plain(vector["value"])).hex() == vector["hex"], name
+        assert digest_value("key", plain(vector["value"])) == vector["sha256"], name
 
 
 def test_only_spellings_of_one_value_share_golden_bytes():

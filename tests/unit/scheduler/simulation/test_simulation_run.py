@@ -13,7 +13,7 @@ from stoker.scheduler.simulation.workload import JobShape, WorkloadBatch, make_b
 from tests.unit.scheduler.simulation.auditor import audit
 
 MIXES = sorted(mixes())
-NODES, JOBS = 30, 1500
+NODES, JOBS = 20, 500
 
 
 @cache
