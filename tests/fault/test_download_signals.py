@@ -50,6 +50,7 @@ def _in_a_pause(reached: threading.Event) -> Habit:
 PHASES = {"head": _connecting, "half-a-head": _half_a_head, "body": _in_the_body, "pause": _in_a_pause}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_a_signal_ends_a_download_soon_and_keeps_what_it_has(memory, phase, number, times):
@@ -75,6 +76,7 @@ def test_a_signal_ends_a_download_soon_and_keeps_what_it_has(memory, phase, numb
         assert downloads.path.read_bytes() == ONE.data
 
 
+@pytest.mark.timing
 def test_a_signal_while_another_holds_the_lock_ends_the_wait(memory):
     reached = threading.Event()
     with (

@@ -145,6 +145,7 @@ def check_unharmed(target: Target, *attacks: Callable[[bytes], Iterator[bytes]],
     return sorted(took_s)
 
 
+@pytest.mark.timing
 def test_connections_that_end_without_a_goodbye_are_not_kept(target: Target) -> None:
     for _ in range(20):
         target.health_cpu_s()
@@ -155,6 +156,7 @@ def test_connections_that_end_without_a_goodbye_are_not_kept(target: Target) -> 
     assert target.rss_bytes - before_bytes < 4 << 20
 
 
+@pytest.mark.timing
 def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(target: Target) -> None:
     lines = [target.dial() for _ in range(30)]
     took_s = check_unharmed(target, *FLOODS.values(), drip(target, lines), seconds=1.5)
@@ -164,6 +166,7 @@ def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(targe
     assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
 
 
+@pytest.mark.timing
 def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Target) -> None:
     is_open, size_bytes = threading.Event(), 3 << 20
 
@@ -278,6 +281,7 @@ BODIES = {
 }
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("sort", BODIES)
 def test_a_body_of_many_small_values_neither_grows_nor_stalls_a_coordinator(target: Target, sort: str) -> None:
     path, body = BODIES[sort]
@@ -355,6 +359,7 @@ def test_a_flood_of_joining_neither_grows_nor_stalls_a_coordinator(target: Targe
     assert max(held_s) < max(MOST_HEALTH_CPU_S, count * FIRST_LOOK_CPU_S), sorted(held_s)[-5:]
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("sort", FLOODS)
 def test_nor_does_one_of_them_in_half_a_minute(target: Target, sort: str) -> None:

@@ -69,6 +69,7 @@ LEAVE = {
 }
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("how", LEAVE)
 def test_children_that_are_left_behind_are_stopped_and_told_and_the_program_has_not_failed(
     project: Project, how: str
@@ -76,6 +77,7 @@ def test_children_that_are_left_behind_are_stopped_and_told_and_the_program_has_
     leave_behind(project, how)
 
 
+@pytest.mark.timing
 def test_children_that_left_their_session_are_stopped_by_every_mechanism(contained: Project) -> None:
     leave_behind(contained, "by a double fork")
 
@@ -117,6 +119,7 @@ def test_a_signal_from_outside_has_its_name(contained: Project, number: signal.S
     assert f"died by signal {number.value} ({number.name})" in message_of(error)
 
 
+@pytest.mark.timing
 def test_one_that_does_not_listen_is_killed_when_its_grace_is_over(contained: Project) -> None:
     body = """
     import os, signal, time
@@ -168,6 +171,7 @@ def test_one_that_eats_all_memory_is_killed_at_its_cap_and_the_cause_is_named(co
         assert "it was killed at its cap of 360.0 MiB" in message_of(error)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("then", "who"), [("exit 7", "it"), ("exit 0", "a process of it"), ("sleep 60", "it")])
 def test_whoever_of_it_was_killed_for_memory_that_is_why_it_failed_and_the_others_go_too(
     project: Project, then: str, who: str
@@ -203,6 +207,7 @@ def flood(project: Project, size_bytes: int, line: str) -> tuple[float, int]:
     return seconds_of(start_s), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "line", ["a line that says nothing at all", "step=1 loss=0.5 acc=3", '{"kind":"step","step":1}']
 )
@@ -212,6 +217,7 @@ def test_a_flood_of_output_costs_neither_memory_nor_the_last_value(project: Proj
     assert grown_bytes < 32 * MIB
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("line", ["a line that says nothing at all", "step=1 loss=0.5 acc=3"])
 def test_a_gigabyte_of_output_costs_neither_memory_nor_minutes(project: Project, line: str) -> None:
@@ -220,6 +226,7 @@ def test_a_gigabyte_of_output_costs_neither_memory_nor_minutes(project: Project,
     assert took_s < 60
 
 
+@pytest.mark.timing
 def test_a_line_without_an_end_costs_no_memory(project: Project) -> None:
     project.lab.run(project.shell("true"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -274,6 +281,7 @@ def test_a_log_that_has_no_room_costs_the_log_and_not_the_work(tmp_path: Path) -
         assert project.record(ran).body["metrics"] == {"loss": 2.0}
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "put",
     ["os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/dev/zero', path)", "os.truncate(os.open(path, 66), 1 << 40)"],

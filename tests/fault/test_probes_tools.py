@@ -47,6 +47,7 @@ def find(machine: FileMachine, limit_s: float = LIMIT_S, **given) -> DetectedDev
     )
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("how", BROKEN)
 def test_all_tools_broken_in_the_same_way_cost_one_limit_and_hide_nothing(machine: FileMachine, how: str) -> None:
     for tool in TOOLS:

@@ -95,6 +95,7 @@ $ \ [ ] [], a, ' '' \' ${ ${a} {a: a:1, 1_ 1 a. a- a/ é, @ = + ~ - ( a( range( 
 FRAMES = ["{}=1", "{}", "x={}", "x='{}", "x=[{}", "x={{{}", "x=range:{}", "x=log:1:{}:3", "x=range({}", "x=1e{}"]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("piece", [*PIECES.split(), " ", " a", "\\ ", "\x01"])
 def test_hostile_words_take_time_in_proportion_to_their_length(piece: str) -> None:
     large_s = cpu_seconds(piece, 8_000, enough_s=0.2)

@@ -135,6 +135,7 @@ def test_pairs_that_a_program_prints_are_found(metrics: dict[str, float], separa
         assert found[name] == value or (math.isnan(found[name]) and math.isnan(value))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "unit",
     [

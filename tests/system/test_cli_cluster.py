@@ -135,6 +135,7 @@ def test_a_misspelt_verb_is_not_a_file(shell: Shell) -> None:
     assert "did you mean `stoker cluster check`?" in done.err
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("name", "text", "code", "words"),
     [

@@ -218,6 +218,7 @@ def test_an_interrupt_reaches_every_rank_once_and_is_the_answer(shell, tmp_path)
     assert not living(str(tmp_path))
 
 
+@pytest.mark.timing
 def test_a_second_interrupt_ends_ranks_that_do_not_listen_at_once(shell, tmp_path):
     stubborn = "import signal\nsignal.signal(signal.SIGINT, lambda *_: print('no', flush=True))\n" + WAITS
     with begin(shell, str(tmp_path), "--", PYTHON, write(shell, stubborn)) as process:

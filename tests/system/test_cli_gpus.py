@@ -116,6 +116,7 @@ def test_the_second_run_waits_visibly_and_starts_when_the_first_ends(cards: Card
     assert cards.line == []
 
 
+@pytest.mark.timing
 def test_a_run_that_is_killed_frees_its_device_with_its_program_and_not_before(cards: Cards) -> None:
     first = cards.hold("first")
     second = cards.start("second", after=("first",))

@@ -100,6 +100,7 @@ def test_a_device_is_held_whole_by_a_program_that_is_too_large_to_share_it(shell
     assert told["is_exclusive"] is True
 
 
+@pytest.mark.timing
 def test_who_waits_has_a_visible_place_and_is_served_in_turn(shell: Shell, tmp_path: Path) -> None:
     order = tmp_path / "order"
     first = started(shell, "--wait", "whole", "--on", "0", "--", "sleep", "60")

@@ -220,6 +220,7 @@ def test_very_many_trials_are_asked_about_or_refused(shell: Shell) -> None:
     assert ran(shell) == []
 
 
+@pytest.mark.timing
 def test_a_billion_trials_are_refused_at_once_with_their_number_and_without_memory(shell: Shell) -> None:
     words = "-m stoker run n=range:0:1000:1 m=range:0:1000:1 k=range:0:1000:1 --yes -- ./work.sh {n}"
     started_s = time.monotonic()

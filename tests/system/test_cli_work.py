@@ -78,6 +78,7 @@ def test_a_worker_waits_and_says_nothing_where_only_a_tcp_port_answers(shell: Sh
     assert done.code in (0, 143)
 
 
+@pytest.mark.timing
 def test_a_running_job_is_cancelled_at_once_and_not_with_the_next_heartbeat(home: Shell, url: str):
     pid = home.folder / "unwanted.pid"
     script = f"echo $$ > {pid.name}; while :; do sleep 0.05; done"
@@ -155,8 +156,12 @@ def test_a_worker_that_works_for_a_time_gives_its_job_back_then_and_takes_none_t
         only: dict[str, Any] = {"folder": home.folder, "allowed_hosts": ("brief",)}
         desk.submit("too-long", "/bin/true", **only, expected_s=3600.0)
         desk.submit("endless", "/bin/sh", "-c", "while :; do sleep 0.05; done", **only)
-        done = home.stoker("work", "--name", "brief", "--join", url, "--slots", "2", "--for", "3s", "--json")
-        told = [json.loads(line) for line in done.out.splitlines()]
+        words = ("work", "--name", "brief", "--join", url, "--slots", "2", "--json", "--for")
+        done = home.stoker(*words, "3s")
+        if not any(one["kind"] == "granted" for one in done.objects()):
+            # On a busy machine a worker may need longer than that to join.
+            done = home.stoker(*words, "25s")
+        told = done.objects()
         assert done.code == 0, done.err
         assert [one["job"] for one in told if one["kind"] == "granted"] == ["endless"]
         assert [one["why"] for one in told if one["kind"] == "leaving"] == ["its time is over"]

@@ -135,6 +135,7 @@ def test_a_program_has_computed_on_every_device_that_torch_sees(together: Detect
     assert together.backends[Backend.CUDA]
 
 
+@pytest.mark.timing
 def test_nvml_and_nvidia_smi_alone_answer_within_their_limit() -> None:
     begun = time.monotonic()
     found = found_by("nvml", "nvidia-smi", limit_s=5.0)

@@ -359,6 +359,7 @@ def test_what_can_not_be_read_is_a_fault_with_a_line(drawer: Drawer, text: str |
     assert faults[0].startswith("c.yaml:")
 
 
+@pytest.mark.timing
 def test_anchors_gone_wild_are_stopped_at_once(drawer: Drawer) -> None:
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     for one, before in zip("bcdefghij", "abcdefghi", strict=True):
@@ -369,6 +370,7 @@ def test_anchors_gone_wild_are_stopped_at_once(drawer: Drawer) -> None:
     assert time.process_time() - started_s < 2
 
 
+@pytest.mark.timing
 def test_a_file_of_ten_megabytes_is_refused_before_it_is_read(drawer: Drawer) -> None:
     started_s = time.process_time()
     with pytest.raises(LocalFile, match="larger than 8 MiB") as caught:
@@ -383,6 +385,7 @@ def test_a_file_that_is_something_else_stops_being_read(drawer: Drawer) -> None:
     assert "'a' is given twice" in str(error.faults[0])
 
 
+@pytest.mark.timing
 def test_a_thousand_machines_are_read_in_no_time(drawer: Drawer) -> None:
     lines = "".join(
         f"- {{name: n{i}, host: h{i}.lab, transport: ssh, max_adapters: 2, ram_mb: 65536,"

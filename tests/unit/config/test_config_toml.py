@@ -215,6 +215,7 @@ def test_headers_that_make_too_many_tables_are_refused():
     assert source_of(text).most_values == 200_000
 
 
+@pytest.mark.timing
 def test_finding_the_places_of_many_long_headers_takes_about_as_long_as_reading_them():
     text = "\n".join(f"[a{'.a' * 38}.x{at}]" for at in range(1_000))
     assert best_s(lambda: find_places(source_of(text))) < 3 * best_s(lambda: tomllib.loads(text))

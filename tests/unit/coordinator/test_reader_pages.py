@@ -196,6 +196,7 @@ def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_templat
     database.close()
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_any_page_of_a_million_jobs_takes_at_most_a_tenth_of_a_second(database_url: str):

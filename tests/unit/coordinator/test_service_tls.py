@@ -187,6 +187,7 @@ def test_who_dribbles_a_head_inside_tls_is_cut_off_too(served: Served):
         assert answer.startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.timing
 def test_a_connection_that_ended_is_freed_without_a_collection(served: Served):
     def kept() -> int:
         return sum(type(one).__name__ in ("SSLProtocol", "Buffered") for one in gc.get_objects())

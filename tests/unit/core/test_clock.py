@@ -32,6 +32,7 @@ def test_sleeping_backwards_is_refused(clock: Clock):
         clock.sleep(-1)
 
 
+@pytest.mark.timing
 def test_the_system_clock_is_the_computers():
     assert SystemClock().wall_s() == pytest.approx(time.time(), abs=5)
     assert SystemClock().monotonic_s() == pytest.approx(time.monotonic(), abs=5)
@@ -45,6 +46,7 @@ def test_a_fake_clock_stands_still_until_it_is_moved():
     assert clock.now() == datetime(1970, 1, 1, 0, 16, 42, 500_000, tzinfo=UTC)
 
 
+@pytest.mark.timing
 def test_a_fake_sleep_takes_no_time_of_ours():
     clock, before_s = FakeClock(), time.monotonic()
     clock.sleep(86400)

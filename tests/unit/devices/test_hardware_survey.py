@@ -71,6 +71,7 @@ def test_containment_that_was_named_and_does_not_work_is_told_not_raised() -> No
     assert (told.mechanism, told.warning, told.hint) == ("", "there is no bus", "start one")
 
 
+@pytest.mark.timing
 def test_a_port_is_free_until_somebody_listens() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -188,6 +188,7 @@ def test_a_stage_that_ignores_being_asked_is_killed(shared: Lab, ledger: str) ->
     assert shared.staged() == []
 
 
+@pytest.mark.timing
 def test_a_stage_that_catches_everything_still_hears_of_it(shared: Lab, ledger: str) -> None:
     ran = shared.run(plan_of(misbehave, HowArgs(how="catch_all", ledger=ledger), timeout_s=0.3), grace_s=20.0)
     assert isinstance(ran.result.error, StageTimeout)
@@ -309,6 +310,7 @@ def test_a_stage_whose_module_cant_be_imported_there_says_so(shared: Lab) -> Non
     assert "local" in ran["local"].message
 
 
+@pytest.mark.timing
 def test_a_run_may_be_cancelled_while_the_warm_process_still_imports(tmp_path: Path, ledger: str) -> None:
     with Lab(tmp_path / "lab", preload=("tests.unit.engine.slow_import",)) as lab:
         flight = lab.start(going("good", ledger=ledger), grace_s=0.1)

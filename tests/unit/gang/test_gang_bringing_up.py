@@ -59,6 +59,7 @@ def fail(starter: Starter) -> None:
         wait_for(ranks, is_ready, GangTimeouts(total_s=20))
 
 
+@pytest.mark.timing
 def test_the_end_of_a_rank_that_nobody_could_watch_is_noticed_soon(monkeypatch):
     # Whoever is only looked at now and then would be noticed after this long.
     monkeypatch.setattr(rank_processes, "_LOOK_ANYWAY_S", 15.0)

@@ -50,6 +50,7 @@ def test_whoever_knocks_reaches_whoever_listens(door: NamedSocket) -> None:
         assert inside.recv(5) == b"hello"
 
 
+@pytest.mark.timing
 def test_where_the_line_is_full_one_waits_a_little_and_nobody_waits_for_that_one(
     door: NamedSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ def test_a_port_on_which_somebody_listens_is_not_free(address: str) -> None:
     assert (answer.verdict, answer.why) == (TriState.NO, "another program uses it")
 
 
+@pytest.mark.timing
 def test_a_port_that_was_just_given_up_is_free() -> None:
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -128,6 +128,7 @@ def test_a_small_rest_is_read_so_that_the_connection_can_be_kept(server, transpo
     assert server.connections == 1
 
 
+@pytest.mark.timing
 def test_a_large_rest_is_not_read(server, transport):
     server.become(well, Version(data=b"x" * 20_000_000))
     started_s = time.monotonic()
@@ -140,6 +141,7 @@ def test_a_large_rest_is_not_read(server, transport):
     assert time.monotonic() - started_s < 5
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("rest", [b"", b"5\r\nhel"], ids=["a length", "chunks"])
 def test_a_rest_that_does_not_come_is_not_waited_for(server, transport, rest):
     head = b"Transfer-Encoding: chunked" if rest else b"Content-Length: 10"
@@ -301,6 +303,7 @@ def test_a_folded_field_and_bare_line_feeds_are_understood(server, transport):
 # Waiting, and being stopped.
 
 
+@pytest.mark.timing
 def test_a_head_has_one_deadline_however_it_trickles_in(server):
     def drip(line: Line) -> None:
         with contextlib.suppress(OSError):
@@ -431,6 +434,7 @@ def test_an_exception_from_a_signal_leaves_nothing_open(server, transport):
     assert not transport._under_way
 
 
+@pytest.mark.timing
 def test_an_abort_ends_everything_that_is_under_way_at_once(server, transport):
     server.become(_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n", Line.stall))
     with ThreadPoolExecutor(8) as pool:

@@ -100,6 +100,7 @@ def test_a_refused_port_is_told_at_once():
     assert not error.data["is_lasting"]
 
 
+@pytest.mark.timing
 def test_the_next_address_is_tried_at_once_where_one_refuses(name, monkeypatch):
     # Longer than the deadline: whoever waited for it would reach nobody.
     monkeypatch.setattr(http_dial, "HEAD_START_S", 30.0)
@@ -110,6 +111,7 @@ def test_the_next_address_is_tried_at_once_where_one_refuses(name, monkeypatch):
     assert took_s < 20
 
 
+@pytest.mark.timing
 def test_a_dead_address_costs_a_moment_and_no_more(name):
     with _listening() as port, _black_hole("::1", port):
         host = name((V6, "::1"), (V4, "127.0.0.1"), port=port)
@@ -118,6 +120,7 @@ def test_a_dead_address_costs_a_moment_and_no_more(name):
     assert HEAD_START_S <= took_s < 2
 
 
+@pytest.mark.timing
 def test_addresses_are_tried_until_one_answers(name, monkeypatch):
     monkeypatch.setattr(http_dial, "HEAD_START_S", 1.0)
     with _listening() as port, _black_hole("127.0.0.2", port) as _:
@@ -128,6 +131,7 @@ def test_addresses_are_tried_until_one_answers(name, monkeypatch):
     assert took_s < 1.9
 
 
+@pytest.mark.timing
 def test_where_all_addresses_are_dead_the_deadline_holds():
     with _black_hole("127.0.0.1") as port:
         started_s = time.monotonic()
@@ -163,6 +167,7 @@ def test_a_failure_of_a_name_server_does_not_say_that_there_is_no_such_name(monk
     assert (error.data["reason"], error.data["is_unknown_name"]) == ("dns", False)
 
 
+@pytest.mark.timing
 def test_a_name_server_that_does_not_answer_is_given_up_by_the_deadline(monkeypatch):
     may_answer = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: may_answer.wait(10))
@@ -180,6 +185,7 @@ def test_a_cord_that_was_pulled_lets_nothing_begin():
         _dial("127.0.0.1", port, cord=cord)
 
 
+@pytest.mark.timing
 def test_a_cord_pulled_while_connecting_is_noticed_soon():
     cord = CancelHandle()
     with _black_hole("127.0.0.1") as port:

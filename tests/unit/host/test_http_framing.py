@@ -177,6 +177,7 @@ def test_bytes_behind_the_last_chunk_are_told_once_all_of_them_are_given():
         assert found.left_bytes is None
 
 
+@pytest.mark.timing
 def test_a_chunk_that_came_does_not_wait_for_the_next():
     near, far = socket.socketpair()
     with closing(Wire(near, near.dup())) as wire, far:

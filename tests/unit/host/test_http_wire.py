@@ -38,6 +38,7 @@ def wire(pair, cord) -> Iterator[Wire]:
         yield wire
 
 
+@pytest.mark.timing
 def test_a_deadline_holds_however_slowly_bytes_trickle_in(far, wire):
     is_over = threading.Event()
 
@@ -84,6 +85,7 @@ def test_a_read_gathers_pieces_that_follow_one_another(far, wire, monkeypatch):
     sender.join()
 
 
+@pytest.mark.timing
 def test_a_read_gives_what_it_has_after_a_moment_of_silence(far, wire):
     wire.expect_body(60)
     far.send(b"some")

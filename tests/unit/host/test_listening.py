@@ -39,6 +39,7 @@ def test_a_port_in_use_is_said_to_be():
         assert "--listen 127.0.0.1:0" in caught.value.hint
 
 
+@pytest.mark.timing
 def test_a_port_is_free_again_at_once():
     with listen_at("127.0.0.1", 0) as first:
         first.listen()

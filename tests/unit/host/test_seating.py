@@ -5,6 +5,8 @@ import select
 import sys
 import time
 
+import pytest
+
 from stoker.host.processes import stop_group
 from stoker.host.user_switch import AttachedCommand, take_seat
 
@@ -75,6 +77,7 @@ def test_a_folder_that_can_not_be_entered_is_told_on_its_errors():
     seat.close()
 
 
+@pytest.mark.timing
 def test_everything_a_command_started_is_stopped_with_it():
     seat = sat("import os,time\nif os.fork(): print('up', flush=True)\ntime.sleep(1000)")
     said(seat, seat.outputs[0], b"up")

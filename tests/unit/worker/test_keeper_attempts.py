@@ -321,6 +321,7 @@ def test_told_twice_it_ends_now_and_still_tells_the_coordinator(fleet: FakeCoord
     assert fleet.jobs[job].last.why == "the worker was told to end now"
 
 
+@pytest.mark.timing
 def test_told_twice_while_nobody_answers_it_ends_within_a_moment(fleet: FakeCoordinator, keep: Keep):
     with keep:
         job = shell(keep, SLEEPER)

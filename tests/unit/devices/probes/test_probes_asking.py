@@ -33,6 +33,7 @@ def is_gone(pid: int) -> bool:
     return row is None or row.is_gone
 
 
+@pytest.mark.timing
 def test_a_program_says_what_it_printed_and_how_it_ended(ask: SubprocessRunner) -> None:
     said = ask.ask(shell("echo out; echo err >&2; exit 3"))
     assert isinstance(said, ProbeOutput)
@@ -71,6 +72,7 @@ def test_a_program_that_is_missing_or_can_not_be_started_is_silent(ask: Subproce
     assert "no-such-tool" in replies[0].why  # type: ignore[union-attr]
 
 
+@pytest.mark.timing
 def test_a_program_that_hangs_is_killed_at_its_limit_with_all_it_started(ask: SubprocessRunner, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     script = f"trap '' TERM; sleep 100 & echo $! $$ > {note}; echo so far; wait"
@@ -83,6 +85,7 @@ def test_a_program_that_hangs_is_killed_at_its_limit_with_all_it_started(ask: Su
     assert all(is_gone(int(pid)) for pid in note.read_text().split())
 
 
+@pytest.mark.timing
 def test_several_that_hang_cost_the_time_of_one(ask: SubprocessRunner) -> None:
     begun = time.monotonic()
     replies = ask.ask_all([shell("sleep 100"), shell("echo quick"), shell("sleep 100")] * 2, limit_s=1.0)
@@ -97,6 +100,7 @@ def test_a_program_that_closes_its_output_and_goes_on_is_waited_for(ask: Subproc
     assert (said.out, said.exit_code) == ("done\n", 4)
 
 
+@pytest.mark.timing
 def test_somebody_left_behind_with_the_pipes_does_not_hold_us_up(ask: SubprocessRunner, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     begun = time.monotonic()
@@ -106,6 +110,7 @@ def test_somebody_left_behind_with_the_pipes_does_not_hold_us_up(ask: Subprocess
     assert is_gone(int(note.read_text()))
 
 
+@pytest.mark.timing
 def test_a_flood_is_stopped_early(ask: SubprocessRunner) -> None:
     flood = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
     begun = time.monotonic()

@@ -69,6 +69,7 @@ def deaf(tmp_path: Path, settings: SharedProcessSettings) -> Iterator[threading.
     os.close(words_fd)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kill", [False, True])
 def test_one_that_is_joining_is_stopped_at_once(
     tmp_path: Path, settings: SharedProcessSettings, deaf: threading.Event, kill: bool

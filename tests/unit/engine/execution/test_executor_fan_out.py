@@ -150,6 +150,7 @@ def test_a_fan_out_has_a_limit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
     assert lab.run(counting(5)).result.error is None
 
 
+@pytest.mark.timing
 def test_a_long_list_costs_no_more_per_item_than_a_short_one(lab: Lab) -> None:
     """Every instance looks at its own item only: three hundred items, not ninety thousand."""
     items = PlanBuilder("most").start(count, CountArgs(n=300))

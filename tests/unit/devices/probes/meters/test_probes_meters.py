@@ -92,6 +92,7 @@ def test_a_device_that_is_lost_is_not_known_and_the_child_goes_on(meter: NvmlMet
     assert meter.free_bytes("pid") == child
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("how", ["hangs", "dies"])
 def test_a_child_that_hangs_or_dies_is_replaced_after_a_rest(meter: NvmlMeter, clock: FakeClock, how: str) -> None:
     child = meter.free_bytes("pid")
