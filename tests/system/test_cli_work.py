@@ -38,6 +38,7 @@ def url(home: Shell) -> Iterator[str]:
         serving.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.timing
 def test_a_worker_that_was_started_before_the_coordinator_waits_for_it(shell: Shell):
     working = shell.start("work", "--name", "early", "--until-idle", "--json")
     assert working.stderr is not None
