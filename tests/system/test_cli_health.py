@@ -91,6 +91,7 @@ def test_an_interrupted_torture_cleans_up(home: Shell):
     assert _unended(home) == []
 
 
+@pytest.mark.timing
 def test_machines_show_tells_how_a_machine_is(home: Shell):
     with desk_of(home) as desk:
         # Its worker may still be starting.
