@@ -116,13 +116,13 @@ def gang(job: StageContext, args: Args) -> Told:
     return job.made(Told)
 
 
-def run_together(company):
+def run_together(shared):
     seated = []
-    while not company.is_over:
-        seated += company.new_members(0.01 if seated else 0.5)
-        for seat in list(seated):
-            seated.remove(seat)
-            seat.finished(seat.job.save(Told, texts(seat.args)))
+    while not shared.is_over:
+        seated += shared.new_members(0.01 if seated else 0.5)
+        for member in list(seated):
+            seated.remove(member)
+            member.finished(member.job.save(Told, texts(member.args)))
 
 
 @stage("edited/shared", together=ProcessSharing(run="{package}.stages:run_together", key=lambda args, _: "same"))
@@ -248,10 +248,10 @@ def around_inline(job: StageContext, args: AroundArgs) -> Told:
     return job.save(Told, around_texts(args))
 
 
-def run_around_together(company):
-    while not company.is_over:
-        for seat in company.new_members(0.5):
-            seat.finished(seat.job.save(Told, around_texts(seat.args)))
+def run_around_together(shared):
+    while not shared.is_over:
+        for member in shared.new_members(0.5):
+            member.finished(member.job.save(Told, around_texts(member.args)))
 
 
 around = ProcessSharing(run="{package}.stages:run_around_together", key=lambda args, _: "one")

@@ -1,4 +1,4 @@
-"""On a real card: a company equals PEFT alone, members stay apart, recorded steps equal plain ones, memory may run out.
+"""On a real card: members equal PEFT alone, members stay apart, recorded steps equal plain ones, memory may run out.
 
 Needs an NVIDIA card, and torch, transformers and peft in this interpreter. Bases are tiny, so that what is asked takes
 seconds; `benchmarks/adapters_gpu.py` asks about speed.
@@ -30,7 +30,6 @@ from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
 from stoker.cookbooks.language.shared.loop import train_members
-from tests.unit.cookbooks.language.company.companions import Gathering, Person, some_examples
 from tests.unit.cookbooks.language.engine.peft_alone import (
     Batch,
     made_base,
@@ -39,6 +38,7 @@ from tests.unit.cookbooks.language.engine.peft_alone import (
     some_batches,
 )
 from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, cosine, room_for, same_bits, train
+from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples
 
 # Other versions of the libraries than elsewhere have other warnings.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -110,7 +110,7 @@ def trained(base: BaseWeights, everyone: list[Member], steps: int = SHORT, **how
 
 @pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("name", ["llama, tied, llama3 rope", "qwen3, norms of heads"])
-def test_in_32_bits_fifty_steps_in_company_lose_what_peft_loses_alone(name: str, tmp_path: Path) -> None:
+def test_in_32_bits_fifty_steps_in_shared_process_lose_what_peft_loses_alone(name: str, tmp_path: Path) -> None:
     small = made_base(tmp_path, name)
     loaded = load_base(small, device=DEVICE, dtype="float32")
     everyone = members(STEPS)
@@ -123,7 +123,7 @@ def test_in_32_bits_fifty_steps_in_company_lose_what_peft_loses_alone(name: str,
         assert cosine(slots.adapter(slot).weights, weights) >= 0.99999
 
 
-def test_in_16_bits_company_is_as_exact_as_peft_and_within_the_spread_of_two_solo_runs(
+def test_in_16_bits_shared_process_is_as_exact_as_peft_and_within_the_spread_of_two_solo_runs(
     folder: Path, base: BaseWeights
 ) -> None:
     everyone = members(STEPS)
@@ -217,7 +217,7 @@ def test_compiled_steps_lose_what_plain_steps_lose(base: BaseWeights) -> None:
         assert one.losses == pytest.approx(other.losses, rel=2e-3)
 
 
-def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, folder: Path) -> None:
+def test_a_shared_process_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, folder: Path) -> None:
     if DEVICE != "cuda":
         pytest.skip("only a card's memory can be capped")
     settings: dict[str, Any] = {
@@ -353,7 +353,7 @@ def test_compiled_steps_of_many_lengths_are_all_recorded(base: BaseWeights) -> N
     assert records_of(slots) == 6
 
 
-def test_the_memory_of_a_company_returns(base: BaseWeights) -> None:
+def test_the_memory_of_a_shared_process_returns(base: BaseWeights) -> None:
     if DEVICE != "cuda":
         pytest.skip("only a card's memory is counted")
     trained(base, members())

@@ -134,7 +134,9 @@ def test_a_damaged_book_is_a_warning(shell: Shell, config: Path) -> None:
     assert "counts as empty" in done.err
 
 
-def test_a_company_shows_its_base_once_what_each_adapter_adds_and_how_many_fit(shell: Shell, config: Path) -> None:
+def test_a_shared_process_shows_its_base_once_what_each_adapter_adds_and_how_many_fit(
+    shell: Shell, config: Path
+) -> None:
     asked = ("machines", "estimate", "config.json", "adapters=8", "batch=4", "sequence=512")
     done = shell.stoker(*asked, STOKER_GPU_FAKE="cuda:4GiB,cuda:80GiB")
     assert done.code == 0, done.err
@@ -155,7 +157,7 @@ def test_a_bundled_base_is_a_model_and_a_machine_without_devices_offers_its_own_
     assert done.out.splitlines()[-1] == "this machine has no device to put it on; device=cpu tells of its own memory"
 
 
-def test_a_company_as_json_learns_from_what_was_measured(shell: Shell, config: Path) -> None:
+def test_a_shared_process_as_json_learns_from_what_was_measured(shell: Shell, config: Path) -> None:
     asked = ("machines", "estimate", "config.json", "adapters=4", "--torch", "2.11", "--json")
     plain = json.loads(shell.stoker(*asked, STOKER_GPU_FAKE="none").out)
     assert plain["total_bytes"] == plain["base_bytes"] + 4 * plain["member_bytes"]

@@ -37,7 +37,7 @@ def test_a_sweep_over_one_base_is_trained_together_and_then_known(shell: Shell) 
     assert done.code == 0, done.err
     assert "4 ok. Best rank=" in done.out
     logs = [path.read_text() for path in (shell.home / "runs").rglob("*train_lora*.log")]
-    joined = {line.split()[-1] for text in logs for line in text.splitlines() if "in the company of process" in line}
+    joined = {line.split()[-1] for text in logs for line in text.splitlines() if "joined shared process" in line}
     assert len(joined) == 1, logs
     for label in ("rank=4,lr=0.001", "rank=8,lr=0.003"):
         folder = shell.folder / "stoker-out/lora" / label

@@ -99,7 +99,7 @@ class AppSettings:
         return f"sqlite:///{os.path.join(self.fleet, 'queue.db')}"
 
     @property
-    def companies(self) -> str:
+    def shared_process_folder(self) -> str:
         """Where processes that work for several runs are found: STOKER_RUNTIME, else where this session keeps such."""
         named = self.environment.get("STOKER_RUNTIME", "")
         if named:
@@ -112,7 +112,7 @@ class AppSettings:
         return os.path.join(gettempdir(), f"stoker-companies-{os.geteuid()}")
 
     @property
-    def company_linger_s(self) -> float:
+    def shared_linger_s(self) -> float:
         """How long such a process waits for others when it is empty: STOKER_COMPANY_LINGER, else two seconds."""
         text = self.environment.get("STOKER_COMPANY_LINGER", "")
         try:

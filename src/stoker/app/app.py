@@ -162,7 +162,7 @@ class App:
             memory=MemoryGate(memory_here, self.footprints, self.settings.peaks),
             open_devices=self._open_devices,
             clock=self.clock,
-            company_runner=lambda: self._company_runner,
+            shared_runner=lambda: self._shared_runner,
             forked_runner=lambda: self.process_runner,
         )
         settings = self.settings
@@ -410,10 +410,10 @@ class App:
         return self.process_runner
 
     @cached_property
-    def _company_runner(self) -> SharedProcessRunner | None:
-        from stoker.app.machine_parts import company_runner
+    def _shared_runner(self) -> SharedProcessRunner | None:
+        from stoker.app.machine_parts import shared_runner
 
-        return company_runner(
+        return shared_runner(
             self.settings,
             environment=self.shared_environment or self.settings.environment,
             contain=self.contained_by,

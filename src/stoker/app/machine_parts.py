@@ -162,34 +162,35 @@ def _torch_version() -> str:
         return ""
 
 
-def company_runner(
+def shared_runner(
     settings: AppSettings, *, environment: Mapping[str, str], contain: str | None, version: str, clock: Clock
 ) -> SharedProcessRunner | None:
-    """Return what runs members of companies; nothing where every stage has a process of its own."""
+    """Return what runs members of shared processes; nothing where every stage has a process of its own."""
     if sys.platform != "linux":
         return None
     from stoker.engine.runners.shared.shared_runner import SharedProcessRunner
 
     return SharedProcessRunner(
-        lambda: company_settings(settings, environment=environment, contain=contain, version=version), clock=clock
+        lambda: shared_process_settings(settings, environment=environment, contain=contain, version=version),
+        clock=clock,
     )
 
 
-def company_settings(
+def shared_process_settings(
     settings: AppSettings, *, environment: Mapping[str, str], contain: str | None, version: str
 ) -> SharedProcessSettings:
     """Return what all shared processes of this home have in common."""
     from stoker.engine.runners.shared.shared_runner import SharedProcessSettings
 
     return SharedProcessSettings(
-        folder=settings.companies,
+        folder=settings.shared_process_folder,
         home=settings.home,
         # It works for others, too: of this run's own it gets nothing, and its folder may not outlast the run.
         cwd=settings.home,
         environment=with_kernels_kept(environment, settings.kernels),
         contain=contain,
         version=version,
-        linger_s=settings.company_linger_s,
+        linger_s=settings.shared_linger_s,
     )
 
 

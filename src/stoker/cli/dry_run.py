@@ -17,7 +17,7 @@ from stoker.engine.execution.dispatch import impossible_here
 from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
 from stoker.engine.result_cache import changes_as_json
 from stoker.jobs.builder import JobBuild
-from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, foretell_companies
+from stoker.jobs.shared_forecast import SharedProcessCapacity, SharedProcessEstimate, estimate_shared_processes
 from stoker.jobs.trials import is_sweep
 from stoker.views.adapter_lines import forecast_lines
 from stoker.views.text_tables import ASCII, UNICODE, span, table
@@ -39,9 +39,9 @@ def show_forecast(
     else:
         _show_stages(call, seen)
     if not is_solo and seen.count(ForecastVerdict.HIT) < len(seen.forecasts):
-        for company in companies_here(call, build, seen):
-            out.object({"company": company.to_json()})
-            for line in forecast_lines(company, UNICODE if out.is_unicode else ASCII):
+        for estimate in shared_processes_here(call, build, seen):
+            out.object({"company": estimate.to_json()})
+            for line in forecast_lines(estimate, UNICODE if out.is_unicode else ASCII):
                 out.line(line)
     codes = []
     for found in _foreseen(call, build, seen):
@@ -161,8 +161,8 @@ def _headline(seen: PlanPreview) -> str:
 # The expected memory of trials that share a process, on this machine.
 
 
-def companies_here(call: CommandContext, build: JobBuild, seen: PlanPreview) -> list[SharedProcessEstimate]:
-    """Foretell the companies of an build's trials that would run; none of one whose stages all work alone."""
+def shared_processes_here(call: CommandContext, build: JobBuild, seen: PlanPreview) -> list[SharedProcessEstimate]:
+    """Estimate the shared processes of trials that would run; none if every stage has a process of its own."""
     known = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.HIT}
     together = [node for node in build.plan.nodes if node.stage.together and node.id not in known]
     trials = [trial for trial in build.trials if trial.nodes.final not in known]
@@ -174,7 +174,7 @@ def companies_here(call: CommandContext, build: JobBuild, seen: PlanPreview) -> 
         device_bytes=_most_free_bytes(call) if any(node.needs.gpu for node in together) else None,
         memory_bytes=memory_here().room_bytes,
     )
-    return foretell_companies(together, trials, lambda trial: builder.shared_by(recipe, trial.spec.args), room)
+    return estimate_shared_processes(together, trials, lambda trial: builder.shared_by(recipe, trial.spec.args), room)
 
 
 def _most_free_bytes(call: CommandContext) -> int | None:

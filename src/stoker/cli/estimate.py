@@ -34,7 +34,7 @@ from stoker.devices.ledger.snapshot import DeviceFit, Fit, books_of, fits
 from stoker.host.durable import read_regular, translate
 from stoker.transfer.hub.hub_cache import HubCache
 from stoker.transfer.hub.listing import read_repo_at
-from stoker.views.adapter_lines import SharedProcessFitView, company_lines
+from stoker.views.adapter_lines import SharedProcessFitView, multi_adapter_lines
 from stoker.views.device_lines import short_name
 
 _CONFIG = "config.json"
@@ -53,8 +53,8 @@ GRAMMAR = Grammar(
         "weights, adapters or gradients and optimiser, activations, logits, fragmentation, CUDA context. It is what "
         "the driver counts for the process, at its fullest moment. Then say on which device of this machine it fits: "
         "now, alone (when others have gone), or never. "
-        "With adapters=K it foretells a company of language/lora: the base once, what each adapter adds, and how many "
-        f"fit at once. Families of models: {', '.join(families())}."
+        "With adapters=K it estimates a shared process of language/lora: the base once, what each adapter adds, and "
+        f"how many fit at once. Families of models: {', '.join(families())}."
     ),
     positionals=(
         Positional("MODEL", help="a config.json, a folder with one, a model of the hub that was fetched, or tiny"),
@@ -101,7 +101,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     config, where = _config(call, given["model"])
     shape = read_shape(config, where=where)
     if has_adapters(given["words"]):
-        return _company(call, given, read_adapters(shape, given["words"]), where)
+        return _multi_adapter(call, given, read_adapters(shape, given["words"]), where)
     training = read_training(shape, given["words"], elsewhere=ADAPTER_KEYS)
     devices = call.parts.devices
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
@@ -144,43 +144,43 @@ def _show(call: CommandContext, training: TrainingSpec, estimated: Estimate, fit
         out.line("this machine has no device to put it on")
 
 
-def _company(call: CommandContext, given: dict[str, Any], company: MultiAdapterTraining, where: str) -> int:
+def _multi_adapter(call: CommandContext, given: dict[str, Any], training: MultiAdapterTraining, where: str) -> int:
     """Estimate adapters that share a process, and say how many fit where."""
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
     if given["measured"] is not None:
-        plain = estimate_adapters(company, context_bytes=given["context"], gpu=gpu)
-        _note(call, book, company, given, plain.total_bytes, plain.needs.base_bytes)
-    correction = _correction(call, book, company, given["torch"])
+        plain = estimate_adapters(training, context_bytes=given["context"], gpu=gpu)
+        _note(call, book, training, given, plain.total_bytes, plain.needs.base_bytes)
+    correction = _correction(call, book, training, given["torch"])
 
     def foretell(one: MultiAdapterTraining) -> MultiAdapterEstimate:
         return estimate_adapters(one, context_bytes=given["context"], gpu=gpu, correction=correction)
 
-    estimated = foretell(company)
+    estimated = foretell(training)
     seats = [
         SharedProcessFitView(
             uuid=uuid,
             name=name,
-            at_once=at_once(room_bytes or 0, company, foretell),
+            at_once=at_once(room_bytes or 0, training, foretell),
             room_bytes=room_bytes,
             why=why,
-            would_fit=() if room_bytes is None else smaller(room_bytes, company, foretell, WORDS),
+            would_fit=() if room_bytes is None else smaller(room_bytes, training, foretell, WORDS),
         )
-        for uuid, name, room_bytes, why in (_rooms(call) if company.where is MemoryLocation.CUDA else [_own_room()])
+        for uuid, name, room_bytes, why in (_rooms(call) if training.where is MemoryLocation.CUDA else [_own_room()])
     ]
     if book.trouble:
         call.out.note(f"warning: {book.trouble}")
     call.out.object(
         {
             "model": where,
-            "family": company.shape.family,
-            "kind": company.kind,
-            "batch": company.rows,
-            "sequence": company.sequence,
+            "family": training.shape.family,
+            "kind": training.kind,
+            "batch": training.rows,
+            "sequence": training.sequence,
             **estimated.to_dict(),
             "devices": [one.to_dict() for one in seats],
         }
     )
-    call.out.lines(company_lines(company, estimated, seats, columns=call.out.columns))
+    call.out.lines(multi_adapter_lines(training, estimated, seats, columns=call.out.columns))
     if not seats:
         call.out.line("this machine has no device to put it on; device=cpu tells of its own memory")
     return 0

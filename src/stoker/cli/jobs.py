@@ -26,7 +26,7 @@ from stoker.jobs.submitter import who_asks
 from stoker.jobs.trials import KnownMetrics, TrialEnd, shared_nodes
 from stoker.views.fleet_lines import JOB_HEADER, LOCAL_JOB_HEADER, job_row, local_job_row, local_row
 from stoker.views.recipe_lines import flat, value_text
-from stoker.views.stage_lines import companies_lines, memory_text, metrics_text, step_text
+from stoker.views.stage_lines import memory_text, metrics_text, shared_process_lines, step_text
 from stoker.views.text_tables import ago, span
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def perform_jobs_show(call: CommandContext, given: dict[str, Any]) -> int:
         out.line()
     if ends:
         out.table([_trial_row(one) for one in ends], header=("", "trial", *_STAGE_HEADER[1:]))
-    out.lines(companies_lines(spec.name, story.nodes.values()))
+    out.lines(shared_process_lines(spec.name, story.nodes.values()))
     for warning in story.warnings:
         out.note(f"warning: {warning}")
     if story.dropped_warnings:
@@ -217,7 +217,7 @@ def _show_fleet_job(call: CommandContext, job: FleetJob) -> int:
         ]
         out.line()
         out.table(rows, header=_STAGE_HEADER)
-        out.lines(companies_lines(story.job.name, stages))
+        out.lines(shared_process_lines(story.job.name, stages))
     return 0
 
 

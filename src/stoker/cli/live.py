@@ -17,7 +17,7 @@ from stoker.cli.screens import Screen
 from stoker.core.events import Event, Kinds
 from stoker.core.text import format_size, outside
 from stoker.jobs.job_history import NodeHistory, RunHistory
-from stoker.views.adapter_lines import SharedProcessRunView, company_text
+from stoker.views.adapter_lines import SharedProcessRunView, shared_speed_text
 from stoker.views.stage_lines import StageStepRate, finished_text, running_text, sign_of, waiting_text
 from stoker.views.text_tables import span
 from stoker.views.transfer_lines import DrawStyle, Transfers, again_text, done_text, flying_text, seconds_of, short_name
@@ -30,7 +30,7 @@ class ProgressLines:
     """Turns events into lines."""
 
     def __init__(
-        self, screen: Screen, out: CliOutput, titles: Titles, *, near: str, company: SharedProcessRunView | None = None
+        self, screen: Screen, out: CliOutput, titles: Titles, *, near: str, shared: SharedProcessRunView | None = None
     ) -> None:
         self._screen = screen
         self._out = out
@@ -42,7 +42,7 @@ class ProgressLines:
         self._paces: dict[str, StageStepRate] = {}
         self._has_begun = False
         self._apart = 0
-        self._company = company or SharedProcessRunView()
+        self._shared = shared or SharedProcessRunView()
         self._is_introduced = False
         self._told_together: set[str] = set()
         self._titles = titles
@@ -88,10 +88,10 @@ class ProgressLines:
             ]
             # Of a trial with several stages the name says which one.
             width = max((self._width, *(len(node.title or node.node) for node in shown)))
-            company = [company_text(self._company.speed, width)] if self._company.speed.members > 1 else []
+            speed = [shared_speed_text(self._shared.speed, width)] if self._shared.speed.members > 1 else []
             return [
                 *waiting,
-                *company,
+                *speed,
                 *(running_text(node, width, now_s, self._paces.get(node.node)) for node in shown),
             ]
 
@@ -102,9 +102,9 @@ class ProgressLines:
             self._paces.pop(node.node, None)
         if node.node in self._titles.together:
             if kind == Kinds.STAGE_STEP:
-                self._company.speed.hear(node.node, node.metrics, at_s)
+                self._shared.speed.hear(node.node, node.metrics, at_s)
             elif kind in _ENDS:
-                self._company.speed.leave(node.node, at_s)
+                self._shared.speed.leave(node.node, at_s)
 
     def _begin(self) -> None:
         if self._has_begun:
@@ -135,7 +135,7 @@ class ProgressLines:
     def _lines_about(self, node: NodeHistory, kind: str, fields: dict[str, Any]) -> Iterable[str]:
         if kind == Kinds.STAGE_BEGIN and node.node in self._titles.together and not self._is_introduced:
             self._is_introduced = True
-            yield from self._company.lines
+            yield from self._shared.lines
         if kind == Kinds.STAGE_TOLD:
             yield from self._tell(node, fields)
         elif kind in _ENDS:

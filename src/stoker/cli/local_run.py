@@ -86,11 +86,11 @@ def run_build(
         from stoker.cli.wandb import tracking_of
 
         tracking = tracking_of(call, build, attempt, given["wandb"])
-    companies = [] if options.solo else _companies_foreseen(call, build, going_on, rerun)
+    estimates = [] if options.solo else _estimated_shared_processes(call, build, going_on, rerun)
     signs = UNICODE if call.out.is_unicode else ASCII
-    lines = tuple(line for one in companies for line in forecast_lines(one, signs))
-    company = SharedProcessRunView(lines=lines, is_solo=options.solo)
-    screen, listener, say = _listen(call, build, attempt.id, company)
+    lines = tuple(line for one in estimates for line in forecast_lines(one, signs))
+    shared = SharedProcessRunView(lines=lines, is_solo=options.solo)
+    screen, listener, say = _listen(call, build, attempt.id, shared)
     execution = Execution(
         build=build,
         attempt=attempt,
@@ -102,7 +102,7 @@ def run_build(
         ran_code=going_on.ran_code,
         gives_up=not given["keep_going"],
         followers=() if tracking is None else (tracking,),
-        foreseen={"companies": [one.to_json() for one in companies]} if companies else {},
+        foreseen={"companies": [one.to_json() for one in estimates]} if estimates else {},
     )
 
     def leave() -> None:
@@ -117,7 +117,7 @@ def run_build(
     for end in tracking.ends if tracking is not None else ():
         if end.where:
             call.out.note(f"wandb: {end.where}; `wandb sync` sends what was kept offline")
-    return _tell(call, build, job, company)
+    return _tell(call, build, job, shared)
 
 
 def _options(build: JobBuild, given: dict[str, Any], rerun: frozenset[str], going_on: Continuation) -> RunOptions:
@@ -144,12 +144,12 @@ def _introduce(call: CommandContext, build: JobBuild, options: RunOptions) -> No
         call.out.line(machine_line(call.parts, build, options))
 
 
-def _tell(call: CommandContext, build: JobBuild, job: JobResult, company: SharedProcessRunView) -> int:
+def _tell(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedProcessRunView) -> int:
     name = build.spec.name
     if is_sweep(build.trials):
         from stoker.cli.run_report import show_sweep_outcome
 
-        show_sweep_outcome(call, build, job, company)
+        show_sweep_outcome(call, build, job, shared)
     elif not call.flags.quiet:
         show_outcome(call, build, job)
     elif job.laid_out is not None:
@@ -169,7 +169,7 @@ def _tell(call: CommandContext, build: JobBuild, job: JobResult, company: Shared
 
 
 def _listen(
-    call: CommandContext, build: JobBuild, attempt: str, company: SharedProcessRunView
+    call: CommandContext, build: JobBuild, attempt: str, shared: SharedProcessRunView
 ) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
     """Return where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
     out = call.out
@@ -179,16 +179,16 @@ def _listen(
             out.json_line(event_line(event, ts=at_s, seq=seq, source=attempt))
 
         return Screen(), write, say_aside
-    titles = titles_of(build.plan, build.trials, job=build.spec.name, is_solo=company.is_solo)
+    titles = titles_of(build.plan, build.trials, job=build.spec.name, is_solo=shared.is_solo)
     near = call.parts.settings.folder
     if not out.is_quiet and out.is_terminal:
         from stoker.cli.screens import LiveScreen
 
         live = LiveScreen(out, call.parts.clock)
         # Not straight to the terminal, which is being drawn on.
-        return live, ProgressLines(live, out, titles, near=near, company=company).take, live.mention
+        return live, ProgressLines(live, out, titles, near=near, shared=shared).take, live.mention
     screen = Screen() if out.is_quiet else PlainScreen(out, call.parts.clock)
-    return screen, ProgressLines(screen, out, titles, near=near, company=company).take, say_aside
+    return screen, ProgressLines(screen, out, titles, near=near, shared=shared).take, say_aside
 
 
 def _out_folder(call: CommandContext, given: str | None) -> str:
@@ -196,18 +196,18 @@ def _out_folder(call: CommandContext, given: str | None) -> str:
     return os.path.join(settings.folder, given) if given else settings.out
 
 
-def _companies_foreseen(
+def _estimated_shared_processes(
     call: CommandContext, build: JobBuild, going_on: Continuation, rerun: frozenset[str]
 ) -> list[SharedProcessEstimate]:
     """Return what is foreseen of trials that will share a process; nothing where none will."""
     if not any(node.stage.together for node in build.plan.nodes):
         return []
-    from stoker.cli.dry_run import companies_here
+    from stoker.cli.dry_run import shared_processes_here
     from stoker.engine.preview import preview
 
     parts, kept = call.parts, going_on.kept
     seen = preview(build.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
-    return companies_here(call, build, seen)
+    return shared_processes_here(call, build, seen)
 
 
 def _check_out(folder: str) -> None:

@@ -128,7 +128,7 @@ _ADAPTER = "adapter_config.json"
 """What PEFT looks for in a folder."""
 
 
-def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, company: SharedProcessRunView) -> None:
+def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedProcessRunView) -> None:
     """Write what became of a sweep."""
     out, name = call.out, build.spec.name
     if out.is_quiet:
@@ -147,7 +147,7 @@ def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, co
         out.line(line)
     out.line(f"{', '.join(told)}.{f' {best}' if best else ''}")
     if is_together:
-        _show_company(call, build, job, company)
+        _show_shared_process(call, build, job, shared)
     following = []
     if counts["completed"] < len(build.trials):
         following.append(f"stoker run --failed {name}")
@@ -162,18 +162,18 @@ def _ranking(job: JobResult, build: JobBuild, near: str) -> list[str]:
     return [] if ranked is None else ranking_lines(ranked, near)
 
 
-def _show_company(call: CommandContext, build: JobBuild, job: JobResult, company: SharedProcessRunView) -> None:
+def _show_shared_process(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedProcessRunView) -> None:
     """Say how quickly they went together, what they took, and where the best one lies."""
     total = len(build.trials)
     ran = [end for end in job.trials if not end.is_kept]
     if ran and job.result is not None:
         kept = len(job.trials) - len(ran)
-        text = end_text(ran, total - kept, job.result.elapsed_s, company.speed.mean)
+        text = end_text(ran, total - kept, job.result.elapsed_s, shared.speed.mean)
         is_done = any(end.state == "completed" for end in ran)
         # What is known is not trained again, unless that is asked for.
         trained = next((node.stage.name.rpartition("/")[2] for node in build.plan.nodes if node.stage.together), "")
         again = f"   same {total} one by one: --solo --rerun {trained}"
-        solo = "" if company.is_solo or total < 2 or not is_done else again
+        solo = "" if shared.is_solo or total < 2 or not is_done else again
         call.out.line(f"{text}{solo}")
     out = next((os.path.dirname(end.out) for end in job.trials if end.out), None)
     if out is None or not has_best(out):

@@ -44,7 +44,7 @@ WHOSE_TURN = f"whose turn it is: {', '.join(_SCHEDULES)}"
 """What to say, too, of a schedule that is neither."""
 _OWN_WORDS = ("data", "checkpoint", "label")
 _OF_ALL = ("base", TURNS)
-"""What the whole company has, so no adapter says it."""
+"""What the whole shared process has, so no adapter says it."""
 _FORM_HINT = "one adapter is [[adapter]] and its keys below it"
 _TAKEN = (BEST, "compare")
 """Folders of ours beside those of adapters."""

@@ -172,7 +172,7 @@ class Needs:
     """Names under which measured memory beside the base is remembered, with its estimate; empty: not remembered."""
     foretold_percent: float = 100.0
     """Correction of a member's estimate by earlier measurements."""
-    company: str = ""
+    share_key: str = ""
     """Share key of its shared process, set before it starts. Cores, too, are held once by all members."""
 
     @property

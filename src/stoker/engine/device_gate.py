@@ -33,7 +33,7 @@ class AttemptDevices:
     peak_bytes: int | None = None
     """The most that was measured so far on any one of them; `None` while nothing was."""
     beside_base: tuple[int, int] = (0, 0)
-    """In a company: what its members were promised beside their base when they were most, and what they took."""
+    """In a shared process: what its members were promised beside their base when they were most, and what they took."""
 
 
 NOTHING_TAKEN = AttemptDevices(devices=(), variables={}, started=lambda _identity: None)
@@ -120,7 +120,7 @@ def few(wanted: int, offered: int) -> str:
 
 
 def held_base(word: str, user: int | None = None) -> str:
-    """Return the name under which the ledger of devices charges what a company of a user's holds once."""
+    """Return the name under which the ledger of devices charges what a shared process of a user's holds once."""
     return digest_value("company base", [word, os.geteuid() if user is None else user])[:32]
 
 

@@ -466,8 +466,8 @@ class LedgerGate:
             count=needs.gpu,
             vram_bytes=needs.vram_bytes,
             may_share=needs.shares,
-            base=held_base(needs.company) if needs.company else "",
-            base_bytes=needs.base_bytes if needs.company else 0,
+            base=held_base(needs.share_key) if needs.share_key else "",
+            base_bytes=needs.base_bytes if needs.share_key else 0,
         )
 
     def _ours(self) -> set[str]:

@@ -2,8 +2,8 @@
 
 Because a vector is taken in one step by one loop, two stages can't each hold what the other waits for. A request for
 more cores than there are is cut down and then runs alone; one for more memory than there is was refused before it came
-here (`admitting`). What a company holds once, cores and its base, is taken with its first member and goes back with its
-last one. Devices are not counted here: all runs on the machine share them (`engine.device_gate`).
+here (`admitting`). What a shared process holds once, cores and its base, is taken with its first member and released
+with its last. Devices are not counted here: all runs on the machine share them (`engine.device_gate`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PermitGrant:
     network: int
     disk: int
     memory_bytes: int
-    company: str = ""
+    share_key: str = ""
 
 
 @frozen
@@ -51,11 +51,11 @@ class Permits:
         self._network = capacity.network
         self._disk = capacity.disk
         self._memory_bytes = capacity.memory_bytes
-        self._companies: dict[str, tuple[int, PermitGrant]] = {}
+        self._shared: dict[str, tuple[int, PermitGrant]] = {}
 
-    def members_of(self, company: str) -> int:
-        """Return how many members of a company hold something."""
-        return self._companies[company][0] if company in self._companies else 0
+    def members_of(self, share_key: str) -> int:
+        """Return how many members of a shared process hold something."""
+        return self._shared[share_key][0] if share_key in self._shared else 0
 
     def take(self, needs: Needs) -> PermitGrant | Shortage:
         """Take all that a stage needs, or nothing and say what is short."""
@@ -76,11 +76,11 @@ class Permits:
         self._network -= wanted.network
         self._disk -= wanted.disk
         self._memory_bytes -= wanted.memory_bytes
-        return self._seated(needs, wanted) if needs.company else wanted
+        return self._seated(needs, wanted) if needs.share_key else wanted
 
     def give_back(self, grant: PermitGrant) -> None:
         """Return what a stage held."""
-        if grant.company:
+        if grant.share_key:
             grant = self._left(grant)
         self._cpu += grant.cpu
         self._network += grant.network
@@ -88,26 +88,26 @@ class Permits:
         self._memory_bytes += grant.memory_bytes
 
     def _seated(self, needs: Needs, taken: PermitGrant) -> PermitGrant:
-        """Return what a member holds by itself; what its company holds is kept apart."""
-        count, base = self._companies.get(needs.company, (0, None))
+        """Return what a member holds by itself; what its shared process holds is kept apart."""
+        count, base = self._shared.get(needs.share_key, (0, None))
         own_bytes = taken.memory_bytes
         if base is None:
             own_bytes = max(0, taken.memory_bytes - needs.base_memory_bytes)
             base = changed(taken, memory_bytes=taken.memory_bytes - own_bytes)
-        self._companies[needs.company] = (count + 1, base)
-        return PermitGrant(cpu=0, network=0, disk=0, memory_bytes=own_bytes, company=needs.company)
+        self._shared[needs.share_key] = (count + 1, base)
+        return PermitGrant(cpu=0, network=0, disk=0, memory_bytes=own_bytes, share_key=needs.share_key)
 
     def _left(self, grant: PermitGrant) -> PermitGrant:
-        """Return what is free when a member has left: of the last one also what its company held."""
-        count, base = self._companies.pop(grant.company)
+        """Return what is free when a member has left: of the last one also what its shared process held."""
+        count, base = self._shared.pop(grant.share_key)
         if count > 1:
-            self._companies[grant.company] = (count - 1, base)
+            self._shared[grant.share_key] = (count - 1, base)
             return grant
         return changed(base, memory_bytes=base.memory_bytes + grant.memory_bytes)
 
     def _cut_down(self, needs: Needs) -> PermitGrant:
         limit = self.capacity.memory_bytes
-        if self.members_of(needs.company):
+        if self.members_of(needs.share_key):
             own_bytes = max(0, needs.memory_bytes - needs.base_memory_bytes)
             return PermitGrant(cpu=0, network=0, disk=0, memory_bytes=min(own_bytes, limit) if limit else 0)
         return PermitGrant(
@@ -130,7 +130,7 @@ class MemoryGate:
     def __init__(self, memory: Callable[[], MachineMemory], footprints: Footprints, peaks: str = "") -> None:
         self._memory = memory
         self._peaks = peaks
-        """Where the book of what companies took lies; empty: there is none."""
+        """Where the book of what shared processes took lies; empty: there is none."""
         self._footprints = footprints
         self._first: MachineMemory | None = None
 
@@ -142,19 +142,19 @@ class MemoryGate:
         return answer.why if isinstance(answer, AdmissionRefusal) else ""
 
     def ask(
-        self, node: PlanNode, action: Action, *, is_work_running: bool, company: str = "", joins: bool = False
+        self, node: PlanNode, action: Action, *, is_work_running: bool, share_key: str = "", joins: bool = False
     ) -> Admission | AdmissionRefusal | AdmissionDelay:
         """Decide about one start. What runs inline has no memory of its own to cap.
 
-        A member that `joins` others needs no base of its own. How many members a company will have is unknown when it
-        begins, so its cap is all above the floor.
+        A member that `joins` others needs no base of its own. The number of members is unknown when a shared process
+        starts, so its limit is all memory above the system reserve.
         """
         if node.stage.inline:
             return Admission(cap_bytes=None, why="it runs in the engine's own process")
         need_bytes = node.needs.memory_bytes
         if not need_bytes:
             return admit(None, self._whole())
-        if company:
+        if share_key:
             own_bytes = max(0, need_bytes - node.needs.base_memory_bytes) if joins else need_bytes
             answer = admit(own_bytes, self._memory(), is_work_running=is_work_running)
             return admit(None, self._whole()) if isinstance(answer, Admission) else answer
@@ -187,11 +187,11 @@ class MemoryGate:
                 cap_bytes=cap_bytes,
             )
 
-    def note_company(self, node: PlanNode, *, promised_bytes: int, took_bytes: int) -> None:
-        """Remember what members of a company took of a device beside their base, for the next estimate of their kind.
+    def note_shared(self, node: PlanNode, *, promised_bytes: int, took_bytes: int) -> None:
+        """Record the device memory of members beside their base, for the next estimate of their kind.
 
-        Half as much again as was promised was no whole company: others came and went, and left memory behind. Less
-        than was foretold teaches nothing: their data may have been shorter than the next ones'.
+        More than 150 % of the reserved memory is ignored: members that left did not return all of theirs. Less than the
+        estimate is ignored too: the data of the next members may be longer.
         """
         needs = node.needs
         is_sound = 0 < 2 * took_bytes < 3 * promised_bytes

@@ -39,8 +39,8 @@ _TOP = {"stoker_plan", "name", "nodes", "edges", "final", "keep"}
 _NODE = {"stage", "args", "retry", "timeout_s", "needs"}
 _EDGE = {"from", "to", "port", "each"}
 _RETRY = {"attempts", "backoff_s", "on"}
-# The company is filled in before a node starts.
-_NEEDS = {name: value for name, value in fields_of(Needs()).items() if name != "company"}
+# The share key is filled in before a node starts.
+_NEEDS = {name: value for name, value in fields_of(Needs()).items() if name != "share_key"}
 
 
 def read_plan(path: str, stages: Mapping[str, Stage]) -> Plan:

@@ -40,7 +40,7 @@ class Engine:
     open_devices: Callable[[Callable[[], None]], DeviceGate]
     """Give the gate before devices for one run; it calls back when a stage that waits may start."""
     clock: Clock
-    company_runner: Callable[[], SharedProcessRunner | None] = lambda: None
+    shared_runner: Callable[[], SharedProcessRunner | None] = lambda: None
     """Give what runs stages that share a process; nothing: each has its own here."""
     forked_runner: Callable[[], StageRunner] | None = None
     """Give what runs in a process of its own a stage that would run here, if this process has its code no more."""

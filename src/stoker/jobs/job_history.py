@@ -41,7 +41,7 @@ class NodeHistory:
     peak_rss_bytes: int | None = None
     peak_gpu_bytes: int | None = None
     """On the fullest of its devices."""
-    company: dict[str, Any] | None = None
+    member_usage: dict[str, Any] | None = None
     """With whom it shared a process, if it did (`stays.Stay`)."""
     waits_for: str = ""
     """Which devices it waits for, and who holds them, or who does the very same; empty if it does not."""
@@ -160,7 +160,7 @@ def _end(node: NodeHistory, event: dict[str, Any]) -> None:
     node.seconds = event.get("seconds")
     node.peak_rss_bytes = event.get("peak_rss_bytes")
     node.peak_gpu_bytes = event.get("peak_gpu_bytes")
-    node.company = event.get("company")
+    node.member_usage = event.get("company")
     node.metrics.update(_metrics(event))
 
 

@@ -28,7 +28,7 @@ class SharedProcessCapacity:
 
 @frozen
 class SharedProcessEstimate:
-    """One company to be."""
+    """One shared process to be."""
 
     members: int
     at_once: int
@@ -54,13 +54,13 @@ class SharedProcessEstimate:
         }
 
 
-def foretell_companies(
+def estimate_shared_processes(
     nodes: Sequence[PlanNode],
     trials: Sequence[Trial],
     shared: Callable[[Trial], SharedBase | None],
     room: SharedProcessCapacity,
 ) -> list[SharedProcessEstimate]:
-    """Estimator the companies that trials with some nodes become, in the order of their first members.
+    """Estimator the shared processes that trials with some nodes become, in the order of their first members.
 
     What works alone makes none, and neither does a trial that has none of these nodes.
     """
@@ -77,7 +77,7 @@ def foretell_companies(
 
 
 def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str) -> SharedProcessEstimate:
-    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only a company should cost
+    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only a shared process should cost
 
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes

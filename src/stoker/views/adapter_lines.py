@@ -110,7 +110,7 @@ class SharedProcessRunView:
     speed: Speed = fresh(factory=Speed)
 
 
-def company_text(speed: Speed, width: int) -> str:
+def shared_speed_text(speed: Speed, width: int) -> str:
     """Return how those that work together go at the moment."""
     return f"{f'{speed.members} together':<{width}}  {speed_text(speed.now)}"
 
@@ -300,15 +300,15 @@ class SharedProcessFitView:
         }
 
 
-def company_lines(
-    company: MultiAdapterTraining,
+def multi_adapter_lines(
+    training: MultiAdapterTraining,
     estimate: MultiAdapterEstimate,
     seats: list[SharedProcessFitView],
     *,
     columns: int = 0,
 ) -> list[str]:
     """Lay an estimate out."""
-    shape, count = company.shape, estimate.adapters
+    shape, count = training.shape, estimate.adapters
     each = "beside them" if count == 1 else f"by each of {count} adapters"
     needs = estimate.needs
     base = [["base, once", "", ""], *map(_row, estimate.base), ["  together", format_size(needs.base_bytes), ""]]

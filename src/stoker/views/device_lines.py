@@ -45,7 +45,7 @@ def _device_lines(state: DeviceState, columns: int) -> list[str]:
         f"reserved {_reserved(state)}, available {format_size(state.available_bytes)}"
     )
     together = {id(holder) for held in state.bases for holder in held.holders}
-    rows = [row for held in state.bases for row in _company(held)]
+    rows = [row for held in state.bases for row in _shared_process(held)]
     rows += [_holder(one) for one in state.holders if id(one) not in together]
     holders = table(rows, columns=columns, indent="  ")
     return [
@@ -74,7 +74,7 @@ def _measured(state: DeviceState) -> str:
     return texts
 
 
-def _company(held: HeldBase) -> list[list[str]]:
+def _shared_process(held: HeldBase) -> list[list[str]]:
     """Lay out who has a base in common: the base once, then what each adds."""
     pids = list(dict.fromkeys(holder.entry.owner.pid for holder in held.holders))
     count = len(held.holders)

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.core.text import format_size
 from stoker.engine.ranking import known_direction, preference
-from stoker.engine.runners.stage_runner import MemberUsage, read_stay
+from stoker.engine.runners.stage_runner import MemberUsage, read_member_usage
 from stoker.jobs.job_history import NodeHistory
 from stoker.views.text_tables import Signs, span
 
@@ -142,29 +142,29 @@ _MOST_NAMED = 4
 
 def companions_text(node: NodeHistory) -> str:
     """Return with whom a stage shared a process, and how many sat there at once; nothing of one that was alone."""
-    stay = read_stay(node.company)
-    if stay is None or not stay.others:
+    usage = read_member_usage(node.member_usage)
+    if usage is None or not usage.others:
         return ""
-    others = "1 other" if stay.others == 1 else f"{stay.others} others"
-    return f"in one process with {others}, {stay.members} at once: {_named(stay.named, stay.others)}"
+    others = "1 other" if usage.others == 1 else f"{usage.others} others"
+    return f"in one process with {others}, {usage.members} at once: {_named(usage.named, usage.others)}"
 
 
-def companies_lines(job: str, nodes: Iterable[NodeHistory]) -> list[str]:
+def shared_process_lines(job: str, nodes: Iterable[NodeHistory]) -> list[str]:
     """Return how many stages of a job shared each process, and who else was in it; nothing where each was alone."""
     processes: dict[int, list[tuple[NodeHistory, MemberUsage]]] = {}
     for node in nodes:
-        stay = read_stay(node.company)
-        if stay is not None and stay.others:
-            processes.setdefault(stay.process, []).append((node, stay))
-    return [_line(job, stays) for stays in processes.values()]
+        usage = read_member_usage(node.member_usage)
+        if usage is not None and usage.others:
+            processes.setdefault(usage.process, []).append((node, usage))
+    return [_line(job, usages) for usages in processes.values()]
 
 
-def _line(job: str, stays: list[tuple[NodeHistory, MemberUsage]]) -> str:
-    if len(stays) == 1:
-        return f"{stays[0][0].node}: {companions_text(stays[0][0])}"
-    ours = {f"{job}/{node.node}" for node, _ in stays}
-    named = tuple(dict.fromkeys(name for _, stay in stays for name in stay.named if name not in ours))
-    texts = f"{len(stays)} in one process, {max(stay.members for _, stay in stays)} at once"
+def _line(job: str, usages: list[tuple[NodeHistory, MemberUsage]]) -> str:
+    if len(usages) == 1:
+        return f"{usages[0][0].node}: {companions_text(usages[0][0])}"
+    ours = {f"{job}/{node.node}" for node, _ in usages}
+    named = tuple(dict.fromkeys(name for _, usage in usages for name in usage.named if name not in ours))
+    texts = f"{len(usages)} in one process, {max(usage.members for _, usage in usages)} at once"
     return f"{texts}, beside {_named(named, len(named))}" if named else texts
 
 

@@ -71,28 +71,28 @@ def shared_by_choir(args: ChoirArgs, digest_of: Callable[[str], str]) -> SharedB
     )
 
 
-def sing_together(company: SharedContext) -> None:
+def sing_together(shared: SharedContext) -> None:
     """Sing a verse of each voice in turn."""
     seated: list[Member] = []
-    while not company.is_over:
-        seated += company.new_members(wait_s=0.02)
-        for seat in seated:
-            _verse(seat)
-        seated = [seat for seat in seated if seat.is_active]
+    while not shared.is_over:
+        seated += shared.new_members(wait_s=0.02)
+        for member in seated:
+            _verse(member)
+        seated = [member for member in seated if member.is_active]
 
 
-def _verse(seat: Member) -> None:
-    args, notes = seat.args, seat.job.scratch / "verses"
+def _verse(member: Member) -> None:
+    args, notes = member.args, member.job.scratch / "verses"
     verse = int(notes.read_text()) + 1 if notes.exists() else 1
     try:
-        seat.job.step(verse, of=None, voice=args.voice, process=os.getpid(), devices=len(seat.job.devices))
+        member.job.step(verse, of=None, voice=args.voice, process=os.getpid(), devices=len(member.job.devices))
         _replace(notes, str(verse))
         _replace(Path(args.gate, f"{args.voice}.singing"), f"{os.getpid()} {verse}")
         if Path(args.gate, str(args.voice)).exists():
-            sung = {"voice": args.voice, "song": Path(args.song).read_text(), "devices": len(seat.job.devices)}
-            seat.finished(seat.job.save(Sung, sung))
+            sung = {"voice": args.voice, "song": Path(args.song).read_text(), "devices": len(member.job.devices)}
+            member.finished(member.job.save(Sung, sung))
     except StokerError as error:
-        seat.failed(error)
+        member.failed(error)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a plan learns of earlier companies."""
+"""What a plan learns of earlier shared processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.devices.estimate.terms import CalibrationFile, keys_of
 COMPANY = MultiAdapterTraining(shape=read_shape({"model_type": "llama"}))
 
 
-def test_a_plan_learns_what_companies_of_its_kind_took_and_where_to_note_the_next(tmp_path):
+def test_a_plan_learns_what_shared_processes_of_its_kind_took_and_where_to_note_the_next(tmp_path):
     pytest.importorskip("torch")
     path = str(tmp_path / "vram.json")
     first = remembered(path, COMPANY)

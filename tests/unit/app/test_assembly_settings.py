@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from stoker.api.app_parts import read_settings, with_kernels_kept
-from stoker.app.machine_parts import company_settings
+from stoker.app.machine_parts import shared_process_settings
 
 
-def test_a_company_keeps_its_kernels_in_the_home_not_in_a_temporary_folder() -> None:
+def test_a_shared_process_keeps_its_kernels_in_the_home_not_in_a_temporary_folder() -> None:
     settings = read_settings({"STOKER_HOME": "/home/me/stoker", "LANG": "C"}, "/somewhere")
-    environment = company_settings(settings, environment=settings.environment, contain=None, version="1").environment
+    environment = shared_process_settings(
+        settings, environment=settings.environment, contain=None, version="1"
+    ).environment
     assert environment == {
         "STOKER_HOME": "/home/me/stoker",
         "LANG": "C",
@@ -31,11 +33,11 @@ def test_whoever_says_where_kernels_go_is_believed() -> None:
     }
 
 
-def test_doors_of_companies_are_not_put_into_another_users_session(
+def test_doors_of_shared_processes_are_not_put_into_another_users_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = read_settings({"XDG_RUNTIME_DIR": str(tmp_path)}, "/somewhere")
-    assert settings.companies == str(tmp_path / "stoker-companies")
+    assert settings.shared_process_folder == str(tmp_path / "stoker-companies")
     # As after `su`, which leaves the environment as it is.
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
-    assert os.path.dirname(settings.companies) == tempfile.gettempdir()
+    assert os.path.dirname(settings.shared_process_folder) == tempfile.gettempdir()

@@ -28,12 +28,12 @@ class Paper(Screen):
 def follow(
     *events: Event,
     titles: Titles = Titles(width=5),  # noqa: B008 - it is frozen
-    company: SharedProcessRunView | None = None,
+    shared: SharedProcessRunView | None = None,
 ) -> Paper:
     paper = Paper()
     out = CliOutput(is_json=False, is_quiet=False)
     out.is_unicode = True
-    progress = ProgressLines(paper, out, titles, near="/work", company=company)
+    progress = ProgressLines(paper, out, titles, near="/work", shared=shared)
     for number, event in enumerate(events):
         progress.take(event, 100.0 + number, number)
     return paper
@@ -190,10 +190,10 @@ def test_a_failed_trial_is_told_of_as_that() -> None:
     assert line.endswith("hint: stoker logs mine/2")
 
 
-def test_members_of_a_company_are_introduced_once_and_their_speed_is_told_together() -> None:
+def test_members_of_a_shared_process_are_introduced_once_and_their_speed_is_told_together() -> None:
     names = {"1.train": "a", "2.train": "b"}
     titles = Titles(names=names, of_trials=frozenset(names), width=10, together=frozenset(names), trials=2)
-    company = SharedProcessRunView(lines=("2 adapters, one base",))
+    shared = SharedProcessRunView(lines=("2 adapters, one base",))
     steps = [Event(Kinds.STAGE_STEP, {"node": node, "step": 1, "metrics": {"tokens_per_s": 500.0}}) for node in names]
     diverged = {"label": "a", "state": "failed", "cause": "diverged", "message": "loss is nan", "trial": 1}
     paper = follow(
@@ -203,7 +203,7 @@ def test_members_of_a_company_are_introduced_once_and_their_speed_is_told_togeth
         *steps,
         Event(Kinds.TRIAL_END, diverged),
         titles=titles,
-        company=company,
+        shared=shared,
     )
     assert paper.lines == ["2 adapters, one base", "✗ a                   loss is nan, the other one unaffected"]
     assert paper.running is not None
@@ -216,7 +216,7 @@ def told(name: str, text: str) -> Event:
     return Event(Kinds.STAGE_TOLD, {"node": name, "text": text})
 
 
-def test_what_a_company_tells_is_told_at_once_and_once_for_all_its_members() -> None:
+def test_what_a_shared_process_tells_is_told_at_once_and_once_for_all_its_members() -> None:
     names = {"1.train": "a", "2.train": "b"}
     titles = Titles(names=names, of_trials=frozenset(names), width=1, together=frozenset(names), trials=2)
     said = [told(name, "compiling 38s (kept for next time)") for name in names]

@@ -140,7 +140,7 @@ class Lab:
         around = ProgramContext(
             environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=False
         )
-        self.companies = SharedProcessRunner(self.company_settings, clock=self.clock)
+        self.shared_processes = SharedProcessRunner(self.shared_process_settings, clock=self.clock)
         self.programs = ProgramRunner(around, containment, self.clock)
         self.capacity = capacity
         self.devices = tuple(card(uuid) for uuid in devices)
@@ -181,11 +181,11 @@ class Lab:
             memory=MemoryGate(lambda: self.memory, self.footprints),
             open_devices=self.open_devices,
             clock=self.clock,
-            company_runner=lambda: self.companies,
+            shared_runner=lambda: self.shared_processes,
             forked_runner=lambda: self.processes,
         )
 
-    def company_settings(self) -> SharedProcessSettings:
+    def shared_process_settings(self) -> SharedProcessSettings:
         return SharedProcessSettings(
             folder=str(self.folder / "run"),
             home=str(self.folder),

@@ -50,9 +50,9 @@ def test_devices_are_not_counted_here() -> None:
         granted(permits, cpu=0, gpu=5, vram_gib=100.0)
 
 
-def test_a_company_holds_its_cores_and_its_base_once_until_its_last_member_has_left() -> None:
+def test_a_shared_process_holds_its_cores_and_its_base_once_until_its_last_member_has_left() -> None:
     permits = Permits(MACHINE)
-    needs: dict[str, Any] = {"cpu": 4, "memory_gib": 8.0, "base_memory_gib": 6.0, "company": "words"}
+    needs: dict[str, Any] = {"cpu": 4, "memory_gib": 8.0, "base_memory_gib": 6.0, "share_key": "words"}
     seated = [granted(permits, **needs) for _ in range(5)]
     assert short_of(permits, **needs) == (Resource.MEMORY,)
     assert permits.members_of("words") == 5
@@ -67,8 +67,8 @@ def test_a_company_holds_its_cores_and_its_base_once_until_its_last_member_has_l
 
 def test_members_of_different_sizes_give_back_exactly_what_they_took() -> None:
     permits = Permits(MACHINE)
-    first = granted(permits, cpu=2, memory_gib=8.0, base_memory_gib=6.0, company="words")
-    second = granted(permits, cpu=2, memory_gib=10.0, base_memory_gib=6.0, company="words")
+    first = granted(permits, cpu=2, memory_gib=8.0, base_memory_gib=6.0, share_key="words")
+    second = granted(permits, cpu=2, memory_gib=10.0, base_memory_gib=6.0, share_key="words")
     permits.give_back(first)
     permits.give_back(second)
     assert granted(permits, cpu=4, memory_gib=16.0).memory_bytes == 16 * GIB

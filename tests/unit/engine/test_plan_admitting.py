@@ -82,7 +82,7 @@ def test_what_never_fits_is_refused_and_what_does_not_fit_now_waits_for_our_own_
     assert cap_gib(gate.ask(node(2), action(), is_work_running=False)) == 4.0
 
 
-def company_node(percent: float = 100.0, peaks: tuple[str, ...] = ("exact", "kind")) -> PlanNode:
+def shared_node(percent: float = 100.0, peaks: tuple[str, ...] = ("exact", "kind")) -> PlanNode:
     needs = Needs(gpu=1, vram_gib=8.0, base_gib=6.0, shares=True, peaks=peaks, foretold_percent=percent)
     return PlanNode(id="a", stage=misbehave, asks=needs)
 
@@ -96,22 +96,22 @@ def company_node(percent: float = 100.0, peaks: tuple[str, ...] = ("exact", "kin
     ],
     ids=["more than foretold", "as corrected", "less teaches nothing"],
 )
-def test_what_a_company_took_beside_its_base_corrects_the_next_of_its_kind(
+def test_what_a_shared_process_took_beside_its_base_corrects_the_next_of_its_kind(
     footprints: Footprints, tmp_path: Path, percent: float, promised: int, took: int, kept: list[int]
 ) -> None:
     path = tmp_path / "vram.json"
     gate = MemoryGate(lambda: HERE, footprints, str(path))
-    gate.note_company(company_node(percent), promised_bytes=promised, took_bytes=took)
+    gate.note_shared(shared_node(percent), promised_bytes=promised, took_bytes=took)
     assert json.loads(path.read_text())["kinds"] == {"exact": [kept], "kind": [kept]}
 
 
-def test_a_company_that_was_not_measured_or_left_memory_behind_teaches_nothing(
+def test_a_shared_process_that_was_not_measured_or_left_memory_behind_teaches_nothing(
     footprints: Footprints, tmp_path: Path
 ) -> None:
     path = tmp_path / "vram.json"
     gate = MemoryGate(lambda: HERE, footprints, str(path))
-    gate.note_company(company_node(), promised_bytes=0, took_bytes=0)
-    gate.note_company(company_node(), promised_bytes=2 * GIB, took_bytes=3 * GIB)
-    gate.note_company(company_node(peaks=()), promised_bytes=4 * GIB, took_bytes=5 * GIB)
-    MemoryGate(lambda: HERE, footprints).note_company(company_node(), promised_bytes=4 * GIB, took_bytes=5 * GIB)
+    gate.note_shared(shared_node(), promised_bytes=0, took_bytes=0)
+    gate.note_shared(shared_node(), promised_bytes=2 * GIB, took_bytes=3 * GIB)
+    gate.note_shared(shared_node(peaks=()), promised_bytes=4 * GIB, took_bytes=5 * GIB)
+    MemoryGate(lambda: HERE, footprints).note_shared(shared_node(), promised_bytes=4 * GIB, took_bytes=5 * GIB)
     assert not path.exists()

@@ -23,7 +23,7 @@ def alone(tmp_path: Path) -> SoloContext:
     return SoloContext(job, {}, None)
 
 
-def test_a_company_of_one_is_over_when_that_one_has_ended(tmp_path: Path) -> None:
+def test_a_shared_process_of_one_is_over_when_that_one_has_ended(tmp_path: Path) -> None:
     shared = alone(tmp_path)
     (member,) = shared.new_members(0.0)
     assert (shared.new_members(9.0), shared.is_over, shared.devices) == ([], False, ("GPU-1",))
@@ -32,7 +32,7 @@ def test_a_company_of_one_is_over_when_that_one_has_ended(tmp_path: Path) -> Non
     assert shared.result().load() == 3
 
 
-def test_a_company_of_one_raises_what_its_member_failed_with(tmp_path: Path) -> None:
+def test_a_shared_process_of_one_raises_what_its_member_failed_with(tmp_path: Path) -> None:
     shared = alone(tmp_path)
     (member,) = shared.new_members(0.0)
     member.failed(ZeroDivisionError("oh"))

@@ -36,44 +36,44 @@ def same_base(args: CountArgs, _digests: Mapping[str, tuple[str, ...]]) -> str:
     return args.base
 
 
-def count_together(company: SharedContext) -> None:
+def count_together(shared: SharedContext) -> None:
     """Count for everybody who is seated, one each per round."""
     counts: dict[Member, int] = {}
-    while not company.is_over:
-        for seat in company.new_members(0.002 if counts else 0.5):
-            counts[seat] = _kept(seat)
-            print(f"seated {seat.args.member}, at most {company.ceiling_bytes} bytes")
-            if seat.args.marks:
-                Path(seat.args.marks, f"{seat.args.member}.{os.getpid()}").touch()
-        for seat in list(counts):
-            _count_one(seat, counts)
+    while not shared.is_over:
+        for member in shared.new_members(0.002 if counts else 0.5):
+            counts[member] = _kept(member)
+            print(f"seated {member.args.member}, at most {shared.ceiling_bytes} bytes")
+            if member.args.marks:
+                Path(member.args.marks, f"{member.args.member}.{os.getpid()}").touch()
+        for member in list(counts):
+            _count_one(member, counts)
 
 
-def _count_one(seat: Member, counts: dict[Member, int]) -> None:
-    args: CountArgs = seat.args
+def _count_one(member: Member, counts: dict[Member, int]) -> None:
+    args: CountArgs = member.args
     try:
-        seat.job.check()
+        member.job.check()
         if args.waits_for and not Path(args.waits_for).exists():
             return
-        counts[seat] += 1
-        if counts[seat] == args.fails_at:
+        counts[member] += 1
+        if counts[member] == args.fails_at:
             raise StageDiverged(f"{args.member} diverged")
-        if counts[seat] == args.breaks_at:
+        if counts[member] == args.breaks_at:
             os._exit(7)
-        seat.job.step(counts[seat], of=args.to, count=float(counts[seat]))
-        seat.job.scratch.joinpath("count").write_text(str(counts[seat]))
-        if counts[seat] >= args.to:
-            body = {"member": args.member, "count": counts[seat], "process": os.getpid(), "seat": seat.number}
-            seat.job.tell(f"{args.member} is done", at_once=True)
-            seat.finished(seat.job.save(Counted, body))
-            del counts[seat]
+        member.job.step(counts[member], of=args.to, count=float(counts[member]))
+        member.job.scratch.joinpath("count").write_text(str(counts[member]))
+        if counts[member] >= args.to:
+            body = {"member": args.member, "count": counts[member], "process": os.getpid(), "number": member.number}
+            member.job.tell(f"{args.member} is done", at_once=True)
+            member.finished(member.job.save(Counted, body))
+            del counts[member]
     except (Cancelled, StageDiverged, OSError) as error:
-        del counts[seat]
-        seat.failed(error)
+        del counts[member]
+        member.failed(error)
 
 
-def _kept(seat: Member) -> int:
-    kept = seat.job.scratch / "count"
+def _kept(member: Member) -> int:
+    kept = member.job.scratch / "count"
     return int(kept.read_text()) if kept.exists() else 0
 
 
@@ -97,9 +97,9 @@ def hanging(job: StageContext, args: CountArgs) -> Counted:
     return job.made(Counted)
 
 
-def hang(company: SharedContext) -> None:
+def hang(shared: SharedContext) -> None:
     """Admit whoever comes, and never look at them again."""
-    while not company.new_members(1.0):
+    while not shared.new_members(1.0):
         pass
     time.sleep(600)
 
@@ -111,9 +111,9 @@ def broken(job: StageContext, args: CountArgs) -> Counted:
     return job.made(Counted)
 
 
-def break_down(company: SharedContext) -> None:
+def break_down(shared: SharedContext) -> None:
     """Wait for somebody, and fail for everybody."""
-    company.new_members(10.0)
+    shared.new_members(10.0)
     message = "nothing works"
     raise RuntimeError(message)
 
@@ -125,9 +125,9 @@ def greedy(job: StageContext, args: CountArgs) -> Counted:
     return job.made(Counted)
 
 
-def eat(company: SharedContext) -> None:
+def eat(shared: SharedContext) -> None:
     """Take memory until somebody objects."""
-    company.new_members(10.0)
+    shared.new_members(10.0)
     print("hungry")
     eaten = []
     while True:

@@ -34,22 +34,22 @@ def lines(*holders: DeviceHolder) -> list[str]:
     return memory_lines(LedgerState(devices=(device,), waiting=(), warnings=()))[3:]
 
 
-def test_a_company_shows_its_base_once_and_each_members_increment():
-    company, first, second, other = lines(
+def test_a_shared_process_shows_its_base_once_and_each_members_increment():
+    shared, first, second, other = lines(
         holder(1, "sweep/0", measured_gib=8), holder(1, "eval", base="", pid=3), holder(2, "sweep/1", measured_gib=10)
     )
-    assert company.split("  ")[1] == "process 9"
-    assert "budget 10.0 GiB, 7.0 GiB of it the base, once" in company
-    assert "actual 11.0 GiB" in company
-    assert company.endswith("2 on one base")
+    assert shared.split("  ")[1] == "process 9"
+    assert "budget 10.0 GiB, 7.0 GiB of it the base, once" in shared
+    assert "actual 11.0 GiB" in shared
+    assert shared.endswith("2 on one base")
     assert (first.split()[:3], first.split()[-1]) == (["+", "1.0", "GiB"], "sweep/0")
     assert (second.split()[:3], second.split()[-1]) == (["+", "2.0", "GiB"], "sweep/1")
     assert "budget 1.0 GiB" in other
 
 
 def test_a_member_that_is_alone_still_shows_what_its_base_takes():
-    company, member = lines(holder(1, "lora"))
-    assert "budget 8.0 GiB, 7.0 GiB of it the base, once" in company
-    assert "measuring" in company
-    assert company.endswith("1 on its base")
+    shared, member = lines(holder(1, "lora"))
+    assert "budget 8.0 GiB, 7.0 GiB of it the base, once" in shared
+    assert "measuring" in shared
+    assert shared.endswith("1 on its base")
     assert member.split()[:3] == ["+", "1.0", "GiB"]

@@ -1,4 +1,4 @@
-"""The training of every weight, update by update: what a company does for many adapters, for one whole model.
+"""The training of every weight, update by update: what a shared process does for many adapters, for one whole model.
 
 Weights, gradients and moments are kept in 32 bits; on a GPU products may be computed in bfloat16. From one seed, on a
 CPU with one number of threads, it gives the same bits every time, however often it was interrupted.

@@ -51,7 +51,7 @@ from stoker.devices.estimate.training_setup import Method, Optimiser, TrainingSp
 from stoker.engine.recipe import surroundings
 
 _WORDS = {"adapters": "most", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
-"""What this cookbook calls a company's numbers."""
+"""What this cookbook calls a shared process's numbers."""
 
 
 @frozen
@@ -68,19 +68,19 @@ class Load:
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
     """Return what a base takes once, and one adapter beside it."""
-    return estimate_adapters(_company(shape, load, where)).needs
+    return estimate_adapters(_multi_adapter(shape, load, where)).needs
 
 
 def placed_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
     """Give the same for machines that are elsewhere: there members of any size have to agree on what the base takes."""
-    company = _company(shape, load, where)
-    found = estimate_adapters(company).needs
+    training = _multi_adapter(shape, load, where)
+    found = estimate_adapters(training).needs
     return MultiAdapterNeeds(
-        base_bytes=max(steady_base_bytes(company), found.base_bytes), member_bytes=found.member_bytes
+        base_bytes=max(steady_base_bytes(training), found.base_bytes), member_bytes=found.member_bytes
     )
 
 
-def _company(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterTraining:
+def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterTraining:
     return adapters_of_unknown_number(
         shape,
         dtype=load.dtype,
@@ -98,21 +98,21 @@ def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDevi
     On a GPU its devices have to, else the machine's own memory. What is of unknown size is not judged.
     """
     there = rooms_here(gpus=gpus)
-    company = _company(base.shape, load, MemoryLocation.CUDA if gpus else MemoryLocation.CPU)
-    return no_room(company, there, _as_asked, _WORDS, lambda: _shapes(load)) if there else None
+    training = _multi_adapter(base.shape, load, MemoryLocation.CUDA if gpus else MemoryLocation.CPU)
+    return no_room(training, there, _as_asked, _WORDS, lambda: _shapes(load)) if there else None
 
 
 def what_fits(args: LoraArgs, room_bytes: int) -> str:
     """Return which of an adapter's numbers would fit into so much of the machine's memory, its base with it."""
     base = find_base(args.base)
     load = Load(rank=args.rank, targets=args.targets, rows=args.batch, tokens=args.max_seq_len, dtype=args.dtype)
-    company = changed(_company(base.shape, load, MemoryLocation.CPU), adapters=1)
-    return "; ".join(map(str, smaller(room_bytes, company, _as_asked, _WORDS)))
+    training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
+    return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
 
 
-def _as_asked(company: MultiAdapterTraining) -> MultiAdapterEstimate:
+def _as_asked(training: MultiAdapterTraining) -> MultiAdapterEstimate:
     """Estimate as it is requested: with what many hold once, since the number of members is not known."""
-    return changed(estimate_adapters(changed(company, adapters=MANY)), adapters=company.adapters)
+    return changed(estimate_adapters(changed(training, adapters=MANY)), adapters=training.adapters)
 
 
 def rooms_here(*, gpus: int) -> list[MultiAdapterCapacity]:
@@ -146,13 +146,13 @@ def bases_at_hand(load: Load) -> dict[str, TrainableBase]:
 
 
 def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> Needs:
-    """Return what an adapter asks: in company the base counts once."""
+    """Return what an adapter asks: in shared process the base counts once."""
     if not gpus:
         found = member_needs(base.shape, load, MemoryLocation.CPU)
         return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
-    company, here = _company(base.shape, load, MemoryLocation.CUDA), surroundings()
-    remembered = here.remembered(company)
-    found = estimate_adapters(company, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
+    training, here = _multi_adapter(base.shape, load, MemoryLocation.CUDA), surroundings()
+    remembered = here.remembered(training)
+    found = estimate_adapters(training, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
     return Needs(
         gpu=gpus,
         vram_gib=found.total_bytes / GIB,

@@ -255,7 +255,7 @@ class SharedProcessPeers:
         return f", in one process with {named}: same base {_short(self.base)}"
 
 
-def company_of(case: JobExplainContext, fleet: Fleet, told: Explanation, machine: str | None) -> SharedProcessPeers:
+def peers_of(case: JobExplainContext, fleet: Fleet, told: Explanation, machine: str | None) -> SharedProcessPeers:
     """Return with which jobs a job runs in one process, or would run if it started now on the machine it is to get."""
     job, asked = case.job, case.wanted.requirements
     if not _is_shared(asked):

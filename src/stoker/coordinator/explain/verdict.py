@@ -16,10 +16,10 @@ from stoker.coordinator.explain.case import (
     JobExplainContext,
     MachineDecline,
     Prerequisite,
-    company_of,
     data_row,
     first_builds,
     first_copies,
+    peers_of,
 )
 from stoker.core.frozen import changed, fields_of
 from stoker.core.job import JobState
@@ -82,11 +82,11 @@ class Explainer:
         returning = self._returning(case.wanted) if is_waiting and told.best is None else {}
         never = "" if returning or not is_waiting else self._never(case.wanted, told)
         ahead = case.ahead if is_waiting and not told.never else None
-        company = company_of(case, fleet, told, machine)
+        peers = peers_of(case, fleet, told, machine)
         return JobExplanation(
             job=case.job,
-            verdict=_verdict(case, told, fleet, now_s, never, (first if is_waiting else "") + company.words()),
-            together=company.jobs,
+            verdict=_verdict(case, told, fleet, now_s, never, (first if is_waiting else "") + peers.words()),
+            together=peers.jobs,
             never=never,
             after={before.name: before.state for before in case.after} if is_waiting else {},
             place_in_line=None if ahead is None else ahead + 1,

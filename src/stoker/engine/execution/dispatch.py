@@ -86,19 +86,19 @@ class NodeLauncher:
         self.room = NodeQueue()
 
     def needs_of(self, node: PlanNode, execute: Execute) -> Needs:
-        """Return what a node holds while it runs, with the company that it would be a member of."""
-        if node.stage.together is None or self._solo or self._engine.company_runner() is None:
+        """Return what a node holds while it runs, with the shared process that it would be a member of."""
+        if node.stage.together is None or self._solo or self._engine.shared_runner() is None:
             return node.needs
-        return changed(node.needs, company=share_key_of(node.stage, node.args, execute.action))
+        return changed(node.needs, share_key=share_key_of(node.stage, node.args, execute.action))
 
     def launch_one(self, *, joining: AbstractSet[str] | None = None) -> LaunchResult | None:
         """Try the first waiting node that there is room for; smaller ones may pass those that are short.
 
-        With `joining`, only those that become members of one of these companies.
+        With `joining`, only those that become members of one of these shared processes.
         """
         in_line: set[Needs] = set()
         for waiting in (one for one in self.room.first_of_each() if self._has_seat(one.needs, joining)):
-            joins = self.permits.members_of(waiting.needs.company) > 0
+            joins = self.permits.members_of(waiting.needs.share_key) > 0
             grant = self.permits.take(waiting.needs)
             if isinstance(grant, Shortage):
                 if waiting.is_first_refusal():
@@ -125,32 +125,32 @@ class NodeLauncher:
         return None
 
     def _ask_for_memory(self, waiting: QueuedNode, *, joins: bool) -> Admission | AdmissionRefusal | AdmissionDelay:
-        """Ask for a start; where there is no room for a base, it may be there already, in a company of another run."""
+        """Request memory for a start; without room for a base, a shared process of another run may have it already."""
         answer = self._engine.memory.ask(
             waiting.node,
             waiting.execute.action,
             is_work_running=self._running > 0,
-            company=waiting.needs.company,
+            share_key=waiting.needs.share_key,
             joins=joins,
         )
-        if isinstance(answer, Admission) or joins or not self._has_company(waiting):
+        if isinstance(answer, Admission) or joins or not self._is_shared_process_up(waiting):
             return answer
         return self._ask_for_memory(waiting, joins=True)
 
-    def _has_company(self, waiting: QueuedNode) -> bool:
-        runner = self._company_runner(waiting)
+    def _is_shared_process_up(self, waiting: QueuedNode) -> bool:
+        runner = self._shared_runner(waiting)
         if runner is None or waiting.needs.gpu:
             return False
-        return runner.is_begun(shared_process_key(waiting.node.stage, waiting.needs.company, waiting.execute.action))
+        return runner.is_up(shared_process_key(waiting.node.stage, waiting.needs.share_key, waiting.execute.action))
 
-    def _company_runner(self, waiting: QueuedNode) -> SharedProcessRunner | None:
-        return self._engine.company_runner() if waiting.needs.company else None
+    def _shared_runner(self, waiting: QueuedNode) -> SharedProcessRunner | None:
+        return self._engine.shared_runner() if waiting.needs.share_key else None
 
     def _has_seat(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
-        """Return whether there is a place at all: a company's, or one beside it."""
-        if joining is not None and needs.company not in joining:
+        """Return whether there is a place at all: a shared process's, or one beside it."""
+        if joining is not None and needs.share_key not in joining:
             return False
-        return not 0 < needs.most <= self.permits.members_of(needs.company)
+        return not 0 < needs.most <= self.permits.members_of(needs.share_key)
 
     def stand_aside(self) -> None:
         """There is no room for one more, whatever it needs: let others on this machine have the devices meanwhile."""
@@ -175,10 +175,10 @@ class NodeLauncher:
             if running.is_over.is_set():
                 self.devices.give_back(running.taken)
         self._engine.leases.give_back(running.execute.key)
-        if running.company:
-            # What was measured is its company's, and says nothing of this configuration alone.
+        if running.share_key:
+            # What was measured is its shared process's, and says nothing of this configuration alone.
             promised_bytes, took_bytes = (0, 0) if running.taken is None else running.taken.beside_base
-            self._engine.memory.note_company(running.node, promised_bytes=promised_bytes, took_bytes=took_bytes)
+            self._engine.memory.note_shared(running.node, promised_bytes=promised_bytes, took_bytes=took_bytes)
             return
         self._engine.memory.note(
             running.node,
@@ -305,7 +305,7 @@ class NodeLauncher:
     def _runner_for(self, waiting: QueuedNode, code: tuple[ModuleSource, ...]) -> StageRunner:
         """Choose what runs a stage. This process runs none that it had imported before its code was edited."""
         stage = waiting.node.stage
-        runner = self._company_runner(waiting) or self._engine.runner_for(stage)
+        runner = self._shared_runner(waiting) or self._engine.runner_for(stage)
         if not (runner.is_here or stage.is_program) or self._is_ours(code):
             return runner
         if stage.is_program or self._engine.forked_runner is None:

@@ -319,11 +319,11 @@ class Executor:
     def _launch_one(self) -> bool:
         """Let the next waiting node start; False if there is none, or no room."""
         is_full = len(self._in_flight) >= self._options.max_in_flight
-        if self._is_stopping or (is_full and not self._in_flight.companies):
+        if self._is_stopping or (is_full and not self._in_flight.share_keys):
             self._launchpad.stand_aside()
             return False
-        # One more member of a company is not one more at once.
-        tried = self._launchpad.launch_one(joining=self._in_flight.companies if is_full else None)
+        # One more member of a shared process is not one more at once.
+        tried = self._launchpad.launch_one(joining=self._in_flight.share_keys if is_full else None)
         if tried is None:
             return False
         if tried.running is not None:
@@ -423,8 +423,8 @@ class Executor:
         more: dict[str, Any] = {}
         if running.taken is not None:
             more |= {"devices": list(running.taken.devices), "peak_gpu_bytes": running.taken.peak_bytes}
-        if report.usage.stay is not None:
-            more["company"] = report.usage.stay.to_json()
+        if report.usage.member_usage is not None:
+            more["company"] = report.usage.member_usage.to_json()
         self._status.hold(
             Kinds.STAGE_END,
             node=running.name,

@@ -69,7 +69,7 @@ class QueuedNode:
     rank: tuple[int, ...]
     """Its place in the plan, which no other node has."""
     needs: Needs
-    """What it holds while it runs, its company filled in."""
+    """What it holds while it runs, its shared process filled in."""
     refusals: int = 0
     waits_for: str = ""
     """What was last said about its wait for devices."""
@@ -177,8 +177,8 @@ class InFlightAttempt:
     """Its cap."""
     is_here: bool = False
     """It runs in this process."""
-    company: str = ""
-    """The word of the company that it is a member of."""
+    share_key: str = ""
+    """The word of the shared process that it is a member of."""
     taken: AttemptDevices | None = None
     """Its devices."""
     stop_cause: FailureCause | None = None
@@ -255,8 +255,8 @@ class Attempts:
             scratch=scratch,
             resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",
             memory_bytes=memory_bytes,
-            company=shared_process_key(node.stage, waiting.needs.company, execute.action)
-            if waiting.needs.company
+            process_key=shared_process_key(node.stage, waiting.needs.share_key, execute.action)
+            if waiting.needs.share_key
             else "",
             most=waiting.needs.most,
             short_of_base=lambda: self._memory.short_of_base(node),
@@ -275,7 +275,7 @@ class Attempts:
             reports=reports,
             memory_bytes=memory_bytes,
             is_here=runner.is_here,
-            company=waiting.needs.company,
+            share_key=waiting.needs.share_key,
             taken=taken,
         )
         if runner.is_here:
@@ -470,8 +470,8 @@ class Attempts:
         }
         if running.taken is not None:
             facts["peak_gpu_bytes"] = running.taken.peak_bytes
-        if outcome.usage.stay is not None:
-            facts["company"] = outcome.usage.stay.to_json()
+        if outcome.usage.member_usage is not None:
+            facts["company"] = outcome.usage.member_usage.to_json()
         if running.reports.last:
             facts["metrics"] = running.reports.last
         facts["manifest"] = outcome.manifest or manifest_of_stage(running.work)
@@ -524,17 +524,17 @@ class InFlightAttempts:
         self._running: dict[str, InFlightAttempt] = {}
 
     def __len__(self) -> int:
-        """How many run at once; a company is one, however many members it has."""
-        alone = sum(1 for running in self._running.values() if not running.company)
-        return alone + len(self.companies)
+        """How many run at once; a shared process is one, however many members it has."""
+        alone = sum(1 for running in self._running.values() if not running.share_key)
+        return alone + len(self.share_keys)
 
     def __contains__(self, name: str) -> bool:
         return name in self._running
 
     @property
-    def companies(self) -> frozenset[str]:
-        """Return the words of the companies that some are members of."""
-        return frozenset(running.company for running in self._running.values() if running.company)
+    def share_keys(self) -> frozenset[str]:
+        """Return the words of the shared processes that some are members of."""
+        return frozenset(running.share_key for running in self._running.values() if running.share_key)
 
     def add(self, running: InFlightAttempt) -> None:
         """Take in an attempt that has been started."""

@@ -79,12 +79,12 @@ class Work:
     """Whose checkpoints it may go on from."""
     memory_bytes: int | None = None
     """How much memory it may use, if that is limited."""
-    company: str = ""
-    """The key of the company that it joins; empty: it has a process of its own."""
+    process_key: str = ""
+    """The key of the shared process that it joins; empty: it has a process of its own."""
     most: int = 0
-    """How many members that company has at once; zero: any number."""
+    """How many members that shared process has at once; zero: any number."""
     short_of_base: Callable[[], str] = lambda: ""
-    """Says why there is no room now for a company of its own, base and all; empty: there is."""
+    """Says why there is no room now for a shared process of its own, base and all; empty: there is."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None
     is_cancelled: Callable[[], bool] = lambda: False
     """Whether the run is being stopped: for work that can't be interrupted from outside."""
@@ -98,7 +98,7 @@ class AttemptUsage:
     cpu_s: float | None = None
     was_killed_for_memory: bool = False
     """The kernel killed it at its cap: what it says of memory itself is not this."""
-    stay: MemberUsage | None = None
+    member_usage: MemberUsage | None = None
     """With whom it shared a process, if it did."""
 
 
@@ -360,7 +360,7 @@ def safe_name(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_.[]=,+" else "_" for char in name)
 
 
-# Who sat beside whom: what a company remembers of a member's time in it, for the record of its attempt. Pure.
+# Which members shared a process, for the record of an attempt. Pure.
 
 
 MOST_MEMBERS_NAMED = 16
@@ -369,23 +369,23 @@ _LONGEST_NAME = 200
 
 @frozen
 class MemberUsage:
-    """One member's time in a company, once it is over."""
+    """Which others a member shared its process with, from its join to its end."""
 
     process: int
-    """Which one worked for all of them."""
+    """The pid of the shared process."""
     members: int
-    """The most that sat there at once, itself among them."""
+    """The maximum number of members at once, itself included."""
     others: int
-    """How many it shared the process with at any time."""
+    """How many other members there were at any time."""
     named: tuple[str, ...]
-    """The first of those, each by its job and stage."""
+    """The first of these, each as JOB/STAGE."""
 
     def to_json(self) -> dict[str, Any]:
         return {"process": self.process, "members": self.members, "others": self.others, "with": list(self.named)}
 
 
-def read_stay(body: object) -> MemberUsage | None:
-    """Read what `to_json` gave; nothing of what is none."""
+def read_member_usage(body: object) -> MemberUsage | None:
+    """Return the usage that `to_json` made this from; None if it is not one."""
     if not isinstance(body, Mapping):
         return None
     counts = [one for name in ("process", "members", "others") if type(one := body.get(name)) is int and one >= 0]

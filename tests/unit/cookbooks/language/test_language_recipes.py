@@ -283,7 +283,7 @@ def test_more_rows_and_a_higher_rank_ask_for_more_memory():
     assert memory_gib(rank=32) > memory_gib(rank=1)
 
 
-def test_members_of_one_company_have_base_and_width_in_common():
+def test_members_of_one_shared_process_have_base_and_width_in_common():
     together = train_lora.together
     assert together is not None
     args = train_lora.args.make(compiled("lora").node("train_lora").args)

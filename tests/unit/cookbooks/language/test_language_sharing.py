@@ -47,7 +47,9 @@ def word_of_attempt(base: Path, **given: Any) -> str:
 
 
 @pytest.mark.parametrize("given", [{"gpus": 0}, {"gpus": 1}, {"dtype": "float32"}, {"dtype": "bfloat16"}])
-def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_company(base: Path, given: dict[str, Any]):
+def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_shared_process(
+    base: Path, given: dict[str, Any]
+):
     assert shared(base, **given).share_key == word_of_attempt(base, **given)
 
 
@@ -61,8 +63,8 @@ def test_who_may_run_anywhere_has_the_word_of_attempts_on_a_device_whatever_is_h
 def test_a_base_has_its_word_wherever_it_lies_and_another_one_has_another(base: Path, tmp_path: Path):
     copied = Path(shutil.copytree(base, tmp_path / "elsewhere"))
     other = write_base(tmp_path / "other", TinyShape(seed=4))
-    assert shared(base).share_key == shared(copied, rank=2, lr=0.5).word
-    assert len({shared(base).share_key, shared(other).word, shared(base, dtype="float32").word}) == 3
+    assert shared(base).share_key == shared(copied, rank=2, lr=0.5).share_key
+    assert len({shared(base).share_key, shared(other).share_key, shared(base, dtype="float32").share_key}) == 3
 
 
 def test_a_larger_adapter_or_more_rows_take_more_beside_the_same_base(base: Path):

@@ -449,10 +449,10 @@ def test_the_state_tells_who_holds_what_and_who_waits(lab: Lab) -> None:
     assert shared.to_dict()["holders"][0]["budget_bytes"] == gib(6)
 
 
-def test_what_one_process_takes_for_a_company_is_shared_out_among_its_members(lab: Lab) -> None:
-    company = someone(9)
+def test_what_one_process_takes_for_a_shared_process_is_shared_out_among_its_members(lab: Lab) -> None:
+    shared = someone(9)
     asks = [sharing(gib(7 + own), job=f"rank-{own}", base="llama", base_bytes=gib(7)) for own in (1, 1, 2)]
-    members = [lab.ledger.hand_over(held(lab.ledger.reserve(ask)), company) for ask in asks]
+    members = [lab.ledger.hand_over(held(lab.ledger.reserve(ask)), shared) for ask in asks]
     seen = [lab.ledger.note_measured(one, {"GPU-a": gib(12)}) for one in members]
     assert [one.measured_bytes for one in seen] == [gib(8) + gib(1) // 4, gib(8) + gib(1) // 4, gib(9) + gib(1) // 2]
     assert not any(one.is_over for one in seen)

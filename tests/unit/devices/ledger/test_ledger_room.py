@@ -96,7 +96,7 @@ def member(pid: int, own: int, base: int = 2) -> Reservation:
     return entry(gib(base + own), pid=pid, base="b", base_bytes=gib(base))
 
 
-def test_a_company_may_take_what_its_members_were_promised_and_its_part_of_what_nobody_is() -> None:
+def test_a_shared_process_may_take_what_its_members_were_promised_and_its_part_of_what_nobody_is() -> None:
     usable = usable_bytes(CARD.total_bytes, CARD.memory_type)
     assert ceiling_of([member(1, 1), member(2, 3)]) == gib(6) * TOTAL // usable
     # All who share the card keep to theirs: the card is never full.
@@ -107,7 +107,7 @@ def test_a_company_may_take_what_its_members_were_promised_and_its_part_of_what_
     )
 
 
-def test_a_company_that_holds_a_card_whole_or_none_has_no_ceiling() -> None:
+def test_a_shared_process_that_holds_a_card_whole_or_none_has_no_ceiling() -> None:
     assert ceiling_of([entry(gib(20), is_exclusive=True)]) is None
     assert ceiling_of([entry(0, is_exclusive=True)]) is None
     assert ceiling_of([]) is None

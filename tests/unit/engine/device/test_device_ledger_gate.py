@@ -377,8 +377,10 @@ def test_those_who_share_are_side_by_side_as_far_as_the_card_is_shared_out(machi
     )
 
 
-def test_members_of_a_company_take_their_base_once_and_those_of_another_one_take_another(machine: Machine) -> None:
-    member = Needs(gpu=1, vram_gib=10.0, base_gib=8.0, shares=True, company="one")
+def test_members_of_a_shared_process_take_their_base_once_and_those_of_another_one_take_another(
+    machine: Machine,
+) -> None:
+    member = Needs(gpu=1, vram_gib=10.0, base_gib=8.0, shares=True, share_key="one")
     gate = machine.gate()
     taken = [machine.take(gate, member, job=f"job/{number}") for number in range(6)]
     assert isinstance(machine.ask(gate, member), DeviceWait)
@@ -386,14 +388,14 @@ def test_members_of_a_company_take_their_base_once_and_those_of_another_one_take
     for one in taken[2:]:
         gate.give_back(one)
     # 12 of 20.4 GiB are held: enough for a member, not for one more base.
-    another = changed(member, company="another")
+    another = changed(member, share_key="another")
     assert isinstance(machine.ask(gate, another), DeviceWait)
     gate.give_back(taken[1])
     machine.get(gate, another)
 
 
 def test_who_has_a_base_and_is_too_large_to_share_gets_a_device_to_itself(machine: Machine) -> None:
-    large = Needs(gpu=1, vram_gib=22.0, base_gib=20.0, shares=True, company="one")
+    large = Needs(gpu=1, vram_gib=22.0, base_gib=20.0, shares=True, share_key="one")
     gate = machine.gate()
     assert gate.never(large) == ""
     machine.take(gate, large)
@@ -476,13 +478,13 @@ def test_another_limit_is_refused(text: str) -> None:
         read_limit(text)
 
 
-def test_a_companys_memory_is_shared_out_and_what_its_members_took_beside_the_base_is_known(
+def test_a_shared_processs_memory_is_shared_out_and_what_its_members_took_beside_the_base_is_known(
     machine: Machine, sleeper: subprocess.Popen[bytes]
 ) -> None:
     gate = machine.gate()
     worker = of_pid(sleeper.pid)
     assert worker is not None
-    needs = Needs(gpu=1, vram_gib=8.0, base_gib=6.0, shares=True, company="llama")
+    needs = Needs(gpu=1, vram_gib=8.0, base_gib=6.0, shares=True, share_key="llama")
     machine.meter.use("GPU-1", sleeper.pid, 11 * GIB)
     first, second = (machine.take(gate, needs, job=job) for job in ("one", "two"))
     for taken in (first, second):

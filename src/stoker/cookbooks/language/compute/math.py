@@ -250,7 +250,7 @@ class PointwiseKernels:
 
 
 def _allow_many_shapes() -> None:
-    """Let torch keep kernels for as many kinds of input as a long-lived company meets: it gives up after eight."""
+    """Let torch keep kernels for all input shapes of a long-lived shared process; by default it keeps eight."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_KINDS)

@@ -1,4 +1,4 @@
-"""The engine's slots as a company uses them: made again, with all members in them, for one that does not fit."""
+"""The engine's slots as a shared process uses them: made again, with all members in them, for one that does not fit."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ResizableSlots:
         return self.slots
 
 
-# A company keeps to what it was given of a device: what it takes beyond that fails here, and not in a neighbour.
+# A shared process keeps to what it was given of a device: what it takes beyond that fails here, and not in a neighbour.
 #
 # An estimate may be wrong, and a device is shared. So torch's allocator gets a limit, whenever a member came
 # or left; a pass that does not fit then is divided, as it is where the device itself is full.
@@ -130,7 +130,7 @@ class TorchAllocator(Protocol):
 
 
 class AllocatorLimit:
-    """Where a company's allocator stops; it follows what the company was given."""
+    """Where a shared process's allocator stops; it follows what the shared process was given."""
 
     def __init__(self, allocator: TorchAllocator | None) -> None:
         """Without an allocator, as on the CPU, nothing is done."""

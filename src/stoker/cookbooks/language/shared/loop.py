@@ -57,12 +57,12 @@ from stoker.core.errors import Cancelled, StageDiverged
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
 _NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
-"""Metrics that are of the company as much as of a member; its log tells what it learned."""
+"""Metrics that are of the shared process as much as of a member; its log tells what it learned."""
 
 
-def train_members(company: SharedContext, clock: Clock | None = None) -> None:
+def train_members(shared: SharedContext, clock: Clock | None = None) -> None:
     """Train all members until the shared process is done."""
-    _Running(company, clock or SystemClock()).run()
+    _Running(shared, clock or SystemClock()).run()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class _Watch:
 
 
 class _Running:
-    def __init__(self, company: SharedContext, clock: Clock) -> None:
-        self._company = company
+    def __init__(self, shared: SharedContext, clock: Clock) -> None:
+        self._shared = shared
         self._clock = clock
         self._places: ResizableSlots | None = None
         self._members: dict[int, AdapterMember] = {}
@@ -89,16 +89,16 @@ class _Running:
         self._folders = OwnFolders(clock)
         self._waiting: list[Member] = []
         """Members that wait for a folder of another training."""
-        self._device, note = device_of(company.devices)
+        self._device, note = device_of(shared.devices)
         self._notes = [note] if note else []
         self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
         self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
         self._step = 0
 
     def run(self) -> None:
-        company = self._company
+        shared = self._shared
         try:
-            while not company.is_over:
+            while not shared.is_over:
                 self._admit(self._new_members(0.0 if self._members or self._waiting else _WAIT_S))
                 if self._members:
                     with undisturbed():
@@ -117,9 +117,9 @@ class _Running:
     # Coming
 
     def _new_members(self, wait_s: float) -> list[Member]:
-        seats = self._company.new_members(wait_s)
+        seats = self._shared.new_members(wait_s)
         # Before anything of theirs is held, and after others have left.
-        self._cap.follow(self._company.ceiling_bytes)
+        self._cap.follow(self._shared.ceiling_bytes)
         return seats
 
     def _admit(self, seats: list[Member]) -> None:

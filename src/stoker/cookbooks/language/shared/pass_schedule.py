@@ -177,7 +177,7 @@ def _within(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]
     ]
 
 
-# Whose turn it is: which members of a company train in its next step.
+# Whose turn it is: which members of a shared process train in its next step.
 #
 # Members that ask for `synchronized` train in every step. Those that ask for `round_robin` take turns among themselves,
 # one in each step; of those that ask for `priority` the one with the worst evaluation trains, one never evaluated
@@ -197,7 +197,7 @@ class AdapterProgress:
 
 
 def whose_turn(step: int, members: Sequence[AdapterProgress]) -> tuple[int, ...]:
-    """Return the slots that train in this step of the company, in their order."""
+    """Return the slots that train in this step of the shared process, in their order."""
     chosen = [one.slot for one in members if one.turns == "synchronized"]
     in_turn = sorted(one.slot for one in members if one.turns == "round_robin")
     if in_turn:

@@ -1,4 +1,4 @@
-"""One step of a company: members' batches through the engine in as few passes as is wise, and what to do if one fails.
+"""One step of a shared process: members' batches through the engine in few passes, and what to do if one fails.
 
 A pass that runs out of memory is divided, and what was gathered for the updates under way is gathered again; one that
 fails otherwise is tried member by member, so that only the one who caused it ends. After an error of the device itself

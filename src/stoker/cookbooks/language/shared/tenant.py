@@ -1,4 +1,4 @@
-"""One member of a company: its settings, data, counters and curve; everything about it but its numbers in the banks."""
+"""One member of a shared process: its settings, data, counters and curve; its weights are in the banks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A company's own process: it greets members, and runs the one function that works for all.
+"""The shared process itself: accepts members, and runs the one function that works for all.
 
-Started by its supervisor, inside a box, with the socket already open; it ends with its supervisor. What the
-function prints goes to every member's log, and what it raises fails every member that is left. Without members it
-lingers a little, closes the door and ends.
+Its supervisor starts it in containment, with the socket already open; it ends with its supervisor. What the function
+prints goes to every member's log, and what it raises fails every member that is left. Without members it waits for the
+linger time, closes the socket and ends.
 """
 
 from __future__ import annotations
@@ -50,37 +50,35 @@ from stoker.host.import_watch import entry_point, import_only, received
 from stoker.host.network import allow_many_files
 from stoker.host.sockets import NamedSocket, NamedSocketListener
 
-# What members' runs took of devices for them, as their company sees it: how much that is, and how it is given back.
-#
-# A member whose run is gone can't give it back itself: its company does, whose process holds it by then.
+# Reservations of device memory that members' runs made. If a member's run is gone, its shared process releases them.
 
 
 def ceiling_by(claims: Iterable[Any]) -> int | None:
-    """Return the most that a company may take of a device by the claims of its members; nothing: all there is."""
+    """Return the maximum memory of a device by the reservations of the members; None: all of it."""
     with suppress(ValueError, KeyError, TypeError):
         return ceiling_of([Reservation.from_dict(claim["entry"]) for claim in claims if claim])
     return None
 
 
-def give_back(claim: Any) -> None:
-    """Give back what a member's run took in the ledger; what can't be goes with this process. Twice is fine."""
+def release(claim: Any) -> None:
+    """Release a member's reservation. Idempotent. What can't be released ends with this process."""
     with suppress(StokerError, ValueError, KeyError, TypeError):
         if claim:
             held = Reservation.from_dict(claim["entry"])
             Ledger(claim["folder"], clock=SystemClock(), meter=NoMeter()).release(held)
 
 
-# With whom each member has shared this process, for the record of its attempt.
+# Which members shared this process at the same time, for the record of each attempt.
 
 
 @changeable
-class _Seated:
+class _Presence:
     name: str
     members: int
     others: int = 0
     named: list[str] = fresh(factory=list)
 
-    def meet(self, another: _Seated, members: int) -> None:
+    def meet(self, another: _Presence, members: int) -> None:
         self.others += 1
         self.members = max(self.members, members)
         if len(self.named) < MOST_MEMBERS_NAMED:
@@ -88,24 +86,24 @@ class _Seated:
 
 
 class MemberUsageTracker:
-    """All members of one company, by slot."""
+    """Records which members shared the process with which, by number."""
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._seated: dict[int, _Seated] = {}
+        self._present: dict[int, _Presence] = {}
 
-    def came(self, seat: int, name: object) -> None:
+    def came(self, number: int, name: object) -> None:
         """Note a new member."""
-        members = len(self._seated) + 1
-        newcomer = _Seated(name=member_name(name), members=members)
-        for one in self._seated.values():
+        members = len(self._present) + 1
+        newcomer = _Presence(name=member_name(name), members=members)
+        for one in self._present.values():
             one.meet(newcomer, members)
             newcomer.meet(one, members)
-        self._seated[seat] = newcomer
+        self._present[number] = newcomer
 
-    def left(self, seat: int) -> MemberUsage:
+    def left(self, number: int) -> MemberUsage:
         """Note that a member left; return its usage."""
-        one = self._seated.pop(seat)
+        one = self._present.pop(number)
         return MemberUsage(process=self._process, members=one.members, others=one.others, named=tuple(one.named))
 
 
@@ -115,7 +113,7 @@ _LONGEST_LINE = 1 << 14
 
 
 class LiveSharedContext:
-    """The company as its function sees it: `SharedContext`."""
+    """The `SharedContext` of a shared process."""
 
     def __init__(
         self,
@@ -133,8 +131,8 @@ class LiveSharedContext:
         self._opened = opened
         self._linger_s = linger_s
         self._clock = clock
-        self._seats: dict[int, MemberConnection] = {}
-        self._stays = MemberUsageTracker(os.getpid())
+        self._connections: dict[int, MemberConnection] = {}
+        self._usage = MemberUsageTracker(os.getpid())
         self._is_over = False
         self.ceiling_bytes: int | None = None
 
@@ -143,7 +141,7 @@ class LiveSharedContext:
         return self._is_over
 
     def new_members(self, wait_s: float) -> list[Member]:
-        """Return new members; without any for the linger time, the company is over."""
+        """Return new members; after the linger time without any member, the process is over."""
         deadline_s = self._clock.monotonic_s() + wait_s
         empty_s: float | None = None
         with self._members.changed:
@@ -157,90 +155,90 @@ class LiveSharedContext:
                 self._members.changed.wait(left_s)
         if not joined and empty_s is not None and empty_s >= self._linger_s:
             self._is_over = self._withdraw()
-        seats = [seat for member in joined if (seat := self._seat(member)) is not None]
+        members = [member for connection in joined if (member := self._admit(connection)) is not None]
         if joined:
-            self._look_at_claims()
-        return seats
+            self._update_ceiling()
+        return members
 
     def fail_all(self, error: BaseException) -> None:
-        """Give up: every member, and every one that is joining, fails for this reason."""
+        """Fail every member, and every one that is joining, with this error."""
         failed = failure_of(error)
         self._is_over = True
         self._close(unless_knocked=False)
-        for number in list(self._seats):
+        for number in list(self._connections):
             self._answer(number, failed)
         deadline_s = self._clock.monotonic_s() + _LAST_ANSWERS_S
         with self._members.changed:
             while self._members.empty_for_s() is None and self._clock.monotonic_s() < deadline_s:
-                for member in self._members.take_joined():
-                    self._members.told(member, _as_message(failed))
+                for connection in self._members.take_joined():
+                    self._members.answer(connection, _as_message(failed))
                 self._members.changed.wait(0.05)
 
     def _fits(self, newcomers: list[MemberConnection]) -> bool:
-        """Return whether these may sit beside those who are here: no member is with more others than it said."""
-        together = [*self._seats.values(), *newcomers]
+        """Return True if no member, current or new, would be among more than its maximum."""
+        together = [*self._connections.values(), *newcomers]
         limits = [member.work.get("most") for member in together if member.work]
         return all(len(together) <= limit for limit in limits if isinstance(limit, int) and limit > 0)
 
     def _withdraw(self) -> bool:
-        self._members.let_in(is_open=False)
+        self._members.set_accepting(False)
         with self._members.changed:
             is_empty = self._members.empty_for_s() is not None
         if is_empty and self._close(unless_knocked=True):
             return True
-        self._members.let_in(is_open=True)
+        self._members.set_accepting(True)
         return False
 
     def _close(self, *, unless_knocked: bool) -> bool:
         try:
             return self._door.close(self._opened, unless_knocked=unless_knocked)
         except StokerError:
-            # The supervisor tries once more; a member that connects until then is asked to try again.
+            # The supervisor tries once more; a member that connects until then has to try again.
             return True
 
-    def _seat(self, member: MemberConnection) -> Member | None:
-        number = next(number for number in range(_ANY) if number not in self._seats)
-        self._seats[number] = member
-        work = member.work or {}
-        self._stays.came(number, work.get("who", work.get("node")))
+    def _admit(self, connection: MemberConnection) -> Member | None:
+        number = next(number for number in range(_ANY) if number not in self._connections)
+        self._connections[number] = connection
+        work = connection.work or {}
+        self._usage.came(number, work.get("who", work.get("node")))
         try:
             stage = find_stage(work["entry"])
-            job = context_of(work, stage, member.say, lambda: member.is_stopped or member.is_gone)
+            job = context_of(work, stage, connection.send, lambda: connection.is_stopped or connection.is_gone)
             args = stage.args.make(checked_args(work, stage))
             inputs = handles_of(stage, given_inputs(work))
-        except BaseException as error:  # noqa: BLE001 - of one member, and for it to hear
+        except BaseException as error:  # noqa: BLE001 - sent to that member
             self._answer(number, failure_of(error))
             return None
 
-        def answer(said: Kind[Any] | BaseException) -> None:
-            if isinstance(said, BaseException):
-                self._answer(number, failure_of(said))
+        def answer(outcome: Kind[Any] | BaseException) -> None:
+            if isinstance(outcome, BaseException):
+                self._answer(number, failure_of(outcome))
             else:
-                self._answer(number, judge_made(stage, said, work["out"]))
+                self._answer(number, judge_made(stage, outcome, work["out"]))
 
-        return Member(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: member.is_gone)
+        return Member(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: connection.is_gone)
 
-    def _look_at_claims(self) -> None:
-        self.ceiling_bytes = ceiling_by(member.work.get("claim") for member in self._seats.values() if member.work)
+    def _update_ceiling(self) -> None:
+        self.ceiling_bytes = ceiling_by(one.work.get("claim") for one in self._connections.values() if one.work)
 
     def _answer(self, number: int, outcome: StageSuccess | StageFailure) -> None:
-        member = self._seats.pop(number)
+        connection = self._connections.pop(number)
         if isinstance(outcome, StageFailure) and outcome.error_code == CODE_EDITED.error_code:
-            # What it has started may work with other code for as long as it lives: no other member joins.
+            # Its subprocesses may run other code for as long as they live: no other member may join.
             self._close(unless_knocked=False)
-        self._look_at_claims()
-        if member.is_gone and member.work is not None:
-            # Its run may have been killed: what it holds of devices is held by this process by now.
-            give_back(member.work.get("claim"))
-        self._members.told(member, _as_message(outcome, self._stays.left(number)))
+        self._update_ceiling()
+        if connection.is_gone and connection.work is not None:
+            # Its run may have been killed: this process holds its reservation by now.
+            release(connection.work.get("claim"))
+        self._members.answer(connection, _as_message(outcome, self._usage.left(number)))
 
 
 class MemberLogStream(io.TextIOBase):
-    """A stream that also goes to every member's log, line by line."""
+    """A stream that is copied to every member's log, line by line."""
 
-    def __init__(self, own: TextIO, tell: Callable[[str], None]) -> None:
+    def __init__(self, own: TextIO, emit: Callable[[str], None]) -> None:
         self._own = own
-        self._tell = tell
+        self._emit = emit
         self._lock = threading.RLock()
         self._line = ""
 
@@ -260,10 +258,10 @@ class MemberLogStream(io.TextIOBase):
             whole, newline, self._line = (self._line + text).rpartition("\n")
             if newline:
                 self._own.flush()
-                self._tell(whole)
+                self._emit(whole)
             if len(self._line) > _LONGEST_LINE:
-                # Bars that are drawn over and over never end their line.
-                self._tell(self._line)
+                # Progress bars never end their line.
+                self._emit(self._line)
                 self._line = ""
         return len(text)
 
@@ -272,13 +270,13 @@ class MemberLogStream(io.TextIOBase):
 
 
 def main(descriptor: int) -> NoReturn:
-    """Be the company that an order describes, and end."""
+    """Run the shared process that a request describes, and exit."""
     with open(descriptor, "rb") as file:
         order: dict[str, Any] = loads(file.read())
     linux.die_with_parent(signal.SIGKILL)
-    keeper = of_pid(order["keeper_pid"])
-    if keeper is None or os.getppid() != order["keeper_pid"]:
-        # It ended before we asked, so the signal never comes.
+    supervisor = of_pid(order["keeper_pid"])
+    if supervisor is None or os.getppid() != order["keeper_pid"]:
+        # The supervisor ended before the call above, so the signal never comes.
         os._exit(1)
     linux.set_name("stoker-company")
     allow_many_files()
@@ -288,29 +286,29 @@ def main(descriptor: int) -> NoReturn:
         NamedSocket(order["folder"], order["name"]),
         NamedSocketListener(listener=listener, mark=order["mark"]),
     )
-    greeting = {"v": FORMAT, "hello": {"identity": mine().to_dict(), "keeper": keeper.to_dict()}}
-    members = MemberServer(listener, greeting, order["words_fd"], clock=clock)
-    sys.stdout = MemberLogStream(sys.stdout, lambda text: members.tell_all({"log": text}))
-    sys.stderr = MemberLogStream(sys.stderr, lambda text: members.tell_all({"log": text}))
-    hall = LiveSharedContext(
+    greeting = {"v": FORMAT, "hello": {"identity": mine().to_dict(), "keeper": supervisor.to_dict()}}
+    members = MemberServer(listener, greeting, order["exit_fd"], clock=clock)
+    sys.stdout = MemberLogStream(sys.stdout, lambda text: members.send_all({"log": text}))
+    sys.stderr = MemberLogStream(sys.stderr, lambda text: members.send_all({"log": text}))
+    shared = LiveSharedContext(
         members, door, opened, devices=tuple(order["devices"]), linger_s=order["linger_s"], clock=clock
     )
     status = 1
     try:
-        # All members have this code: the company is named by its digest.
+        # All members have this code: its digest is part of the name of the shared process.
         import_only(received(order["sources_fd"]))
-        entry_point(order["run"])(hall)
-        if not hall.is_over:
-            raise InternalError(f"{order['run']} returned while its company was not over")
+        entry_point(order["run"])(shared)
+        if not shared.is_over:
+            raise InternalError(f"{order['run']} returned before the shared process was over")
         status = 0
-    except BaseException as error:  # noqa: BLE001 - whatever it is, every member has to hear of it
+    except BaseException as error:  # noqa: BLE001 - sent to every member
         traceback.print_exc()
-        hall.fail_all(error)
+        shared.fail_all(error)
     members.close(_LAST_ANSWERS_S)
     os._exit(status)
 
 
-def _as_message(outcome: StageSuccess | StageFailure, stay: MemberUsage | None = None) -> dict[str, Any]:
+def _as_message(outcome: StageSuccess | StageFailure, usage: MemberUsage | None = None) -> dict[str, Any]:
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    company = None if stay is None else stay.to_json()
-    return {"answer": answer_of(outcome), "peak_rss_bytes": peak_bytes, "company": company}
+    recorded = None if usage is None else usage.to_json()
+    return {"answer": answer_of(outcome), "peak_rss_bytes": peak_bytes, "company": recorded}

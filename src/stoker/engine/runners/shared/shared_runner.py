@@ -1,9 +1,9 @@
-"""Attempts as members of a company: each finds the living one, or starts it, and hears of its own work alone.
+"""Run attempts as members of a shared process: find the living one or start it, send the work, receive the answer.
 
 An attempt never outlives its run: the end of its connection frees its slot. To stop it is a message, to kill it is to
-hang up; the company is never killed for one member. If the company's process is lost, all its members are, each to be
-tried again as its own policy says. One that does not answer, because it was stopped, is waited for so long and no
-longer: then its door is taken away, and another company begun. Linux only.
+close the connection; the shared process is never killed for one member. If the shared process is lost, so are all its
+members; each is retried by its own policy. If one does not answer, because it was stopped, its socket is removed after
+a timeout, and another is started. Linux only.
 """
 
 from __future__ import annotations
@@ -30,18 +30,25 @@ from stoker.engine.runners.process_runner import as_request
 from stoker.engine.runners.program.program_end import out_of_memory
 from stoker.engine.runners.shared.members import (
     FORMAT,
-    ComeAgain,
     Frames,
+    JoinAgain,
+    JoinTimeout,
     SharedProcessExit,
     SharedProcessHandshake,
-    Unanswered,
-    be_greeted,
     framed,
     is_ready,
-    read_last_words,
+    read_exit,
     receive,
+    receive_hello,
 )
-from stoker.engine.runners.stage_runner import Attempt, AttemptUsage, StageFailure, StageSuccess, Work, read_stay
+from stoker.engine.runners.stage_runner import (
+    Attempt,
+    AttemptUsage,
+    StageFailure,
+    StageSuccess,
+    Work,
+    read_member_usage,
+)
 from stoker.engine.stage import Stage
 from stoker.host.containment.box import MARK
 from stoker.host.identity import Liveness, is_alive
@@ -51,7 +58,7 @@ from stoker.host.sockets import NamedSocket, NamedSocketListener
 from stoker.host.user_switch import written
 from stoker.host.writers import LogFile
 
-# A member that finds no company starts one: its name, its socket, and its supervisor.
+# Starting a shared process: its name, its socket, and its supervisor.
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
@@ -62,37 +69,37 @@ _START_S = 30.0
 
 @frozen
 class SharedProcessSettings:
-    """What all companies that are started from here have in common."""
+    """Settings of all shared processes that this program starts."""
 
     folder: str
-    """Where their doors are: this user's own, on this machine."""
+    """Folder of their sockets; it belongs to this user."""
     home: str
     """Runs with another home do not join."""
     cwd: str
     environment: Mapping[str, str]
     contain: str | None
-    """The containment that was asked for; nothing: the strongest that works."""
+    """The requested containment; None: the strongest that works."""
     version: str
     linger_s: float
-    """How long a company without members waits for others."""
+    """How long a shared process without members waits for new ones."""
     patience_s: float = 60.0
-    """When one without members that does not end is ended."""
+    """Timeout after which one without members is killed."""
     answer_s: float = 120.0
-    """How long one that has a door is waited for until it greets, or listens."""
+    """Timeout for its hello, and for it to read the join message."""
 
 
-def company_name(company: str, devices: Sequence[str], settings: SharedProcessSettings) -> str:
-    """Name the company of a key on some devices: the same only for what may share a process."""
-    same = [FORMAT, company, list(devices), settings.home, settings.version, sys.executable, list(sys.path)]
+def shared_process_name(key: str, devices: Sequence[str], settings: SharedProcessSettings) -> str:
+    """Return the name of the shared process of a key on some devices: equal only for attempts that may share one."""
+    same = [FORMAT, key, list(devices), settings.home, settings.version, sys.executable, list(sys.path)]
     return digest_value("company name", same)[:24]
 
 
-def begin_company(
+def start_shared_process(
     work: Work, settings: SharedProcessSettings, door: NamedSocket, clock: Clock
 ) -> tuple[socket.socket | None, str]:
-    """Open the door, knock at it, and start a supervisor for it; None if another was quicker.
+    """Open the socket, connect to it, and start a supervisor for it; None if another attempt was faster.
 
-    With the mark of that opening.
+    Returns the connection and the mark of that opening.
     """
     opened = door.open()
     if opened is None:
@@ -101,7 +108,7 @@ def begin_company(
     try:
         with opened.listener:
             link = door.knock()
-            _start_keeper(work, settings, door, opened, clock)
+            _start_supervisor(work, settings, door, opened, clock)
     except BaseException:
         door.close(opened)
         if link is not None:
@@ -110,7 +117,7 @@ def begin_company(
     return link, opened.mark
 
 
-def _start_keeper(
+def _start_supervisor(
     work: Work, settings: SharedProcessSettings, door: NamedSocket, opened: NamedSocketListener, clock: Clock
 ) -> None:
     variables = {name: value for name, value in (work.variables or HIDDEN).items() if name != VRAM_BYTES}
@@ -124,7 +131,7 @@ def _start_keeper(
         "listener_fd": listener_fd,
         "devices": list(work.devices),
         "variables": variables,
-        # A default: threads that spin while they wait take the cores of those they wait for.
+        # A default: threads that spin while they wait take cores from those that work.
         "environment": {"OMP_WAIT_POLICY": "passive", **environment},
         "memory_bytes": work.memory_bytes,
         "contain": settings.contain,
@@ -135,7 +142,7 @@ def _start_keeper(
         "patience_s": settings.patience_s,
     }
     with handed_on(work.code) as sources_fd, written({**order, "sources_fd": sources_fd}) as descriptor:
-        # It leaves this process at once and runs by itself, in a session of its own.
+        # It forks at once and runs in a session of its own.
         first = start(
             [sys.executable, "-P", "-c", _BOOT, str(descriptor), dumps(list(sys.path))],
             cwd="/",
@@ -144,17 +151,17 @@ def _start_keeper(
         )
         ended = first.wait(_START_S, clock)
     if not ended.is_success:
-        raise ProcessLost(f"its company's keeper could not begin: {ended}")
+        raise ProcessLost(f"the supervisor of its shared process could not start: {ended}")
 
 
 _MOST_TRIES = 5
 _LOOK_S = 0.25
-_LAST_WORDS_S = 10.0
+_EXIT_S = 10.0
 _FAREWELL_S = 5.0
 
 
 class SharedProcessRunner:
-    """Makes members."""
+    """Runs attempts as members of shared processes."""
 
     is_here = False
 
@@ -163,25 +170,25 @@ class SharedProcessRunner:
         self._clock = clock
 
     def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
-        """A company is started from what runs already: nothing can be missing."""
+        """Does nothing: a shared process needs no other program than the one that runs already."""
 
     def attempt(self, work: Work) -> Attempt:
         return _Member(work, self._settings(), self._clock)
 
-    def is_begun(self, company: str) -> bool:
-        """Say whether there is a company of that key without devices, of whichever run: its base is there already."""
+    def is_up(self, process_key: str) -> bool:
+        """Return True if a shared process with this key runs without devices, started by any run."""
         settings = self._settings()
         with suppress(StokerError):
-            return NamedSocket(settings.folder, company_name(company, (), settings)).is_answered()
+            return NamedSocket(settings.folder, shared_process_name(process_key, (), settings)).is_answered()
         return False
 
 
 class _Standing(Enum):
-    """Where a member is."""
+    """State of a member's connection."""
 
     OUTSIDE = auto()
     JOINING = auto()
-    """A part of what it is here for may be said."""
+    """A part of the join message may be sent."""
     JOINED = auto()
 
 
@@ -190,7 +197,7 @@ class _Member:
         self._work = work
         self._settings = settings
         self._clock = clock
-        self._door = NamedSocket(settings.folder, company_name(work.company, work.devices, settings))
+        self._door = NamedSocket(settings.folder, shared_process_name(work.process_key, work.devices, settings))
         self._log = LogFile(work.folders.log_of(work.node))
         self._lock = threading.Lock()
         self._link: socket.socket | None = None
@@ -200,15 +207,15 @@ class _Member:
 
     def run(self) -> StageSuccess | StageFailure:
         try:
-            said = self._said()
+            join = self._join_message()
             for _ in range(_MOST_TRIES):
-                with suppress(ComeAgain):
-                    return self._try(said)
-            raise ProcessLost(f"{_MOST_TRIES} companies ended before it could join one")
+                with suppress(JoinAgain):
+                    return self._try(join)
+            raise ProcessLost(f"{_MOST_TRIES} shared processes ended before this attempt could join one")
         except ProcessLost as error:
             return StageFailure(cause=FailureCause.LOST, message=str(error), hint=error.hint, error_code=error.code)
         except (InvalidArgs, NoPermission) as error:
-            # Neither is otherwise a moment later.
+            # A retry would fail in the same way.
             return StageFailure(cause=FailureCause.INPUT, message=str(error), hint=error.hint, error_code=error.code)
         except StokerError as error:
             return StageFailure(cause=FailureCause.IO, message=str(error), hint=error.hint, error_code=error.code)
@@ -228,25 +235,25 @@ class _Member:
         return True
 
     def _part(self) -> None:
-        """Say that this attempt is to stop, or hang up if it was killed, without waiting; the caller holds the lock.
+        """Send a stop, or close the connection if this attempt was killed. Never blocks. The caller holds the lock.
 
-        A member that is joining looks for itself.
+        While it is joining, `_join` checks for this itself.
         """
         link = self._link
         if link is None:
             return
         with suppress(OSError):
             if self._standing is _Standing.OUTSIDE:
-                # The work has not begun.
+                # The work has not started.
                 link.shutdown(socket.SHUT_RDWR)
             elif self._standing is _Standing.JOINED and self._killed_s is not None:
-                # The other direction stays open for a last message: that nothing writes to its folder any more.
+                # The other direction stays open for the answer: it means that nothing writes to its folder any more.
                 link.shutdown(socket.SHUT_WR)
             elif self._standing is _Standing.JOINED:
                 link.send(framed({"stop": True}), socket.MSG_DONTWAIT)
 
-    def _said(self) -> bytes:
-        """Return the join message: made before it waits, since finding the inputs may take a while."""
+    def _join_message(self) -> bytes:
+        """Return the join message. Call it before connecting: finding the inputs may take a while."""
         work = self._work
         join = {
             "join": {
@@ -259,82 +266,82 @@ class _Member:
         try:
             return framed(join)
         except ValueError as error:
-            fault = Diagnostic(work.node, f"its arguments are too long for a company: {error}", "--solo needs none")
+            fault = Diagnostic(work.node, f"arguments too long for a shared process: {error}", "run it with --solo")
             raise InvalidArgs(str(fault), faults=(fault,), hint=fault.hint) from None
 
-    def _try(self, said: bytes) -> StageSuccess | StageFailure:
-        # First: what is opened after this may be another one's.
+    def _try(self, join: bytes) -> StageSuccess | StageFailure:
+        # Before connecting: what is opened later may be another shared process.
         mark = self._door.mark()
         link = self._door.knock()
         if link is None:
-            link, mark = begin_company(self._work, self._settings, self._door, self._clock)
+            link, mark = start_shared_process(self._work, self._settings, self._door, self._clock)
         if link is None:
-            raise ComeAgain
+            raise JoinAgain
         with link:
             with self._lock:
                 self._link, self._standing = link, _Standing.OUTSIDE
                 if self._stopped.is_set():
                     return _STOPPED_EARLY
             try:
-                return self._take_part(link, said)
-            except Unanswered:
+                return self._take_part(link, join)
+            except JoinTimeout:
                 self._give_up(mark)
-                raise ComeAgain from None
+                raise JoinAgain from None
             finally:
                 with self._lock:
                     self._link = None
 
     def _give_up(self, mark: str) -> None:
-        """Take away the door of that opening: the next company found is another.
+        """Remove the socket of that opening, so that another shared process is started.
 
-        Raises `ProcessLost` where a second base has no room: on a device, where it is in no ledger, or in memory.
+        Raises `ProcessLost` if there is no room for a second base: on a device (not reserved there), or in memory.
         """
         waited = f"has not answered for {format_duration(self._settings.answer_s)}"
         short = "" if self._work.devices else self._work.short_of_base()
         if self._work.devices or short:
-            hint = "somebody may have stopped its process, stoker-company: kill -CONT lets it go on, kill -9 ends it"
-            beside = f", and there is no room for another: {short}" if short else f": {self._door.path}"
-            raise ProcessLost(f"its company {waited}{beside}", hint=hint)
-        self._note(f"the company at {self._door.path} {waited}: another one is begun")
+            hint = "its process (stoker-company) may be stopped: continue it with kill -CONT, or end it with kill -9"
+            beside = f", and there is no memory for another: {short}" if short else f": {self._door.path}"
+            raise ProcessLost(f"its shared process {waited}{beside}", hint=hint)
+        self._note(f"shared process at {self._door.path} {waited}: starting another")
         self._door.take_away(mark)
 
-    def _take_part(self, link: socket.socket, said: bytes) -> StageSuccess | StageFailure:
+    def _take_part(self, link: socket.socket, join: bytes) -> StageSuccess | StageFailure:
         frames = Frames()
         try:
-            greeted, waiting = be_greeted(link, frames, within_s=self._settings.answer_s, clock=self._clock)
-        except ComeAgain:
+            hello, waiting = receive_hello(link, frames, within_s=self._settings.answer_s, clock=self._clock)
+        except JoinAgain:
             if self._stopped.is_set():
                 return _STOPPED_EARLY
             raise
         except ValueError as error:
-            raise ProcessLost(f"what answers at {self._door.path} is no company: {error}") from None
+            raise ProcessLost(f"{self._door.path} is not the socket of a shared process: {error}") from None
         try:
-            self._work.started(greeted.identity)
-            self._note(f"in the company of process {greeted.identity.pid}")
-            if not self._join(link, said):
+            self._work.started(hello.identity)
+            self._note(f"joined shared process {hello.identity.pid}")
+            if not self._join(link, join):
                 return _STOPPED_EARLY
-            return self._listen(link, frames, waiting) or self._lost(greeted)
+            return self._listen(link, frames, waiting) or self._lost(hello)
         except (ConnectionError, ValueError) as error:
-            self._note(f"the company's connection: {error}")
-            return self._lost(greeted)
+            self._note(f"connection to the shared process: {error}")
+            return self._lost(hello)
         finally:
-            os.close(greeted.words_fd)
+            os.close(hello.exit_fd)
 
-    def _join(self, link: socket.socket, said: bytes) -> bool:
-        """Return what the work is; not if this attempt is stopped before that is whole. Raises `Unanswered`."""
+    def _join(self, link: socket.socket, join: bytes) -> bool:
+        """Send the join message; return False if this attempt was stopped before that. Raises `JoinTimeout`."""
         with self._lock:
             if self._stopped.is_set():
                 return False
             self._standing = _Standing.JOINING
-        # Not under the lock: a stop must not wait for a company that does not listen.
+        # Not under the lock: a stop must not wait for a shared process that does not read.
         deadline_s = self._clock.monotonic_s() + self._settings.answer_s
-        unsent = memoryview(said)
+        unsent = memoryview(join)
         while unsent:
             if self._stopped.is_set():
                 return False
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
-                raise Unanswered
+                raise JoinTimeout
             if is_ready(link, select.POLLOUT, min(left_s, _LOOK_S)):
                 with suppress(BlockingIOError):
                     unsent = unsent[link.send(unsent, socket.MSG_DONTWAIT) :]
@@ -347,7 +354,7 @@ class _Member:
     def _listen(
         self, link: socket.socket, frames: Frames, waiting: Sequence[dict[str, Any]]
     ) -> StageSuccess | StageFailure | None:
-        """Pass on what is said until the answer; nothing if there is none."""
+        """Handle messages until the answer; None if the connection ends without one."""
         bodies = list(waiting)
         while True:
             for body in bodies:
@@ -355,7 +362,9 @@ class _Member:
                     return self._read_answer(body)
                 self._pass_on(body)
             if self._killed_s is not None and self._clock.monotonic_s() - self._killed_s > _FAREWELL_S:
-                return StageFailure(cause=FailureCause.CANCELLED, message="it did not leave its company in time")
+                return StageFailure(
+                    cause=FailureCause.CANCELLED, message="its shared process did not release it in time"
+                )
             if not is_ready(link, select.POLLIN, _LOOK_S):
                 bodies = []
                 continue
@@ -373,10 +382,11 @@ class _Member:
             self._work.emit(body)
 
     def _read_answer(self, body: Mapping[str, Any]) -> StageSuccess | StageFailure:
-        # Its process has others' memory in it, too: no measure of how much this work needs by itself.
+        # The peak is that of the whole process, not of this member.
         answer, peak_bytes = body["answer"], body.get("peak_rss_bytes")
         usage = AttemptUsage(
-            peak_rss_bytes=peak_bytes if isinstance(peak_bytes, int) else None, stay=read_stay(body.get("company"))
+            peak_rss_bytes=peak_bytes if isinstance(peak_bytes, int) else None,
+            member_usage=read_member_usage(body.get("company")),
         )
         if answer.get("outcome") == "finished":
             return StageSuccess(usage=usage)
@@ -391,24 +401,26 @@ class _Member:
             usage=usage,
         )
 
-    def _lost(self, greeted: SharedProcessHandshake) -> StageFailure:
-        """Return why the connection ended without an answer, from what the supervisor left."""
+    def _lost(self, hello: SharedProcessHandshake) -> StageFailure:
+        """Return why the connection ended without an answer, from the exit file."""
         if self._stopped.is_set():
             return StageFailure(cause=FailureCause.CANCELLED, message="it was asked to stop")
-        deadline_s = self._clock.monotonic_s() + _LAST_WORDS_S
-        while (words := read_last_words(greeted.words_fd)) is None:
-            is_kept = is_alive(greeted.keeper) is not Liveness.GONE
-            if not is_kept or self._clock.monotonic_s() > deadline_s:
-                words = read_last_words(greeted.words_fd)
+        deadline_s = self._clock.monotonic_s() + _EXIT_S
+        while (ended := read_exit(hello.exit_fd)) is None:
+            is_supervised = is_alive(hello.supervisor) is not Liveness.GONE
+            if not is_supervised or self._clock.monotonic_s() > deadline_s:
+                ended = read_exit(hello.exit_fd)
                 break
             self._clock.sleep(0.02)
-        if words is None:
+        if ended is None:
             with suppress(StokerError):
                 self._door.clear()
-            is_kept = is_alive(greeted.keeper) is not Liveness.GONE
-            words = SharedProcessExit(how="and its keeper has not said how" if is_kept else "and its keeper with it")
-        self._note(words.said)
-        return _failure(words, greeted.identity.pid)
+            is_supervised = is_alive(hello.supervisor) is not Liveness.GONE
+            ended = SharedProcessExit(
+                how="its supervisor has not reported how" if is_supervised else "its supervisor ended too"
+            )
+        self._note(ended.said)
+        return _failure(ended, hello.identity.pid)
 
     def _note(self, text: str) -> None:
         if text:
@@ -422,15 +434,15 @@ def _is_step(body: Mapping[str, Any]) -> bool:
 _STOPPED_EARLY = StageFailure(cause=FailureCause.CANCELLED, message="it was stopped before it began")
 
 
-def _failure(words: SharedProcessExit, pid: int) -> StageFailure:
-    if words.was_out_of_memory:
-        return out_of_memory(words.cap_bytes, AttemptUsage(), is_part=False)
-    hint = "stoker logs shows what it wrote last"
-    if words.number == 9:
-        hint = "somebody killed it, or the whole machine ran out of memory; `dmesg` would say"
+def _failure(ended: SharedProcessExit, pid: int) -> StageFailure:
+    if ended.was_out_of_memory:
+        return out_of_memory(ended.cap_bytes, AttemptUsage(), is_part=False)
+    hint = "read the end of its output: stoker logs"
+    if ended.number == 9:
+        hint = "it was killed, or the machine ran out of memory: check dmesg"
     return StageFailure(
         cause=FailureCause.LOST,
-        message=f"its company's process {pid} ended without an answer: {words.how}",
+        message=f"its shared process {pid} ended without an answer: {ended.how}",
         hint=hint,
         error_code=ProcessLost.code,
     )

@@ -1,10 +1,10 @@
-"""The supervisor of a company: starts its process in a box, watches it end, and leaves nothing behind.
+"""The supervisor of a shared process: starts it in containment, waits for its end, and cleans up.
 
-    member (any run of this user)  ──starts──▶  supervisor (own session, one thread)  ──box──▶  child
+    member (any run of this user)  ──starts──▶  supervisor (own session, one thread)  ──▶  shared process
 
-It belongs to no run: the one that started it may end at any time. It holds no connection, only the door: when the
-company has ended, it answers connections that still wait, and members that lost their connection find its last words in
-an open file that they were given. It is never killed for one member; a company without any is.
+It belongs to no run: the one that started it may end at any time. It holds the socket and no connection. When the
+process has ended, it answers connections that still wait; members that lost their connection read the exit file. The
+shared process is never killed for one member, but it is killed if it has no members and does not end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any, NoReturn
 
 from stoker.core.clock import SystemClock
 from stoker.core.errors import InternalError, ProcessLost, StokerError
+from stoker.core.frozen import fields_of
 from stoker.core.jsontext import dumps, loads
-from stoker.engine.runners.shared.members import SharedProcessExit, framed, words_as_json
+from stoker.engine.runners.shared.members import SharedProcessExit, framed
 from stoker.host.containment.box import MARK, ContainedGroup, ContainmentLimits
 from stoker.host.containment.mechanisms import choose_mechanism
 from stoker.host.linux import set_name
@@ -40,7 +41,7 @@ _KILL_WAIT_S = 5.0
 
 
 def main(descriptor: int) -> NoReturn:
-    """Become the supervisor of the company that an order describes: a process without a parent that waits."""
+    """Fork, and become the supervisor of the shared process that a request describes."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -49,35 +50,35 @@ def main(descriptor: int) -> NoReturn:
         order: dict[str, Any] = loads(file.read())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
-    words_fd = os.memfd_create("stoker-last-words", os.MFD_CLOEXEC)
-    os._exit(SharedProcessSupervisor(order, words_fd).keep())
+    exit_fd = os.memfd_create("stoker-last-words", os.MFD_CLOEXEC)
+    os._exit(SharedProcessSupervisor(order, exit_fd).supervise())
 
 
 class SharedProcessSupervisor:
-    """Keeps one company."""
+    """Supervises one shared process."""
 
-    def __init__(self, order: dict[str, Any], words_fd: int) -> None:
+    def __init__(self, order: dict[str, Any], exit_fd: int) -> None:
         self._order = order
-        self._words_fd = words_fd
+        self._exit_fd = exit_fd
         self._opened = NamedSocketListener(listener=socket.socket(fileno=order["listener_fd"]), mark=order["mark"])
         self._door = NamedSocket(order["folder"], order["name"])
         self._clock = SystemClock()
         self._tail = b""
-        self._seen_s = self._look_at_s = self._clock.monotonic_s()
+        self._seen_s = self._check_at_s = self._clock.monotonic_s()
 
-    def keep(self) -> int:
-        """See the company through to its end; nothing of it is left then."""
+    def supervise(self) -> int:
+        """Run the shared process until it ends; nothing of it is left then."""
         over: dict[str, Any] = {"over": True}
         try:
-            words = self._run()
-            if words.number is not None or words.status or words.was_out_of_memory:
-                over["lost"] = words_as_json(words)
+            ended = self._run()
+            if ended.number is not None or ended.status or ended.was_out_of_memory:
+                over["lost"] = fields_of(ended)
         except StokerError as error:
             over["refused"] = {"message": str(error), "hint": error.hint, "code": error.code}
         finally:
             with suppress(StokerError):
                 self._door.close(self._opened)
-            self._tell_waiting(over)
+            self._answer_waiting(over)
         return 0
 
     def _run(self) -> SharedProcessExit:
@@ -92,86 +93,86 @@ class SharedProcessSupervisor:
                 box.took_in(child.identity)
                 self._watch(child, box)
             finally:
-                # Its children may have left its group, but not the box.
+                # Its children may have left its process group, but not the containment.
                 box.kill_all()
-                ended = child.wait(_KILL_WAIT_S)
-            words = SharedProcessExit(
-                how=str(ended),
-                status=ended.status,
-                number=ended.signal,
+                status = child.wait(_KILL_WAIT_S)
+            ended = SharedProcessExit(
+                how=str(status),
+                status=status.status,
+                number=status.signal,
                 was_out_of_memory=box.read().was_out_of_memory,
                 cap_bytes=order["memory_bytes"],
                 said=self._tail.decode(errors="replace"),
             )
-            os.pwrite(self._words_fd, dumps(words_as_json(words)).encode() + b"\n", 0)
-            return words
+            os.pwrite(self._exit_fd, dumps(fields_of(ended)).encode() + b"\n", 0)
+            return ended
         finally:
             box.close()
 
     def _start(self, box: ContainedGroup, environment: dict[str, str]) -> Child:
         order = self._order
         listener_fd = self._opened.listener.fileno()
-        asked = {
+        request = {
             **{name: order[name] for name in ("run", "folder", "name", "mark", "devices", "linger_s", "sources_fd")},
             "listener_fd": listener_fd,
-            "words_fd": self._words_fd,
+            "exit_fd": self._exit_fd,
             "keeper_pid": os.getpid(),
         }
-        with open(order["sources_fd"], "rb"), written(asked) as descriptor:
+        with open(order["sources_fd"], "rb"), written(request) as descriptor:
             return start(
-                # Without -P a json.py in the current folder would be taken for the library's.
+                # Without -P, a json.py in the current folder would shadow the library.
                 [order["python"], "-P", "-c", _BOOT, str(descriptor), dumps(order["sys_path"])],
                 cwd=order["cwd"],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 entry=box.entry,
-                pass_fds=(descriptor, listener_fd, self._words_fd, order["sources_fd"]),
+                pass_fds=(descriptor, listener_fd, self._exit_fd, order["sources_fd"]),
             )
 
     def _watch(self, child: Child, box: ContainedGroup) -> None:
-        """Wait for its end; end it where the kernel killed a part of it, or it has had no member for a while."""
+        """Wait for its end; kill it if the kernel killed a part of it, or if it has had no member for a while."""
         if child.stdout is None:
-            raise InternalError("a company was started without a pipe for what it prints")
+            raise InternalError("a shared process was started without a pipe for its output")
         output, end_fd = child.stdout, os.pidfd_open(child.identity.pid)
         with output:
-            # What it started may hold the pipe open: only its own end counts.
+            # Its children may hold the pipe open: only its own end counts.
             watched = [end_fd, output.fileno()]
             while end_fd not in (ready := select.select(watched, [], [], _LOOK_S)[0]):
-                if ready and not self._hear(output.fileno()):
+                if ready and not self._read_output(output.fileno()):
                     watched.remove(output.fileno())
-                self._look_at(box)
-            while select.select([output], [], [], 0)[0] and self._hear(output.fileno()):
+                self._check(box)
+            while select.select([output], [], [], 0)[0] and self._read_output(output.fileno()):
                 pass
         os.close(end_fd)
 
-    def _hear(self, descriptor: int) -> bool:
-        """Keep the end of what it prints; says whether it may print more."""
+    def _read_output(self, descriptor: int) -> bool:
+        """Keep the end of its output; return False at the end of the pipe."""
         chunk = os.read(descriptor, _TAIL_BYTES)
         self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
         return bool(chunk)
 
-    def _look_at(self, box: ContainedGroup) -> None:
+    def _check(self, box: ContainedGroup) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s < self._look_at_s:
+        if now_s < self._check_at_s:
             return
-        self._look_at_s = now_s + _LOOK_S
-        if box.read().was_out_of_memory or self._is_forsaken(now_s):
+        self._check_at_s = now_s + _LOOK_S
+        if box.read().was_out_of_memory or self._is_abandoned(now_s):
             box.kill_all()
 
-    def _is_forsaken(self, now_s: float) -> bool:
-        """Return whether no member has lived for a while: a company without members that does not end hangs."""
+    def _is_abandoned(self, now_s: float) -> bool:
+        """Return True if there was no member for longer than the timeout: the process hangs."""
         try:
-            # Every member holds it shared, through an opening of its own, as long as it lives.
-            fcntl.flock(self._words_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Every living member holds a shared lock, by a file description of its own.
+            fcntl.flock(self._exit_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._seen_s = now_s
             return False
-        fcntl.flock(self._words_fd, fcntl.LOCK_UN)
+        fcntl.flock(self._exit_fd, fcntl.LOCK_UN)
         return bool(now_s - self._seen_s > self._order["patience_s"])
 
-    def _tell_waiting(self, over: dict[str, Any]) -> None:
-        """Answer every connection that still waits: the company is over."""
+    def _answer_waiting(self, over: dict[str, Any]) -> None:
+        """Send `over` to every connection that still waits."""
         listener = self._opened.listener
         listener.setblocking(False)
         # Later connections see the end of the connection.
@@ -184,6 +185,6 @@ class SharedProcessSupervisor:
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Once is enough: what follows is not to be disturbed.
+        # Ignore further signals: the cleanup must not be interrupted.
         signal.signal(number, signal.SIG_IGN)
-    raise ProcessLost("its keeper was told to end")
+    raise ProcessLost("its supervisor was terminated")

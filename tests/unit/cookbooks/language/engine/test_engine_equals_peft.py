@@ -58,7 +58,7 @@ def four_unlike() -> list[Member]:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_fifty_steps_in_company_lose_what_peft_loses_alone(name: str, tmp_path: Path) -> None:
+def test_fifty_steps_in_shared_process_lose_what_peft_loses_alone(name: str, tmp_path: Path) -> None:
     folder = made_base(tmp_path, name)
     base = load_base(folder)
     # On the first base all of them, on the others one that has everything, and company for it.

@@ -135,7 +135,7 @@ def test_whoever_is_not_shown_is_not_moved(base: BaseWeights) -> None:
     assert slots.adapter(0).steps == slots.adapter(2).steps == 3
 
 
-def test_in_other_slots_and_other_company_the_losses_are_the_same_within_a_hundred_thousandth(
+def test_in_other_slots_and_other_shared_process_the_losses_are_the_same_within_a_hundred_thousandth(
     base: BaseWeights,
 ) -> None:
     alone = member(1)
@@ -145,7 +145,7 @@ def test_in_other_slots_and_other_company_the_losses_are_the_same_within_a_hundr
     assert crowd[2].losses == pytest.approx(alone.losses, rel=1e-5)
 
 
-def test_dropout_hides_the_same_in_any_company(base: BaseWeights) -> None:
+def test_dropout_hides_the_same_in_any_shared_process(base: BaseWeights) -> None:
     alone, again, plain = member(1, dropout=0.3, longest=9), member(1, dropout=0.3, longest=9), member(1, longest=9)
     train(room_for(base, [alone]), {0: alone}, range(STEPS))
     train(room_for(base, [plain]), {0: plain}, range(STEPS))

@@ -1,4 +1,4 @@
-"""Members of a company on the engine alone: what each is, and how all of them are shown their batches pass by pass."""
+"""Members of a shared process without the process: what each is, and how they get their batches pass by pass."""
 
 from __future__ import annotations
 

@@ -45,19 +45,19 @@ def test_two_runs_share_one_process_which_outlives_the_one_that_started_it(tmp_p
     wait_until(lambda: process_of(gate, 1) > 0, "the first does not sing")
     second = shell.start(*sing(2))
     wait_until(lambda: process_of(gate, 2) > 0, "the second does not sing")
-    company = process_of(gate, 1)
-    assert process_of(gate, 2) == company
+    shared = process_of(gate, 1)
+    assert process_of(gate, 2) == shared
     first.send_signal(signal.SIGKILL)
     first.communicate()
     (gate / "2").touch()
     done = finish(second)
 
-    assert (done.code, process_of(gate, 2)) == (0, company)
+    assert (done.code, process_of(gate, 2)) == (0, shared)
     assert (shell.folder / "stoker-out" / "voice2").exists()
     together = "in one process with 1 other, 2 at once: voice1/"
     assert together in shell.stoker("explain", "voice2").out
     assert together in shell.stoker("jobs", "show", "voice2").out
-    wait_until(lambda: not os.path.exists(f"/proc/{company}"), "the company does not end")
+    wait_until(lambda: not os.path.exists(f"/proc/{shared}"), "the shared process does not end")
     wait_until(lambda: os.listdir(tmp_path / "doors") == ["lock"], "a door is left")
 
 

@@ -52,7 +52,7 @@ class Choir:
             (self.gate / str(voice)).touch()
 
     def attempt(self, voice: int) -> int:
-        """Return the process of a voice's attempt, which only waits for its company."""
+        """Return the process of a voice's attempt, which only waits for its shared process."""
         for spec in (self.shell.home / "runs").glob("*/job.json"):
             if json.loads(spec.read_text())["options"]["fleet"]["number"] == voice:
                 return int(json.loads((spec.parent / "owner.json").read_text())["pid"])
@@ -140,8 +140,8 @@ def test_a_machine_whose_slots_nobody_counted_takes_as_many_beside_each_other_as
     assert json.loads((choir.shell.folder / "got" / "value.json").read_text())["devices"] == 1
 
 
-def _companies(log: Path) -> list[str]:
-    return [line for line in log.read_text().splitlines() if line.startswith("in the company of process")]
+def _shared_processes(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if line.startswith("joined shared process")]
 
 
 def _has_begun(shell: Shell, name: str) -> bool:
@@ -154,7 +154,7 @@ def _has_begun(shell: Shell, name: str) -> bool:
 
 
 @pytest.mark.slow
-def test_adapters_of_a_fleet_trained_in_company_are_those_trained_alone(choir: Choir, tmp_path: Path):
+def test_adapters_of_a_fleet_trained_in_shared_process_are_those_trained_alone(choir: Choir, tmp_path: Path):
     from safetensors.numpy import load_file
 
     from stoker.cookbooks.language.bundled import TinyShape, data_lines, write_base
@@ -173,8 +173,8 @@ def test_adapters_of_a_fleet_trained_in_company_are_those_trained_alone(choir: C
         wait_until(lambda: {desk.states()[f"few/{number}"][0] for number in (1, 2)} == {"completed"}, TRAINING_S)
         assert desk.states()["endless"][0] == "cancelled"
     assert set(told["together"]) <= {"few/1", "few/2"}
-    companies = {line for log in (shell.home / "runs").glob("*/logs/train_lora.log") for line in _companies(log)}
-    assert len(companies) == 1
+    processes = {line for log in (shell.home / "runs").glob("*/logs/train_lora.log") for line in _shared_processes(log)}
+    assert len(processes) == 1
 
     for number, rank in ((1, 2), (2, 4)):
         alone = Shell(tmp_path / f"alone-{rank}")

@@ -9,7 +9,7 @@ from stoker.core.device import GIB, Needs
 from stoker.core.digests import digest_value
 from stoker.engine.plan import PlanNode, TrialNodes
 from stoker.engine.stage import SharedBase
-from stoker.jobs.shared_forecast import SharedProcessCapacity, foretell_companies
+from stoker.jobs.shared_forecast import SharedProcessCapacity, estimate_shared_processes
 from stoker.jobs.trials import Trial
 from tests.fakes.jobs import made_trial
 
@@ -43,7 +43,7 @@ def foretell(words: str, needs: Needs, room: SharedProcessCapacity, known: int =
         word = "" if one.spec.args["w"] == "-" else one.spec.args["w"]
         return SharedBase(share_key=word, base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
 
-    told = foretell_companies(nodes[known:], trials, shared, room)
+    told = estimate_shared_processes(nodes[known:], trials, shared, room)
     return [(one.members, one.at_once, one.predicted_bytes / GIB) for one in told]
 
 

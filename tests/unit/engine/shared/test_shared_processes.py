@@ -33,9 +33,9 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     """A lab of which nothing may be left: no process, no door, no control group."""
     with Lab(tmp_path / "lab") as made:
         yield made
-    until(lambda: processes_of(made) == [], "a company's processes are left")
+    until(lambda: processes_of(made) == [], "a shared process's processes are left")
     assert doors_of(made) == []
-    until(lambda: left_groups() == [], "a control group is left whose company is gone")
+    until(lambda: left_groups() == [], "a control group is left whose shared process is gone")
 
 
 def members(*args: CountArgs, of: Stage = count, needs: Needs | None = None, timeout_s: float | None = None) -> Plan:
@@ -56,7 +56,7 @@ def until(is_so: Callable[[], bool], otherwise: str) -> None:
 
 
 def processes_of(lab: Lab, name: str = "") -> list[int]:
-    """Return the processes of companies that were started from a lab, by the name that `top` shows."""
+    """Return the processes of shared processes that were started from a lab, by the name that `top` shows."""
     mark = f"LAB={lab.folder}\0".encode()
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -68,7 +68,7 @@ def processes_of(lab: Lab, name: str = "") -> list[int]:
 
 
 def left_groups() -> list[str]:
-    """Return control groups of companies whose keepers are gone."""
+    """Return control groups of shared processes whose keepers are gone."""
     found = [
         Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup") if "stoker-company-" in os.path.basename(folder)
     ]
@@ -94,7 +94,7 @@ def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_
 
     assert set(ran.endings.values()) == {"ran"}
     assert len(processes_in(lab, ran)) == 1
-    assert sorted(lab.value(ran, name)["seat"] for name in ran.result.nodes) == list(range(8))
+    assert sorted(lab.value(ran, name)["number"] for name in ran.result.nodes) == list(range(8))
     assert [event["step"] for event in ran.of_kind("stage_step", "m3")][-1:] == [3]
     assert "m3 is done" in lab.log("m3")
     told = ran.of_kind("stage_told", "m3")
@@ -122,7 +122,9 @@ def test_one_member_that_is_stopped_leaves_the_others_alone(lab: Lab, tmp_path: 
     assert (ran.endings["m0"], ran.endings["m1"]) == ("ran", "ran")
 
 
-def test_a_killed_company_is_begun_anew_and_its_members_go_on_from_what_they_kept(lab: Lab, tmp_path: Path) -> None:
+def test_a_killed_shared_process_is_begun_anew_and_its_members_go_on_from_what_they_kept(
+    lab: Lab, tmp_path: Path
+) -> None:
     flight, pid = _held_up(lab, tmp_path, 3)
     os.kill(pid, signal.SIGKILL)
     until(lambda: len(flight.events("stage_retrying")) == 3, "the members are not tried again")
@@ -133,10 +135,10 @@ def test_a_killed_company_is_begun_anew_and_its_members_go_on_from_what_they_kep
     assert pid not in processes_in(lab, ran)
     told = ran.of_kind("stage_retrying", "m0")[0]
     assert told["cause"] == "lost"
-    assert f"its company's process {pid} ended without an answer: signal 9 (SIGKILL)" in told["message"]
+    assert f"its shared process {pid} ended without an answer: signal 9 (SIGKILL)" in told["message"]
 
 
-def test_a_company_goes_with_its_keeper_and_its_members_are_tried_again(lab: Lab, tmp_path: Path) -> None:
+def test_a_shared_process_goes_with_its_keeper_and_its_members_are_tried_again(lab: Lab, tmp_path: Path) -> None:
     flight, _ = _held_up(lab, tmp_path, 2)
     (keeper,) = processes_of(lab, "stoker-keeper")
     os.kill(keeper, signal.SIGKILL)
@@ -146,16 +148,16 @@ def test_a_company_goes_with_its_keeper_and_its_members_are_tried_again(lab: Lab
     assert set(flight.land().endings.values()) == {"ran"}
 
 
-def test_a_cancelled_run_leaves_its_company_and_that_ends(lab: Lab, tmp_path: Path) -> None:
+def test_a_cancelled_run_leaves_its_shared_process_and_that_ends(lab: Lab, tmp_path: Path) -> None:
     flight, pid = _held_up(lab, tmp_path, 2)
     flight.executor.cancel(Cancelled("enough"))
     ran = flight.land()
 
     assert set(ran.endings.values()) == {"cancelled"}
-    until(lambda: not os.path.exists(f"/proc/{pid}"), "the company does not end")
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "the shared process does not end")
 
 
-def test_two_runs_meet_in_one_company_and_a_late_one_joins_it(lab: Lab, tmp_path: Path) -> None:
+def test_two_runs_meet_in_one_shared_process_and_a_late_one_joins_it(lab: Lab, tmp_path: Path) -> None:
     flight, pid = _held_up(lab, tmp_path, 1)
     with Lab(lab.folder, store=tmp_path / "another") as other:
         late = other.run(members(CountArgs(member="late")))
@@ -169,7 +171,7 @@ def test_two_runs_meet_in_one_company_and_a_late_one_joins_it(lab: Lab, tmp_path
     assert processes_in(lab, flight.land()) == {pid}
 
 
-def test_whoever_joins_a_company_of_another_run_needs_no_memory_for_its_base(lab: Lab, tmp_path: Path) -> None:
+def test_whoever_joins_a_shared_process_of_another_run_needs_no_memory_for_its_base(lab: Lab, tmp_path: Path) -> None:
     needs = Needs(memory_gib=10.0, base_memory_gib=8.0)
     with Lab(lab.folder, store=tmp_path / "another") as other:
         # Of 20 GiB four are free, and two are the system reserve: enough for a member, not for its base.
@@ -182,7 +184,7 @@ def test_whoever_joins_a_company_of_another_run_needs_no_memory_for_its_base(lab
     assert set(flight.land().endings.values()) == {"ran"}
 
 
-def test_bytes_that_are_none_of_ours_cost_a_company_nothing(lab: Lab, tmp_path: Path) -> None:
+def test_bytes_that_are_none_of_ours_cost_a_shared_process_nothing(lab: Lab, tmp_path: Path) -> None:
     flight, pid = _held_up(lab, tmp_path, 2)
     (door,) = doors_of(lab)
     hostile = [
@@ -213,7 +215,7 @@ def test_bytes_that_are_none_of_ours_cost_a_company_nothing(lab: Lab, tmp_path: 
     assert processes_in(lab, flight.land()) == {pid}
 
 
-def test_whoever_finds_a_company_that_was_stopped_begins_another_and_the_first_goes_on(
+def test_whoever_finds_a_shared_process_that_was_stopped_begins_another_and_the_first_goes_on(
     lab: Lab, tmp_path: Path
 ) -> None:
     flight, pid = _held_up(lab, tmp_path, 1)
@@ -223,7 +225,7 @@ def test_whoever_finds_a_company_that_was_stopped_begins_another_and_the_first_g
             other.answer_s = 0.3
             late = other.run(members(CountArgs(member="late")))
             assert processes_in(other, late).isdisjoint({pid})
-            assert "has not answered for 0.3s: another one is begun" in other.log("late")
+            assert "has not answered for 0.3s: starting another" in other.log("late")
     finally:
         os.kill(pid, signal.SIGCONT)
     (tmp_path / "go").touch()
@@ -231,7 +233,9 @@ def test_whoever_finds_a_company_that_was_stopped_begins_another_and_the_first_g
     assert processes_in(lab, flight.land()) == {pid}
 
 
-def test_beside_a_company_that_was_stopped_no_other_is_begun_whose_base_has_no_room(lab: Lab, tmp_path: Path) -> None:
+def test_beside_a_shared_process_that_was_stopped_no_other_is_begun_whose_base_has_no_room(
+    lab: Lab, tmp_path: Path
+) -> None:
     needs = Needs(memory_gib=3.0, base_memory_gib=2.0)
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -247,8 +251,8 @@ def test_beside_a_company_that_was_stopped_no_other_is_begun_whose_base_has_no_r
             late = other.run(members(CountArgs(member="late"), needs=needs))
             assert late["late"].cause is FailureCause.LOST
             assert late["late"].message == (
-                "its company has not answered for 0.1s, and there is no room for another: it needs 3.0 GiB; 4.0 GiB "
-                "are free now, and 2.0 GiB of that are the system reserve"
+                "its shared process has not answered for 0.1s, and there is no memory for another: it needs 3.0 GiB; "
+                "4.0 GiB are free now, and 2.0 GiB of that are the system reserve"
             )
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -257,7 +261,7 @@ def test_beside_a_company_that_was_stopped_no_other_is_begun_whose_base_has_no_r
     assert processes_in(lab, flight.land()) == {pid}
 
 
-def test_a_member_on_a_device_whose_company_was_stopped_says_so(lab: Lab, tmp_path: Path) -> None:
+def test_a_member_on_a_device_whose_shared_process_was_stopped_says_so(lab: Lab, tmp_path: Path) -> None:
     lab.devices = (card("a"),)
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -273,7 +277,7 @@ def test_a_member_on_a_device_whose_company_was_stopped_says_so(lab: Lab, tmp_pa
             late = other.run(members(CountArgs(member="late"), needs=needs))
             assert (late["late"].cause, late["late"].message.partition(":")[0]) == (
                 FailureCause.LOST,
-                "its company has not answered for 0.1s",
+                "its shared process has not answered for 0.1s",
             )
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -296,7 +300,7 @@ def test_no_more_members_are_seated_at_once_than_they_say(lab: Lab, tmp_path: Pa
     assert len(seated(marks)) == 4
 
 
-def test_a_company_counts_as_one_of_those_that_run_at_once(lab: Lab, tmp_path: Path) -> None:
+def test_a_shared_process_counts_as_one_of_those_that_run_at_once(lab: Lab, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
     args = counting(5, waits_for=str(tmp_path / "go"), marks=str(marks))
@@ -307,13 +311,13 @@ def test_a_company_counts_as_one_of_those_that_run_at_once(lab: Lab, tmp_path: P
     assert set(flight.land().endings.values()) == {"ran"}
 
 
-def test_another_word_is_another_company(lab: Lab) -> None:
+def test_another_word_is_another_shared_process(lab: Lab) -> None:
     ran = lab.run(members(CountArgs(member="a", base="one"), CountArgs(member="b", base="two")))
 
     assert len(processes_in(lab, ran)) == 2
 
 
-def test_whoever_wants_no_company_has_a_process_of_its_own(lab: Lab) -> None:
+def test_whoever_wants_no_shared_process_has_a_process_of_its_own(lab: Lab) -> None:
     ran = lab.run(members(*counting(2)), solo=True)
 
     assert len(processes_in(lab, ran)) == 2
@@ -343,7 +347,9 @@ def test_members_on_a_device_are_charged_for_their_base_once(lab: Lab, tmp_path:
     assert lab.ledger.state().devices == ()
 
 
-def test_what_a_killed_run_held_of_a_device_is_given_back_though_its_company_lives(lab: Lab, tmp_path: Path) -> None:
+def test_what_a_killed_run_held_of_a_device_is_given_back_though_its_shared_process_lives(
+    lab: Lab, tmp_path: Path
+) -> None:
     lab.devices = (card("a"),)
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -364,13 +370,13 @@ def test_what_a_killed_run_held_of_a_device_is_given_back_though_its_company_liv
     assert set(flight.land().endings) == {"m0", "m1"}
 
 
-def test_a_company_that_breaks_for_everybody_says_why(lab: Lab) -> None:
+def test_a_shared_process_that_breaks_for_everybody_says_why(lab: Lab) -> None:
     ran = lab.run(members(*counting(2), of=broken), keep_going=True)
 
     assert {node.message.partition(" (")[0] for node in ran.result.nodes.values()} == {"RuntimeError: nothing works"}
 
 
-def test_a_company_that_is_killed_at_its_cap_says_so_to_its_members(lab: Lab) -> None:
+def test_a_shared_process_that_is_killed_at_its_cap_says_so_to_its_members(lab: Lab) -> None:
     lab.memory = MachineMemory(total_bytes=200 << 20, available_bytes=200 << 20)
     ran = lab.run(members(CountArgs(member="m0"), of=greedy))
 
@@ -379,7 +385,7 @@ def test_a_company_that_is_killed_at_its_cap_says_so_to_its_members(lab: Lab) ->
     assert "hungry" in lab.log("m0")
 
 
-def test_a_company_that_hangs_and_has_nobody_left_is_ended(lab: Lab) -> None:
+def test_a_shared_process_that_hangs_and_has_nobody_left_is_ended(lab: Lab) -> None:
     lab.patience_s = 0.5
     ran = lab.run(members(CountArgs(member="m0"), of=hanging, timeout_s=0.3), grace_s=0.1)
 
@@ -387,7 +393,7 @@ def test_a_company_that_hangs_and_has_nobody_left_is_ended(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_come_and_go_while_companies_end_always_find_one(lab: Lab, tmp_path: Path) -> None:
+def test_runs_that_come_and_go_while_shared_processes_end_always_find_one(lab: Lab, tmp_path: Path) -> None:
     processes: list[int] = []
 
     def come_and_go(number: int) -> None:
@@ -407,7 +413,7 @@ def test_runs_that_come_and_go_while_companies_end_always_find_one(lab: Lab, tmp
 
 
 def _held_up(lab: Lab, tmp_path: Path, number: int) -> tuple[Flight, int]:
-    """Start members that wait for a file, and give their company's process once all of them are seated."""
+    """Start members that wait for a file, and give their shared process's process once all of them are seated."""
     marks = tmp_path / "marks"
     marks.mkdir()
     flight = lab.start(members(*counting(number, waits_for=str(tmp_path / "go"), marks=str(marks))))

@@ -1,4 +1,4 @@
-"""A company's allocator stops at what the company was given of its device."""
+"""A company's allocator stops at what the shared process was given of its device."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
 from stoker.cookbooks.language.compute.base_weights import load_base
 from stoker.cookbooks.language.examples import Cursor
 from stoker.cookbooks.language.shared.loop import train_members
-from tests.unit.cookbooks.language.company.companions import Gathering, Person
+from tests.unit.cookbooks.language.shared.companions import Gathering, Person
 
 
 def by_peft(base: Path, person: Person) -> list[float]:
@@ -51,7 +51,7 @@ def by_peft(base: Path, person: Person) -> list[float]:
     return losses
 
 
-def test_members_of_a_company_lose_what_peft_loses_on_their_data_alone(
+def test_members_of_a_shared_process_lose_what_peft_loses_on_their_data_alone(
     person: Callable[..., Person], base: Path
 ) -> None:
     members = [

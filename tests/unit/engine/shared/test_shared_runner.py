@@ -1,4 +1,4 @@
-"""A member whose company does not listen: whoever stops it never waits for that."""
+"""A member whose shared process does not listen: whoever stops it never waits for that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from stoker.core.clock import SystemClock
 from stoker.core.retry import FailureCause
 from stoker.engine.runners.shared.members import FORMAT, LONGEST_BYTES, framed
-from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, SharedProcessSettings, company_name
+from stoker.engine.runners.shared.shared_runner import SharedProcessRunner, SharedProcessSettings, shared_process_name
 from stoker.engine.runners.stage_runner import RunFolders, StageFailure, StageSuccess, Work
 from stoker.host.identity import mine
 from stoker.host.sockets import NamedSocket
@@ -40,13 +40,13 @@ def settings(tmp_path: Path) -> SharedProcessSettings:
 def work_of(tmp_path: Path, size: int) -> Work:
     folders = RunFolders(run_id="run", logs=str(tmp_path), metrics=str(tmp_path), scratch=str(tmp_path))
     args = {"member": "x" * size}
-    return Work(node="m", stage=count, args=args, inputs={}, out=str(tmp_path), folders=folders, company="c")
+    return Work(node="m", stage=count, args=args, inputs={}, out=str(tmp_path), folders=folders, process_key="c")
 
 
 @pytest.fixture
 def deaf(tmp_path: Path, settings: SharedProcessSettings) -> Iterator[threading.Event]:
     """A company that greets whoever comes first, and reads nothing."""
-    opened = NamedSocket(settings.folder, company_name("c", (), settings)).open()
+    opened = NamedSocket(settings.folder, shared_process_name("c", (), settings)).open()
     assert opened is not None
     listener = opened.listener
     greeted, is_over = threading.Event(), threading.Event()
@@ -89,7 +89,7 @@ def test_one_that_is_joining_is_stopped_at_once(
     assert [one.cause for one in ended if isinstance(one, StageFailure)] == [FailureCause.CANCELLED]
 
 
-def test_arguments_that_no_company_takes_are_refused_before_anybody_is_asked(
+def test_arguments_that_no_shared_process_takes_are_refused_before_anybody_is_asked(
     tmp_path: Path, settings: SharedProcessSettings
 ) -> None:
     ended = SharedProcessRunner(lambda: settings, clock=CLOCK).attempt(work_of(tmp_path, LONGEST_BYTES)).run()

@@ -1,4 +1,4 @@
-"""What a company and its members say: read whole or not at all, and never believed."""
+"""What a shared process and its members say: read whole or not at all, and never believed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import struct
 
 import pytest
 
+from stoker.core.frozen import fields_of
 from stoker.engine.runners.shared.members import (
     LONGEST_BYTES,
     Frames,
     SharedProcessExit,
+    exit_from_json,
     framed,
-    read_last_words,
-    words_as_json,
-    words_from_json,
+    read_exit,
 )
 
 
@@ -44,25 +44,25 @@ def test_bytes_that_are_no_message_are_refused(sent: bytes) -> None:
 
 
 def test_what_is_longer_than_anybody_takes_is_not_sent() -> None:
-    with pytest.raises(ValueError, match="are the most"):
+    with pytest.raises(ValueError, match="the maximum is"):
         framed({"long": "x" * LONGEST_BYTES})
 
 
 def test_last_words_are_read_once_they_are_whole() -> None:
     words = SharedProcessExit(how="signal 9 (SIGKILL)", number=9, was_out_of_memory=True, cap_bytes=7, said="oh")
-    assert words_from_json(words_as_json(words)) == words
+    assert exit_from_json(fields_of(words)) == words
     descriptor = os.memfd_create("words")
     try:
-        assert read_last_words(descriptor) is None
+        assert read_exit(descriptor) is None
         os.pwrite(descriptor, b'{"how":"exit', 0)
-        assert read_last_words(descriptor) is None
+        assert read_exit(descriptor) is None
         os.pwrite(descriptor, b'{"how":"exit status 1"}\n', 0)
-        assert read_last_words(descriptor) == SharedProcessExit(how="exit status 1")
+        assert read_exit(descriptor) == SharedProcessExit(how="exit status 1")
     finally:
         os.close(descriptor)
 
 
 @pytest.mark.parametrize("body", [None, 7, [], {"how": "so", "more": 1}])
 def test_what_are_no_last_words_is_refused(body: object) -> None:
-    with pytest.raises(ValueError, match="no last words"):
-        words_from_json(body)
+    with pytest.raises(ValueError, match="not the exit"):
+        exit_from_json(body)

@@ -13,7 +13,7 @@ from stoker.cookbooks.language.shared.outputs import OwnFolders, own_folder
 from stoker.core.clock import FakeClock
 from stoker.core.errors import LocalFile, LockHeld
 from stoker.host.locks import FileLock, is_locked
-from tests.unit.cookbooks.language.company.companions import Gathering, Person
+from tests.unit.cookbooks.language.shared.companions import Gathering, Person
 
 People = Callable[..., Person]
 

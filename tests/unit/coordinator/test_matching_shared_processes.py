@@ -66,7 +66,7 @@ def test_who_is_first_joins_nobody():
     assert (found.verdict, found.together) == ("waits, 1st in line: starts when desk next asks for work", ())
 
 
-def test_another_base_another_device_and_programs_that_only_share_memory_are_no_company():
+def test_another_base_another_device_and_programs_that_only_share_memory_are_no_shared_process():
     others = (
         member("other", adapter("9b00")),
         member("elsewhere", adapter(), "GPU-2"),

@@ -19,13 +19,13 @@ from stoker.views.adapter_lines import (
     SharedProcessRunView,
     Speed,
     board_lines,
-    company_text,
     end_text,
     forecast_lines,
     forecast_text,
     ranked,
     ranking_lines,
     row_as_json,
+    shared_speed_text,
 )
 from stoker.views.text_tables import ASCII, UNICODE
 from stoker.views.trial_lines import Titles, trial_text
@@ -80,11 +80,11 @@ def test_the_base_is_told_before_what_is_foreseen_over_it() -> None:
     assert forecast_lines(forecast(2, 2), UNICODE) == (forecast_text(one),)
 
 
-def test_the_speed_of_a_company_is_that_of_its_members_together_over_the_time_they_went() -> None:
+def test_the_speed_of_a_shared_process_is_that_of_its_members_together_over_the_time_they_went() -> None:
     speed = Speed()
     speed.hear("a", {"tokens_per_s": 1000.0}, 10.0)
     speed.hear("b", {"tokens_per_s": 3000.0}, 11.0)
-    assert company_text(speed, 12) == "2 together    4,000 tokens/s"
+    assert shared_speed_text(speed, 12) == "2 together    4,000 tokens/s"
     speed.hear("a", {"loss": 1.0}, 11.5)
     speed.leave("b", 12.0)
     speed.leave("nobody", 12.0)

@@ -86,7 +86,7 @@ def test_ways_to_take_turns_go_together() -> None:
     assert [whose_turn(step, members) for step in range(2)] == [(0, 1, 3), (0, 2, 3)]
 
 
-def test_a_company_of_nobody_has_no_turn() -> None:
+def test_a_shared_process_of_nobody_has_no_turn() -> None:
     assert whose_turn(3, []) == ()
 
 

@@ -1,4 +1,4 @@
-"""Who is connected to a company: one that goes away is gone at once, whoever notices it first."""
+"""Who is connected to a shared process: one that goes away is gone at once, whoever notices it first."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 def test_one_who_waits_and_goes_while_it_is_told_something_stands_in_line_no_longer(listener: socket.socket) -> None:
     words_fd = os.memfd_create("words")
-    guests = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
+    members = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
     link = connected(listener)
     link.sendall(framed({"join": {"entry": "a"}}))
-    with guests.changed:
-        assert guests.changed.wait_for(lambda: not guests.take_joined(lambda _one: False) and is_waiting(guests), 10.0)
+    with members.changed:
+        assert members.changed.wait_for(
+            lambda: not members.take_joined(lambda _one: False) and is_waiting(members), 10.0
+        )
         # That it is gone is found here, by writing, before the thread that reads may say so.
         link.close()
-        guests.tell_all({"log": "anybody?"})
-        assert guests.changed.wait_for(lambda: not is_waiting(guests), 10.0)
-        assert guests.take_joined() == []
-    guests.close(1.0)
+        members.send_all({"log": "anybody?"})
+        assert members.changed.wait_for(lambda: not is_waiting(members), 10.0)
+        assert members.take_joined() == []
+    members.close(1.0)
     os.close(words_fd)
 
 
@@ -46,7 +48,7 @@ def test_half_messages_hold_no_more_than_so_much_and_who_says_little_is_heard(
 ) -> None:
     monkeypatch.setattr("stoker.engine.runners.shared.members._MOST_UNFINISHED_BYTES", 300_000)
     words_fd = os.memfd_create("words")
-    guests = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
+    members = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
     halves = [connected(listener) for _ in range(8)]
     small = connected(listener)
     small.sendall(framed({"join": {"entry": "a"}})[:-1])
@@ -55,13 +57,13 @@ def test_half_messages_hold_no_more_than_so_much_and_who_says_little_is_heard(
             half.setblocking(False)
             half.send(struct.pack("!I", LONGEST_BYTES) + b"x" * 100_000)
     small.sendall(b"}")
-    with guests.changed:
-        assert guests.changed.wait_for(lambda: is_waiting(guests), 10.0)
-        assert guests.changed.wait_for(lambda: len(guests._members) <= 4, 10.0)
-        assert sum(guest.frames.unfinished_bytes for guest in guests._members) <= 300_000
-        (joined,) = guests.take_joined()
+    with members.changed:
+        assert members.changed.wait_for(lambda: is_waiting(members), 10.0)
+        assert members.changed.wait_for(lambda: len(members._members) <= 4, 10.0)
+        assert sum(member.frames.unfinished_bytes for member in members._members) <= 300_000
+        (joined,) = members.take_joined()
     assert joined.work == {"entry": "a"}
-    guests.close(1.0)
+    members.close(1.0)
     os.close(words_fd)
     for link in (*halves, small):
         link.close()
@@ -73,36 +75,36 @@ def test_half_a_message_is_waited_for_and_then_no_longer(
     monkeypatch.setattr("stoker.engine.runners.shared.members._JOIN_WITHIN_S", 0.2)
     monkeypatch.setattr("stoker.engine.runners.shared.members._LOOK_S", 0.02)
     words_fd = os.memfd_create("words")
-    guests = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
+    members = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
     with connected(listener) as link:
         link.sendall(framed({"join": {}})[:-1])
         link.settimeout(10)
         while link.recv(65536):
             pass
-    guests.close(1.0)
+    members.close(1.0)
     os.close(words_fd)
 
 
 def test_one_who_has_joined_may_say_no_more_than_that_it_stops(listener: socket.socket) -> None:
     words_fd = os.memfd_create("words")
-    guests = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
+    members = MemberServer(listener, {"hello": {}}, words_fd, clock=CLOCK)
     with connected(listener) as link:
         link.sendall(framed({"join": {}}))
-        with guests.changed:
-            assert guests.changed.wait_for(lambda: is_waiting(guests), 10.0)
+        with members.changed:
+            assert members.changed.wait_for(lambda: is_waiting(members), 10.0)
         link.sendall(struct.pack("!I", LONGEST_BYTES))
-        with guests.changed:
-            assert guests.changed.wait_for(lambda: not guests._members, 10.0)
-    guests.close(1.0)
+        with members.changed:
+            assert members.changed.wait_for(lambda: not members._members, 10.0)
+    members.close(1.0)
     os.close(words_fd)
 
 
 def test_progress_that_nobody_would_take_is_dropped_and_raises_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        guest = MemberConnection(ours, lambda: None, join_by_s=0.0)
-        guest.say({"step": 1, "metrics": {"x" * LONGEST_BYTES: 1.0}})
-        guest.say({"step": 2, "metrics": {}})
+        member = MemberConnection(ours, lambda: None, join_by_s=0.0)
+        member.send({"step": 1, "metrics": {"x" * LONGEST_BYTES: 1.0}})
+        member.send({"step": 2, "metrics": {}})
         assert Frames().feed(theirs.recv(65536)) == [{"step": 2, "metrics": {}}]
 
 
@@ -112,5 +114,5 @@ def connected(listener: socket.socket) -> socket.socket:
     return link
 
 
-def is_waiting(guests: MemberServer) -> bool:
-    return guests.empty_for_s() is None and any(guest.work is not None for guest in guests._members)
+def is_waiting(members: MemberServer) -> bool:
+    return members.empty_for_s() is None and any(member.work is not None for member in members._members)

@@ -1,4 +1,4 @@
-"""Companies that were measured on an H200, against what is foretold for them today.
+"""Shared processes that were measured on an H200, against what is foretold for them today.
 
 What the allocator holds beyond tensors was fitted to these very companies: that part is a guard against changes, and
 proves nothing. That tensors are counted right does not lean on it.

@@ -18,7 +18,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.unit.cookbooks.language.company.companions import small_base
+    from tests.unit.cookbooks.language.shared.companions import small_base
 
     return small_base(tmp_path_factory.mktemp("base") / "small")
 
@@ -26,7 +26,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def person(tmp_path: Path, base: Path) -> Callable[..., Any]:
     """Make members: `person(number, **settings)`; `world` tells apart members of one number; `even`: rows of 24."""
-    from tests.unit.cookbooks.language.company.companions import Person, some_examples
+    from tests.unit.cookbooks.language.shared.companions import Person, some_examples
 
     def make(number: int, *, world: str = "w", even: bool = False, on: Path = base, **said: Any) -> Person:
         of_data = {name: said.pop(name) for name in ("shortest", "longest", "token") if name in said}

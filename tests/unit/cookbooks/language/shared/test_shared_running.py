@@ -21,7 +21,7 @@ from stoker.cookbooks.language.shared.step import MultiAdapterStepper
 from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
 from stoker.core.clock import FakeClock
 from stoker.core.errors import BadInput, Cancelled, OutOfMemory, ProcessLost, StageDiverged, StokerError
-from tests.unit.cookbooks.language.company.companions import Gathering, Person, small_base
+from tests.unit.cookbooks.language.shared.companions import Gathering, Person, small_base
 
 People = Callable[..., Person]
 
@@ -78,7 +78,7 @@ def test_what_is_kept_is_the_best_evaluation_or_the_last_update(person: People) 
     assert last.steps[-1]["eval_loss"] == pytest.approx(evaluations[10], rel=1e-5)
 
 
-def test_members_learn_in_company_what_they_learn_alone(person: People) -> None:
+def test_members_learn_in_shared_process_what_they_learn_alone(person: People) -> None:
     everybody: list[dict[str, Any]] = [
         {"rank": 2, "lr": 3e-2, "schedule": "linear"},
         {"rank": 6, "targets": ("gate_proj", "o_proj"), "batch": 3, "clip": 0.05},

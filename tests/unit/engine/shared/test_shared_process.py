@@ -1,4 +1,4 @@
-"""What a company prints, on its way to its members."""
+"""What a shared process prints, on its way to its members."""
 
 from __future__ import annotations
 
