@@ -31,7 +31,7 @@ from security_scene import (
 from stoker.core.capability import Capability
 from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.core.job import job_id
-from stoker.protocol.join_proofs import read_code
+from stoker.protocol.enrolment_messages import read_code
 from stoker.protocol.tree_messages import frame
 from stoker.store.archives.archive_members import listing_bytes
 from tests.servers import attacker

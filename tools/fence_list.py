@@ -48,14 +48,14 @@ FENCES = (
     Fence(
         "a live token's epoch is compared",
         f"{QUEUE}/queue_state.py",
-        "token.epoch == self.epoch",
+        "token.epoch == job.epoch",
         "True",
         (f"{TOKENS}::test_a_word_whose_token_is_wrong_in_one_part_is_stale",),
     ),
     Fence(
         "a live token's attempt is compared",
         f"{QUEUE}/queue_state.py",
-        "token.attempt == self.attempt",
+        "token.attempt == job.attempt",
         "True",
         (f"{TOKENS}::test_a_word_whose_token_is_wrong_in_one_part_is_stale",),
     ),
@@ -143,7 +143,7 @@ FENCES = (
         "< 0",
         (f"{FENCES_TEST}::test_a_row_that_somebody_else_changed_is_not_overwritten",),
     ),
-    Fence("every grant raises the epoch", f"{QUEUE}/claims.py", "epoch=job.epoch + 1", "epoch=job.epoch", (CLAIMS,)),
+    Fence("every grant raises the epoch", f"{QUEUE}/claims.py", "job.epoch += 1", "job.epoch += 0", (CLAIMS,)),
     Fence(
         "every requeue raises the epoch",
         f"{QUEUE}/operator_commands.py",
@@ -160,7 +160,7 @@ FENCES = (
     ),
     Fence(
         "what a claim got is written down",
-        f"{QUEUE}/writer.py",
+        f"{QUEUE}/load.py",
         "for request_id, incarnation, at_s, granted in connection.read(queries.claims):",
         "for request_id, incarnation, at_s, granted in ():",
         (CLAIMS,),
@@ -266,7 +266,7 @@ FENCES = (
     Fence(
         "a new start of a worker ends what the old one held",
         f"{QUEUE}/machines.py",
-        'lose(turn, live, "its worker was started anew")',
+        'lose(turn, live, "the worker was restarted")',
         "pass",
         (f"{FENCES_TEST}::test_a_new_start_of_a_worker_ends_what_the_old_one_held",),
     ),
@@ -293,7 +293,7 @@ FENCES = (
     ),
     Fence(
         "a wish to cancel is written down",
-        f"{QUEUE}/writer.py",
+        f"{QUEUE}/load.py",
         "is_cancelling=bool(row.is_cancelling),",
         "is_cancelling=False,",
         (CANCELLING,),
@@ -314,8 +314,8 @@ FENCES = (
     ),
     Fence(
         "a lost worker is charged",
-        f"{QUEUE}/moves.py",
-        "    live.lost += 1\n",
+        f"{QUEUE}/transaction.py",
+        "    job.lost += 1\n",
         "",
         (ENDINGS,),
     ),
@@ -336,8 +336,8 @@ FENCES = (
     Fence(
         "leases are judged by no wall clock",
         f"{QUEUE}/queue_state.py",
-        '"""Return the time by which leases are judged."""\n        return self._clock.monotonic_s()',
-        '"""Return the time by which leases are judged."""\n        return self._clock.wall_s()',
+        '"""Return the monotonic time, by which leases expire."""\n        return self._clock.monotonic_s()',
+        '"""Return the monotonic time, by which leases expire."""\n        return self._clock.wall_s()',
         (ENDINGS,),
     ),
     Fence(
@@ -650,14 +650,14 @@ FENCES = (
     ),
     Fence(
         "a user has no more jobs at once than allowed",
-        "scheduler/shares.py",
+        "scheduler/leases.py",
         "if not is_open:\n            return 0",
         "if False:\n            return 0",
         (GUARDS,),
     ),
     Fence(
         "a user has no more devices at once than allowed",
-        "scheduler/shares.py",
+        "scheduler/leases.py",
         "mask & ~types.wider_than(devices)",
         "mask",
         (GUARDS,),
@@ -727,7 +727,7 @@ FENCES = (
     ),
     Fence(
         "one run that took a hundred times as long changes no estimate",
-        "scheduler/job_types.py",
+        "scheduler/ready_queue.py",
         "return median(known.took_s)",
         "return known.took_s[-1]",
         ("tests/unit/scheduler/test_scheduler_durations.py",),

@@ -37,7 +37,7 @@ from stoker.core.job import job_id
 from stoker.host.tls.certificates import make_csr, make_key
 from stoker.host.tls.contexts import client_context
 from stoker.protocol.discovery import find_coordinator
-from stoker.protocol.join_proofs import finish_proof, join_key, read_code
+from stoker.protocol.enrolment_messages import finish_proof, join_key, read_code
 
 GIB = 1 << 30
 ARCHIVE = b"the result of every job"

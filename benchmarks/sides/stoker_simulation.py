@@ -22,9 +22,9 @@ import greedy_b
 from first_come import FirstComeRun
 
 from stoker.scheduler.fit import shape_of
+from stoker.scheduler.leases import dominant_part
 from stoker.scheduler.machine_index import totals_of
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.shares import dominant_part
 from stoker.scheduler.simulation.simulation_report import lower_bound
 from stoker.scheduler.simulation.simulator import Simulator
 from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes, mixes

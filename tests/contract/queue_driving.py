@@ -8,8 +8,8 @@ from typing import Any
 
 from stoker.coordinator.database.database import Database, open_database
 from stoker.coordinator.queue.commands import Answer, CancelJobs, Command, RequeueJobs, Submit, Sweep, Write
-from stoker.coordinator.queue.queue import Queue, no_fault
 from stoker.coordinator.queue.reader import QueueReader
+from stoker.coordinator.queue.writer import Queue, no_fault
 from stoker.core.capability import Capability
 from stoker.core.clock import FakeClock
 from stoker.core.job import JobSpec, job_id

@@ -175,20 +175,20 @@ def test_sqlites_own_damage_is_found(tmp_path: Path, busy_sqlite: tuple[str, Dri
         connection.commit()
         root = connection.exec_driver_sql("SELECT rootpage FROM sqlite_master WHERE name = 'jobs'").scalar_one()
         page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
-    assert any(one.rule == "integrity" and "points at a row of jobs" in one.message for one in found(fleet))
+    assert any(one.rule == "integrity" and "references a missing row of jobs" in one.message for one in found(fleet))
     with (tmp_path / "queue.db").open("r+b") as file:
         # A page's first bytes say what it is: these say nothing.
         file.seek((root - 1) * page_bytes)
         file.write(b"\xff" * 2000)
-    assert any("can't be read any further" in one.message for one in found(fleet))
+    assert any("the rest can't be read" in one.message for one in found(fleet))
 
 
 @pytest.mark.parametrize(
     ("written", "fault"),
     [
-        (b'"recipe":"tabular/gbt"', "jobs, row .*: spec is no text"),
-        (b'"requirements"', "classes, row 1: wanted is no text"),
-        (b'"hostname":"m1"', "machines, row m1: capability is no text"),
+        (b'"recipe":"tabular/gbt"', "jobs, row .*: spec is not text"),
+        (b'"requirements"', "classes, row 1: wanted is not text"),
+        (b'"hostname":"m1"', "machines, row m1: capability is not text"),
     ],
     ids=["jobs", "classes", "machines"],
 )

@@ -531,7 +531,7 @@ def test_a_socket_that_was_deleted_is_made_again_and_who_was_connected_stays_so(
         before = old.sock
         for _ in range(2):
             Path(fleet.socket).unlink()
-            wait_until(lambda: any("made again" in line for line in fleet.said))
+            wait_until(lambda: any("created again" in line for line in fleet.said))
             fleet.said.clear()
             assert fleet.client().jobs().jobs == ()
         assert asks_on_the_old_connection() == 200
@@ -556,8 +556,8 @@ def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tu
         ("expected_s", b"1e300", "expected_s: input should be less than or equal to 31622400"),
         ("requirements", b'{"mflop": 1e300}', "mflop: input should be less than or equal to 1000000"),
         ("priority", b"1000001", "priority: input should be less than or equal to 1000000"),
-        ("mode", b'"a\\u001b[2Jb"', "character that can't be shown"),
-        ("recipe", b'"a\\nb"', "character that can't be shown"),
+        ("mode", b'"a\\u001b[2Jb"', "character that is not printable"),
+        ("recipe", b'"a\\nb"', "character that is not printable"),
     ],
     ids=str,
 )
@@ -607,7 +607,7 @@ def test_hosts_of_a_priority_beyond_all_bounds_are_refused(shared: Fleet):
 def test_a_stream_that_can_not_go_on_where_it_was_says_so(shared: Fleet, monkeypatch: pytest.MonkeyPatch):
     meta = {**shared.queue.reader.meta(), "events_dropped_to": "7"}
     monkeypatch.setattr(shared.queue.reader, "meta", lambda: meta)
-    with pytest.raises(NotFound, match="up to 7 were dropped"):
+    with pytest.raises(NotFound, match="up to 7 were deleted"):
         next(shared.client().events(after=3))
     status, body = asked(shared, "GET", "/v1/events?after=6")
     assert (status, body["data"]["dropped_to"]) == (404, 7)

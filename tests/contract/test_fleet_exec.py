@@ -132,13 +132,13 @@ def test_a_stale_lease_neither_hears_nor_speaks(fleet: Fleet):
         client.hear_exec(new.job, begun.id, ExecListen(**said(new), offset=0))
     ended = client.read_exec(begun.id, offset=0, wait_s=20)
     assert (ended.exit_code, ended.is_taken) == (1, False)
-    assert "train has ended, or its lease has" in ended.why
+    assert "train has ended, or its lease expired" in ended.why
 
 
 def test_a_job_that_does_not_run_says_where_it_is_instead(small: Fleet):
     client = small.client()
     client.submit(Submission(jobs=(order("train"),)))
-    with pytest.raises(InvalidTransition, match="waits in line"):
+    with pytest.raises(InvalidTransition, match="is pending"):
         client.begin_exec("train", ExecRequest(argv=("true",)))
     join(small)
     (grant,) = client.claim(claim(1)).grants

@@ -100,7 +100,7 @@ def test_a_live_job_is_not_requeued_and_a_pending_one_is_left_alone(fleet: Drive
     with pytest.raises(InvalidTransition, match="running on m1"):
         fleet.ask(RequeueJobs(jobs=(other.id, grant.job)))
     answer: Any = fleet.ask(RequeueJobs(jobs=(other.id,)))
-    assert answer.notes == ("two waits already",)
+    assert answer.notes == ("two is pending already",)
 
 
 def test_an_operators_command_about_an_unknown_job_changes_nothing(fleet: Driven) -> None:

@@ -124,7 +124,7 @@ def test_what_was_dropped_is_said_to_whoever_goes_on_from_before(fleet: Driven) 
     sweep(fleet)
     meta = fleet.reader.meta()
     dropped_to = int(meta["events_dropped_to"])
-    with pytest.raises(NotFound, match="were dropped") as refused:
+    with pytest.raises(NotFound, match="were deleted") as refused:
         refuse_dropped(dropped_to - 1, meta)
     assert refused.value.data["dropped_to"] == dropped_to
     refuse_dropped(dropped_to, meta)

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.coordinator.database.database import open_database
 from stoker.coordinator.queue.commands import Sweep
-from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.writer import Queue
 from stoker.core.errors import InvalidTransition
 from stoker.core.leases import Budgets, FleetTimes
 from stoker.protocol.lease_messages import (
@@ -166,7 +166,7 @@ def test_a_start_is_waited_for_as_long_as_more_of_the_checkpoint_comes_and_no_lo
     fleet.clock.advance(30.0)
     fleet.renew(grant, prepared=40)
     assert sweep(fleet).expired == (grant.job,)
-    assert "brought no more of what it needs" in fleet.reader.story("one").attempts[-1].message
+    assert "no progress of its preparation" in fleet.reader.story("one").attempts[-1].message
 
 
 def test_a_lease_lasts_as_long_as_its_worker_renews_it(fleet: Driven) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
-from stoker.coordinator.queue.queue import no_fault
+from stoker.coordinator.queue.writer import no_fault
 from stoker.core.digests import digest_value
 from stoker.core.errors import DatabaseTrouble, InvalidInput
 from stoker.core.frozen import changed, fields_of
@@ -157,7 +157,7 @@ def test_an_interpreter_of_the_machine_can_not_go_by_the_digest_of_another_envir
     with pytest.raises(InvalidInput) as caught:
         fleet.submit(order("forged", environment=[fields_of(forged)]))
     (fault,) = caught.value.faults
-    assert "'/nonexistent/python' has the digest of something else" in fault.message
+    assert "'/nonexistent/python' has a wrong digest" in fault.message
     for honest in ("", own_digest("/nonexistent/python", "")):
         choice = changed(forged, digest=honest)
         fleet.submit(order(f"honest{len(honest)}", environment=[fields_of(choice)]))
@@ -180,7 +180,7 @@ def test_a_worker_that_knows_nothing_of_environments_gets_no_such_job(fleet: Dri
     join(fleet, "old")
     fleet.submit(with_env(), order("plain"))
     assert [grant.spec.name for grant in fleet.claim("old", most=4)] == ["plain"]
-    assert reasons(fleet)["old"].startswith("its worker says nothing of environments")
+    assert reasons(fleet)["old"].startswith("the worker reported no environments")
 
 
 def test_jobs_of_one_environment_are_one_class_and_survive_a_restart(fleet: Driven) -> None:

@@ -265,7 +265,7 @@ def test_an_old_start_of_a_worker_never_takes_over_a_new_one_also_after_a_restar
     (grant,) = answer.grants
     fleet.close()
     fleet.open()
-    with pytest.raises(StaleLease, match="newer start"):
+    with pytest.raises(StaleLease, match="newer worker"):
         fleet.join("m1")
     assert fleet.queue.is_current(AttemptToken(job=grant.job, **token(grant)))
 
@@ -302,7 +302,7 @@ def test_a_machine_that_its_owner_paused_says_so_to_who_opens_it(fleet: Driven) 
     done = fleet.ask(OpenMachine(machine="m1"))
     assert isinstance(done, QueueCommandResult)
     (note,) = done.notes
-    assert "it says: paused by ann; `stoker pause --off` on m1" in note
+    assert "m1 is closed by its own worker: paused by ann; end a pause there: `stoker pause --off`" in note
     looked = fleet.ask(InspectMachines())
     assert isinstance(looked, MachineInspection)
     assert looked.offers[0].closed == "paused by ann"
@@ -316,4 +316,4 @@ def test_opening_a_machine_names_devices_that_stay_closed(fleet: Driven) -> None
     done = fleet.ask(OpenMachine(machine="m1"))
     assert isinstance(done, QueueCommandResult)
     assert (done.changed, done.notes[0]) == ((), "m1 is open already")
-    assert "closed still: GPU-1" in done.notes[1]
+    assert "still closed: GPU-1" in done.notes[1]

@@ -90,7 +90,7 @@ def test_a_job_whose_data_or_values_are_others_has_changed_and_the_one_before_st
     answer = fleet.submit(train("3"), source="m.toml")
     (job,) = answer.jobs
     assert shown.jobs == answer.jobs
-    assert (job.outcome, job.told_as) == (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED)
+    assert (job.outcome, job.shown_outcome) == (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED)
     assert (job.instead_of, job.changes, answer.vanished) == (old.id, ("data.DATA",), ())
     assert sorted(one.id for one in fleet.reader.page().jobs) == sorted((old.id, job.id))
     again = fleet.submit(train("3"), source="m.toml")

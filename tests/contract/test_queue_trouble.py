@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from stoker.coordinator.queue.commands import InspectMachines, Sweep, Write
-from stoker.coordinator.queue.queue import no_fault
+from stoker.coordinator.queue.writer import no_fault
 from stoker.core.errors import DatabaseTrouble, InternalError, StaleLease, StokerError
 from stoker.protocol.lease_messages import Start, WriteResponse
 from stoker.scheduler.scheduler import Scheduler

@@ -276,7 +276,7 @@ def test_tokens_are_made_rotated_revoked_and_noted(fleet: Driven):
     assert new is not None
     assert (old.revoked_s, old.last_used_s) != (None, None)
     assert (new.name, new.role, new.expires_s) == ("ada", "submit", new.issued_s + 100.0)
-    with pytest.raises(Refused, match="ended"):
+    with pytest.raises(Refused, match="expired or was revoked"):
         fleet.ask(RotateToken(id="a1", new=token("d4")))
     assert ask(fleet, RevokeToken(id="c3", by="ada")).changed == ("c3",)
     assert ask(fleet, RevokeToken(id="c3")).notes

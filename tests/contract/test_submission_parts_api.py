@@ -55,7 +55,7 @@ def test_a_manifest_in_parts_ends_as_in_one(fleet: Fleet):
     assert client.submit(first) == done
     changed = client.submit(manifest(order("a"), order("b", 0.2), order("d"), order("e")))
     by_name = {job.name: job for job in changed.jobs}
-    assert by_name["b"].told_as is SubmissionOutcome.CHANGED
+    assert by_name["b"].shown_outcome is SubmissionOutcome.CHANGED
     assert by_name["a"].outcome is SubmissionOutcome.KNOWN
     assert set(changed.vanished) == {"end", "c"}
 

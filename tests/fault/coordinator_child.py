@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from stoker.__main__ import main
-from stoker.coordinator.queue import queue
+from stoker.coordinator.queue import writer
 
 
 class Death:
@@ -30,5 +30,5 @@ class Death:
 if __name__ == "__main__":
     death = Death(sys.argv[1], int(sys.argv[2]))
     del sys.argv[1:3]
-    queue.Queue = partial(queue.Queue, faults=death)  # type: ignore[misc,assignment]
+    writer.Queue = partial(writer.Queue, faults=death)  # type: ignore[misc,assignment]
     sys.exit(main())

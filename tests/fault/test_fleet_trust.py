@@ -20,8 +20,8 @@ from stoker.core.clock import SystemClock
 from stoker.core.digests import Tree, TreeEntry, digest_bytes
 from stoker.host.tls.certificates import Signer, make_ca, make_csr, make_key
 from stoker.host.tls.contexts import client_context, server_context
+from stoker.protocol.enrolment_messages import unseal
 from stoker.protocol.job_messages import JOB_BODY
-from stoker.protocol.join_proofs import unseal
 from stoker.protocol.tree_messages import frame
 from stoker.store.archives.archive_members import listing_bytes
 from tests.contract.queue_driving import GIB, order

@@ -26,7 +26,7 @@ from stoker.coordinator.http.http_connection import PATIENCE, ClientLimits
 from stoker.coordinator.http.reload import CoordinatorFiles
 from stoker.coordinator.http.server import CoordinatorServer, CoordinatorSocket, ServerSetup
 from stoker.coordinator.http.server_options import ServeOptions
-from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import LocalCoordinatorStorage
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.frozen import changed

@@ -23,11 +23,16 @@ from stoker.protocol.codec import to_json
 from stoker.protocol.enrolment_messages import (
     JoinBegin,
     JoinBeginResponse,
+    JoinCode,
     JoinFinish,
     JoinFinishResponse,
     RenewCertificate,
+    begin_proof,
+    finish_proof,
+    is_same_proof,
+    join_key,
+    make_code,
 )
-from stoker.protocol.join_proofs import JoinCode, begin_proof, finish_proof, is_same_proof, join_key, make_code
 from stoker.worker.enrolment import Invitation
 from tests.servers.little import Got, LittleServer, Said, said
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from stoker.host.tls.certificates import make_csr, make_key
 from stoker.host.tls.contexts import client_context, unproven_context
-from stoker.protocol.join_proofs import begin_proof, finish_proof, join_key, read_code
+from stoker.protocol.enrolment_messages import begin_proof, finish_proof, join_key, read_code
 from tests.servers.coordinator import Fleet
 
 _addresses = count(10)

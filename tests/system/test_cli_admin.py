@@ -166,11 +166,11 @@ def test_the_queue_of_a_coordinator_is_simulated_and_its_forecasts_agree(fleet: 
     assert "never: 3 jobs find no machine" in shown.out
     (explained,) = fleet.stoker("explain", "wait/3", "--json").objects()
     assert explained["expected"]["machine"] == "desk"
-    assert explained["verdict"] == "waits, 2nd in line: expected on desk. desk: taken by wait/1"
+    assert explained["verdict"] == "pending, queue position 2: expected on desk. desk: taken by wait/1"
     dry = fleet.stoker("submit", "--name", "wait", "--dry-run", "--json", "k=4,5", "--", *program).objects()
     assert [job["machine"] for job in dry if "outcome" in job] == ["desk", "desk"]
     granted = fleet.stoker("explain", "wait/1")
-    assert "granted: first in line of the jobs that could start there" in granted.out
+    assert "granted: first in the queue of the jobs that could start there" in granted.out
     gate.touch()
 
 

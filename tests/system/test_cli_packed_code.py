@@ -143,7 +143,7 @@ def test_a_pinned_worker_starts_files_of_its_tree_and_nothing_else(
             "inline": "starts Python without a script",
             "shell": "starts a program outside of its tree",
             "loader": "sets variables",
-            "untracked": "starts evil, which is no file of its tree",
+            "untracked": "starts evil, which is not in its tree",
         }
         wait_until(lambda: all(why in shell.stoker("explain", name).out for name, why in whys.items()))
         for name in whys:

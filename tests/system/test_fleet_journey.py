@@ -81,7 +81,7 @@ def test_a_second_machine_takes_its_share_and_a_pulled_cable_costs_nothing_but_t
 
     assert "is revoked" in laptop.stoker("machines", "forget", "lab1").err
     wait_until(lambda: at_lab.process.poll() is not None)
-    assert (at_lab.process.returncode, "was taken back" in at_lab.said()) == (33, True)
+    assert (at_lab.process.returncode, "was revoked" in at_lab.said()) == (33, True)
 
 
 def nobody_listens_plainly(fleet: HostFleet, laptop: Host) -> bool:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from stoker.coordinator.http.reload import CoordinatorFiles
     from stoker.coordinator.http.server import Tls
     from stoker.coordinator.notify import Notifier
-    from stoker.coordinator.queue.queue import Queue
+    from stoker.coordinator.queue.writer import Queue
     from stoker.coordinator.storage.storage import LocalCoordinatorStorage
     from stoker.coordinator.storage.tree_storage import CoordinatorTrees
     from stoker.core.digests import OpenEntry, Tree
@@ -211,7 +211,7 @@ class CoordinatorProcess:
         from stoker.coordinator.database.database import open_database
         from stoker.coordinator.http.app_state import CoordinatorInfo
         from stoker.coordinator.http.http_app import CoordinatorParts
-        from stoker.coordinator.queue.queue import Queue
+        from stoker.coordinator.queue.writer import Queue
         from stoker.coordinator.storage.attempt_files import limits_for
         from stoker.coordinator.storage.models import ModelViewUpdater
         from stoker.coordinator.storage.retention import Chores

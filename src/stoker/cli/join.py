@@ -214,8 +214,7 @@ def look_at_machine(call: CommandContext, proven: VerifiedCoordinator) -> tuple[
 
 def join_here(call: CommandContext, url: str, name: str) -> Membership:
     """Join the coordinator of this very home, over its Unix socket: the user who runs it needs no invitation."""
-    from stoker.protocol.enrolment_messages import InviteRequest
-    from stoker.protocol.join_proofs import read_code
+    from stoker.protocol.enrolment_messages import InviteRequest, read_code
     from stoker.worker.enrolment import Invitation, begin, finish
 
     own = name or host_name(call.parts.settings.environment)[0]

@@ -40,10 +40,10 @@ def change_lines(
     rows = []
     listed: dict[SubmissionOutcome, int] = {}
     for order, job in zip(jobs, answer.jobs, strict=True):
-        told_as = job.told_as
-        listed[told_as] = listed.get(told_as, 0) + 1
-        if listed[told_as] <= most:
-            rows.append([f"{_SIGNS[told_as]} {_called(order)}", _what(order), _outcome_text(job)])
+        shown_outcome = job.shown_outcome
+        listed[shown_outcome] = listed.get(shown_outcome, 0) + 1
+        if listed[shown_outcome] <= most:
+            rows.append([f"{_SIGNS[shown_outcome]} {_called(order)}", _what(order), _outcome_text(job)])
     lines = table(rows, columns=columns)
     for outcome, count in listed.items():
         if count > most:
@@ -76,7 +76,7 @@ def done_text(answer: SubmissionResponse, now_s: float) -> str:
 def counts_text(answer: SubmissionResponse) -> str:
     """Return how many jobs there are of each outcome."""
     total = len(answer.jobs)
-    counts = {outcome: sum(job.told_as is outcome for job in answer.jobs) for outcome in SubmissionOutcome}
+    counts = {outcome: sum(job.shown_outcome is outcome for job in answer.jobs) for outcome in SubmissionOutcome}
     listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
     return f"{total:,} job{'' if total == 1 else 's'}: {listed}" if listed else "no jobs"
 

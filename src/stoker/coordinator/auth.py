@@ -1,9 +1,9 @@
-"""Who belongs to the fleet: tokens, certificates and invitations in memory, the CA on disk, and attempts to join.
+"""Members of the fleet: tokens, certificates and invitations in memory, the CA on disk, and attempts to join.
 
-`TrustState` is a copy of rows that the queue's writer changes together with them, and that every request is judged by:
-what was revoked a moment ago is refused now, also on a connection that was opened before. The CA is one file,
-`state/authority/ca.key`, for its owner alone, made once; `ca.pem` beside it is the certificate alone. A file that
-others may read, or that is damaged, is an error: nothing is ever made in its place.
+`TrustState` is a copy of rows that the queue's writer changes together with them, and that every request is checked
+against: a revocation takes effect at once, also on open connections. The CA is one file, `state/authority/ca.key`,
+readable by its owner only, created once; `ca.pem` beside it is the certificate alone. A file that others may read, or
+that is damaged, is an error: it is never replaced.
 """
 
 from __future__ import annotations
@@ -37,65 +37,64 @@ from stoker.host.tls.certificates import (
     names_in,
     read_certificate,
 )
-from stoker.protocol.enrolment_messages import JoinFinish
-from stoker.protocol.join_proofs import NONCE_BYTES, finish_proof, is_same_proof
+from stoker.protocol.enrolment_messages import NONCE_BYTES, JoinFinish, finish_proof, is_same_proof
 
-# Tokens of people: long random words that are shown once and kept as digests.
+# Tokens of users: long random words that are shown once and stored as digests.
 
 PREFIX = "stk_"
-"""So that whoever finds one in a log or a repository knows what it is."""
+"""Makes a token recognisable in a log or a repository."""
 LIFE_S = 365 * 86_400.0
-"""How long a token lasts by default, however somebody got it."""
+"""Default lifetime of a token."""
 _SECRET_BYTES = 32
 
 
 def make_token() -> str:
-    """Make a token."""
+    """Return a new token."""
     return token_of(secrets.token_bytes(_SECRET_BYTES))
 
 
 def token_of(secret: bytes) -> str:
-    """Write a secret as a token."""
+    """Return a secret as a token."""
     return PREFIX + base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
 
 
 def make_token_id() -> str:
-    """Make a name by which a token is listed and revoked."""
+    """Return a new id, by which a token is listed and revoked."""
     return secrets.token_hex(4)
 
 
 def token_digest(token: bytes) -> str:
-    """Return what is stored of a token: random words of 256 bits need no slow digest."""
+    """Return the stored digest of a token: 256 random bits need no slow digest."""
     return hashlib.sha256(token).hexdigest()
 
 
 @frozen
 class Invite:
-    """An invitation, as it is stored."""
+    """A stored invitation."""
 
     id: str
     role: str
     name: str = ""
-    """The only name under which it may be used; empty: any that is free."""
+    """The only name under which it may be used; empty: any free name."""
     key: str = ""
-    """What the code stretches to, in hexadecimal; gone once it is used or over."""
+    """Key derived from the code, in hexadecimal; empty once it is used or closed."""
     made_s: float = 0.0
     expires_s: float = 0.0
     used_s: float | None = None
     request: str = ""
-    """Digest of the words it was used with."""
+    """Digest of the request that used it."""
     answer: str = ""
     failures: int = 0
     by: str = ""
 
     def is_live(self, now_s: float) -> bool:
-        """Return whether somebody may still use it."""
+        """Return True if it can still be used."""
         return self.used_s is None and bool(self.key) and now_s < self.expires_s
 
 
 @frozen
 class ApiTokenRecord:
-    """A person's token, as it is stored: its digest alone."""
+    """A stored token of a user: its digest only."""
 
     id: str
     name: str
@@ -108,13 +107,13 @@ class ApiTokenRecord:
     by: str = ""
 
     def is_live(self, now_s: float) -> bool:
-        """Return whether it opens anything."""
+        """Return True if it is valid."""
         return self.revoked_s is None and (self.expires_s is None or now_s < self.expires_s)
 
 
 @frozen
 class IssuedCertificate:
-    """A machine's certificate, as it is stored: its number and its fate."""
+    """A stored certificate of a machine: its serial number and validity."""
 
     serial: str
     name: str
@@ -124,36 +123,36 @@ class IssuedCertificate:
     why: str = ""
 
     def is_live(self, now_s: float) -> bool:
-        """Return whether it speaks for its machine."""
+        """Return True if it is valid."""
         return self.revoked_s is None and now_s < self.expires_s
 
 
 class TrustState:
-    """All of them. Changed in the writer's thread, looked at from any."""
+    """All members. Changed in the writer's thread, read from any."""
 
     def __init__(self) -> None:
         self.invites: dict[str, Invite] = {}
         self.tokens: dict[str, ApiTokenRecord] = {}
         """By their digest."""
         self.certificates: dict[str, IssuedCertificate] = {}
-        """By their number; those that expired long ago are not among them."""
+        """By serial number; without long expired ones."""
 
     def machine(self, serial: str, name: str, now_s: float) -> Principal:
-        """Return the machine that a certificate speaks for. The CA's signature was verified before."""
+        """Return the machine of a certificate. The CA's signature was verified before."""
         found = self.certificates.get(serial)
         if found is None or not name or found.name != name:
-            hint = "it may be from before the database was restored: join again with a new invitation"
-            raise Forbidden("this coordinator has not issued that certificate", hint=hint)
+            hint = "it may be older than a restored database: join again with a new invitation"
+            raise Forbidden("the certificate was not issued by this coordinator", hint=hint)
         if found.revoked_s is not None:
-            hint = f"`stoker machines invite --name {name}` at the coordinator, here: stoker join CODE@HOST --again"
-            raise Forbidden(f"the certificate of {name} was taken back: {found.why or 'revoked'}", hint=hint)
+            hint = f"at the coordinator: `stoker machines invite --name {name}`; here: stoker join CODE@HOST --again"
+            raise Forbidden(f"the certificate of {name} was revoked{f': {found.why}' if found.why else ''}", hint=hint)
         if now_s >= found.expires_s:
-            hint = f"`stoker machines invite --name {name}` at the coordinator, here: stoker join CODE@HOST --again"
+            hint = f"at the coordinator: `stoker machines invite --name {name}`; here: stoker join CODE@HOST --again"
             raise Forbidden(f"the certificate of {name} has expired", hint=hint)
         return Principal(name=name, role=Role.WORKER)
 
     def person(self, token: bytes, now_s: float) -> ApiTokenRecord | None:
-        """Return the token that somebody has shown, if it is a live one."""
+        """Return the record of a token if it is valid."""
         digest = token_digest(token)
         found = self.tokens.get(digest)
         if found is None or not hmac.compare_digest(found.sha256, digest) or not found.is_live(now_s):
@@ -161,11 +160,11 @@ class TrustState:
         return found
 
     def certificates_of(self, machine: str, now_s: float) -> list[IssuedCertificate]:
-        """Return a machine's certificates that are live."""
+        """Return a machine's valid certificates."""
         return [one for one in self.certificates.values() if one.name == machine and one.is_live(now_s)]
 
     def tokens_of(self, name: str, now_s: float) -> list[ApiTokenRecord]:
-        """Return the live tokens of a name."""
+        """Return the valid tokens of a name."""
         return [one for one in self.tokens.values() if one.name == name and one.is_live(now_s)]
 
     def token_by_id(self, id: str) -> ApiTokenRecord | None:
@@ -173,32 +172,32 @@ class TrustState:
         return next((one for one in self.tokens.values() if one.id == id), None)
 
 
-# What was taken back, beside the CA and in no backup: a database that is put back brings none of it to life again.
+# Revocations, beside the CA and in no backup: a restored database does not undo them.
 #
-# One line for each, only ever added: `certificate NUMBER` or `token DIGEST`. It is on disk before the database knows.
+# One line for each, append only: `certificate NUMBER` or `token DIGEST`. Written to disk before the database.
 
 REVOKED_NAME = "revoked"
 _MOST_REVOKED_BYTES = 64 * 1024 * 1024
 _CERTIFICATE, _TOKEN = "certificate", "token"
-_WHY = "taken back before the database was restored"
+_WHY = "revoked before the database was restored"
 
 
 class Revocations:
-    """One fleet's; without a path they are remembered in the database alone."""
+    """The revocations of one fleet; without a path they are in the database only."""
 
     def __init__(self, path: str = "") -> None:
         self._path = path
 
     def add_certificate(self, serial: str) -> None:
-        """Write down that a certificate counts no more."""
+        """Store the revocation of a certificate."""
         self._add(_CERTIFICATE, serial)
 
     def add_token(self, sha256: str) -> None:
-        """Write down that a token counts no more."""
+        """Store the revocation of a token."""
         self._add(_TOKEN, sha256)
 
     def apply(self, standing: TrustState, now_s: float) -> None:
-        """Take back, of what was read from a database, all that was taken back at any time."""
+        """Apply all stored revocations to a state that was read from a database."""
         for kind, id_ in self._lines():
             if kind == _CERTIFICATE and (certificate := standing.certificates.get(id_)) is not None:
                 if certificate.revoked_s is None:
@@ -211,11 +210,11 @@ class Revocations:
             return
         with translated(self._path):
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            # A link that somebody put there is not followed.
+            # Symbolic links are not followed.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(self._path, flags, 0o600)
             try:
-                # On a line of its own, whatever an earlier one that was cut off has left.
+                # On its own line, also behind a truncated one.
                 os.write(file, f"\n{kind} {id}\n".encode())
                 sync_descriptor(file)
             finally:
@@ -229,7 +228,7 @@ class Revocations:
         except FileNotFoundError:
             return
         except OSError as error:
-            # Not to know who was shut out must not let them in.
+            # Without the list revoked members would get access.
             raise LocalFile(f"{self._path} can't be read: {error.strerror or error}", path=self._path) from None
         for line in text.splitlines():
             kind, _, id_ = line.partition(" ")
@@ -254,18 +253,18 @@ class FleetCa:
         self._secret = hashlib.sha256(b"stoker/authority/derived/1\0" + pair.key_pem.encode()).digest()
 
     def derive(self, domain: str, *parts: str) -> bytes:
-        """Return 32 bytes that only this CA's owner can know, always the same for the same words."""
+        """Return 32 secret bytes derived from the CA's key, always the same for the same parts."""
         return hmac.new(self._secret, encode([domain, *parts]), hashlib.sha256).digest()
 
 
 def open_ca(folder: str, *, fleet: str, now_s: float) -> FleetCa:
-    """Return the CA of a folder; made, for us alone, if there is none."""
+    """Return the CA of a folder; created, readable by us only, if there is none."""
     path = os.path.join(folder, KEY_NAME)
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     if not os.path.lexists(path):
         made = make_ca(f"stoker fleet of {fleet}", now_s=now_s)
-        # False: another process was first, and its CA counts.
+        # False: another process was first, and its CA is used.
         create_file(path, f"{made.key_pem}{made.certificate_pem}".encode(), 0o600)
     try:
         ca = FleetCa(folder, _read(path))
@@ -282,17 +281,15 @@ def _read(path: str) -> KeyPair:
         mode = os.stat(path).st_mode
         text = read_regular(path, _MOST_BYTES).decode()
     except UnicodeDecodeError:
-        raise Damaged("it is no text") from None
+        raise Damaged("not a text file") from None
     except OSError as error:
         raise LocalFile(f"the fleet's CA in {path} can't be read: {error.strerror or error}", path=path) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        hint = (
-            f"chmod 600 {path}; if somebody may have read it, move it away: a new CA is made, and machines join again"
-        )
+        hint = f"chmod 600 {path}; if it may have been read, move it away: a new CA is created, and machines join again"
         raise LocalFile(f"others may read the fleet's CA key in {path}", hint=hint, path=path)
     blocks = {found[1]: found[0] for found in _BLOCK.finditer(text)}
     if set(blocks) != {"PRIVATE KEY", "CERTIFICATE"}:
-        raise Damaged("it does not hold one key and one certificate")
+        raise Damaged("not exactly one key and one certificate")
     return KeyPair(certificate_pem=blocks["CERTIFICATE"], key_pem=blocks["PRIVATE KEY"])
 
 
@@ -307,14 +304,14 @@ def _publish(ca: FleetCa) -> None:
 
 
 def _damaged(path: str, why: str) -> Damaged:
-    hint = "put back a backup of it; or move it away: a new CA is made, and every machine has to join again"
+    hint = "restore it from a backup; or move it away: a new CA is created, and every machine has to join again"
     return Damaged(f"the fleet's CA in {path} is damaged: {why}", hint=hint, path=path)
 
 
-# The certificate that the coordinator itself shows: made anew before it expires, and when its names change.
+# The coordinator's own certificate: renewed before it expires, and when its names change.
 #
-# Key and certificate stand in one file, `state/authority/server.pem`, for its owner alone. Whoever serves asks now and
-# then, and loads it again where it is new.
+# Key and certificate are in one file, `state/authority/server.pem`, readable by its owner only. The server checks
+# periodically, and loads a new one.
 
 SERVER_NAME = "server.pem"
 _SERVER_CERTIFICATE_MOST_BYTES = 256 * 1024
@@ -322,7 +319,7 @@ _MARK = "-----BEGIN CERTIFICATE-----"
 
 
 class ServerCertificate:
-    """One coordinator's. `names` gives the hosts and addresses by which it is asked, as they are now."""
+    """The certificate of one coordinator. `names` returns its present hosts and addresses."""
 
     def __init__(
         self, ca: FleetCa, names: Callable[[], Iterable[str]], *, clock: Clock, life_s: float = SERVER_LIFE_S
@@ -334,7 +331,7 @@ class ServerCertificate:
         self._life_s = life_s
 
     def ensure(self) -> bool:
-        """Have one that holds for our names and for a good while; true: it is a new one."""
+        """Make a new certificate unless the present one has all names and is valid long enough; return True if made."""
         names = tuple(dict.fromkeys(self._names()))
         if self._is_good(frozenset(names)):
             return False
@@ -357,55 +354,55 @@ class ServerCertificate:
 
 
 MOST_FAILURES_EACH = 5
-"""Wrong proofs from one address that count: a stranger must not end what others wait for. A right one always counts."""
+"""Wrong proofs from one address that count: one client must not close an invitation. A right one is always accepted."""
 MOST_FAILURES = 200
-"""Wrong proofs from all addresses together, which end an invitation: of 2**50 codes that is one in 5e12."""
+"""Wrong proofs from all addresses together that close an invitation: of 2**50 codes that is one in 5e12."""
 SLOT_S = 300.0
-"""A nonce of ours holds for one to two of these."""
+"""Our nonce is valid for one to two of these."""
 REPEAT_S = 600.0
-"""For so long after its use, and as long as it would live, the same words get the same answer again."""
+"""Time after its use, besides its lifetime, in which the same request gets the same response."""
 
 
 class InviteVerdict(StrEnum):
-    """What becomes of an attempt."""
+    """The result of an attempt to join."""
 
     TAKE = "take"
     REPEAT = "repeat"
-    """It was used by these very words: the answer was lost on its way."""
+    """Used by the same request before: the response was lost."""
     WRONG = "wrong"
-    """It proves nothing, and is counted."""
+    """A wrong proof, which is counted."""
     REFUSE = "refuse"
-    """It can't be, and is no guess."""
+    """Refused, but not a wrong code."""
 
 
 @frozen
 class InviteDecision:
-    """The verdict, and what is told."""
+    """The verdict, and the error to send."""
 
     verdict: InviteVerdict
     error: Forbidden | Refused | None = None
 
 
 def server_nonce(ca: FleetCa, invite: str, nonce: str, now_s: float) -> str:
-    """Return our nonce for somebody who asks now."""
+    """Return our nonce for a request now."""
     return _nonce(ca, invite, nonce, int(now_s // SLOT_S))
 
 
 def key_of(ca: FleetCa, invite: Invite | None, id: str) -> bytes:
-    """Return the key of an invitation, or one that nobody has, so that strangers do not learn which there are."""
+    """Return the key of an invitation, or an unknown one, so that responses do not reveal which ids exist."""
     if invite is not None and invite.key:
         return bytes.fromhex(invite.key)
     return ca.derive("stoker/join/nobody/1", id)
 
 
 def judge_finish(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: float) -> InviteDecision:
-    """Decide about an attempt to join. Only who proves to have the code learns anything about the invitation."""
+    """Decide about an attempt to join. Without a proof of the code the result reveals nothing about the invitation."""
     if invite is not None and may_repeat(invite, now_s) and invite.request == request_digest(said):
         return InviteDecision(verdict=InviteVerdict.REPEAT)
     slot = int(now_s // SLOT_S)
     if said.server_nonce not in {_nonce(ca, said.id, said.nonce, one) for one in (slot, slot - 1)}:
         return _refused(
-            Refused("this attempt to join took too long", hint="join again with the same code", reason="slow")
+            Refused("the attempt to join took too long", hint="join again with the same code", reason="slow")
         )
     proof = finish_proof(
         key_of(ca, invite, said.id),
@@ -420,36 +417,36 @@ def judge_finish(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: fl
 
 
 def may_repeat(invite: Invite, now_s: float) -> bool:
-    """Say whether whoever used an invitation may hear the same answer again: as long as it would live, or a while."""
+    """Return True if the request that used an invitation may get its response again."""
     return invite.used_s is not None and (now_s < invite.expires_s or now_s - invite.used_s <= REPEAT_S)
 
 
 def not_invited(invite: Invite | None, now_s: float) -> Forbidden:
-    """Refuse a code that nobody waits for any more, or never did."""
+    """Return the error for an unknown or closed invitation."""
     if invite is None:
-        return Forbidden("there is no invitation of that code", hint=_ASK_AGAIN, reason="unknown")
+        return Forbidden("there is no invitation with this code", hint=_ASK_AGAIN, reason="unknown")
     if invite.used_s is not None:
-        return Forbidden("this invitation was used already", hint=_ASK_AGAIN, reason="used")
+        return Forbidden("the invitation was used already", hint=_ASK_AGAIN, reason="used")
     if invite.failures >= MOST_FAILURES:
-        what = f"this invitation is over: {invite.failures} wrong codes were tried with it"
+        what = f"the invitation is closed: {invite.failures} wrong codes were tried with it"
         return Forbidden(what, hint=_ASK_AGAIN, reason="spent")
-    what = "this invitation has expired" if now_s >= invite.expires_s else "this invitation was taken back"
+    what = "the invitation has expired" if now_s >= invite.expires_s else "the invitation was withdrawn"
     return Forbidden(what, hint=_ASK_AGAIN, reason="expired")
 
 
 def request_digest(said: JoinFinish) -> str:
-    """Return what tells one attempt's words from any other's."""
+    """Return the digest that identifies a request."""
     return digest_value("stoker/join/request", said.model_dump(mode="json"))
 
 
 def wrong_code() -> Forbidden:
-    """Return the refusal of a proof that no open invitation makes: it says no more than that."""
+    """Return the error for a wrong proof; it reveals nothing else."""
     what = "the code is wrong, or its invitation was used, withdrawn or spent"
     return Forbidden(what, hint=f"check its letters; {_ASK_AGAIN}", reason="wrong")
 
 
 def _judge_purpose(invite: Invite, said: JoinFinish, now_s: float) -> InviteDecision:
-    """Decide about somebody who has the code."""
+    """Decide about a request with a right proof."""
     if not invite.is_live(now_s):
         return _refused(not_invited(invite, now_s))
     if invite.name and invite.name != said.name:
@@ -473,29 +470,29 @@ def _refused(error: Forbidden | Refused) -> InviteDecision:
     return InviteDecision(verdict=InviteVerdict.REFUSE, error=error)
 
 
-_ASK_AGAIN = "ask whoever runs the coordinator for a new one: `stoker machines invite`"
+_ASK_AGAIN = "get a new one at the coordinator: `stoker machines invite`"
 
 
-# What a coordinator needs to let others in: its CA, where they find it, and how long certificates of machines hold.
+# What a coordinator needs for joining: its CA, its addresses, and the lifetime of machines' certificates.
 
 
 @frozen
 class Enrolment:
-    """Handed in once."""
+    """Parameters of joining."""
 
     ca: FleetCa
     names: Callable[[], tuple[str, ...]]
-    """Gives every `HOST:PORT` by which the coordinator can be joined as far as it knows, the best one first."""
+    """Returns every known `HOST:PORT` of the coordinator, the best one first."""
     life_s: float = MACHINE_LIFE_S
 
     def sign(self, csr_pem: str, name: str, *, now_s: float) -> tuple[str, IssuedCertificate]:
-        """Make a machine's certificate: what it gets, and what is stored of it."""
+        """Return a new certificate of a machine, and its record."""
         signed = self.ca.signer.machine(csr_pem, name, now_s=now_s, life_s=self.life_s)
         issued = IssuedCertificate(serial=signed.serial, name=name, issued_s=now_s, expires_s=signed.not_after_s)
         return signed.certificate_pem, issued
 
 
-# A limit on guessing: so many tries at once from one address, then only as many as come back with time.
+# Rate limit of wrong codes and tokens: a burst per address, then one per period.
 
 _MOST_ADDRESSES = 10_000
 _NETWORK_BITS = 64
@@ -503,14 +500,14 @@ _NETWORK_BITS = 64
 
 @frozen
 class RateLimiterSettings:
-    """How many tries at once, and how long until one comes back."""
+    """Size of a burst, and the time per further try."""
 
     burst: int
     each_s: float
 
 
 def source_of(address: str) -> str:
-    """Give what counts as one source: an IPv4 address, or the network of an IPv6 one, of which anybody has billions."""
+    """Return the source of an address: an IPv4 address, or the /64 network of an IPv6 one."""
     if ":" not in address:
         return address
     try:
@@ -523,15 +520,15 @@ def source_of(address: str) -> str:
 
 
 class RateLimiter:
-    """Tries by address. The longest unheard of are forgotten, at the latest when they would be whole again."""
+    """Tries by address. The oldest are dropped, at the latest when their tries are available again."""
 
     def __init__(self, limit: RateLimiterSettings) -> None:
         self._limit = limit
         self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Address → how many tries were spent, and when that was."""
+        """Address → number of used tries, and when."""
 
     def check(self, address: str, now_s: float) -> None:
-        """Refuse an address that has none left."""
+        """Raise `RateLimited` if an address has no tries left."""
         if self._spent and self._left(address, now_s) < 1:
             wait_s = max(1, round(self._limit.each_s))
             raise RateLimited(

@@ -1,7 +1,7 @@
-"""Brings events to hooks, at least once and in order, from threads of its own: nobody who works waits for them.
+"""Delivery of events to webhooks, at least once and in order, in separate threads.
 
-How far each has come is durable, written behind what was delivered: after a crash some messages come twice, none is
-missing. One that can't be reached is tried again, after ever longer pauses; after a day it is closed, with an event.
+The cursor of each webhook is durable, stored after delivery: after a crash some messages are sent twice, none is lost.
+A failing webhook is retried with exponential backoff; after a day it is closed, with an event.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sqlalchemy import func, select
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import EVENTS, JOBS
 from stoker.coordinator.queue.commands import CloseHook, MoveHook
-from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.queue.read_jobs import event_object, told_events
 from stoker.coordinator.queue.reader import WebhookRow
+from stoker.coordinator.queue.writer import Queue
 from stoker.core.clock import Clock
 from stoker.core.errors import StokerError
 from stoker.core.events import FleetKinds
@@ -36,7 +36,7 @@ from stoker.host.http.client import OutwardTransport
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.operator_messages import USUAL_WORDS
 
-# Events for hooks, from the journal: a bounded piece at a time.
+# Events for webhooks: a bounded piece at a time.
 
 PAGE = 500
 _TOGETHER = 500
@@ -49,13 +49,13 @@ class Piece:
 
     events: tuple[tuple[int | None, dict[str, Any]], ...]
     until: int
-    """The last event that was looked at."""
+    """The last event of the piece."""
     is_last: bool
-    """Nothing followed it."""
+    """No event followed."""
 
 
 def read_piece(database: Database, after: int) -> Piece:
-    """Return what follows an event."""
+    """Return the events after one."""
     asked = told_events().where(EVENTS.c.id > after).order_by(EVENTS.c.id).limit(PAGE)
     with snapshot(database) as connection:
         rows = connection.execute(asked).all()
@@ -67,7 +67,7 @@ def read_piece(database: Database, after: int) -> Piece:
 
 
 def have_ended(database: Database, jobs: tuple[int, ...]) -> bool:
-    """Return whether all of some jobs (their numbers) have ended; whoever is no longer known has."""
+    """Return True if all of some jobs (by number) have ended or are unknown."""
     with snapshot(database) as connection:
         for start in range(0, len(jobs), _TOGETHER):
             some = jobs[start : start + _TOGETHER]
@@ -77,7 +77,7 @@ def have_ended(database: Database, jobs: tuple[int, ...]) -> bool:
     return True
 
 
-# Which events a hook is told of, what it is sent, and how that is signed. Pure.
+# Events, messages and signatures of a webhook. Pure.
 
 SIGNATURE_HEADER = "X-Stoker-Signature"
 ID_HEADER = "X-Stoker-Event-Id"
@@ -109,15 +109,15 @@ _WORDS = {
 
 @frozen
 class Notice:
-    """One message of a hook."""
+    """One message of a webhook."""
 
     id: str
-    """The same however often it is sent: whoever takes it tells a repeat by it."""
+    """The same for each delivery: the receiver recognises a repeat by it."""
     body: bytes
 
 
 def word_of(event: Mapping[str, Any]) -> str:
-    """Return the word that hooks ask for an event by; empty: none is told of it."""
+    """Return the webhook event of a fleet event; empty: not sent."""
     kind = str(event.get("kind", ""))
     if kind.startswith("job_") and (ends := _ENDS.get(str(event.get("to", "")))):
         return ends
@@ -125,47 +125,47 @@ def word_of(event: Mapping[str, Any]) -> str:
 
 
 def is_wanted(event: Mapping[str, Any], words: tuple[str, ...]) -> bool:
-    """Return whether a hook of these words is told of an event."""
+    """Return True if a webhook for these words gets an event."""
     word = word_of(event)
     return bool(word) and word in (words or USUAL_WORDS)
 
 
 def notice_of(event: Mapping[str, Any]) -> Notice:
-    """Return the message that tells an event: the event as all streams have it, under its word."""
+    """Return the message of an event: the event as in all streams, under its word."""
     id = f"{event.get('generation', 0)}-{event['seq']}"
     return Notice(id=id, body=dumps({"event": word_of(event), "id": id, **event}).encode())
 
 
 def trial(hook: int, at_s: float) -> Notice:
-    """Return a message that only tries a hook."""
+    """Return a test message."""
     id = f"{TEST}-{hook}-{at_s:.3f}"
-    body = {"event": TEST, "id": id, "v": 1, "ts": at_s, "kind": TEST, "message": f"this tries hook {hook}"}
+    body = {"event": TEST, "id": id, "v": 1, "ts": at_s, "kind": TEST, "message": f"test of webhook {hook}"}
     return Notice(id=id, body=dumps(body).encode())
 
 
 def signed(notice: Notice, secret: str, at_s: float) -> dict[str, str]:
-    """Return the headers that prove a message: HMAC-SHA256 over the time, a dot and the body."""
+    """Return the headers that authenticate a message: HMAC-SHA256 over the time, a dot and the body."""
     at = str(int(at_s))
     proof = hmac.new(secret.encode(), at.encode() + b"." + notice.body, hashlib.sha256).hexdigest()
     return {SIGNATURE_HEADER: f"t={at},sha256={proof}", ID_HEADER: notice.id}
 
 
-# Which addresses a hook may lead to. Pure: the address that would be connected to, not the name that led there.
+# Allowed addresses of a webhook. Pure: checks the address to connect to, not the name.
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# Where clouds keep what their machines may know about themselves, beside the link-local one.
+# Metadata services of clouds, besides the link-local one.
 _METADATA = frozenset(
     ipaddress.ip_address(text) for text in ("fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192")
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
-def may_be_told(text: str, *, is_inner: bool) -> bool:
-    """Return whether a message may go to an address.
+def is_allowed_address(text: str, *, is_inner: bool) -> bool:
+    """Return True if a message may be sent to an address.
 
-    Link-local and metadata addresses never; this computer and private networks only if `is_inner`: an admin made the
-    hook, who may do worse.
+    Never to link-local and metadata addresses; to this computer and private networks only if `is_inner`: created by an
+    admin.
     """
     try:
         address = _outermost(ipaddress.ip_address(text.partition("%")[0]))
@@ -177,7 +177,7 @@ def may_be_told(text: str, *, is_inner: bool) -> bool:
 
 
 def _outermost(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 one stands for, if it stands for one."""
+    """Return the IPv4 address in an IPv6 one, if there is one."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inner = address.ipv4_mapped or address.sixtofour
@@ -192,16 +192,16 @@ FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 3600.0
 GIVE_UP_S = 24 * 3600.0
 MOST_AT_ONCE = 50
-"""Messages to one hook before the others have their turn."""
+"""Messages to one webhook before the others get theirs."""
 ROUND_S = 1.0
 _THREADS = 4
 _IDLE_S = 30.0
 _WRITE_AFTER = 5000
-"""So many events that were not for a hook may be looked at again after a crash."""
+"""Maximum number of skipped events that are read again after a crash."""
 
 
 class Notifier(BackgroundThread):
-    """Delivers while a with-block lasts. Tell it of changes: `queue.on_change(notifier.changed)`."""
+    """Delivers during a with-block. Register it: `queue.on_change(notifier.changed)`."""
 
     def __init__(
         self,
@@ -219,10 +219,10 @@ class Notifier(BackgroundThread):
         self._chance = chance
         self._round_s = round_s
         settings = changed(settings, connect_s=CONNECT_S, head_s=ANSWER_S, read_s=ANSWER_S)
-        self._outside = OutwardTransport(settings, partial(may_be_told, is_inner=False))
-        self._anywhere = OutwardTransport(settings, partial(may_be_told, is_inner=True))
+        self._outside = OutwardTransport(settings, partial(is_allowed_address, is_inner=False))
+        self._anywhere = OutwardTransport(settings, partial(is_allowed_address, is_inner=True))
         self._reached: dict[int, int] = {}
-        """Hook → the last event that was looked at for it."""
+        """Webhook → the last event examined for it."""
         self._round = threading.Lock()
         self._news = threading.Event()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-hooks")
@@ -235,32 +235,32 @@ class Notifier(BackgroundThread):
         for transport in (self._outside, self._anywhere):
             transport.close()
 
-    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue tells it
-        """Take note that something happened."""
+    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
+        """Note that there are new events."""
         self._news.set()
 
     def send(self, hook: WebhookRow, notice: Notice) -> str:
-        """Send one message; give what went wrong, or nothing."""
+        """Send one message; return the error, or an empty text."""
         transport = self._anywhere if hook.is_inner else self._outside
         try:
             status = transport.post(hook.url, notice.body, signed(notice, hook.secret, self._clock.wall_s()))
         except StokerError as error:
             return error.message
-        return "" if 200 <= status < 300 else f"it answered {status}"
+        return "" if 200 <= status < 300 else f"status {status}"
 
     def deliver_all(self) -> bool:
-        """Return every hook what it has not had; say whether more waits."""
+        """Deliver pending events to all webhooks; return True if there are more."""
         with self._round:
             now_s = self._clock.wall_s()
             hooks = [hook for hook in self._queue.reader.hooks(is_open=True) if hook.not_before_s <= now_s]
             return any(list(self._threads.map(self._deliver_one, hooks)))
 
     def _deliver_one(self, hook: WebhookRow) -> bool:
-        """Give one hook what it has not had, up to a number; say whether there is more."""
+        """Deliver pending events to one webhook, up to a limit; return True if there are more."""
         try:
             return self._deliver(hook)
         except StokerError:
-            # The database is in trouble: the next round finds what is left.
+            # The database failed: the next round delivers the rest.
             return False
 
     def _deliver(self, hook: WebhookRow) -> bool:
@@ -277,7 +277,7 @@ class Notifier(BackgroundThread):
                 sent += 1
             reached = int(event["seq"])
         if self._over.is_set() and trouble:
-            # We pulled the line ourselves.
+            # Aborted by our own shutdown.
             return False
         self._reached[hook.id] = reached
         is_through = piece.is_last and reached == piece.until
@@ -293,7 +293,7 @@ class Notifier(BackgroundThread):
         now_s = self._clock.wall_s()
         since_s = hook.failing_since_s if hook.failing_since_s is not None else now_s
         if now_s - since_s >= GIVE_UP_S:
-            self._queue.ask(CloseHook(id=hook.id, why=f"it could not be told anything for a day: {trouble}"))
+            self._queue.ask(CloseHook(id=hook.id, why=f"no delivery for 24 h: {trouble}"))
             return
         wait_s = pause_s(hook.failures, self._chance(), first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         self._queue.ask(
@@ -316,10 +316,10 @@ class Notifier(BackgroundThread):
         is_more = True
         while not self._over.is_set():
             if not is_more:
-                # Pauses of hooks end without news.
+                # Backoffs of webhooks end without events.
                 self._news.wait(min(_IDLE_S, max(self._round_s, FIRST_PAUSE_S)))
             self._news.clear()
-            # A database in trouble is asked again in a while, and not at once.
+            # A failed database is retried after a while, not at once.
             is_more = False
             with self._one_try():
                 is_more = self.deliver_all()

@@ -1,7 +1,7 @@
-"""What is wrong with which machine or device: decided purely from facts, each with a reason and the command that helps.
+"""Symptoms of machines and devices: decided purely from facts, each with a reason and the command to run.
 
-What is told here is seen by people and, for a failing device, acted upon: so every rule compares. What fails or is slow
-everywhere is the work, not the machine.
+Symptoms are shown to users, and a failing device is cordoned: so every rule compares. What fails or is slow everywhere
+is the work, not the machine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stoker.coordinator.queue.commands import (
     MachineInspection,
     NoteSymptoms,
 )
-from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.queue.read_jobs import read_newest_event, read_object
+from stoker.coordinator.queue.writer import Queue
 from stoker.core.clock import Clock
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import fresh, frozen
@@ -35,18 +35,16 @@ from stoker.core.retry import BudgetCharge, FailureCause, charge_of
 from stoker.core.text import format_duration, format_size
 from stoker.host.background import BackgroundThread
 
-# What is known of machines when their health is judged.
-
 
 @frozen
 class MachineHealthFacts:
-    """One machine, as it stands."""
+    """The present state of one machine."""
 
     name: str
     version: str = ""
     last_seen_s: float
     has_left: bool = False
-    """Its worker said goodbye."""
+    """Its worker shut down in order."""
     disk_free_bytes: int | None = None
     closed_devices: frozenset[str] = frozenset()
 
@@ -62,35 +60,35 @@ class WorkerPresenceEvent:
 
 @frozen
 class AttemptHealthFacts:
-    """One attempt that has ended."""
+    """One ended attempt."""
 
     seq: int
-    """The job's number."""
+    """Number of the job."""
     machine: str
     devices: tuple[str, ...] = ()
     recipe: str
     name: str
-    """The job's, without its number in a sweep."""
+    """Of the job, without its number in a sweep."""
     ending: str
     """completed, failed, declined, expired …"""
     cause: str = ""
     message: str = ""
     seconds: float | None = None
-    """From its start to its end; nothing: it never started."""
+    """From its start to its end; None: it never started."""
 
     @property
     def work(self) -> str:
-        """What jobs that can be compared have in common; programs only within one job's name."""
+        """The key of comparable jobs: the recipe; for programs with the job's name."""
         return f"{self.recipe} {self.name}" if self.recipe == "command" else self.recipe
 
 
 @frozen
 class FleetHealthFacts:
-    """All of it, at one moment."""
+    """The facts about a fleet at one moment."""
 
     now_s: float
     version: str
-    """The coordinator's."""
+    """Of the coordinator."""
     machines: tuple[MachineHealthFacts, ...] = ()
     comings: tuple[WorkerPresenceEvent, ...] = ()
     """Of the last hour."""
@@ -98,15 +96,15 @@ class FleetHealthFacts:
     """The newest, oldest first."""
 
 
-# Facts for a judgement of machines' health, gathered from the journal as it grows: bounded reads, beside the writer.
+# Facts gathered from the events as they grow: bounded reads, beside the writer.
 #
-# What was read is kept in memory, a bounded number of endings and an hour of comings; a restart reads the newest part
-# of the journal again, and comes to the same.
+# A bounded number of endings and an hour of worker starts are kept in memory; a restart reads the newest events again,
+# with the same result.
 
 HOUR_S = 3600.0
 MOST_ENDINGS = 5000
 MOST_EVENTS = 20_000
-"""Read at one time: whoever is further behind begins with the newest."""
+"""Read at one time: a reader that is further behind begins with the newest."""
 _PAGE = 2000
 _ENDINGS = (
     FleetKinds.JOB_FINISHED,
@@ -119,7 +117,7 @@ _LONGEST_MESSAGE = 2000
 
 
 class Gatherer:
-    """Reads on from where it was. One thread at a time."""
+    """Collects facts from new events. Not thread-safe."""
 
     def __init__(self, queue: Queue, *, clock: Clock, version: str) -> None:
         self._queue = queue
@@ -131,7 +129,7 @@ class Gatherer:
         self._has_device_failures = False
 
     def gather(self) -> FleetHealthFacts:
-        """Return what is known now."""
+        """Return the present facts."""
         now_s = self._clock.wall_s()
         self._read_on()
         self._has_device_failures = False
@@ -146,7 +144,7 @@ class Gatherer:
         )
 
     def sees_device_failures(self) -> bool:
-        """Read on, and say whether an attempt has failed on a device since facts were last given."""
+        """Read new events, and return True if an attempt failed on a device since `gather`."""
         self._read_on()
         return self._has_device_failures
 
@@ -169,7 +167,7 @@ class Gatherer:
         with snapshot(self._queue.reader.database) as connection:
             newest = read_newest_event(connection)
             oldest = max(0, newest - MOST_EVENTS)
-            # A database that was restored counts its events anew.
+            # After a restore the ids of events start again.
             cursor = oldest if self._cursor is None or self._cursor > newest else max(self._cursor, oldest)
             while cursor < newest:
                 until = min(newest, cursor + _PAGE)
@@ -191,17 +189,17 @@ class Gatherer:
             self._comings.append(WorkerPresenceEvent(machine=row.machine, at_s=row.at_s, is_new_start=is_start))
 
     def _take_opening(self, row: Any) -> None:
-        """Forget what failed on devices that somebody has opened again: they get a second chance."""
-        told = read_object(row.fields)
-        devices = set(told.get("devices", ()))
-        if told.get("what") != "opened" or not devices:
+        """Drop failures on devices that were opened again: they get a second chance."""
+        fields = read_object(row.fields)
+        devices = set(fields.get("devices", ()))
+        if fields.get("what") != "opened" or not devices:
             return
         kept = [one for one in self._endings if one.machine != row.machine or not devices & set(one.devices)]
         self._endings = deque(kept, maxlen=MOST_ENDINGS)
 
 
 def _page(connection: Connection, after: int, until: int) -> list[Any]:
-    """Read a range of the journal along its key, with the attempts that ended in it."""
+    """Return a range of events along their key, with the attempts that ended in it."""
     asked = (
         select(
             EVENTS.c.kind,
@@ -245,16 +243,16 @@ def _ending(row: Any) -> AttemptHealthFacts:
     )
 
 
-# Whether a device is at fault for what failed on it: decided purely, by comparing it with all others.
+# Failing devices: decided purely, by comparing each device with all others.
 #
-# Two signs count, each since something last ended well there: three different jobs failed as on broken hardware; or
-# five in a row failed all alike, whatever they said, in a way that no other place shows. What fails everywhere, or was
-# never seen to succeed, is the code; a job on several devices accuses none of them.
+# Two signs count, each since the last success there: three different jobs failed with hardware errors; or five in a row
+# failed with the same message, which occurs on no other device. What fails everywhere, or never succeeded, is the code;
+# a job on several devices blames none of them.
 
 BROKEN_JOBS = 3
-"""Different jobs that failed as on broken hardware."""
+"""Different jobs that failed with hardware errors."""
 ALIKE_JOBS = 5
-"""Different jobs that failed alike, in a row."""
+"""Different jobs that failed with the same message, in a row."""
 
 Place = tuple[str, str]
 """A machine and one of its devices."""
@@ -262,7 +260,7 @@ Place = tuple[str, str]
 _SIGN_CHARS = 80
 _WHY_CHARS = 200
 _OF_SIZE = frozenset({FailureCause.OOM_DEVICE, FailureCause.OOM_HOST})
-# As drivers and runtimes say it. Memory that runs out is not among them: that is the job's size.
+# Messages of drivers and runtimes. Running out of memory is not among them: that is the job's size.
 _DEVICE_LIKE = re.compile(
     r"cuda error|cuda(?:_|\s)?(?:driver|runtime) error|cudnn_status|cublas_status|hip error|hipErr|\bXid\b|\bECC\b"
     r"|uncorrectable|illegal memory access|unspecified launch failure|device-side assert|misaligned address"
@@ -273,7 +271,7 @@ _DEVICE_LIKE = re.compile(
 
 
 def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[Place, str]:
-    """Return the devices that should be given nothing more, each with the reason; `endings` are oldest first."""
+    """Return the failing devices, each with the reason; `endings` are oldest first."""
     failed: dict[Place, list[AttemptHealthFacts]] = {}
     for one in endings:
         if len(one.devices) == 1:
@@ -289,7 +287,7 @@ def devices_at_fault(endings: Sequence[AttemptHealthFacts]) -> dict[Place, str]:
 
 
 def _note(failed: list[AttemptHealthFacts], one: AttemptHealthFacts) -> None:
-    """Keep what failed since something last ended well; what was cancelled or lost says nothing of a device."""
+    """Add a failure since the last success; cancelled and lost attempts say nothing about a device."""
     if one.ending == "completed":
         failed.clear()
     elif one.ending == "failed" and one.cause != FailureCause.CANCELLED and charge_of(one.cause) is BudgetCharge.USER:
@@ -297,14 +295,14 @@ def _note(failed: list[AttemptHealthFacts], one: AttemptHealthFacts) -> None:
 
 
 def _why_broken(failed: Sequence[AttemptHealthFacts], elsewhere: Sequence[AttemptHealthFacts]) -> str:
-    told = [one for one in failed if _is_device_like(one)]
-    jobs = {one.seq for one in told}
+    hardware = [one for one in failed if _is_device_like(one)]
+    jobs = {one.seq for one in hardware}
     if len(jobs) < BROKEN_JOBS:
         return ""
     well = {one.work for one in elsewhere if one.ending == "completed"}
-    if not any(one.work in well for one in told):
+    if not any(one.work in well for one in hardware):
         return ""
-    last = told[-1].message.strip().splitlines()[-1][:_WHY_CHARS]
+    last = hardware[-1].message.strip().splitlines()[-1][:_WHY_CHARS]
     return f"{len(jobs)} different jobs failed on it, and jobs succeed elsewhere: {last}"
 
 
@@ -320,13 +318,13 @@ def _why_alike(failed: Sequence[AttemptHealthFacts], elsewhere: Sequence[Attempt
     if len(jobs) < ALIKE_JOBS:
         return ""
     fails_elsewhere = any(one.ending == "failed" and _sign(one) == sign for one in elsewhere)
-    # On another device: that the same runs without one proves nothing.
+    # On another device: success without a device proves nothing.
     is_done_elsewhere = any(
         one.ending == "completed" and one.devices and one.work == failed[-1].work for one in elsewhere
     )
     if fails_elsewhere or not is_done_elsewhere:
         return ""
-    return f"{len(jobs)} different jobs in a row failed on it alike, and the same succeeds elsewhere: {sign}"
+    return f"{len(jobs)} different jobs in a row failed on it in the same way, and succeed elsewhere: {sign}"
 
 
 def _is_device_like(ending: AttemptHealthFacts) -> bool:
@@ -338,29 +336,29 @@ def _is_of_size(ending: AttemptHealthFacts) -> bool:
 
 
 def _sign(ending: AttemptHealthFacts) -> str:
-    """Return what failures that are alike have in common."""
+    """Return the key of equal failures."""
     return f"{ending.cause}: {ending.message.partition(chr(10))[0][:_SIGN_CHARS]}"
 
 
 KNOWN_S = 24 * 3600.0
-"""Whoever was silent for longer is gone, and no news."""
+"""A machine that was silent for longer is gone, without a symptom."""
 QUIET_S = 30 * 60.0
 FLAPS = 4
 """Starts, or silences, within an hour."""
 SLOWER = 2.0
-"""So many times the others' median."""
+"""Factor to the others' median."""
 SLOWER_S = 1.0
-"""And by at least so much: what takes no time takes twice as long by chance."""
+"""Minimum difference: very short jobs take twice as long by chance."""
 LEAST_RUNS = 3
 FATAL = 5
-"""Attempts in a row that did not end well."""
+"""Attempts in a row without success."""
 LEAST_DISK_BYTES = 5 * 1024**3
 
 _BAD = frozenset({"failed", "declined"})
 
 
 def symptoms_of(facts: FleetHealthFacts) -> list[Symptom]:
-    """Return everything that is wrong: machine by machine, and then of devices."""
+    """Return all symptoms: machine by machine, then of devices."""
     gone = {machine.name for machine in facts.machines if facts.now_s - machine.last_seen_s > KNOWN_S}
     among = _Among(facts)
     found: list[Symptom] = []
@@ -372,7 +370,7 @@ def symptoms_of(facts: FleetHealthFacts) -> list[Symptom]:
 
 
 def failing_devices(facts: FleetHealthFacts) -> list[Symptom]:
-    """Return which devices of known machines are at fault."""
+    """Return the symptoms of failing devices of known machines."""
     known = {machine.name for machine in facts.machines}
     return [
         Symptom(
@@ -388,13 +386,13 @@ def failing_devices(facts: FleetHealthFacts) -> list[Symptom]:
 
 
 class _Among:
-    """Facts, laid out so that one machine is compared with all others at no great cost."""
+    """Facts, indexed to compare one machine with all others."""
 
     def __init__(self, facts: FleetHealthFacts) -> None:
         self.now_s, self.version = facts.now_s, facts.version
         self.comings: dict[str, list[WorkerPresenceEvent]] = defaultdict(list)
         self.endings: dict[str, list[AttemptHealthFacts]] = defaultdict(list)
-        """By machine, as all of these."""
+        """By machine, like `comings`."""
         self.done_by: dict[str, set[str]] = defaultdict(set)
         """Work → the machines that completed it."""
         self.durations: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -426,8 +424,8 @@ def _silent(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
         yield Symptom(
             machine=machine.name,
             ailment=SymptomKind.SILENT,
-            message=f"nothing was heard of it for {format_duration(quiet_s)}",
-            hint=f"is it on? `stoker work` there; `stoker machines forget {machine.name}` if it is gone for good",
+            message=f"no request for {format_duration(quiet_s)}",
+            hint=f"start `stoker work` there, or remove it: `stoker machines forget {machine.name}`",
         )
 
 
@@ -435,21 +433,21 @@ def _flapping(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     mine = among.comings[machine.name]
     starts = sum(coming.is_new_start for coming in mine)
     silences = len(mine) - starts
-    # A crash is often both, a silence and then a start: they are not added up.
+    # A crash is often both, a silence and then a start: they are not added.
     if max(starts, silences) >= FLAPS:
         fell = f" and fell silent {silences} times" if silences else ""
         yield Symptom(
             machine=machine.name,
             ailment=SymptomKind.FLAPPING,
-            message=f"within an hour its worker started {starts} times" + fell,
-            hint=f"`stoker doctor` there; `stoker machines cordon {machine.name}` until it is found",
+            message=f"the worker started {starts} times within an hour" + fell,
+            hint=f"run `stoker doctor` there; until it is fixed: `stoker machines cordon {machine.name}`",
         )
 
 
 def _slow(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     for work in dict.fromkeys(one.work for one in among.endings[machine.name]):
         durations = among.durations.get(work, {}).get(machine.name, [])
-        # What is twice the others' median is not below that of all: most are done with here.
+        # Twice the others' median is not below that of all: most jobs end here.
         if len(durations) < LEAST_RUNS or (its := median(durations)) < among.usual_s[work]:
             continue
         others = among.durations_elsewhere(work, machine.name)
@@ -464,36 +462,36 @@ def _slow(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
                     f"{work} takes {format_duration(its)} there and {format_duration(theirs)} elsewhere "
                     f"(medians of {len(durations)} and {len(others)} jobs)"
                 ),
-                hint=f"`stoker machines show {machine.name}`: is something else running there, is it throttled?",
+                hint=f"check other load and throttling: `stoker machines show {machine.name}`",
             )
             return
 
 
 def _fatal_only(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
-    # A job that was given back or cancelled says nothing about the machine.
-    told = [one for one in among.endings[machine.name] if one.ending in _BAD or one.ending == "completed"][-FATAL:]
-    if len(told) < FATAL or any(one.ending == "completed" for one in told):
+    # A released or cancelled job says nothing about the machine.
+    ended = [one for one in among.endings[machine.name] if one.ending in _BAD or one.ending == "completed"][-FATAL:]
+    if len(ended) < FATAL or any(one.ending == "completed" for one in ended):
         return
-    if any(among.done_by.get(one.work, set()) - {machine.name} for one in told):
-        last = told[-1]
+    if any(among.done_by.get(one.work, set()) - {machine.name} for one in ended):
+        last = ended[-1]
         why = last.message.strip().splitlines()[-1][:200] if last.message.strip() else last.cause or last.ending
         yield Symptom(
             machine=machine.name,
             ailment=SymptomKind.FATAL_ONLY,
-            message=f"its last {len(told)} attempts all failed or were declined, others complete the same: {why}",
-            hint=f"`stoker doctor` there; `stoker machines cordon {machine.name}` keeps jobs away until it is found",
+            message=f"the last {len(ended)} attempts failed or were declined; other machines complete the same: {why}",
+            hint=f"run `stoker doctor` there; until it is fixed: `stoker machines cordon {machine.name}`",
         )
 
 
 def _skewed(among: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
     if not is_skewed(machine.version, among.version) or machine.has_left:
         return
-    its = f"its program is {machine.version}" if machine.version else "its program says no version"
+    its = f"version {machine.version}" if machine.version else "unknown version"
     yield Symptom(
         machine=machine.name,
         ailment=SymptomKind.SKEWED,
-        message=f"{its}, the coordinator's is {among.version}",
-        hint=f"install {among.version} there, then start its worker again",
+        message=f"{its}; the coordinator has {among.version}",
+        hint=f"install {among.version} there, then restart its worker",
     )
 
 
@@ -503,7 +501,7 @@ def _disk(_: _Among, machine: MachineHealthFacts) -> Iterator[Symptom]:
         yield Symptom(
             machine=machine.name,
             ailment=SymptomKind.DISK,
-            message=f"{format_size(free)} are free on its disk",
+            message=f"{format_size(free)} free on its disk",
             hint="`stoker store prune` there",
         )
 
@@ -518,19 +516,19 @@ _RULES: tuple[Callable[[_Among, MachineHealthFacts], Iterator[Symptom]], ...] = 
 )
 
 
-# Looks after the fleet's health: gathers, judges, writes down what is news, and closes a failing device.
+# The health watch: gathers facts, stores symptoms, and cordons a failing device.
 #
-# Every minute, and within seconds of a failure on a device: one that is broken fails jobs as fast as it is given some.
-# In a thread of its own. What goes wrong here is tried again, and keeps nobody from work.
+# Every minute, and within seconds of a failure on a device: a broken one fails jobs as fast as it gets them. Runs in a
+# separate thread; errors here are retried and block nothing.
 
 EVERY_S = 60.0
 SOON_S = 3.0
-"""How often it is seen whether something failed on a device."""
+"""Interval of checks for failures on devices."""
 BY = "the coordinator"
 
 
 class HealthWatch(BackgroundThread):
-    """Watches while a with-block lasts."""
+    """Watches during a with-block."""
 
     def __init__(self, queue: Queue, gatherer: Gatherer, *, every_s: float = EVERY_S, soon_s: float = SOON_S) -> None:
         super().__init__("health")
@@ -540,7 +538,7 @@ class HealthWatch(BackgroundThread):
         self._looks_each = max(1, round(every_s / soon_s))
 
     def look(self) -> list[Symptom]:
-        """Look once, act, and give what is wrong."""
+        """Check once, act, and return the symptoms."""
         facts = self._gatherer.gather()
         found = symptoms_of(facts)
         self._queue.ask(NoteSymptoms(symptoms=tuple(found)))
@@ -565,7 +563,7 @@ class HealthWatch(BackgroundThread):
                     self.look()
 
     def _has_to_cordon(self) -> bool:
-        """Say whether a device is at fault that is still given work; nothing is asked where none has failed a job."""
+        """Return True if a failing device is still open; the queue is asked only after failures on devices."""
         if not self._gatherer.sees_device_failures():
             return False
         facts = self._gatherer.gather()
@@ -573,6 +571,6 @@ class HealthWatch(BackgroundThread):
 
 
 def to_cordon(facts: FleetHealthFacts, found: list[Symptom]) -> list[Symptom]:
-    """Return which failing devices are still given work."""
+    """Return the failing devices that are still open."""
     closed = {machine.name: machine.closed_devices for machine in facts.machines}
     return [one for one in found if one.ailment is SymptomKind.FAILING and one.device not in closed[one.machine]]

@@ -30,7 +30,7 @@ from stoker.jobs.pack.environment_choices import EnvironmentChoices, JobEnvironm
 from stoker.jobs.program import FOUND, PLACES, ProgramFiles, ProgramWords, flat
 from stoker.jobs.recipe_specs import Note, Shared, with_all
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_program
-from stoker.protocol.client_identity import DATA, PROJECT, RANKS
+from stoker.protocol.job_checks import DATA, PROJECT, RANKS
 from stoker.protocol.job_messages import checked_spec, spec_alike
 
 _FILES = "uv.lock, pyproject.toml, or requirements as .txt or .in"

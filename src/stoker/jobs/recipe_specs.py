@@ -20,7 +20,7 @@ from stoker.jobs.manifest_checks import CheckedJob, RecipeForm
 from stoker.jobs.pack.attempt_inputs import places_of, without_runtime
 from stoker.jobs.pack.data_inputs import DataInput, DataInputs
 from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_entry
-from stoker.protocol.client_identity import is_found_at
+from stoker.protocol.job_checks import is_found_at
 from stoker.protocol.job_messages import checked_spec, spec_alike
 
 # Arguments that name a repository of the hub (`base=org/name`), submitted where the repository may not be.

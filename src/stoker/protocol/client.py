@@ -240,7 +240,7 @@ class FleetClient:
             try:
                 answer = self.transport.ask(request, SubmissionResponse)
                 if len(answer.jobs) != len(one.positions):
-                    raise no_coordinator_there(self.url, "it answered for other jobs than it was sent")
+                    raise no_coordinator_there(self.url, "its response lists different jobs than were sent")
             except StokerError as error:
                 if answers and not submission.dry_run:
                     done, total = sum(len(answer.jobs) for answer in answers), len(submission.jobs)
@@ -263,7 +263,7 @@ class FleetClient:
         named: Query = {"state": state, "name": name, "recipe": recipe, "machine": machine}
         page = self._get("/v1/jobs", JobPage, {**named, "after": after, "limit": limit})
         if after and page.next == after:
-            raise no_coordinator_there(self.url, "its list of jobs goes on where it was")
+            raise no_coordinator_there(self.url, "its next page of jobs is the same page again")
         return page
 
     def job(self, ref: str) -> JobDetails:
@@ -304,7 +304,7 @@ class FleetClient:
         query: Query = {"attempt": attempt, "offset": offset, "limit": limit, "wait_s": wait_s or None}
         where = f"/v1/jobs/{part(ref)}/files/{parts(path)}"
         with closing(self.transport.open(CoordinatorRequest(path=where, query=query, waits_s=wait_s))) as reply:
-            data = self.transport.read_all(reply, limit, "it sent more of a file than was asked for")
+            data = self.transport.read_all(reply, limit, "it sent more of a file than requested")
         size = whole_number(reply.headers.get(SIZE_HEADER))
         return FilePiece(
             data=data,
@@ -529,7 +529,7 @@ class FleetClient:
         with closing(self.transport.open(request)) as reply:
             is_partial = reply.status == HTTPStatus.PARTIAL_CONTENT
             if is_partial and not (reply.headers.get("Content-Range") or "").startswith(f"bytes {offset}-"):
-                raise no_coordinator_there(self.url, "it sent another range than was asked for")
+                raise no_coordinator_there(self.url, "it sent a different range than requested")
             yield ObjectStream(self.transport, reply, offset=offset if is_partial else 0)
 
     # -- members: invitations, joining, certificates, tokens
@@ -603,7 +603,7 @@ class FleetClient:
     def tree_listing(self, tree: str) -> bytes:
         """Return a tree's listing; `archives.archive_members.read_listing` checks it. Raises `NotFound`."""
         with closing(self.transport.open(CoordinatorRequest(path=f"/v1/trees/{part(tree)}"))) as reply:
-            return self.transport.read_all(reply, MOST_LISTING_BYTES, "it sent a listing without end")
+            return self.transport.read_all(reply, MOST_LISTING_BYTES, "its listing of a tree is too long")
 
     @contextmanager
     def fetch_contents(self, digests: Sequence[str]) -> Iterator[Iterator[tuple[Digest, bytes]]]:
@@ -612,7 +612,7 @@ class FleetClient:
         request = CoordinatorRequest(path="/v1/contents/fetch", method="POST", body=body, is_repeatable=True)
         with closing(self.transport.open(request)) as reply:
             pieces = _Pieces(lambda: self.transport.read(reply, _PIECE_BYTES))
-            yield read_frames(pieces.read, wanted=frozenset(digests))
+            yield read_frames(pieces.read, requested=frozenset(digests))
 
     def object_address(self, sha256: str) -> tuple[str, dict[str, str]]:
         """Return the URL of an object's bytes and the headers to send, for a caller that fetches it itself."""

@@ -27,14 +27,14 @@ from stoker.core.frozen import defaults_of, field_names
 from stoker.core.jsontext import dumps, loads
 from stoker.core.text import whole_number
 
-# The protocol's version and what every request and answer has in common.
+# The protocol's version, and what all requests and responses have in common.
 #
-# A coordinator speaks its own version and the one before; a header of every request says which one the other side
-# speaks. Readers pass over fields they do not know; a field never changes its meaning under one version.
+# A coordinator supports its own version and the one before; a header of each request names the client's version.
+# Readers ignore unknown fields; a field never changes its meaning within a version.
 
 VERSION = 1
 OLDEST = 1
-"""The oldest version that is still understood."""
+"""The oldest supported version."""
 VERSION_HEADER = "X-Stoker-Protocol"
 TOKEN_HEADER = "X-Operator-Token"  # noqa: S105 - the header's name
 
@@ -48,9 +48,9 @@ _NUMBERS = frozenset({"int", "float", "bool"})
 
 
 def _bounded(schema: Any) -> Any:
-    """Return a schema of pydantic's that reads numbers by our rule, and whose sequences and maps make few faults.
+    """Return a pydantic schema that reads numbers by our rule, and reports few errors per sequence or map.
 
-    Of itself pydantic takes "1" and true for numbers, and 1 for true.
+    By default pydantic accepts "1" and true as numbers, and 1 as true.
     """
     if isinstance(schema, list):
         return [_bounded(part) for part in schema]
@@ -69,23 +69,25 @@ def _bounded(schema: Any) -> Any:
 
 
 def _as_whole(value: Any) -> Any:
+    if type(value) is int:
+        return value
     number = whole_number(value)
     return value if number is None else number
 
 
 def _check_entries(value: Any) -> Any:
     if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
-        message = f"it has more than {MOST_ENTRIES} entries"
+        message = f"more than {MOST_ENTRIES} entries"
         raise ValueError(message)
     return value
 
 
 class _Bounded(BaseModel):
-    """A message whose faults stay few, however much is wrong with it: each one found costs a kilobyte.
+    """A message that reports few errors, however much of it is invalid: each error takes a kilobyte.
 
-    A sequence is refused at its first bad element, a map if it has too many entries. Its validator is built when it is
-    first used, since a command uses ten of a hundred messages and building all takes 90 ms. Threads may use one for the
-    first time at once: pydantic has a lock for that since 2.14.
+    A sequence is refused at its first invalid element, a map if it has too many entries. The validator is built on
+    first use, since a command uses ten of a hundred messages and building all takes 90 ms. Several threads may use one
+    for the first time together: pydantic locks since 2.14.
     """
 
     @classmethod
@@ -95,15 +97,15 @@ class _Bounded(BaseModel):
 
 
 class WireMessage(_Bounded):
-    """What one program tells another. Unknown fields are passed over."""
+    """A message between programs. Unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants", defer_build=True)
 
 
 class StrictRequest(_Bounded):
-    """What a person's program asks for. Unknown fields are refused: a misspelt one would be silently without effect."""
+    """A request of a user's program. Unknown fields are refused: a misspelt one would have no effect."""
 
-    # Allowed at first, so that not each of a million becomes a fault; then refused, below.
+    # Allowed at first, so that a million of them do not become a million errors; refused below.
     model_config = ConfigDict(
         frozen=True,
         extra="allow",
@@ -125,10 +127,10 @@ def _unknown(title: str, names: Iterable[str]) -> ValidationError:
 
 
 class Checked:
-    """Annotates a frozen class of `core`, so that messages may have it: pydantic makes, checks and writes its objects.
+    """Annotates a frozen class of `core` for use in messages: pydantic creates, checks and writes its objects.
 
-    `limits` are types of fields that say more than the class does. `hidden` fields do not travel. Unknown fields are
-    refused. With `is_rechecked` false, an object is taken as it is: it was checked when it was made.
+    `limits` are field types that are stricter than those of the class. `hidden` fields are not sent. Unknown fields are
+    refused. With `is_rechecked` false, an existing object is accepted as it is: it was checked when it was created.
     """
 
     def __init__(self, *, hidden: Collection[str] = (), is_rechecked: bool = True, **limits: Any) -> None:
@@ -139,7 +141,7 @@ class Checked:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         hints = {**get_type_hints(source), **self._limits}
         defaults = defaults_of(source)
-        # pydantic takes it for a dataclass, which it is but for its decorator.
+        # pydantic treats it as a dataclass, which it is except for its decorator.
         source.__dataclass_fields__ = {}
         fields = []
         for name in field_names(source):
@@ -176,20 +178,20 @@ _ADAPTERS: list[TypeAdapter[Any]] = []
 
 
 def adapter_of(kind: Any) -> TypeAdapter[Any]:
-    """Return what reads and writes objects that are no message; as a message it is built when it is first used."""
+    """Return the reader and writer of a type that is not a message; built on first use."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(ser_json_inf_nan="constants", defer_build=True))
     _ADAPTERS.append(adapter)
     return adapter
 
 
 def build_messages() -> None:
-    """Build every message that is imported: for a process that uses most of them, in threads or in forks of itself."""
+    """Build the validators of all imported messages; for a process that uses most of them, in threads or forks."""
     for adapter in _ADAPTERS:
         adapter.rebuild()
     kinds: list[type[BaseModel]] = [_Bounded]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        # What the web framework makes of a message must not wait either.
+        # The web framework's derived classes are built at once, too.
         kind.model_config["defer_build"] = False
         kind.model_rebuild()
 
@@ -199,7 +201,7 @@ _SHOWN_FAULTS = 3
 
 
 def to_json(message: BaseModel) -> bytes:
-    """Write a message. Of what is asked for, what is as by default is left out: ten thousand jobs are a third less."""
+    """Return a message as JSON. A request omits default values: ten thousand jobs are a third smaller."""
     is_short = isinstance(message, StrictRequest)
     text = message.model_dump_json(exclude_defaults=is_short)
     if "NaN" in text or "Infinity" in text or '"$' in text:
@@ -208,12 +210,12 @@ def to_json(message: BaseModel) -> bytes:
 
 
 def from_json(kind: type[M], data: bytes) -> M:
-    """Read a message of a kind. Raises `ValueError`, in one line, for everything that is none."""
+    """Read a message of a kind. Raises `ValueError` with a message of one line if it is invalid."""
     try:
         if b'"$' in data:
             return kind.model_validate(loads(data))
         if b"NaN" in data or b"Infinity" in data:
-            # Non-finite numbers come tagged. Bare they are no JSON, whatever pydantic makes of them.
+            # Non-finite numbers are tagged. Bare ones are invalid JSON, although pydantic accepts them.
             loads(data)
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -221,14 +223,14 @@ def from_json(kind: type[M], data: bytes) -> M:
 
 
 def values_in(text: bytes, start: int = 0, end: int | None = None) -> int:
-    """Return how many values a stretch of JSON may have, about; what stands in its texts is counted as well."""
+    """Return an upper estimate of the number of values in JSON text; punctuation inside strings counts as well."""
     return text.count(b"[", start, end) + text.count(b"{", start, end) + text.count(b",", start, end)
 
 
 def alike(first: M, own: dict[str, Any]) -> M:
-    """Make another message: all as in `first`, which was checked, but for some fields, which are not checked here.
+    """Return a copy of `first`, which was checked, with the fields in `own`, which are not checked here.
 
-    For messages by the ten thousand whose own fields were checked elsewhere: a tenth of the time.
+    For tens of thousands of messages whose own fields were checked elsewhere: takes a tenth of the time.
     """
     kind = type(first)
     made = kind.__new__(kind)
@@ -239,12 +241,12 @@ def alike(first: M, own: dict[str, Any]) -> M:
     return made
 
 
-# Messages are frozen, as soon as they are made.
+# Messages are frozen once created.
 _set = object.__setattr__
 
 
 def said(error: ValidationError) -> str:
-    """Return what is wrong with a message in one line."""
+    """Return the errors of a message in one line."""
     faults = [
         f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" if fault["loc"] else fault["msg"]
         for fault in error.errors(include_url=False, include_context=False, include_input=False)
@@ -253,15 +255,15 @@ def said(error: ValidationError) -> str:
     return "; ".join(faults[:_SHOWN_FAULTS]) + more
 
 
-# A `Range` header, as downloads of ours send it: `bytes=START-` or `bytes=START-LAST`.
+# A `Range` header as our downloads send it: `bytes=START-` or `bytes=START-LAST`.
 
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
 
 def read_range(asked: str, size_bytes: int) -> tuple[int, int, bool]:
-    """Return where to begin, how much to give, and whether that is a part. Nothing we can read means the whole.
+    """Return offset, length, and True if it is a part. An unknown form of range means the whole.
 
-    A negative length: the range lies beyond the end.
+    A negative length: the range starts beyond the end.
     """
     match = _RANGE.fullmatch(asked.strip())
     if match is None:

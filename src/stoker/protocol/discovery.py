@@ -1,8 +1,9 @@
-"""`state/joined/worker.json` and `operator.json`: the fleet that this machine, or a person on it, has joined.
+"""Find the coordinator of a command or worker: its address, its CA, and the credentials to send.
 
-Beside them lie what was given: the fleet's CA, a machine's certificate with its key (one file, replaced in one step),
-a person's token. Only their owner may read them. The record that names them is written last, so a join that was cut
-off in the middle leaves what was there before.
+`state/serve.json` is the coordinator of this home. `state/joined/worker.json` and `operator.json` are the fleets that
+this machine, or a user on it, has joined. Beside them are the fleet's CA, a machine's certificate with its key (one
+file, replaced in one step) and a user's token, readable by their owner only. The record that names them is written
+last, so an interrupted join leaves what was there before.
 """
 
 from __future__ import annotations
@@ -15,48 +16,48 @@ from enum import StrEnum
 from typing import Any
 
 from stoker.core.errors import BadInput, Damaged, LocalFile, NoCoordinator, StokerError
-from stoker.core.frozen import fields_of, frozen
+from stoker.core.frozen import changed, fields_of, frozen
 from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.http.exchange import FleetIdentity
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 
-# `state/serve.json`: where the coordinator of this home listens, so that every command here finds it with no set-up.
+# `state/serve.json`: where the coordinator of this home listens. Commands here find it without any set-up.
 #
-# Written by the coordinator once it listens; it counts only as long as that very process lives. Commands of its user
-# reach it over its Unix socket, without a token. The operator's token is in a file of its own beside it, mode 600, for
-# requests over TCP.
+# The coordinator writes it once it listens; the file is valid as long as that process lives. Commands of the same user
+# connect to its Unix socket, without a token. The operator's token is in its own file beside it, mode 600, for requests
+# over TCP.
 
 NAME = "serve.json"
 LAST_NAME = "served.json"
-"""The same of the coordinator that ended last."""
+"""The same for the coordinator that stopped last."""
 TOKEN_NAME = "operator.token"  # noqa: S105 - the file's name
 _LARGEST_BYTES = 64 * 1024
 
 
 @frozen
 class ServeFile:
-    """What a coordinator tells the commands beside it."""
+    """How commands of this home reach the coordinator."""
 
     url: str
     owner: ProcessIdentity
     token_file: str = ""
-    """Where the operator's token is; empty: only the environment has it."""
+    """File of the operator's token; empty: only the environment has it."""
     socket: str = ""
-    """The Unix socket by which its own user reaches it."""
+    """Unix socket for commands of the same user."""
     version: str = ""
     ca_file: str = ""
-    """The fleet's CA, where it speaks TLS: whoever asks it trusts that one and no other."""
+    """The fleet's CA if it uses TLS; clients trust only this CA."""
 
     def write(self, state: str) -> None:
-        """Write it into the state folder."""
+        """Write the file into the state folder."""
         body = {"v": 1, **fields_of(self), "owner": self.owner.to_dict()}
         write_file(os.path.join(state, NAME), dumps(body, indent=1).encode())
 
 
 def withdraw(state: str) -> None:
-    """Take our own word back when we end; that there was a coordinator, and where, stays known."""
+    """Rename our own file when we stop: the last coordinator's address remains known."""
     found = read_serve_file(state)
     if found is not None and found.owner == mine():
         with suppress(OSError):
@@ -64,7 +65,7 @@ def withdraw(state: str) -> None:
 
 
 def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
-    """Give what the coordinator of this home says, whether or not it still lives; nothing if there is no such word."""
+    """Return the file of this home's coordinator, running or not; None if there is none."""
     try:
         raw = loads(read_regular(os.path.join(state, name), _LARGEST_BYTES))
         others = {name: str(raw.get(name, "")) for name in ("token_file", "socket", "version", "ca_file")}
@@ -74,7 +75,7 @@ def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
 
 
 def living_coordinator(state: str) -> ServeFile | None:
-    """Return the coordinator of this home if it runs on this machine now."""
+    """Return this home's coordinator if it runs on this machine now."""
     found = read_serve_file(state)
     return found if found is not None and is_alive(found.owner) is Liveness.ALIVE else None
 
@@ -83,36 +84,36 @@ FOLDER = "joined"
 
 
 class MembershipKind(StrEnum):
-    """As what this home has joined."""
+    """The kind of member that this home is: a machine or a user."""
 
     WORKER = "worker"
     OPERATOR = "operator"
 
     @classmethod
     def of(cls, role: Role) -> MembershipKind:
-        """Return the side that somebody with a role is on."""
+        """Return the kind of member for a role."""
         return cls.WORKER if role is Role.WORKER else cls.OPERATOR
 
 
 @frozen
 class Membership:
-    """One fleet that this home belongs to, and as whom."""
+    """One fleet that this home belongs to, and under which name."""
 
     url: str
-    """`https://HOST:PORT`, as it was joined."""
+    """`https://HOST:PORT` at the time of joining."""
     name: str
-    """The machine's in the fleet, or the token's."""
+    """Of the machine in the fleet, or of the token."""
     role: Role
-    ca_file: str
+    ca_file: str = ""
     certificate_file: str = ""
-    """A machine's: certificate and key."""
+    """Certificate and key of a machine."""
     token_file: str = ""
-    """A person's."""
+    """Token of a user."""
     fingerprint: str = ""
     """SHA-256 of the CA."""
     joined_s: float = 0.0
     expires_s: float | None = None
-    """When what was given ends, as far as was known at the time."""
+    """When the certificate or token expires, as known at the time of joining."""
 
     @property
     def side(self) -> MembershipKind:
@@ -120,34 +121,18 @@ class Membership:
 
     @property
     def identity(self) -> FleetIdentity:
-        """Whom to trust, and as whom to speak."""
+        """The CA to trust and the certificate to send."""
         return FleetIdentity(ca_file=self.ca_file, certificate_file=self.certificate_file)
 
     def token(self) -> str:
-        """Read the person's token; empty for a machine. Raises `LocalFile`."""
+        """Read the user's token; empty for a machine. Raises `LocalFile`."""
         return _read_secret(self.token_file).decode().strip() if self.token_file else ""
 
 
-@frozen
-class JoinCredentials:
-    """What joining gave, as texts."""
-
-    url: str
-    name: str
-    role: Role
-    ca_pem: str
-    fingerprint: str
-    certificate_pem: str = ""
-    key_pem: str = ""
-    token: str = ""
-    joined_s: float = 0.0
-    expires_s: float | None = None
-
-
 def read_joined(state: str, side: MembershipKind) -> Membership | None:
-    """Return the fleet that was joined; nothing if none was.
+    """Return the fleet that was joined; None if none was.
 
-    Raises `LocalFile` where others may read the secrets, and `Damaged` for a record that is none.
+    Raises `LocalFile` if others may read the secrets, and `Damaged` if the record is invalid.
     """
     path = _record(state, side)
     try:
@@ -159,42 +144,41 @@ def read_joined(state: str, side: MembershipKind) -> Membership | None:
     try:
         found = _from_dict(loads(data), os.path.dirname(path))
     except (ValueError, KeyError, TypeError, AttributeError):
-        hint = "`stoker join CODE@HOST --again` writes it anew"
-        raise Damaged(f"{path} is no record of a fleet that was joined", hint=hint, path=path) from None
+        hint = "run `stoker join CODE@HOST --again` to write it again"
+        raise Damaged(f"{path} is not a valid record of a joined fleet", hint=hint, path=path) from None
     for secret in filter(None, (found.certificate_file, found.token_file)):
         _judge_mode(secret)
     return found
 
 
-def write_joined(state: str, given: JoinCredentials) -> Membership:
-    """Keep what joining gave, for us alone: contents first, the record last; what an earlier one named is removed."""
-    side = MembershipKind.of(given.role)
+def write_joined(
+    state: str, member: Membership, *, ca_pem: str, certificate_pem: str = "", key_pem: str = "", token: str = ""
+) -> Membership:
+    """Store a membership and its secrets, readable by us only, and return it with the files' paths.
+
+    Secrets are written first, the record last; then the files of an earlier record are removed.
+    """
     folder = make_folder(state)
-    # By their CA: until the record names the new files, the old ones are whole.
-    stem = os.path.join(folder, f"{side}-{given.fingerprint[:12]}")
-    made = Membership(
-        url=given.url,
-        name=given.name,
-        role=given.role,
+    # Named by their CA: until the record names the new files, the old ones are complete.
+    stem = os.path.join(folder, f"{member.side}-{member.fingerprint[:12]}")
+    made = changed(
+        member,
         ca_file=f"{stem}.ca.pem",
-        certificate_file=f"{stem}.pem" if given.certificate_pem else "",
-        token_file=f"{stem}.token" if given.token else "",
-        fingerprint=given.fingerprint,
-        joined_s=given.joined_s,
-        expires_s=given.expires_s,
+        certificate_file=f"{stem}.pem" if certificate_pem else "",
+        token_file=f"{stem}.token" if token else "",
     )
-    write_file(made.ca_file, given.ca_pem.encode(), mode=0o600)
+    write_file(made.ca_file, ca_pem.encode(), mode=0o600)
     if made.certificate_file:
-        write_certificate(made.certificate_file, given.certificate_pem, given.key_pem)
+        write_certificate(made.certificate_file, certificate_pem, key_pem)
     if made.token_file:
-        write_file(made.token_file, f"{given.token}\n".encode(), mode=0o600)
-    write_file(_record(state, side), dumps(_to_dict(made), indent=1).encode(), mode=0o600)
+        write_file(made.token_file, f"{token}\n".encode(), mode=0o600)
+    write_file(_record(state, made.side), dumps(_to_dict(made), indent=1).encode(), mode=0o600)
     _remove_others(folder, made)
     return made
 
 
 def make_folder(state: str) -> str:
-    """Make the folder for what joining gives, for us alone, and give its path."""
+    """Create the folder of memberships, for our user only, and return its path."""
     folder = os.path.join(state, FOLDER)
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -203,7 +187,7 @@ def make_folder(state: str) -> str:
 
 
 def write_certificate(path: str, certificate_pem: str, key_pem: str) -> None:
-    """Replace a machine's certificate and key, both in one step. Raises `Damaged` if they do not belong together."""
+    """Replace a machine's certificate and key in one step. Raises `Damaged` if they do not belong together."""
     both = f"{certificate_pem.strip()}\n{key_pem.strip()}\n".encode()
     _judge_pair(path, both)
     write_file(path, both, mode=0o600)
@@ -223,7 +207,7 @@ def _remove_others(folder: str, made: Membership) -> None:
 
 
 def _judge_pair(path: str, both: bytes) -> None:
-    """Try a certificate and its key before they take the place of others: with a wrong pair nobody could ask again."""
+    """Check a certificate and its key before they replace others: with a wrong pair the machine could not reconnect."""
     import ssl  # noqa: PLC0415 - finding a coordinator needs none of it
 
     trial = f"{path}.trial"
@@ -231,7 +215,7 @@ def _judge_pair(path: str, both: bytes) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(trial)
     except ssl.SSLError:
-        raise Damaged("the coordinator gave a certificate that is not for this machine's key") from None
+        raise Damaged("the coordinator sent a certificate that does not match this machine's key") from None
     finally:
         os.unlink(trial)
 
@@ -248,7 +232,7 @@ def _judge_mode(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        hint = "`stoker join CODE@HOST --again` writes it anew"
+        hint = "run `stoker join CODE@HOST --again` to write it again"
         raise LocalFile(f"{path} can't be read: {error.strerror}", hint=hint, path=path) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise LocalFile(f"others may read the secret in {path}", hint=f"chmod 600 {path}", path=path)
@@ -260,7 +244,7 @@ def _to_dict(membership: Membership) -> dict[str, Any]:
 
 
 def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
-    # Names, not paths: a home that was moved still works, and a record can't point elsewhere.
+    # Names, not paths: a moved home still works, and a record cannot point outside of the folder.
     files = {name: os.path.join(folder, os.path.basename(raw[name])) if raw[name] else "" for name in _FILES}
     expires_s = raw.get("expires_s")
     return Membership(
@@ -277,44 +261,44 @@ def _from_dict(raw: dict[str, Any], folder: str) -> Membership:
 _FILES = ("ca_file", "certificate_file", "token_file")
 
 
-# Which coordinator is meant, how it is trusted, and what is shown to it.
+# Which coordinator to use, which CA to trust there, and which credentials to send.
 #
-# The one that was named, else the environment's, else the one that serves this home, else the fleet that was joined. On
-# this machine a coordinator is reached over its Unix socket, where the kernel says who is at the other end, and no
-# token is needed. A worker joins others by its machine's certificate, and never reads or sends a person's token. People
-# never use that certificate: they know the fleet's CA from it, and need a token.
+# In this order: the named one, the environment's, the one that serves this home, the fleet that was joined. On this
+# machine a coordinator is reached over its Unix socket, where the kernel identifies the peer and no token is needed. A
+# worker connects to other machines with its machine's certificate, and never reads or sends a user's token. A user
+# never uses that certificate: the fleet's CA is taken from it, and a token is required.
 
 COORDINATOR = "STOKER_COORDINATOR"
 OPERATOR_TOKEN = "STOKER_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
 DEFAULT_PORT = 7717
-"""Where a coordinator listens unless told otherwise."""
+"""The default port of a coordinator."""
 SECURE = "https://"
 _MOST_BYTES = 64 * 1024
 
 
 @frozen
 class CoordinatorEndpoint:
-    """A coordinator's address, whom to trust there, and the token to show it."""
+    """A coordinator's address, the CA to trust there, and the token to send."""
 
     url: str
     token: str
     identity: FleetIdentity | None = None
-    """Nothing: one whose certificate everybody trusts."""
+    """None: its certificate is checked against the system's CAs."""
     name: str = ""
-    """Under which this machine joined it; empty: it has not."""
+    """The name under which this machine joined; empty: it has not joined."""
     is_here: bool = False
-    """It serves this very home."""
+    """It serves this home."""
 
     @property
     def is_secure(self) -> bool:
-        """True if it speaks TLS, so that other machines may join it."""
+        """True if it uses TLS, so that other machines may join."""
         return self.url.startswith(SECURE)
 
 
 def find_coordinator(
     at: str, *, environment: Mapping[str, str], state: str, side: MembershipKind = MembershipKind.OPERATOR
 ) -> CoordinatorEndpoint | None:
-    """Return the coordinator that is meant, or nothing if none is known. Nobody is asked whether it answers."""
+    """Return the coordinator to use, or None if none is known. It is not contacted."""
     here = living_coordinator(state)
     token = environment.get(OPERATOR_TOKEN, "").strip() if side is MembershipKind.OPERATOR else ""
     named = at or environment.get(COORDINATOR, "").strip()
@@ -335,31 +319,31 @@ def find_coordinator(
 
 
 def no_coordinator_known(state: str) -> NoCoordinator:
-    """Make the error of a command that needs a coordinator where none is known, or where it is down."""
+    """Return the error of a command that needs a coordinator if none is known or it is down."""
     if (gone := coordinator_gone(state)) is not None:
-        hint = "`stoker serve` starts it again; --at URL or STOKER_COORDINATOR names another one"
+        hint = "start it: `stoker serve`; or name another one: --at URL or STOKER_COORDINATOR"
         return NoCoordinator(f"the coordinator of this home ({gone}) is not running", hint=hint)
     if (machine := machine_here(state)) is not None:
         hint = "`stoker machines invite --operator` at the coordinator, then here: stoker join --operator CODE@HOST"
-        what = f"this machine works for {machine.url} as {machine.name}; whoever asks that coordinator needs a token"
+        what = f"this machine is worker {machine.name} of {machine.url}; commands to that coordinator need a token"
         return NoCoordinator(what, hint=hint)
     hint = (
-        "`stoker serve` starts one here; `stoker join CODE@HOST` joins one elsewhere, "
-        "STOKER_COORDINATOR or --at URL (of `stoker work`: --join URL) names it"
+        "start one here: `stoker serve`; join one elsewhere: `stoker join CODE@HOST`; "
+        "or name it: STOKER_COORDINATOR or --at URL (`stoker work`: --join URL)"
     )
     return NoCoordinator("no coordinator is known here", hint=hint)
 
 
 def coordinator_gone(state: str) -> str | None:
-    """Return where the coordinator of this home was, if there was one and it does not run now: its jobs wait for it."""
+    """Return the address of this home's coordinator if there was one and it does not run now."""
     found = read_serve_file(state) or read_serve_file(state, LAST_NAME)
     return found.url if found is not None and living_coordinator(state) is None else None
 
 
 def whole_address(text: str) -> str:
-    """Give an address with its scheme and port: `desk` is `https://desk:7717`, `localhost` is `http://localhost:7717`.
+    """Return an address with scheme and port: `desk` is `https://desk:7717`, `localhost` is `http://localhost:7717`.
 
-    What is not this computer itself is asked over TLS, unless the address says otherwise.
+    The default scheme is https, except for this computer.
     """
     if "://" in text:
         return text
@@ -386,7 +370,7 @@ def _found_here(
     if not here.ca_file:
         identity = FleetIdentity(sockets=_sockets(here.url, environment, here))
         return CoordinatorEndpoint(url=here.url, token=token, identity=identity, is_here=True)
-    # Machines of its own home join it like any other: by their certificate.
+    # A worker of the coordinator's own home uses its certificate like any other.
     member = read_joined(state, MembershipKind.WORKER) if side is MembershipKind.WORKER else None
     if member is not None and member.fingerprint == _fingerprint(here.ca_file):
         return CoordinatorEndpoint(url=here.url, token="", identity=member.identity, name=member.name, is_here=True)
@@ -399,7 +383,7 @@ def _found_here(
 def _found_plain(
     url: str, token: str, environment: Mapping[str, str], state: str, side: MembershipKind
 ) -> CoordinatorEndpoint:
-    """Find a coordinator without TLS: one of this user's on this machine, by its socket; TCP proves nothing."""
+    """Return a coordinator without TLS: on this machine by its socket, as TCP does not identify the peer."""
     from stoker.host.http.addresses import is_this_computer, read_address, shown  # noqa: PLC0415 - as below
 
     origin = read_address(url).origin
@@ -410,12 +394,12 @@ def _found_plain(
         return CoordinatorEndpoint(url=url, token=token, identity=FleetIdentity(sockets=sockets))
     if side is MembershipKind.WORKER:
         hint = f"join it first: stoker join CODE@{origin.host}; then --join https://{origin.host_and_port}"
-        raise BadInput(f"a worker takes jobs from another machine over TLS alone, not from {shown(url)}", hint=hint)
+        raise BadInput(f"a worker connects to another machine over TLS only, not to {shown(url)}", hint=hint)
     return CoordinatorEndpoint(url=url, token=token)
 
 
 def _sockets(url: str, environment: Mapping[str, str], known: ServeFile | None) -> tuple[str, ...]:
-    """Return where the socket of a coordinator on this machine may be, best first."""
+    """Return possible sockets of a coordinator on this machine, best first."""
     from stoker.host.http.addresses import read_address  # noqa: PLC0415 - as below
 
     origin = read_address(url).origin
@@ -424,7 +408,7 @@ def _sockets(url: str, environment: Mapping[str, str], known: ServeFile | None) 
 
 
 def _found_joined(url: str, member: Membership, token: str, side: MembershipKind) -> CoordinatorEndpoint:
-    """Ask as whoever joined. What is shown is shown only to whom the fleet's own CA has signed."""
+    """Return the endpoint with the member's credentials; they are sent only to a server signed by the fleet's CA."""
     if member.side is MembershipKind.OPERATOR:
         return CoordinatorEndpoint(url=url, token=token or member.token(), identity=member.identity, name=member.name)
     if side is MembershipKind.OPERATOR:
@@ -433,7 +417,7 @@ def _found_joined(url: str, member: Membership, token: str, side: MembershipKind
 
 
 def _membership(state: str, side: MembershipKind, url: str = "") -> Membership | None:
-    """Give the fleet that was joined: on this side rather than the other, and the one at an address if it is there."""
+    """Return the fleet that was joined: the one at `url` if there is one, else the first of this kind of member."""
     sides = (
         (MembershipKind.WORKER,) if side is MembershipKind.WORKER else (MembershipKind.OPERATOR, MembershipKind.WORKER)
     )
@@ -443,8 +427,8 @@ def _membership(state: str, side: MembershipKind, url: str = "") -> Membership |
 
 
 def _fingerprint(ca_file: str) -> str:
-    """Return the fingerprint of this home's own CA; empty where there is none to be read."""
-    from stoker.protocol.join_proofs import fingerprint  # noqa: PLC0415 - only a worker beside its coordinator asks
+    """Return the fingerprint of this home's own CA; empty if it cannot be read."""
+    from stoker.protocol.enrolment_messages import fingerprint  # noqa: PLC0415 - only a worker beside its coordinator asks
 
     try:
         return fingerprint(read_regular(ca_file, _MOST_BYTES).decode("ascii"))
@@ -461,18 +445,18 @@ def _is_same(one: str, other: str) -> bool:
         return False
 
 
-# The Unix sockets by which a user's coordinators are reached on their own machine: folders and names.
+# Unix sockets of a user's coordinators: folders and names.
 #
-# Every folder belongs to one user and is closed to all others (`host/sockets` checks that, and who listens). The one in
-# /tmp comes first since `/run/user/UID` disappears with the user's last session, and a coordinator may outlive that;
-# programs that delete old files in /tmp are kept from it (`host/door.KeptDoor`). Another user can create the name in
-# /tmp first; it is not trusted then, and the next folder is used.
+# Every folder belongs to one user and is closed to all others (`host/sockets` checks that, and the listening process).
+# The one in /tmp comes first since `/run/user/UID` disappears with the user's last session, which a coordinator may
+# outlive; it is protected from programs that delete old files in /tmp. Another user can create the name in /tmp first;
+# then it is not trusted, and the next folder is used.
 
 SUFFIX = ".sock"
 RUNTIME = "STOKER_RUNTIME"
 _SESSIONS = "/run/user"
 _TEMPORARY = "/tmp"  # noqa: S108 - the same for every process of a user, whatever TMPDIR says
-_DEFAULT_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::")  # noqa: S104 - to be told from others
+_DEFAULT_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::")  # noqa: S104 - only compared
 
 
 def socket_folders(
@@ -491,13 +475,13 @@ def socket_folders(
 
 
 def socket_name(host: str, port: int) -> str:
-    """Return the name of a coordinator's socket, without its suffix: its port, with its host if that is unusual."""
+    """Return the name of a coordinator's socket, without its suffix: its port, with its host unless a default one."""
     bare = host.strip("[]").lower()
     return str(port) if bare in _DEFAULT_HOSTS else f"{bare}-{port}"
 
 
 def socket_paths(host: str, port: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return where a coordinator at an address of this machine may have its socket, best first."""
+    """Return possible sockets of a coordinator at an address of this machine, best first."""
     name = socket_name(host, port) + SUFFIX
     return tuple(os.path.join(folder, name) for folder in socket_folders(environment))
 

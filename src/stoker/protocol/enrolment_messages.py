@@ -1,15 +1,30 @@
-"""How a machine or a person comes to belong to a fleet: invitations, joining, certificates, tokens.
+"""Joining a fleet: invitations, proofs, certificates, tokens.
 
-A code is `ID-SECRET`; both sides stretch the secret into a key that never travels. First the coordinator proves with
-it which CA is its own, then whoever joins proves that they have it: a stranger in between can do neither.
+A code is `K7QD-M2XW-9HCE`: twelve letters of Crockford's alphabet, two for its id and ten for 50 bits of secret. Both
+sides derive a key from the secret; it is never sent. With the key the coordinator proves which CA is its own, then the
+joining side proves that it has the code. Both proofs cover both nonces, so neither can be replayed, and an intercepting
+third party can produce neither.
+
+The purpose of an invitation is sealed with the key as well: without the code a client learns neither the purpose nor
+whether the invitation exists. Older readers find a machine of any name in its place, which the first proof covers.
+
+A CA is exactly one certificate, and the bytes that were proven: a second one behind it, which a lenient reader would
+skip and a TLS library would trust, is refused here.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
+import re
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from stoker.core.digests import encode
+from stoker.core.frozen import frozen
 from stoker.core.leases import Role
 from stoker.protocol.codec import StrictRequest, WireMessage
 from stoker.protocol.lease_messages import Name, Seconds
@@ -23,11 +38,11 @@ Named = Annotated[str, Field(max_length=200)]
 
 
 class InviteRequest(StrictRequest):
-    """An operator wants somebody to join."""
+    """An operator's request for an invitation."""
 
     role: Role = Role.WORKER
     name: Named = ""
-    """The only name under which it may join; empty: any that is free."""
+    """The only name under which it may join; empty: any free name."""
     life_s: Annotated[float, Field(gt=0, le=7 * 86400)] = 900.0
 
 
@@ -36,18 +51,18 @@ class InviteResponse(WireMessage):
 
     id: str
     code: str
-    """`K7QD-M2XW-9HCE`: all that whoever joins has to know, beside where."""
+    """`K7QD-M2XW-9HCE`: all that is needed to join, besides the address."""
     role: Role
     name: str = ""
     expires_s: float
     url: str
-    """Where to join, as far as the coordinator knows."""
+    """The address to join, as far as the coordinator knows it."""
     names: tuple[str, ...] = ()
     """Every `HOST[:PORT]` by which it can be joined, the best one first."""
 
 
 class InviteView(WireMessage):
-    """An invitation afterwards; its code is not kept."""
+    """An invitation without its code, which is not stored."""
 
     id: str
     role: Role
@@ -59,20 +74,20 @@ class InviteView(WireMessage):
 
 
 class InviteList(WireMessage):
-    """The invitations that still count, and those that were used not long ago."""
+    """Valid invitations, and recently used ones."""
 
     invites: tuple[InviteView, ...] = ()
 
 
 class JoinBegin(WireMessage):
-    """Whoever joins asks first, over a connection that proves nothing yet."""
+    """First request of a joining side, over a connection that proves nothing yet."""
 
     id: InviteId
     nonce: Nonce
 
 
 class JoinPurpose(WireMessage):
-    """What an invitation is for."""
+    """The role and name of an invitation."""
 
     role: Role
     name: str = ""
@@ -80,35 +95,35 @@ class JoinPurpose(WireMessage):
 
 
 class JoinBeginResponse(WireMessage):
-    """The coordinator shows its CA, and proves by the code's key that it is the one that was meant."""
+    """The coordinator's CA, with the proof that it knows the code's key."""
 
     ca_pem: Pem
     nonce: Nonce
     proof: Proof
     """Covers the CA, `role` and `name`."""
     sealed: Annotated[str, Field(pattern=r"^([0-9a-f]{576})?$")] = ""
-    """A `JoinPurpose` that only who has the code reads. Empty: an older coordinator, whose `role` and `name` count."""
+    """A `JoinPurpose`, readable only with the code. Empty: an older coordinator, whose `role` and `name` apply."""
     role: Role = Role.WORKER
-    """Beside `sealed` the same for every invitation: strangers read it. So is `name`."""
+    """With `sealed` the same for every invitation, since it is readable without the code. So is `name`."""
     name: str = ""
     version: str = ""
     server_s: float = 0.0
 
 
 class JoinFinish(WireMessage):
-    """Whoever joins proves that they have the code, over a connection to that CA."""
+    """Proof of the joining side that it has the code, over a connection to that CA."""
 
     id: InviteId
     nonce: Nonce
     server_nonce: Nonce
     name: Name
     csr_pem: Pem = ""
-    """Of a machine: its own public key, signed with its private one, which never leaves it."""
+    """Of a machine: its public key, signed with its private key, which never leaves the machine."""
     proof: Proof
 
 
 class JoinFinishResponse(WireMessage):
-    """What was given: to a machine a certificate, to a person a token. Asked again in the same words, the same."""
+    """A certificate for a machine, or a token for a user. The same request gets the same response."""
 
     name: str
     role: Role
@@ -119,22 +134,22 @@ class JoinFinishResponse(WireMessage):
 
 
 class RenewCertificate(WireMessage):
-    """A machine asks for its next certificate, over a connection that shows the present one."""
+    """A machine's request for its next certificate, over a connection with the present one."""
 
     csr_pem: Pem
 
 
 class TokenRequest(StrictRequest):
-    """An admin makes a token."""
+    """An administrator's request for a token."""
 
     name: Named
     role: Role
     life_s: Annotated[float, Field(gt=0)] | Literal["never"] | None = None
-    """How long it lasts; nothing: a year; `never`: until it is revoked."""
+    """Lifetime (default: one year); `never`: until revoked."""
 
 
 class TokenView(WireMessage):
-    """A token afterwards; only its digest is kept."""
+    """A token without its secret, of which only the digest is stored."""
 
     id: str
     name: str
@@ -147,7 +162,7 @@ class TokenView(WireMessage):
 
 
 class TokenList(WireMessage):
-    """Every token that was ever made and is not forgotten, by name."""
+    """All stored tokens, by name."""
 
     tokens: tuple[TokenView, ...] = ()
 
@@ -171,12 +186,180 @@ class CertificateView(WireMessage):
 
 
 class LiveCertificates(WireMessage):
-    """The numbers of all machines' certificates that count now: whom a machine may give things to."""
+    """Serial numbers of all valid certificates of machines: the peers that a machine may serve."""
 
     serials: tuple[str, ...]
 
 
 class CertificateList(WireMessage):
-    """Machines' certificates that have not expired, revoked ones among them."""
+    """Certificates of machines that have not expired, with revoked ones."""
 
     certificates: tuple[CertificateView, ...] = ()
+
+
+# Codes and proofs: the same pure functions on both sides.
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's: no I, L, O (read as 1, 1, 0) and no U."""
+ID_LETTERS = 2
+SECRET_LETTERS = 10
+NONCE_BYTES = 16
+
+SEALED_BYTES = 256
+"""Always the same length, which reveals nothing."""
+
+_GROUP = 4
+_BLOCK_BYTES = 32
+_READ_AS = str.maketrans({"I": "1", "L": "1", "O": "0"})
+_BEGIN = "stoker/join/begin/1"
+_FINISH = "stoker/join/finish/1"
+_SEAL = "stoker/join/seal/1"
+_SEALED = "stoker/join/sealed/1"
+_KEY = b"stoker/join/key/1\0"
+_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**15, 8, 1
+_SCRYPT_BYTES = 64 * 1024 * 1024
+_ONE_CERTIFICATE = re.compile(
+    r"\s*-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+?)\s+-----END CERTIFICATE-----\s*",
+)
+
+
+class NotACode(ValueError):
+    """A text is not a valid code; the message says why."""
+
+
+class NotOneCertificate(ValueError):
+    """A text is not exactly one PEM certificate."""
+
+
+@frozen
+class JoinCode:
+    """A parsed invitation code."""
+
+    id: str
+    secret: str
+
+    def text(self) -> str:
+        """Return the code in groups of four."""
+        letters = self.id + self.secret
+        return "-".join(letters[at : at + _GROUP] for at in range(0, len(letters), _GROUP))
+
+
+def make_code(invite_id: str, random: bytes) -> JoinCode:
+    """Return the code of an invitation from its id and at least seven random bytes, of which 50 bits are used."""
+    bits = int.from_bytes(random, "big")
+    if len(random) * 8 < SECRET_LETTERS * 5:
+        message = f"{len(random)} random bytes are not enough for a secret"
+        raise ValueError(message)
+    secret = "".join(ALPHABET[(bits >> 5 * at) & 31] for at in range(SECRET_LETTERS))
+    return JoinCode(id=_checked_id(invite_id), secret=secret)
+
+
+def make_invite_id(random: bytes) -> str:
+    """Return an id of an invitation from at least two random bytes."""
+    bits = int.from_bytes(random[:2], "big")
+    return "".join(ALPHABET[(bits >> 5 * at) & 31] for at in range(ID_LETTERS))
+
+
+def read_code(text: str) -> JoinCode:
+    """Parse a code as typed: lower case, other groups, O for 0 and I or L for 1 are accepted."""
+    letters = re.sub(r"[\s-]", "", text).upper().translate(_READ_AS)
+    strange = sorted({letter for letter in letters if letter not in ALPHABET})
+    if strange:
+        message = f"{strange[0]!r} is not a letter of a code"
+        raise NotACode(message)
+    if len(letters) != ID_LETTERS + SECRET_LETTERS:
+        message = f"a code has {ID_LETTERS + SECRET_LETTERS} letters, this one {len(letters)}"
+        raise NotACode(message)
+    return JoinCode(id=letters[:ID_LETTERS], secret=letters[ID_LETTERS:])
+
+
+def join_key(code: JoinCode) -> bytes:
+    """Derive the key of the proofs from a code's secret; slow on purpose (tens of milliseconds, 32 MiB)."""
+    return hashlib.scrypt(
+        code.secret.encode(),
+        salt=_KEY + code.id.encode(),
+        n=_SCRYPT_N,
+        r=_SCRYPT_R,
+        p=_SCRYPT_P,
+        maxmem=_SCRYPT_BYTES,
+        dklen=32,
+    )
+
+
+def begin_proof(key: bytes, *, nonce: str, server_nonce: str, ca_pem: str, role: str, name: str) -> str:
+    """Return the coordinator's proof of its CA and of the invitation's role and name."""
+    ca = hashlib.sha256(one_certificate(ca_pem)).hexdigest()
+    return _proof(key, _BEGIN, nonce, server_nonce, ca, str(role), name)
+
+
+def seal(key: bytes, text: str, *, nonce: str, server_nonce: str) -> str:
+    """Encrypt and authenticate a short text with the key.
+
+    One key seals one text per pair of nonces: the server's nonce is derived from the client's.
+    """
+    plain = text.encode()
+    if len(plain) > SEALED_BYTES - 2:
+        message = f"{len(plain)} bytes are too long to seal"
+        raise ValueError(message)
+    padded = (len(plain).to_bytes(2, "big") + plain).ljust(SEALED_BYTES, b"\0")
+    hidden = _masked(key, padded, nonce, server_nonce).hex()
+    return hidden + _proof(key, _SEALED, nonce, server_nonce, hidden)
+
+
+def unseal(key: bytes, sealed: str, *, nonce: str, server_nonce: str) -> str | None:
+    """Return a text that was sealed with this key for these nonces; None if it was not."""
+    hidden, proof = sealed[: 2 * SEALED_BYTES], sealed[2 * SEALED_BYTES :]
+    if not is_same_proof(proof, _proof(key, _SEALED, nonce, server_nonce, hidden)):
+        return None
+    padded = _masked(key, bytes.fromhex(hidden), nonce, server_nonce)
+    return padded[2 : 2 + int.from_bytes(padded[:2], "big")].decode()
+
+
+def finish_proof(key: bytes, *, nonce: str, server_nonce: str, name: str, csr_pem: str) -> str:
+    """Return the joining side's proof that it has the code; covers its name and public key."""
+    csr = hashlib.sha256(csr_pem.encode()).hexdigest()
+    return _proof(key, _FINISH, nonce, server_nonce, name, csr)
+
+
+def is_same_proof(one: str, other: str) -> bool:
+    """Compare two proofs in constant time."""
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def one_certificate(pem: str) -> bytes:
+    """Return the DER bytes of exactly one PEM certificate. Raises `NotOneCertificate`."""
+    found = _ONE_CERTIFICATE.fullmatch(pem)
+    letters = "".join(found[1].split()) if found else ""
+    try:
+        der = base64.b64decode(letters, validate=True)
+    except binascii.Error:
+        der = b""
+    # One text for one certificate: readers differ in what else they ignore.
+    if not der or base64.b64encode(der).decode() != letters:
+        message = "not exactly one certificate"
+        raise NotOneCertificate(message)
+    return der
+
+
+def fingerprint(pem: str) -> str:
+    """Return the SHA-256 of one certificate, in hex."""
+    return hashlib.sha256(one_certificate(pem)).hexdigest()
+
+
+def _proof(key: bytes, domain: str, *parts: str) -> str:
+    return hmac.new(key, encode([domain, *parts]), hashlib.sha256).hexdigest()
+
+
+def _masked(key: bytes, data: bytes, nonce: str, server_nonce: str) -> bytes:
+    blocks = (
+        hmac.new(key, encode([_SEAL, nonce, server_nonce, str(at)]), hashlib.sha256).digest()
+        for at in range(SEALED_BYTES // _BLOCK_BYTES)
+    )
+    return bytes(one ^ other for one, other in zip(data, b"".join(blocks), strict=True))
+
+
+def _checked_id(invite_id: str) -> str:
+    if len(invite_id) != ID_LETTERS or any(letter not in ALPHABET for letter in invite_id):
+        message = f"{invite_id!r} is not an invitation id"
+        raise ValueError(message)
+    return invite_id

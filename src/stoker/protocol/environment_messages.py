@@ -1,6 +1,6 @@
-"""Environments as coordinator, workers and people speak of them: which choice is a machine's, and how it stands there.
+"""Python environments of jobs on machines: which choice applies to a machine, and its status there.
 
-Pure. `EnvironmentChoice` is one way to an interpreter; `MachineInventory` is what a machine said of itself.
+Pure. `EnvironmentChoice` is one way to an interpreter; `MachineInventory` is what a machine reported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from stoker.core.text import format_duration
 from stoker.protocol.lease_messages import MachineInventory
 
 PYTHON = "python"
-"""The kind of a choice that is an interpreter of the machine itself."""
+"""The kind of a choice that is an installed interpreter of the machine."""
 
 
 class EnvironmentStatus(StrEnum):
-    """How an environment stands on a machine."""
+    """The status of an environment on a machine."""
 
     READY = "ready"
     BUILDS = "builds"
-    """It has to be made first."""
+    """It has to be built first."""
     IMPOSSIBLE = "impossible"
     OWN = "own"
-    """The machine's own interpreter; nothing is made."""
+    """The machine's own interpreter; nothing is built."""
 
 
 @frozen
@@ -38,7 +38,7 @@ class MachineEnvironmentStatus:
     machine: str
     standing: EnvironmentStatus
     about_s: float | None = None
-    """How long making it may take; nothing: nobody knows."""
+    """Estimated build time; None: unknown."""
     why: str = ""
 
     @property
@@ -56,23 +56,23 @@ class MachineEnvironmentStatus:
 
 
 def choose(choices: Sequence[EnvironmentChoice], platform: Platform) -> EnvironmentChoice | None:
-    """Return the choice for a machine: the first that names its platform, else the first for any; nothing: none is."""
+    """Return a machine's choice: the first that names its platform, else the first for any; None if none applies."""
     named = next((one for one in choices if one.platform and platform.is_named(one.platform)), None)
     return named or next((one for one in choices if not one.platform), None)
 
 
 def why_none(choices: Sequence[EnvironmentChoice], platform: Platform) -> str:
-    """Return why no choice is a machine's."""
+    """Return why no choice applies to a machine."""
     names = ", ".join(dict.fromkeys(one.platform for one in choices))
-    return f"it is {platform.text}, and the job has environments for {names} only"
+    return f"platform {platform.text}; the job has environments only for {names}"
 
 
 def environment_digest(choices: Iterable[EnvironmentChoice]) -> str:
-    """Return the digest by which jobs with the same choices are known; empty without any.
+    """Return the digest of a job's choices; empty without any.
 
-    What a submitter says can't be (`refused`) belongs to it: it holds for the jobs that say so, and for no others.
+    It covers what the submitter declared impossible (`refused`), which applies to jobs that declare it and no others.
     """
-    told = [
+    fields = [
         [
             one.platform,
             one.kind,
@@ -84,35 +84,35 @@ def environment_digest(choices: Iterable[EnvironmentChoice]) -> str:
         ]
         for one in choices
     ]
-    return str(digest_value("environment choices", told)) if told else ""
+    return str(digest_value("environment choices", fields)) if fields else ""
 
 
 @lru_cache(maxsize=256)
 def own_digest(path: str, python: str) -> str:
-    """Return the digest of a choice of kind `python`: it has no files, and is its path and version."""
+    """Return the digest of a choice of kind `python`: of its path and version, as it has no files."""
     return str(digest_value("own interpreter", [path, python]))
 
 
 def reported_digest(choice: EnvironmentChoice) -> str:
-    """Return the digest under which machines report what they know of a choice."""
+    """Return the digest under which machines report a choice."""
     return own_digest(choice.path, choice.python) if choice.kind == PYTHON else choice.digest
 
 
 def choices_fault(choices: Iterable[EnvironmentChoice]) -> str:
-    """Return what is wrong with the choices of an order; empty if nothing is.
+    """Return what is wrong with the choices of a job; empty if nothing is.
 
-    A digest names what a machine found out about an environment, to all jobs: no choice goes by another one's. That of
-    files is held against the files before anything is found out.
+    Machines report environments by digest, for all jobs, so no choice may have the digest of another. A digest of files
+    is verified against the files before a machine reports it.
     """
     for one in choices:
         if one.kind == PYTHON and one.digest not in ("", own_digest(one.path, one.python)):
             named = one.path or one.python or PYTHON
-            return f"its environment {named!r} has the digest of something else; kind python needs none: leave it out"
+            return f"environment {named!r} has a wrong digest; kind python needs none: leave it out"
     return ""
 
 
 def platform_held(holdings: MachineInventory) -> Platform:
-    """Return a machine's platform as it said itself."""
+    """Return a machine's platform as it reported it."""
     system, _, machine = holdings.platform.partition("-")
     return Platform(system=system, machine=machine, libc=holdings.libc, pythons=holdings.pythons)
 
@@ -120,13 +120,13 @@ def platform_held(holdings: MachineInventory) -> Platform:
 def outlook(
     choices: Sequence[EnvironmentChoice], machine: str, held: MachineInventory, others: Iterable[MachineInventory] = ()
 ) -> MachineEnvironmentStatus:
-    """Return how a job's environment stands on a machine; how long others took for it tells how long it may take."""
+    """Return the status of a job's environment on a machine; build times on `others` give the estimate."""
     platform = platform_held(held)
     if not choices:
         return MachineEnvironmentStatus(machine=machine, standing=EnvironmentStatus.OWN)
     choice = choose(choices, platform)
     if not platform.system:
-        why = "its worker says nothing of environments: is it off, or its Stoker older than this one?"
+        why = "the worker reported no environments; check that it runs and has this version of Stoker"
     elif choice is None:
         why = why_none(choices, platform)
     else:
@@ -150,18 +150,18 @@ def outlook(
 def outlooks(
     choices: Sequence[EnvironmentChoice], machines: Mapping[str, MachineInventory]
 ) -> list[MachineEnvironmentStatus]:
-    """Say it of all machines."""
+    """Return the status of a job's environment on all machines."""
     return [outlook(choices, name, held, machines.values()) for name, held in machines.items()]
 
 
 def has_python(choice: EnvironmentChoice, held: MachineInventory) -> bool:
-    """Return whether a machine has a Python of the version that is asked for; so does one that tells of none."""
+    """Return True if a machine has a Python of the required version, or reported no versions."""
     return not choice.python or not held.pythons or any(fits(version, choice.python) for version in held.pythons)
 
 
-def no_python(wish: str, pythons: Sequence[str]) -> str:
-    """Return the message that no Python of a machine is of the version that is asked for."""
-    return f"no Python that is {wish or 'any'}: it has {', '.join(pythons) or 'none'}"
+def no_python(required: str, pythons: Sequence[str]) -> str:
+    """Return the message that no Python of a machine has the required version."""
+    return f"no Python that is {required or 'any'}: it has {', '.join(pythons) or 'none'}"
 
 
 def _refused(choice: EnvironmentChoice, platform: Platform) -> str:

@@ -1,4 +1,4 @@
-"""Submissions: what is checked of the jobs in them, and the response."""
+"""Submissions: their jobs, the checks of these jobs, and the response."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stoker.protocol.codec import Checked, StrictRequest, WireMessage, adapter_o
 MOST_JOBS = 100_000
 """Of one manifest or command line."""
 MOST_JOBS_AT_ONCE = 5_000
-"""In one request, with the next two limits: a client sends more in parts, which it makes (`client`)."""
+"""In one request, with the next two limits: a client sends more in parts (`parts_of`)."""
 MOST_SUBMISSION_BYTES = 8 << 20
 MOST_SUBMISSION_VALUES = 500_000
-"""As `values_in` counts them: each takes about a hundred bytes of memory once it is read."""
+"""As `values_in` counts them: each takes about a hundred bytes of memory when parsed."""
 MOST_ORDER_BYTES = 256 << 10
-"""Of one job, as it is stored: all that it names and holds."""
+"""Of one job as it is stored."""
 MOST_ORDER_VALUES = 10_000
 """Of one job's arguments, point and identity together."""
 MOST_DEPTH = 32
@@ -38,12 +38,12 @@ _CONTAINERS = frozenset({dict, list, tuple})
 MOST_SOURCE = 4096
 """Characters; every job's row has it."""
 PREFIX = 16
-"""Digits of an id that tell all jobs of a manifest apart."""
+"""Number of digits of an id that are unique within a manifest."""
 
 
 def _inner(path: str) -> str:
     if path and (fault := name_fault(path)):
-        message = f"no folder inside of a tree: {fault}"
+        message = f"not a folder inside a tree: {fault}"
         raise ValueError(message)
     return path
 
@@ -56,7 +56,7 @@ Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 def _plain_name(name: str) -> str:
     if "/" in name or "\0" in name or name in (".", ".."):
-        raise ValueError("it is no name of a file")
+        raise ValueError("not a file name")
     return name
 
 
@@ -70,7 +70,7 @@ RequirementsBody = Annotated[
         cores=Annotated[int, Field(ge=0, le=1 << 16)],
         base_bytes=Bytes,
         base_ram_bytes=Bytes,
-        # These two within what a manifest may say: the cost rule multiplies them.
+        # These two have the limits of a manifest: the cost rule multiplies them.
         transfer_mb=Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)],
         mflop=Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)],
     ),
@@ -99,7 +99,7 @@ EnvironmentBody = Annotated[
 JobBody = Annotated[
     JobSpec,
     Checked(
-        # A submission has ten thousand of them, each made by `checked_spec` or like one that was.
+        # A submission has ten thousand of them, each created by `checked_spec` or `spec_alike`.
         is_rechecked=False,
         id=JobId,
         name=Annotated[str, Field(min_length=1, max_length=200)],
@@ -118,14 +118,14 @@ JobBody = Annotated[
         expected_s=Annotated[float, Field(gt=0, le=MOST_EXPECTED_S, allow_inf_nan=False)] | None,
     ),
 ]
-"""A `JobSpec` in a message: what is checked of one from another program."""
+"""A `JobSpec` in a message, with the checks for one from another program."""
 JOB_BODY: TypeAdapter[JobSpec] = adapter_of(JobBody)
 INPUT_BODY: TypeAdapter[JobInput] = adapter_of(InputBody)
 ENVIRONMENT_BODY: TypeAdapter[EnvironmentChoice] = adapter_of(EnvironmentBody)
 
 
 def checked_spec(**fields: Any) -> JobSpec:
-    """Make a spec. `BadInput`, in one line, for what can't travel: a number beyond all use, text that is none."""
+    """Return a checked spec. Raises `BadInput` with one line if a value is out of range or of a wrong type."""
     try:
         return JOB_BODY.validate_python(fields)
     except ValidationError as error:
@@ -133,16 +133,16 @@ def checked_spec(**fields: Any) -> JobSpec:
 
 
 def spec_alike(first: JobSpec, own: dict[str, Any]) -> JobSpec:
-    """Make another spec of the same sort: all as in `first`, which was checked, but for its `own` fields.
+    """Return a copy of `first`, which was checked, with its `own` fields.
 
-    Those are not checked here, and are only what cannot be wrong once the job's name, values and identity were checked
-    as such: `id`, `name`, `number`, `label`, `point`, `args`, `identity`.
+    These are not checked here. They are fields whose parts were checked before: `id`, `name`, `number`, `label`,
+    `point`, `args`, `identity`.
     """
     return JobSpec(**{**fields_of(first), **own})
 
 
 def values_fault(order: JobSpec) -> str:
-    """Return which value of a job's arguments, point or identity is beyond the limits of one job; empty if none is."""
+    """Return which value of a job's arguments, point or identity exceeds the limits of one job; empty if none does."""
     waiting: list[tuple[str, Any, int]] = [
         ("identity", order.identity, 1),
         ("point", order.point, 1),
@@ -157,14 +157,13 @@ def values_fault(order: JobSpec) -> str:
             return f"{_short(place)} is nested more than {MOST_DEPTH} deep"
         count += len(value)
         if count > MOST_ORDER_VALUES:
-            return f"its arguments, point and identity have more than {MOST_ORDER_VALUES:,} values, at {_short(place)}"
+            return f"arguments, point and identity have more than {MOST_ORDER_VALUES:,} values, at {_short(place)}"
         for key, one in value.items() if type(value) is dict else enumerate(value):
             if type(key) is str and len(key) > MOST_KEY:
-                return f"{_short(place)}: the key {_short(key)!r} has {len(key):,} characters; {MOST_KEY} are the most"
+                return f"{_short(place)}: key {_short(key)!r} has {len(key):,} characters; the limit is {MOST_KEY}"
             kind = type(one)
             if kind is str and len(one) > MOST_TEXT:
-                text = f"a text of {len(one):,} characters; {MOST_TEXT:,} are the most"
-                return f"{_short(f'{place}.{key}')} is {text}"
+                return f"{_short(f'{place}.{key}')} has {len(one):,} characters; the limit is {MOST_TEXT:,}"
             if one and kind in _CONTAINERS:
                 waiting.append((f"{place}.{key}", one, depth + 1))
     return ""
@@ -175,14 +174,14 @@ def _short(text: str) -> str:
 
 
 class OnChangedCode(StrEnum):
-    """What to do with completed jobs whose code is another now."""
+    """What to do with completed jobs whose code has changed."""
 
     KEEP = "keep"
     RERUN = "rerun"
 
 
 class HostPolicy(StrictRequest):
-    """What a submitted manifest says about a machine; needs the operate role. Absent fields say nothing."""
+    """Policy of a machine in a submitted manifest; needs the operate role. Absent fields change nothing."""
 
     name: str
     description: str | None = None
@@ -192,39 +191,39 @@ class HostPolicy(StrictRequest):
 
 
 class Submission(StrictRequest):
-    """Jobs of one manifest or command line, or of a part of it; accepted together or not at all."""
+    """Jobs of one manifest or command line, or of a part of it; all are accepted or none."""
 
     key: Annotated[str, Field(max_length=200)] = ""
-    """The same key with the same jobs gives the same answer again; with others it is a conflict."""
+    """Idempotency key: a repeat with the same jobs gets the same response, with other jobs a conflict."""
     jobs: Annotated[tuple[JobBody, ...], Field(max_length=MOST_JOBS)]
     hosts: tuple[HostPolicy, ...] = ()
     submitter: Annotated[str, Field(max_length=200)] = ""
-    """`user@host`, as the submitting program says."""
+    """`user@host`, as reported by the client."""
     others: Annotated[tuple[JobPrefix, ...], Field(max_length=MOST_JOBS)] = ()
     """Of one part of a larger manifest: the first digits of the ids of jobs in its other parts."""
     source: Annotated[str, Field(max_length=MOST_SOURCE)] = ""
     """The manifest's path, or the command line."""
     on_changed_code: OnChangedCode = OnChangedCode.KEEP
     dry_run: bool = False
-    """Say what would change, and change nothing."""
+    """Return what would change, and change nothing."""
 
 
 class SubmissionOutcome(StrEnum):
-    """What a submission did to one job."""
+    """The effect of a submission on a job."""
 
     NEW = "new"
     KNOWN = "known"
-    """It stands as it stood."""
+    """It exists and is unchanged."""
     CHANGED = "changed"
-    """Priority, requirements or number are others now, or its name, by what brought it; its state is not."""
+    """Priority, requirements, number, or the name, were updated; the state was not."""
     REQUEUED = "requeued"
-    """It had failed, and its code is another now; or a rerun was asked for."""
+    """It had failed and its code changed, or a rerun was requested."""
     KEPT = "kept"
-    """It had completed, its code is another now, and its result was kept: say so loudly."""
+    """It had completed, its code changed, and its result was kept; clients must warn."""
 
 
 class JobSubmissionResult(WireMessage):
-    """One job of a submission, afterwards."""
+    """What a submission did to one job."""
 
     id: str
     name: str
@@ -232,69 +231,69 @@ class JobSubmissionResult(WireMessage):
     outcome: SubmissionOutcome
     state: str
     changes: tuple[str, ...] = ()
-    """Which fields are others now."""
+    """The fields that changed."""
     known_as: str = ""
-    """What the same job was called before, and still is unless its name or number changed; empty: not otherwise."""
+    """The earlier name of the same job, still in use unless name or number changed; empty: no other name."""
     instead_of: str = ""
-    """Of a new one: the id of the pending job that its source called so before, with other values or data. That one
-    stays until somebody cancels it; `changes` says what is another.
+    """Of a new job: the id of the pending job that had this name in the same source, with other values or data. That
+    job remains until it is cancelled; `changes` lists the differences.
     """
     submitter: str = ""
-    """Of a job that another principal submitted: who. It was not changed."""
+    """Of a job that another user submitted: that user. It was not changed."""
     withheld: tuple[str, ...] = ()
-    """Of such a job, the fields in which this submission differs from it."""
+    """Of such a job: the fields in which this submission differs."""
     forecast: str = ""
-    """Of a dry run, what would become of it: `waits, 3rd in line: expected on desk in about 10m00s`."""
+    """Of a dry run, the forecast: `pending, queue position 3: expected on desk in about 10m00s`."""
     machine: str = ""
-    """Of a dry run: where it is expected to start; empty: that is not known."""
+    """Of a dry run: the machine on which it is expected to start; empty: unknown."""
     starts_s: float | None = None
-    """Of a dry run: when; `None`: that is not known. The same for `ends_s`."""
+    """Of a dry run: the expected start; `None`: unknown. The same for `ends_s`."""
     ends_s: float | None = None
 
     @property
-    def told_as(self) -> SubmissionOutcome:
-        """Return the outcome as people see it: a job whose values or data are others has changed."""
+    def shown_outcome(self) -> SubmissionOutcome:
+        """Return the outcome to show: a job with new values or data is shown as changed."""
         return SubmissionOutcome.CHANGED if self.instead_of else self.outcome
 
     @property
     def shown(self) -> str:
-        """What the job is called now."""
+        """The job's current name."""
         is_renamed = "name" in self.changes or "number" in self.changes
         return self.known_as if self.known_as and not is_renamed else point_name(self.name, self.number)
 
 
 class SubmissionResponse(WireMessage):
-    """The answer to a submission; jobs in its order."""
+    """The response to a submission; jobs in its order."""
 
     jobs: tuple[JobSubmissionResult, ...]
     counts: dict[str, int]
     """By outcome."""
     vanished: tuple[str, ...] = ()
-    """Pending jobs that the same source had brought and now does not name; they stay until somebody cancels them."""
+    """Pending jobs of the same source that this submission does not name; they remain until cancelled."""
     dry_run: bool = False
     done_s: float | None = None
-    """Of a dry run: when all jobs that it would bring are done; `None`: that is not known."""
+    """Of a dry run: when all its jobs are done; `None`: unknown."""
 
 
-# A large submission in parts: each is one request that a coordinator takes, and their answers are one answer.
+# A large submission in parts: each is one request, and their responses are joined to one.
 #
-# A part is accepted as a whole or not at all. Parts are sent one after the other, those first that others come after;
-# what was accepted before one is refused stays, and the same submission again submits the rest.
+# A part is accepted as a whole or not at all. Parts are sent one after the other, dependencies first. If a part is
+# refused, the parts before it remain, and sending the same submission again submits the rest.
 
 
 @frozen
 class SubmissionPart:
-    """Some jobs of a submission, as they are sent."""
+    """Some jobs of a submission, as sent in one request."""
 
     positions: tuple[int, ...]
-    """Where they stand in the submission."""
+    """Their indexes in the submission."""
     body: bytes
 
 
 def parts_of(submission: Submission) -> list[SubmissionPart]:
-    """Return a submission as it is sent: in one part, if it is within the limits of one request.
+    """Return the requests of a submission: one part, if it is within the limits of one request.
 
-    Raises `BadInput` if jobs of several parts wait for each other in a circle.
+    Raises `BadInput` if jobs of several parts depend on each other in a cycle.
     """
     total = len(submission.jobs)
     if total <= MOST_JOBS_AT_ONCE:
@@ -305,7 +304,7 @@ def parts_of(submission: Submission) -> list[SubmissionPart]:
 
 
 def joined(parts: Sequence[SubmissionPart], answers: Sequence[SubmissionResponse]) -> SubmissionResponse:
-    """Return the answers to all parts as one, jobs in the order of the submission."""
+    """Return the responses to all parts as one, jobs in the order of the submission."""
     if len(parts) == 1:
         return answers[0]
     jobs: dict[int, JobSubmissionResult] = {}
@@ -335,7 +334,7 @@ def _part(submission: Submission, positions: tuple[int, ...]) -> Submission:
     here = set(positions)
     others = tuple(job.id[:PREFIX] for at, job in enumerate(submission.jobs) if at not in here)
     key = f"{submission.key}.{positions[0]}" if submission.key else ""
-    # What the manifest says about machines is said once.
+    # The policy of machines is sent once.
     hosts = submission.hosts if 0 in here else ()
     jobs = tuple(submission.jobs[at] for at in positions)
     return submission.model_copy(update={"key": key, "jobs": jobs, "hosts": hosts, "others": others})
@@ -346,7 +345,7 @@ def _fits(body: bytes) -> bool:
 
 
 def _in_order(jobs: Sequence[JobSpec]) -> list[int]:
-    """Return the positions of jobs, each behind those that it comes after, else as they stand."""
+    """Return the positions of jobs in dependency order, else in the given order."""
     if not any(job.after for job in jobs):
         return list(range(len(jobs)))
     by_name: dict[str, list[int]] = {}
@@ -354,17 +353,17 @@ def _in_order(jobs: Sequence[JobSpec]) -> list[int]:
     for at, job in enumerate(jobs):
         by_name.setdefault(job.name, []).append(at)
         after.setdefault(job.name, set()).update(word.partition("/")[0] for word in job.after)
-    # Points of one sweep may come after each other.
+    # Points of one sweep may depend on each other.
     graph = {name: [word for word in words if word != name and word in by_name] for name, words in after.items()}
     try:
         return [at for name in TopologicalSorter(graph).static_order() for at in by_name[name]]
     except CycleError as error:
         circle = " → ".join(error.args[1][::-1])
-        raise BadInput(f"jobs would wait for themselves: {circle}", hint="nothing was submitted") from None
+        raise BadInput(f"jobs depend on each other in a cycle: {circle}", hint="nothing was submitted") from None
 
 
 def _vanished(answers: Sequence[SubmissionResponse]) -> tuple[str, ...]:
-    """Return what no part found: `name`, or `name as id` where a part calls another job so."""
+    """Return what every part reports: `name`, or `name as id` where a part uses the name for another job."""
     texts: dict[str, str] = {}
     found: Counter[str] = Counter()
     for text in (text for answer in answers for text in answer.vanished):

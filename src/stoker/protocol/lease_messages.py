@@ -1,7 +1,7 @@
-"""What a worker and its coordinator tell each other: hello, claim, start, renew, and the ways in which an attempt ends.
+"""Messages between worker and coordinator: hello, claim, start, renew, and the ends of an attempt.
 
-TTLs travel as durations. A worker counts from before it sent the request, on a clock that also counts suspend; the
-coordinator waits longer than that by its grace, so neither needs the other's clock.
+Deadlines are sent as durations. A worker counts from before it sent the request, on a clock that also counts suspend;
+the coordinator adds its grace period, so neither depends on the other's clock.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from stoker.protocol.codec import WireMessage
 from stoker.protocol.job_messages import JobBody, JobId
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""As `core.text.is_node_name` has it."""
+"""As in `core.text.is_node_name`."""
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
-"""What every database can hold."""
+"""The range of every database."""
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LeftSeconds = Annotated[Seconds, Field(le=MOST_LEFT_S)]
-"""For how long a machine stays."""
+"""Time until a machine leaves."""
 Code = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_. -]+$")]
 """A word for programs, such as a cause."""
 ExitCode = Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)]
 Fact = Annotated[str, Field(max_length=200)]
 Word = Annotated[str, Field(min_length=8, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+$")]
 Rows = Annotated[int, Field(ge=1, le=10_000)]
-"""Of a terminal; its columns alike."""
+"""Rows or columns of a terminal."""
 
 
 class MachineInventory(WireMessage):
-    """What a worker has, so that others may get it there and jobs find it."""
+    """What a worker has in its cache: trees that others may fetch, and environments."""
 
     trees: Annotated[tuple[JobId, ...], Field(max_length=10_000)] = ()
     platform: Fact = ""
@@ -51,24 +51,24 @@ class MachineInventory(WireMessage):
     libc: Fact = ""
     """`glibc 2.36`."""
     pythons: Annotated[tuple[Fact, ...], Field(max_length=100)] = ()
-    """Versions that environments can be made with; the preferred one first."""
+    """Python versions for environments, the preferred one first."""
     environments: Annotated[tuple[JobId, ...], Field(max_length=1000)] = ()
-    """Digests (`EnvironmentChoice.digest`) of those that are ready."""
+    """Digests (`EnvironmentChoice.digest`) of environments that are ready."""
     impossible: dict[JobId, Annotated[str, Field(max_length=500)]] = Field(default_factory=dict)
-    """Environment → why it can't be made here: no wheel of torch for aarch64 cp310."""
+    """Environment → why it can't be built here: no wheel of torch for aarch64 cp310."""
     builds_s: dict[JobId, Seconds] = Field(default_factory=dict)
-    """Environment → how long its making took."""
+    """Environment → its build time."""
     brings_bytes_per_s: Count = 0
-    """How fast data came to it when it last did; 0: nobody knows."""
+    """Rate of the last data transfer to it; 0: unknown."""
 
 
 class Hello(WireMessage):
-    """A worker's start: who it is and what its machine has."""
+    """A worker's registration: its name and what its machine has."""
 
     worker: Name
-    """The node's name: its host id."""
+    """The node's name, its host id."""
     incarnation: Word
-    """Random per start. Leases belong to it; a new one ends what an old one held, at once."""
+    """Random per start. Leases belong to it; a new incarnation ends the leases of an old one at once."""
     boot_id: Fact = ""
     version: Fact = ""
     """Of the program."""
@@ -76,22 +76,22 @@ class Hello(WireMessage):
     """`Capability.to_dict()`."""
     capability_digest: Fact
     slots: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """How many jobs at once; nothing: as the cluster file says, else one per device."""
+    """Maximum concurrent jobs (default: that of the cluster file, else one per device)."""
     declared: dict[str, Any] = Field(default_factory=dict)
-    """What whoever started it declared: `cores`, `ram_bytes`, `gpus` …; the smaller of this and detection wins."""
+    """Declared with `--declare`: `cores`, `ram_bytes`, `gpus` …; the smaller of declared and detected applies."""
     holdings: MachineInventory | None = None
     accepts: Annotated[tuple[Fact, ...], Field(max_length=1000)] = ()
-    """Trees and commits whose code alone it runs; none: any."""
+    """Trees and commits; it runs only their code (default: any)."""
     contents_at: Fact = ""
-    """Where other machines of the fleet can get trees from it; empty: nowhere."""
+    """URL from which other machines can fetch trees; empty: none."""
     features: Annotated[tuple[Fact, ...], Field(max_length=100)] = ()
-    """What it knows beside leases."""
+    """Supported features besides leases."""
     ends_in_s: LeftSeconds | None = None
-    """In how long the machine goes away; None: no end is known."""
+    """Time until the machine leaves; None: no end is known."""
 
 
 class Welcome(WireMessage):
-    """The coordinator's answer to a hello."""
+    """The coordinator's response to a hello."""
 
     worker: str
     generation: int
@@ -100,52 +100,52 @@ class Welcome(WireMessage):
     start_s: float
     claim_wait_s: float
     server_s: float
-    """The coordinator's wall clock, to show the offset; nothing is decided by it."""
+    """The coordinator's wall clock, to show the offset; no decision uses it."""
     version: str
     closed: str = ""
-    """Why it will get nothing: drained, cordoned, paused."""
+    """Why it gets no jobs: drained, cordoned, paused."""
     drift: tuple[str, ...] = ()
-    """Where the cluster file and detection disagree."""
+    """Differences between cluster file and detection."""
     slots: int = 0
-    """How many jobs at once it may hold; 0: as many as it asked for."""
+    """Maximum concurrent jobs; 0: as requested."""
 
 
 class WorkerMeasurements(WireMessage):
-    """What a worker measured just now."""
+    """Current measurements of a worker."""
 
     ram_available_bytes: int | None = None
     ram_room_bytes: int | None = None
-    """RAM that a job may take now: what is available less what the machine keeps for itself; None: it does not say."""
+    """RAM that a job may use now: available RAM less the system reserve; None: not reported."""
     disk_free_bytes: int | None = None
     free_bytes: dict[str, int] = Field(default_factory=dict)
-    """Per device, what jobs of ours hold counted as free."""
+    """Per device; memory held by our jobs counts as free."""
     closed: dict[str, str] = Field(default_factory=dict)
-    """Device → why nothing may be put on it; "" is the whole machine: its owner paused it, its disk is full."""
+    """Device → why no job may start on it; "" is the whole machine: paused by its owner, disk full."""
 
 
 class Claim(WireMessage):
-    """A worker asks for work."""
+    """A worker's request for jobs."""
 
     request_id: Word
-    """A repeat gets the same grants, so that a lost answer strands no job."""
+    """A repeat gets the same grants, so that a lost response leaves no job behind."""
     worker: Name
     incarnation: Word
     most: Annotated[int, Field(ge=0, le=256)] = 1
-    """How many jobs; 0: it has room for none, and only listens for orders."""
+    """Maximum number of grants; 0: only receive instructions."""
     wait_s: Annotated[float, Field(ge=0, le=60)] = 0.0
-    """How long the question may be held open while there is nothing."""
+    """How long to hold the request open while there is no job."""
     stopping: Annotated[tuple[JobId, ...], Field(max_length=4096)] = ()
-    """Jobs of its own that are ending already: it needs no order for them."""
+    """Its jobs that are stopping already: no instructions needed."""
     measured: WorkerMeasurements = Field(default_factory=WorkerMeasurements)
     ends_in_s: LeftSeconds | None = None
-    """In how long the machine goes away, as its own clock says; None: as it said before."""
+    """Time until the machine leaves, by its own clock; None: as reported before."""
 
 
 class CheckpointBody(WireMessage):
-    """A checkpoint that lies with the coordinator: where the next attempt goes on."""
+    """A checkpoint stored by the coordinator, from which the next attempt resumes."""
 
     scratch: JobId
-    """Which scratch folder it belongs to: the stage's key."""
+    """Its scratch folder: the stage's key."""
     tree: JobId
     archive_sha256: JobId
     size_bytes: Count
@@ -153,9 +153,9 @@ class CheckpointBody(WireMessage):
 
 
 class Grant(WireMessage):
-    """A lease on one job: all that a worker needs to try it.
+    """A lease on one job, with all that a worker needs to run it.
 
-    In JSON the job's fields are beside those of the lease, but for `OF_THE_QUEUE`; its id is `job`.
+    In JSON the job's fields are beside those of the lease, except `OF_THE_QUEUE`; its id is `job`.
     """
 
     spec: JobBody
@@ -164,11 +164,11 @@ class Grant(WireMessage):
     epoch: Count
     generation: Count
     devices: tuple[str, ...] = ()
-    """UUIDs that placement gave it; none: it computes on the CPU."""
+    """UUIDs of assigned devices; none: it runs on the CPU."""
     is_shared: bool = False
     vram_bytes: int = 0
     base: str = ""
-    """What it shares with its like on its device, and how much of `vram_bytes` that is."""
+    """The base model that it shares with other jobs on its device; `base_bytes` of `vram_bytes` are for it."""
     base_bytes: int = 0
     ram_bytes: int = 0
     cores: int = 0
@@ -207,23 +207,23 @@ _GRANTED = tuple(name for name in field_names(JobSpec) if name != "id" and name 
 
 
 class LeaseReport(WireMessage):
-    """What a worker says of one of its leases with a heartbeat."""
+    """The state of one lease in a heartbeat."""
 
     job: JobId
     attempt: int
     epoch: int
     generation: int
     is_alive: bool = True
-    """Its process lives: the worker looked, by pid and start time."""
+    """Its process lives, checked by pid and start time."""
     step: int | None = None
     of: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
     stage: str = ""
     says: str = ""
-    """One line for people: the stage, what it waits for, its last line."""
+    """One line for users: the stage, what it waits for, its last line."""
     prepared: Count = 0
-    """How far what it needs has come: bytes of code, data and checkpoint, lines and working seconds of an environment's
-    making. While this grows, its start is waited for."""
+    """Progress of its preparation: bytes of code, data and checkpoint, lines and seconds of an environment's build.
+    While it grows, the start deadline is extended."""
 
     def token(self) -> AttemptToken:
         return AttemptToken(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
@@ -237,26 +237,26 @@ class Renewal(WireMessage):
     leases: Annotated[tuple[LeaseReport, ...], Field(max_length=4096)] = ()
     measured: WorkerMeasurements = Field(default_factory=WorkerMeasurements)
     holdings: MachineInventory | None = None
-    """Whole, if it is another than was said last."""
+    """Complete, if it changed since the last report."""
     ends_in_s: LeftSeconds | None = None
-    """In how long the machine goes away, as its own clock says; None: as it said before."""
+    """Time until the machine leaves, by its own clock; None: as reported before."""
     is_leaving: bool = False
-    """The worker's last word: it ends in order, and holds nothing any more."""
+    """The worker's last request: it shuts down in order and holds no lease."""
 
 
 class LeaseInstructionKind(StrEnum):
-    """What the coordinator wants a worker to do with one of its leases."""
+    """What a worker has to do with one of its leases."""
 
     CANCEL = "cancel"
     """Stop it, and confirm."""
     DROP = "drop"
-    """It is no longer yours: stop it and drop its result."""
+    """The lease is lost: stop it and discard its result."""
     RELEASE = "release"
-    """Checkpoint, stop, give it back: the machine is drained or somebody else must run."""
+    """Checkpoint, stop and release it: the machine is drained or needed for another job."""
 
 
 class LeaseInstruction(WireMessage):
-    """One such wish."""
+    """An instruction for one lease."""
 
     job: str
     epoch: int
@@ -265,7 +265,7 @@ class LeaseInstruction(WireMessage):
 
 
 class ExecCall(WireMessage):
-    """An operator wants a command run beside one of its attempts (`exec_sessions`)."""
+    """A request to run an operator's command inside an attempt (`operator_messages`)."""
 
     id: str
     job: str
@@ -273,7 +273,7 @@ class ExecCall(WireMessage):
     epoch: int
     generation: int
     argv: tuple[str, ...] = ()
-    """Nothing: a shell."""
+    """Empty: a shell."""
     is_tty: bool = False
     rows: int = 24
     columns: int = 80
@@ -284,23 +284,23 @@ class ExecCall(WireMessage):
 
 
 class ClaimResponse(WireMessage):
-    """The answer to a claim: grants, or how many jobs wait for which reason; and early, what is wished of leases."""
+    """The response to a claim: grants, or pending jobs by reason; and instructions for leases."""
 
     grants: tuple[Grant, ...] = ()
     waiting: dict[str, int] = Field(default_factory=dict)
-    """Reason → jobs that wait and that this worker could not be given."""
+    """Reason → number of pending jobs that were not granted to this worker."""
     next_s: float | None = None
-    """In how long a job that was put off, after a failure say, may be had again; nothing: none was."""
+    """Time until a delayed job (a retry after a failure) is ready; None: there is none."""
     orders: tuple[LeaseInstruction, ...] = ()
-    """Told here as soon as they are known, and with every heartbeat until they are done."""
+    """Sent here as soon as they are known, and with every heartbeat until they are done."""
     execs: tuple[ExecCall, ...] = ()
-    """Alike, until it has taken them up."""
+    """Sent likewise until the worker has started them."""
     closed: str = ""
     generation: int
 
 
 class RenewalResponse(WireMessage):
-    """The answer to a heartbeat."""
+    """The response to a heartbeat."""
 
     lease_s: float
     heartbeat_s: float
@@ -310,11 +310,11 @@ class RenewalResponse(WireMessage):
     execs: tuple[ExecCall, ...] = ()
     closed: str = ""
     wants_holdings: bool = False
-    """Started anew, it does not know what the machine has: it is told at once."""
+    """The coordinator restarted and lost the inventory: the worker sends it at once."""
 
 
 class LeaseTokenMessage(WireMessage):
-    """Every write of an attempt carries its token."""
+    """A report of an attempt, with its lease token."""
 
     attempt: Annotated[Count, Field(ge=1)]
     epoch: Annotated[Count, Field(ge=1)]
@@ -328,26 +328,26 @@ class Start(LeaseTokenMessage):
     """The job's process runs."""
 
     run: str = ""
-    """The attempt's folder on the worker, for people."""
+    """The attempt's folder on the worker, for users."""
 
 
 class Decline(LeaseTokenMessage):
-    """The worker looked again and will not start it. Costs no attempt."""
+    """The worker checked the job and declines it. Charges no attempt."""
 
     reason: Code
     message: Annotated[str, Field(max_length=2000)] = ""
     lasts: bool = False
-    """It would decline again, until something is done there: it is not asked for a good while."""
+    """It would decline again until the machine changes: not granted to it for a while."""
 
 
 class Release(LeaseTokenMessage):
-    """Given back, attempt not charged, checkpoint kept."""
+    """Released; attempt not charged, checkpoint kept."""
 
     why: Annotated[str, Field(max_length=2000)] = ""
 
 
 class Finish(LeaseTokenMessage):
-    """It completed; its bundle lies with the coordinator."""
+    """It completed; its result is stored by the coordinator."""
 
     tree: JobId
     """The bundle's tree digest."""
@@ -357,14 +357,14 @@ class Finish(LeaseTokenMessage):
     seconds: Seconds = 0.0
     code: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, Any] = Field(default_factory=dict)
-    """What is worth knowing of where it ran: interpreter, devices, peaks."""
+    """Facts about the run: interpreter, devices, peaks."""
 
 
 class Fail(LeaseTokenMessage):
     """It failed."""
 
     cause: Annotated[Code, Field(max_length=40)]
-    """A `model.retry.Cause`."""
+    """A `core.retry.Cause`."""
     message: Annotated[str, Field(max_length=4000)] = ""
     hint: Annotated[str, Field(max_length=2000)] = ""
     error: dict[str, Any] = Field(default_factory=dict)
@@ -373,21 +373,21 @@ class Fail(LeaseTokenMessage):
 
 
 class CancelConfirmed(LeaseTokenMessage):
-    """The worker stopped it and saw that nothing of it runs."""
+    """The worker stopped it and verified that no process of it runs."""
 
     why: str = ""
 
 
 class PointCheckpoint(LeaseTokenMessage):
-    """The job goes on from here, should this attempt not finish. The bytes lie with the coordinator already."""
+    """The checkpoint from which the job resumes if this attempt does not finish; already uploaded."""
 
     checkpoint: CheckpointBody
 
 
 class WriteResponse(WireMessage):
-    """What a write of an attempt did."""
+    """The effect of an attempt's report."""
 
     job: str
     state: str
     is_repeat: bool = False
-    """It had been said before, in the same words; nothing changed."""
+    """The same report was received before; nothing changed."""

@@ -1,7 +1,7 @@
-"""Commands that operators run inside running jobs: what operator, coordinator and worker tell each other.
+"""Messages about health, webhooks and the history check, and of commands run inside jobs (exec sessions).
 
-A session is two streams of bytes, one into the command and one out of it, each counted from its beginning: what was
-sent twice counts once, and what was not heard is asked for again.
+A session is two byte streams, input and output of the command, each with offsets from its beginning: bytes that are
+sent twice count once, and bytes that were lost are requested again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from stoker.protocol.job_messages import JobId
 from stoker.protocol.lease_messages import Count, ExitCode, Fact, LeaseTokenMessage, Name, Rows
 from stoker.protocol.view_messages import By, Line, Seconds, ViewCount
 
-# How machines are, and who is told of what happens: reports of workers, symptoms, hooks, and the checker's verdict.
-
 ALL_WORDS = ("submitted", "started", "completed", "failed", "cancelled", "retrying", "symptom", "machine", "trust")
-"""What a hook can be told of."""
+"""What a webhook can subscribe to."""
 USUAL_WORDS = ("completed", "failed", "cancelled", "symptom")
 MOST_HOOKED_JOBS = 10_000
 
 
 class DoctorFinding(WireMessage):
-    """One line of what a machine's `stoker doctor` says."""
+    """One line of a machine's `stoker doctor`."""
 
     name: Fact
     verdict: Fact
@@ -35,35 +33,35 @@ class DoctorFinding(WireMessage):
 
 
 class MachineReport(WireMessage):
-    """What a worker found out about its machine: at its start, and once a day."""
+    """A worker's report about its machine: at its start, and once a day."""
 
     worker: Name
     version: Fact = ""
     protocol: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     wall_s: float
-    """Its clock when it sent this, to show how far it is off; nothing is decided by it."""
+    """Its clock when it sent this, to show the offset; no decision uses it."""
     findings: Annotated[tuple[DoctorFinding, ...], Field(max_length=200)] = ()
 
 
 class WebhookRequest(StrictRequest):
-    """Tell somebody elsewhere of events, by POST requests with a signature."""
+    """Create a webhook: signed POST requests for events."""
 
     url: Annotated[str, Field(min_length=8, max_length=2000)]
     on: Annotated[tuple[str, ...], Field(max_length=20)] = ()
-    """Words of `ALL_WORDS`; none: the usual ones."""
+    """Words of `ALL_WORDS` (default: `USUAL_WORDS`)."""
     jobs: Annotated[tuple[JobId, ...], Field(max_length=MOST_HOOKED_JOBS)] = ()
-    """Of these alone, and until all of them have ended."""
+    """Only for these jobs, and until all of them have ended."""
     by: By = ""
 
 
 class WebhookView(WireMessage):
-    """A hook, without its secret."""
+    """A webhook, without its secret."""
 
     id: ViewCount
     url: Line
     on: tuple[Line, ...] = ()
     jobs: ViewCount = 0
-    """How many it is for; 0: for all."""
+    """Number of jobs it is for; 0: all."""
     cursor: ViewCount
     failures: ViewCount = 0
     last_error: Line = ""
@@ -73,20 +71,20 @@ class WebhookView(WireMessage):
 
 
 class WebhookResponse(WireMessage):
-    """A new hook; what signs its messages is told this once."""
+    """A new webhook, with its secret, which is shown once."""
 
     hook: WebhookView
     secret: str
 
 
 class WebhookList(WireMessage):
-    """All hooks."""
+    """All webhooks."""
 
     hooks: tuple[WebhookView, ...] = ()
 
 
 class WebhookTestResult(WireMessage):
-    """What became of a message that was sent to try a hook."""
+    """The result of a test message to a webhook."""
 
     is_delivered: bool
     status: ViewCount = 0
@@ -94,17 +92,17 @@ class WebhookTestResult(WireMessage):
 
 
 class HistoryCheck(WireMessage):
-    """What the history checker found."""
+    """The result of the history checker."""
 
     jobs: ViewCount
-    """How many it looked at: the newest."""
+    """Number of jobs checked, the newest first."""
     is_whole: bool
-    """Those were all."""
+    """These were all jobs."""
     seconds: Seconds
     rules: dict[Line, ViewCount]
-    """Every promise, with how often it was broken."""
+    """Every rule, with its number of violations."""
     violations: tuple[dict[str, Any], ...] = ()
-    """The first of them, with the rows that show them."""
+    """The first violations, with their rows."""
 
     @property
     def is_clean(self) -> bool:
@@ -112,14 +110,14 @@ class HistoryCheck(WireMessage):
 
 
 EXEC = "exec"
-"""Among `Hello.features`: this worker knows sessions."""
+"""Among `Hello.features`: this worker supports exec sessions."""
 EXEC_PIECE_BYTES = 48 * 1024
-"""The most that is sent in one request."""
+"""Limit of one request."""
 READ_BYTES = 256 * 1024
-"""The most that one answer holds."""
+"""Limit of one response."""
 EXEC_MOST_WAIT_S = 30.0
 OUT, ERROR = 1, 2
-"""The two streams that a command without a terminal writes; with one, everything is `OUT`."""
+"""The two output streams of a command without a terminal; with one, all output is `OUT`."""
 
 Wait = Annotated[float, Field(ge=0, le=EXEC_MOST_WAIT_S)]
 
@@ -128,7 +126,7 @@ class ExecRequest(StrictRequest):
     """Run a command in a running job's folder and environment."""
 
     argv: Annotated[tuple[Annotated[str, Field(max_length=32_768)], ...], Field(max_length=1000)] = ()
-    """Nothing: a shell."""
+    """Empty: a shell."""
     is_tty: bool = False
     rows: Rows = 24
     columns: Rows = 80
@@ -137,7 +135,7 @@ class ExecRequest(StrictRequest):
 
 
 class ExecResponse(WireMessage):
-    """A session that its machine is about to hear of."""
+    """A new session; its machine does not know it yet."""
 
     id: str
     job: str
@@ -147,72 +145,72 @@ class ExecResponse(WireMessage):
 
 
 class ExecSize(StrictRequest):
-    """The operator's terminal has another size now."""
+    """The operator's terminal was resized."""
 
     rows: Rows
     columns: Rows
 
 
 class ExecListen(LeaseTokenMessage):
-    """A worker waits for what its command is to read."""
+    """A worker's request for input of its command."""
 
     offset: Count
-    """It has everything before this."""
+    """It has all bytes before this."""
     rows: Rows = 24
     columns: Rows = 80
     is_eof: bool = False
-    """What it knows already: another answer comes at once."""
+    """What the worker knows already: a change is returned at once."""
     wait_s: Wait = 0.0
 
 
 class ExecInput(WireMessage):
-    """What a command is to read, and what else its operator did."""
+    """Input of a command, terminal size, and end of the session."""
 
     data_base64: str = ""
     is_eof: bool = False
-    """Nothing follows behind these bytes."""
+    """The input ends after these bytes."""
     rows: int = 24
     columns: int = 80
     over: str = ""
-    """Why the session has ended: the command is not wanted any more. Empty: it goes on."""
+    """Why the session has ended and the command must stop. Empty: it continues."""
 
     @property
     def data(self) -> bytes:
-        """What it is to read."""
+        """The input bytes."""
         return base64.b64decode(self.data_base64)
 
 
 class ExecEnd(LeaseTokenMessage):
-    """The command has ended, or did not begin."""
+    """The command has ended, or could not start."""
 
     exit_code: ExitCode
     message: Annotated[str, Field(max_length=2000)] = ""
 
 
 class ExecPiece(WireMessage):
-    """Some bytes of what a command wrote."""
+    """Some output bytes of a command."""
 
     stream: int
     data_base64: str
 
     @classmethod
     def of(cls, stream: int, data: bytes) -> ExecPiece:
-        """Make it of bytes."""
+        """Return a piece with the bytes."""
         return cls(stream=stream, data_base64=base64.b64encode(data).decode())
 
     @property
     def data(self) -> bytes:
-        """What it wrote."""
+        """The output bytes."""
         return base64.b64decode(self.data_base64)
 
 
 class ExecOutput(WireMessage):
-    """What a command wrote from some offset on, and how it stands."""
+    """Output of a command from an offset on, and its state."""
 
     pieces: tuple[ExecPiece, ...] = ()
     is_taken: bool = False
-    """Its machine has taken it up."""
+    """Its machine has started it."""
     exit_code: int | None = None
-    """Everything was read, and the command has ended with this."""
+    """All output was read, and the command ended with this code."""
     why: str = ""
-    """Of one that ended: what there is to say about it."""
+    """A message about a session that ended."""

@@ -44,7 +44,7 @@ MOST_ANSWER_BYTES = 64 * 1024 * 1024
 _MOST_REFUSAL_BYTES = 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 _WHOLE_ANSWER_S = 300.0
-"""However steadily it dribbles. Bytes of files and objects take as long as they take."""
+"""For a whole message, however slowly it arrives. Files and objects have no such limit."""
 
 _READING = frozenset({"GET", "HEAD"})
 
@@ -59,33 +59,33 @@ class CoordinatorRequest:
     """Escaped."""
     method: str = "GET"
     query: Query = fresh(factory=dict)
-    """What is nothing or empty is left out."""
+    """None and empty values are left out."""
     body: BaseModel | bytes | BodySource | None = None
     headers: Mapping[str, str] = fresh(factory=dict)
     is_repeatable: bool = False
-    """Asked twice, it does what it does once."""
+    """Idempotent."""
     waits_s: float = 0.0
     """How long the coordinator may hold it open."""
     silence_s: float | None = None
-    """Without a byte of the answer, if not as `Patience` says."""
+    """Timeout without a byte of the response (default: that of `RequestTimeouts`)."""
 
 
 @frozen
 class RequestTimeouts:
-    """How long to wait for what."""
+    """Timeouts of a request."""
 
     answer_s: float = 30.0
-    """For the head of one answer."""
+    """For the head of one response."""
     silence_s: float = 30.0
     """Without a byte of its body."""
     retry_s: float = 10.0
-    """For asking again, all in all; 0: ask once."""
+    """For all retries together; 0: no retry."""
     first_pause_s: float = 0.1
     longest_pause_s: float = 2.0
 
 
 class CoordinatorTransport:
-    """Speaks to one coordinator. Safe to use from several threads."""
+    """Sends requests to one coordinator. Thread-safe."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class CoordinatorTransport:
         self._headers = {VERSION_HEADER: str(VERSION)}
         if token:
             if address.origin.scheme == "http" and not is_this_computer(address.origin.host):
-                # Whoever listens there is no coordinator of ours, and anybody on the way would read it.
-                hint = f"https://{address.origin.host_and_port}, or a tunnel: ssh -L OWN.sock:ITS.sock HOST"
-                raise BadInput(f"a token is not sent to {self._shown} in clear", hint=hint)
+                # It would be readable on the network.
+                hint = f"use https://{address.origin.host_and_port}, or a tunnel: ssh -L OWN.sock:ITS.sock HOST"
+                raise BadInput(f"refusing to send a token to {self._shown} without TLS", hint=hint)
             self._headers[TOKEN_HEADER] = token
         if address.authorization:
             self._headers["Authorization"] = address.authorization
@@ -136,17 +136,17 @@ class CoordinatorTransport:
         return self._patiently(read, is_repeatable=request.is_repeatable)
 
     def open(self, question: CoordinatorRequest) -> HttpClientResponse:
-        """Ask for bytes, and give the answer to be read and closed by whoever asked. Its status is below 300."""
+        """Send a request for bytes and return the response, with a status below 300. Caller closes."""
         request = self._request(question)
         return self._patiently(lambda: self._send(request), is_repeatable=request.is_repeatable)
 
     def address(self, question: CoordinatorRequest) -> tuple[str, dict[str, str]]:
-        """Return the address of a question and the headers that go with it, for whoever asks it themselves."""
+        """Return the URL and headers of a request, for a caller that sends it itself."""
         request = self._request(question)
         return request.url, dict(request.headers)
 
     def read(self, reply: HttpClientResponse, at_most_bytes: int = _PIECE_BYTES) -> bytes:
-        """Return the next bytes of an answer; nothing at the end."""
+        """Return the next bytes of a response; b"" at the end."""
         try:
             return reply.read(at_most_bytes)
         except NetworkFailed as error:
@@ -161,19 +161,19 @@ class CoordinatorTransport:
         while piece := self.read(reply):
             size += len(piece)
             if until_s is not None and self.clock.monotonic_s() > until_s:
-                raise no_coordinator_there(self._shown, f"an answer that takes more than {most_s:.0f} seconds")
+                raise no_coordinator_there(self._shown, f"a response took more than {most_s:.0f} s")
             if size > most_bytes:
                 raise no_coordinator_there(self._shown, too_many)
             pieces.append(piece)
         return b"".join(pieces)
 
     def pause(self, tries: int) -> None:
-        """Wait before a retry: longer each time, by chance a little less."""
+        """Wait before a retry: exponential backoff with jitter."""
         first_s, longest_s = self.patience.first_pause_s, self.patience.longest_pause_s
         self.clock.sleep(pause_s(tries, self._chance(), first_s=first_s, longest_s=longest_s))
 
     def _request(self, question: CoordinatorRequest) -> Request:
-        said = {name: value for name, value in question.query.items() if value is not None and value != ""}
+        query = {name: value for name, value in question.query.items() if value is not None and value != ""}
         headers, body = {**self._headers, **question.headers}, question.body
         if isinstance(body, BaseModel):
             body = to_json(body)
@@ -183,7 +183,7 @@ class CoordinatorTransport:
         elif question.method not in _READING:
             body = b""
         return Request(
-            url=f"{self.url}{question.path}{f'?{urlencode(said)}' if said else ''}",
+            url=f"{self.url}{question.path}{f'?{urlencode(query)}' if query else ''}",
             method=question.method,
             headers=headers,
             body=body,
@@ -203,12 +203,12 @@ class CoordinatorTransport:
             return reply
         with closing(reply):
             if reply.status < HTTPStatus.BAD_REQUEST:
-                raise no_coordinator_there(self._shown, f"it answered {reply.status}", status=reply.status)
+                raise no_coordinator_there(self._shown, f"status {reply.status}", status=reply.status)
             data = self._whole(reply, _MOST_REFUSAL_BYTES)
         raise refusal(reply.status, data, is_ours=VERSION_HEADER in reply.headers, url=self._shown)
 
     def _whole(self, reply: HttpClientResponse, most_bytes: int) -> bytes:
-        too_many = f"an answer of more than {most_bytes} bytes"
+        too_many = f"a response has more than {most_bytes} bytes"
         return self.read_all(reply, most_bytes, too_many, most_s=_WHOLE_ANSWER_S)
 
     def _patiently(self, act: Callable[[], T], *, is_repeatable: bool) -> T:
@@ -226,7 +226,7 @@ class CoordinatorTransport:
     def _unreachable(self, error: NetworkFailed) -> StokerError:
         if error.data.get("reason") == Reason.ABORTED:
             return error
-        hint = "is `stoker serve` running there? --at URL or STOKER_COORDINATOR names another one"
+        hint = "check that `stoker serve` runs there, or name another one: --at URL or STOKER_COORDINATOR"
         if error.data.get("sockets"):
             hint = error.hint
         what = f"the coordinator at {self._shown} can't be reached: {error.message}"
@@ -236,28 +236,28 @@ class CoordinatorTransport:
 
 
 def is_passing(error: StokerError) -> bool:
-    """Return whether the same question may get another answer in a moment."""
+    """Return True if the same request may succeed in a moment."""
     if isinstance(error, NoCoordinator):
         return not error.data.get("is_lasting")
     return isinstance(error, DatabaseTrouble | RateLimited) or type(error) is Unavailable
 
 
 def part(text: str) -> str:
-    """Return a name as one part of a path, whatever stands in it."""
+    """Return a name quoted as one part of a path."""
     return quote(text, safe="")
 
 
 def parts(path: str) -> str:
-    """Return a path of several parts, each as it is."""
+    """Return a path of several parts, each quoted."""
     return "/".join(map(part, path.split("/")))
 
 
 def whole_number(text: str | None) -> int | None:
-    """Read a header's whole number; nothing where there is none."""
+    """Return a header's whole number; None if it has none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-# The coordinator's events as they happen: server-sent, resumed by id, so that a cut line or a restart loses none.
+# Server-sent events of the coordinator, resumed by id: a lost connection or a restart loses none.
 
 _LONGEST_EVENT_BYTES = 1024 * 1024
 _EVENT_STREAM_PIECE_BYTES = 64 * 1024
@@ -267,27 +267,27 @@ _CUT = frozenset({Reason.READ_TIMEOUT, Reason.RESET, Reason.SHORT_BODY, Reason.C
 
 @frozen
 class FleetEvent:
-    """Something that happened."""
+    """One event of the fleet."""
 
     id: int
-    """Grows; hand it back as `after` to go on behind it."""
+    """Ascending; pass it as `after` to continue behind it."""
     kind: str
-    """One of `model.fleet_events.FleetKinds`."""
+    """One of `core.events.FleetKinds`."""
     data: dict[str, Any]
 
 
 class EventReader:
-    """Takes a stream apart as its bytes come. Lines end with LF, CR or both; comments keep the line warm."""
+    """Incremental parser of a server-sent event stream. Lines end with LF, CR or both; comments are keep-alives."""
 
     def __init__(self) -> None:
         self._unread = b""
         self._fields: dict[str, str] = {}
         self._data: list[str] = []
         self.place: int | None = None
-        """Behind which event the stream stands: a block may say so without being one."""
+        """Id of the last event before the stream's position; a block may contain only this id."""
 
     def feed(self, data: bytes) -> list[FleetEvent]:
-        """Return the events that are whole by now. Raises `ValueError` for what is no event."""
+        """Return the events that are complete now. Raises `ValueError` for an invalid event."""
         self._unread += data
         events = []
         while (line := self._line()) is not None:
@@ -295,7 +295,7 @@ class EventReader:
             if event is not None:
                 events.append(event)
         if len(self._unread) + sum(map(len, self._data)) > _LONGEST_EVENT_BYTES:
-            message = "an event without end"
+            message = f"an event has more than {_LONGEST_EVENT_BYTES} bytes"
             raise ValueError(message)
         return events
 
@@ -303,7 +303,7 @@ class EventReader:
         for at, byte in enumerate(self._unread):
             if byte in b"\r\n":
                 if byte == 0x0D and at + 1 == len(self._unread):
-                    # Its line feed may still be on the way.
+                    # Its line feed may not have arrived yet.
                     return None
                 skip = 2 if self._unread[at : at + 2] == b"\r\n" else 1
                 line, self._unread = self._unread[:at], self._unread[at + skip :]
@@ -331,13 +331,13 @@ class EventReader:
             return None
         body = loads("\n".join(data))
         if not isinstance(body, dict) or not is_numbered:
-            message = "an event without a number or a body"
+            message = "an event has no id or no body"
             raise ValueError(message)
         return FleetEvent(id=int(number), kind=fields.get("event", str(body.get("kind", ""))), data=body)
 
 
 def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -> Iterator[FleetEvent | None]:
-    """Return every event behind `after`, in order, each once; None after `beat_s` in which nothing was heard."""
+    """Yield every event behind `after`, in order, each once; None after each `beat_s` without one."""
     last = after
     lost_since_s: float | None = None
     tries = 0
@@ -364,7 +364,7 @@ def listen(speaker: CoordinatorTransport, after: int | None, *, beat_s: float) -
                     yield event
         finally:
             reply.close()
-        # A server that ends every stream at once is not asked without a pause.
+        # A server that closes every stream at once must not be polled in a busy loop.
         yield None
         speaker.pause(tries)
         tries += 1
@@ -378,7 +378,7 @@ def _open(speaker: CoordinatorTransport, last: int | None, beat_s: float) -> Htt
 def _events(
     speaker: CoordinatorTransport, reply: HttpClientResponse, reader: EventReader
 ) -> Iterator[FleetEvent | None]:
-    """Return the events of one connection until it is cut or silent; None where something else was heard."""
+    """Yield the events of one connection until it is lost or silent; None for anything else received."""
     while True:
         try:
             data = speaker.read(reply, _EVENT_STREAM_PIECE_BYTES)

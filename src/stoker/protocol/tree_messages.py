@@ -1,6 +1,8 @@
-"""Packs: small files that travel together. A frame is a digest (32 bytes), a size (8 bytes, big-endian), the bytes.
+"""Trees of code and data in transfer: trees and files by their digests, the machines that have them, and packs.
 
-Whoever takes one apart is given each file only if its bytes have the digest that they came under.
+A tree's listing has path, mode, size and digest of every file; the tree's own digest is that of the listing, so it
+verifies all the rest. Small files are sent together, in packs of frames; large ones as uploads and ranges. A frame is a
+digest (32 bytes), a size (8 bytes, big-endian) and the bytes; a reader returns only files whose bytes have the digest.
 """
 
 from __future__ import annotations
@@ -16,53 +18,48 @@ from stoker.protocol.codec import WireMessage
 from stoker.protocol.job_messages import JobId
 from stoker.protocol.lease_messages import Count, Name
 
-# Code and data on their way: trees by their digest, files by theirs, and who has them.
-#
-# A tree's listing says path, mode, size and digest of every file; the tree's own digest is made from it, so whoever has
-# the digest can check all the rest. Small files travel together, in packs of frames; large ones as uploads and ranges.
-
 MOST_DIGESTS = 10_000
-"""In one question."""
+"""In one request."""
 MOST_LISTING_BYTES = 128 << 20
 """Of one tree."""
 PACKED_BYTES = 1 << 20
-"""Files up to this size travel in packs."""
+"""Files up to this size are sent in packs."""
 PACK_BYTES = 8 << 20
-"""One pack, frames and all: for each file its digest (32 bytes), its size (8 bytes, big-endian), its bytes."""
+"""Size of one pack, with its frames."""
 
 Digests = Annotated[tuple[JobId, ...], Field(max_length=MOST_DIGESTS)]
 
 
 class DigestsRequest(WireMessage):
-    """Which of these are not there; or: send these."""
+    """Files by digest: which are missing, or which to send."""
 
     digests: Digests
     sizes: Annotated[tuple[Count, ...], Field(max_length=MOST_DIGESTS)] = ()
-    """Of those that may be sent soon, as many as digests: what has no room is refused before a byte of it flows."""
+    """Sizes of files that may be sent soon, one per digest: refused before any byte is sent if there is no space."""
 
 
 class TreeRequest(WireMessage):
-    """A tree is wanted: keep it if it is there, or say whether it may come."""
+    """Announce that a tree is needed: the coordinator keeps it, or says whether it may be sent."""
 
     files: Count = 0
     size_bytes: Count = 0
 
 
 class MissingDigests(WireMessage):
-    """Of files that were asked about, those that are not there."""
+    """The requested files that are missing."""
 
     digests: tuple[str, ...]
 
 
 class PackResponse(WireMessage):
-    """What came of a pack."""
+    """How many files of a pack were stored."""
 
     kept: Count
     known: Count = 0
 
 
 class TreeView(WireMessage):
-    """A tree, and whether the coordinator has it whole."""
+    """A tree, and whether the coordinator has all of it."""
 
     tree: str
     files: Count
@@ -73,32 +70,32 @@ class TreeView(WireMessage):
 
 
 class SourcesRequest(WireMessage):
-    """A worker is about to bring trees here: from where?"""
+    """A worker is about to fetch trees and needs their sources."""
 
     worker: Name
     trees: Annotated[tuple[JobId, ...], Field(max_length=100)]
     failed: Annotated[tuple[str, ...], Field(max_length=100)] = ()
-    """Places that did not answer, or sent something else: not again for now."""
+    """Sources that did not answer or sent wrong bytes; not used for now."""
 
 
 class TreeLocation(WireMessage):
-    """Where a tree can be had: a machine of the fleet, or the coordinator itself (no machine)."""
+    """A source of a tree: a machine of the fleet, or the coordinator itself (no machine)."""
 
     machine: str = ""
     url: str = ""
     is_partial: bool = False
-    """It is still bringing it, and passes on what has come."""
+    """It is still fetching the tree, and serves what it has."""
 
 
 class TreeSources(WireMessage):
-    """Where to get one tree, nearest first; none: nobody has it."""
+    """The sources of one tree, nearest first; none: not available."""
 
     tree: str
     places: tuple[TreeLocation, ...] = ()
 
 
 class SourcesResponse(WireMessage):
-    """The answer, tree by tree."""
+    """The sources of each requested tree."""
 
     trees: tuple[TreeSources, ...]
 
@@ -113,12 +110,12 @@ def frame(digest: str, data: bytes) -> bytes:
 
 
 def head(digest: str, size_bytes: int) -> bytes:
-    """Return what stands before a file's bytes."""
+    """Return the header of a frame."""
     return bytes.fromhex(digest) + size_bytes.to_bytes(8, "big")
 
 
 def read_pack(pack: bytes) -> Iterator[tuple[Digest, bytes]]:
-    """Take a pack apart. `BadInput` if it is torn, `HashMismatch` if a file's bytes are others."""
+    """Return the files of a pack. Raises `BadInput` if it is truncated, `HashMismatch` if bytes and digest differ."""
     view, at = memoryview(pack), 0
 
     def read(count: int) -> bytes:
@@ -131,31 +128,31 @@ def read_pack(pack: bytes) -> Iterator[tuple[Digest, bytes]]:
 
 
 def read_frames(
-    read: Callable[[int], bytes], *, wanted: frozenset[str] | None = None
+    read: Callable[[int], bytes], *, requested: frozenset[str] | None = None
 ) -> Iterator[tuple[Digest, bytes]]:
-    """Take frames apart as they come. `read` gives at most so many bytes, and nothing only at the end.
+    """Yield the files of frames as they arrive. `read` returns at most so many bytes, and b"" only at the end.
 
-    With `wanted`, a file that was not asked for, or comes twice, is refused.
+    With `requested`, a file that is not among them, or arrives twice, is refused.
     """
-    left = None if wanted is None else set(wanted)
+    left = None if requested is None else set(requested)
     for count in range(MOST_DIGESTS + 1):
         start = _exactly(read, HEAD_BYTES, may_end=True)
         if not start:
             return
         if count == MOST_DIGESTS:
-            raise BadInput(f"a pack of more than {MOST_DIGESTS} files")
+            raise BadInput(f"pack has more than {MOST_DIGESTS} files")
         digest, size_bytes = Digest(start[:_DIGEST_BYTES].hex()), int.from_bytes(start[_DIGEST_BYTES:], "big")
         if size_bytes > PACKED_BYTES:
-            raise BadInput(f"a file of {size_bytes} bytes in a pack: {PACKED_BYTES} are the most")
+            raise BadInput(f"pack has a file of {size_bytes} bytes; the limit is {PACKED_BYTES}")
         if left is not None:
             if digest not in left:
-                raise BadInput(f"a pack has file {digest[:12]}, which nobody asked for")
+                raise BadInput(f"pack has file {digest[:12]}, which was not requested")
             left.discard(digest)
         data = _exactly(read, size_bytes)
         if (found := digest_bytes(data)) != digest:
             raise HashMismatch(
-                f"file {digest[:12]} of a pack has other bytes (sha256 {found[:12]})",
-                hint="send it again; nothing was kept",
+                f"file {digest[:12]} of a pack has sha256 {found[:12]}",
+                hint="send the pack again; nothing of this file was stored",
                 expected=digest,
                 found=found,
             )
@@ -163,7 +160,7 @@ def read_frames(
 
 
 def in_packs(files: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
-    """Part small files (digest, size) into packs, in their order."""
+    """Group small files (digest, size) into packs, in their order."""
     pack: list[str] = []
     packed_bytes = 0
     for digest, size_bytes in files:
@@ -184,6 +181,6 @@ def _exactly(read: Callable[[int], bytes], count: int, *, may_end: bool = False)
         if not more:
             if may_end and not data:
                 return b""
-            raise BadInput("a pack ends in the middle of a file")
+            raise BadInput("pack is truncated in the middle of a file")
         data += more
     return data

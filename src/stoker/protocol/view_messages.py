@@ -1,7 +1,7 @@
-"""What people and their programs see: jobs, attempts, events, machines, status, explanations.
+"""Views of jobs, attempts, events, machines, status and explanations.
 
-All of it is somebody's word: a submitter's, a worker's, a coordinator's. What is shown as part of a line is made safe
-to show as it is read, and numbers that no honest side says are no answer.
+All of it is untrusted text of a submitter, a worker or a coordinator. Text that is shown in a line is made safe when it
+is read, and numbers out of range are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_COUNT = 1 << 100
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        message = "no time that can be"
+        message = "not a finite time"
         raise ValueError(message)
     return value
 
@@ -32,16 +32,16 @@ def _known(value: float) -> float | None:
 
 def _usable(value: int) -> int:
     if abs(value) > _MOST_COUNT:
-        message = "a number beyond all use"
+        message = "number out of range"
         raise ValueError(message)
     return value
 
 
 Line = Annotated[str, AfterValidator(outside)]
-"""Part of a line: nothing in it breaks the line, and no terminal obeys it."""
+"""Part of a line: without line breaks and control codes."""
 Seconds = Annotated[float, AfterValidator(_finite)]
 Guess = Annotated[float, AfterValidator(_known)]
-"""Seconds that were estimated or told by somebody: beyond all numbers means that nobody knows."""
+"""Estimated or reported seconds; a non-finite number means unknown."""
 ViewCount = Annotated[int, AfterValidator(_usable)]
 State = Annotated[str, AfterValidator(lambda value: JobState(value).value)]
 
@@ -60,9 +60,9 @@ class JobView(WireMessage):
     priority: ViewCount
     epoch: ViewCount
     attempt: ViewCount
-    """How many grants it had."""
+    """Number of grants so far."""
     machine: Line = ""
-    """Where it runs, or ran last."""
+    """The machine on which it runs, or ran last."""
     devices: tuple[Line, ...] = ()
     submitter: Line = ""
     submitted_s: Seconds
@@ -74,13 +74,13 @@ class JobView(WireMessage):
     metrics: dict[Line, float] = {}
     says: str = ""
     why: str = ""
-    """Of a pending job, what it waits for; of a failed one, its cause and message."""
+    """Why a pending job waits, or cause and message of a failed one."""
     result: Line = ""
     """The bundle's tree digest."""
 
 
 class AttemptView(WireMessage):
-    """One try at a job."""
+    """One attempt of a job."""
 
     number: ViewCount
     epoch: ViewCount
@@ -98,7 +98,7 @@ class AttemptView(WireMessage):
     hint: str = ""
     exit_code: ViewCount | None = None
     facts: dict[str, Any] = {}
-    """Of one that completed, where it ran: interpreter and packages, devices, peaks."""
+    """Of a completed attempt: interpreter and packages, devices, peaks."""
 
 
 class JobDetails(WireMessage):
@@ -111,16 +111,16 @@ class JobDetails(WireMessage):
     folder: str = ""
     project: str = ""
     code_tree: str = ""
-    """What a program runs in a copy of; empty: it runs in the folder itself."""
+    """The tree in a copy of which a program runs; empty: it runs in the folder itself."""
     commit: str = ""
     inputs: tuple[dict[str, Any], ...] = ()
-    """Data that was ordered: `wire.orders.JobInput`, one by one."""
+    """Its data: a `core.job.JobInput` each."""
     environment: tuple[dict[str, Any], ...] = ()
-    """Ways to its interpreter that were ordered: `wire.orders.EnvironmentChoice`, one by one."""
+    """Its environments: a `core.job.EnvironmentChoice` each."""
     after: tuple[Line, ...] = ()
     attempts: tuple[AttemptView, ...] = ()
     counts: dict[Line, ViewCount] = {}
-    """Attempts by cause, as they count against budgets."""
+    """Attempts by cause, as charged to the retry budgets."""
     events: tuple[dict[str, Any], ...] = ()
     """The newest, oldest first."""
     bundle: dict[str, Any] = {}
@@ -132,13 +132,13 @@ class JobPage(WireMessage):
 
     jobs: tuple[JobView, ...]
     next: str = ""
-    """Hand this back for the page after; empty: that was the last."""
+    """Cursor of the next page; empty: this is the last."""
     total: ViewCount | None = None
-    """How many there are, where a counter knows it."""
+    """Number of all jobs, if a counter has it."""
 
 
 class SymptomView(WireMessage):
-    """Something that is wrong with a machine or one of its devices."""
+    """A problem of a machine or one of its devices."""
 
     machine: Line
     device: Line = ""
@@ -146,7 +146,7 @@ class SymptomView(WireMessage):
     since_s: Seconds
     message: Line = ""
     hint: Line = ""
-    """The command that helps."""
+    """The command to run."""
 
 
 class MachineView(WireMessage):
@@ -165,27 +165,27 @@ class MachineView(WireMessage):
     jobs: tuple[Line, ...] = ()
     cores: ViewCount | None = None
     ram_bytes: ViewCount | None = None
-    """What it offers: the smaller of what was found and what was declared; nothing where nobody knows."""
+    """The smaller of detected and declared; None: unknown."""
     devices: tuple[dict[str, Any], ...] = ()
     capability: dict[str, Any] = {}
     drift: tuple[Line, ...] = ()
     environments: dict[str, Any] = {}
-    """What it says of Python environments: `wire.leasing.Holdings`, without its trees."""
+    """Its Python environments: `MachineInventory` without its trees."""
     trees: ViewCount = 0
-    """How many trees of code and data it has."""
+    """Number of trees of code and data in its cache."""
     symptoms: tuple[SymptomView, ...] = ()
     report: dict[str, Any] = {}
-    """What its worker last found out: `at_s`, `offset_s` (its clock less ours), `version`, `protocol`, `findings`."""
+    """The last report of its worker: `at_s`, `offset_s` (its clock less ours), `version`, `protocol`, `findings`."""
     is_skewed: bool = False
-    """Its program is another version than the coordinator's."""
+    """Its version of Stoker differs from the coordinator's."""
     ends_s: Seconds | None = None
-    """When it goes away, as its worker announced; nothing: no end is known."""
+    """When it leaves, as announced by its worker; None: no end is known."""
     certificate_until_s: Seconds | None = None
-    """Of a machine that joined: when its certificate ends, unless it is renewed."""
+    """Of a machine that joined: when its certificate expires unless renewed."""
 
 
 class FleetStatus(WireMessage):
-    """The whole fleet in one look."""
+    """The state of the whole fleet."""
 
     version: Line
     protocol: ViewCount
@@ -193,34 +193,34 @@ class FleetStatus(WireMessage):
     started_s: Seconds
     server_s: Seconds
     database: Line
-    """Its sort and place, without secrets."""
+    """Its kind and address, without secrets."""
     jobs: dict[Line, ViewCount]
     """By state."""
     machines: dict[Line, ViewCount]
     lease_s: Seconds
     heartbeat_s: Seconds
     settling_s: Seconds = 0.0
-    """How much longer nothing expires, after a start."""
+    """Time left after a start in which no lease expires."""
     symptoms: tuple[SymptomView, ...] = ()
 
 
 class ExpectedView(WireMessage):
-    """Where and when the scheduler is expected to start a waiting job."""
+    """Where and when the scheduler is expected to start a pending job."""
 
     machine: Line = ""
-    """Empty: the start is further away than the forecast goes."""
+    """Empty: the start is beyond the forecast's horizon."""
     devices: tuple[Line, ...] = ()
     starts_s: Guess | None = None
-    """`None`: a job before it has no estimate."""
+    """`None`: a job ahead of it has no estimate."""
     ends_s: Guess | None = None
     not_before_s: Guess | None = None
-    """Of a start that is further away: the time that the forecast reached."""
+    """Of a start beyond the horizon: the horizon."""
     why: Line = ""
-    """What decides that it is this job's turn: `oldest`, `longest_first`, `base_is_here`."""
+    """Why this job is next: `oldest`, `longest_first`, `base_is_here`."""
 
 
 class HeldBackView(WireMessage):
-    """A machine that has room for a waiting job now, and why the job does not start there."""
+    """A machine with free capacity for a pending job, and why the job does not start there."""
 
     machine: Line
     reason: Line
@@ -231,13 +231,13 @@ class HeldBackView(WireMessage):
 
 
 class ShareOfUser(WireMessage):
-    """How a user stands beside the others with running or ready jobs."""
+    """A user's share among all users with running or ready jobs."""
 
     user: Line
     share: Guess | None = None
     """Of the recent usage of these users."""
     fair_share: Guess | None = None
-    """What the weights give."""
+    """By the weights."""
     usage_s: Guess | None = None
     """In seconds of the whole fleet; usage of a day ago counts half."""
     jobs: ViewCount
@@ -245,73 +245,73 @@ class ShareOfUser(WireMessage):
 
 
 class ScheduleView(WireMessage):
-    """The state of the scheduler, to simulate what comes."""
+    """The state of the scheduler, as input of a simulation."""
 
     schedule: dict[str, Any]
     """`scheduler.snapshot.Snapshot.to_dict()`."""
     names: dict[Line, Line] = {}
     """The names of the first ready jobs, by their number in the schedule."""
     blocked: ViewCount = 0
-    """Pending jobs that are not ready: they wait for another job, or for their next try."""
+    """Pending jobs that are not ready: they wait for another job or for a retry time."""
 
 
 class JobExplanation(WireMessage):
-    """Why a job is where it is."""
+    """Why a job is in its state."""
 
     job: JobView
     verdict: Line
-    """One line: `waits, 1st in line`, `runs on desk`, `never on this fleet: …`."""
+    """One line: `pending, queue position 1`, `runs on desk`, `never on this fleet: …`."""
     never: Line = ""
-    """Of a pending job: why no machine that is known now could take it, were it idle; empty if one could."""
+    """Of a pending job: why no known machine could run it even when idle; empty if one could."""
     after: dict[Line, Line] = {}
-    """Of a pending job: the jobs that have to complete first and have not, by name, with their states."""
+    """Of a pending job: uncompleted jobs that it depends on, by name, with their states."""
     together: tuple[Line, ...] = ()
-    """Jobs that run in one process with it, or would if it started now: they share its base."""
+    """Jobs that share its process and base model, or would if it started now."""
     place_in_line: ViewCount | None = None
     ahead: ViewCount | None = None
     starts_s: Guess | None = None
-    """When it may start, from measured durations; nothing if nobody knows."""
+    """Estimated start, from measured durations; None: unknown."""
     based_on: Line = ""
-    """What that is an estimate from: `median of 12 runs of tabular/gbt`."""
+    """Source of the estimate: `median of 12 runs of tabular/gbt`."""
     machines: tuple[dict[str, Any], ...] = ()
-    """One row per node: `NodeVerdict.to_dict()` and what holds it now, until when."""
+    """One row per node: `NodeVerdict.to_dict()`, the leases on it, and until when."""
     changes: tuple[Line, ...] = ()
-    """What would let it start now."""
+    """Changes that would let it start now."""
     declines: tuple[dict[str, Any], ...] = ()
     expected: ExpectedView | None = None
-    """Of a job that waits: where and when it starts, by a forecast of the scheduler."""
+    """Of a pending job: where and when it starts, by the scheduler's forecast."""
     held_back: tuple[HeldBackView, ...] = ()
-    """Of a job that waits: machines with room for it, and why it does not start there."""
+    """Of a pending job: machines with free capacity for it, and why it does not start there."""
     share: ShareOfUser | None = None
     """Of the job's submitter."""
     chosen: Line = ""
-    """Of a job that has a machine: why it was granted to that one."""
+    """Of a granted job: why it was granted to its machine."""
 
 
-# What a prune of the fleet's results is asked, and what it would do or did.
+# Pruning of the fleet's results: request and response.
 
 RetentionSeconds = Annotated[float, Field(ge=0, le=1e10)]
 MOST_LISTED = 1000
-"""Results that an answer names; the others are counted."""
+"""Results that a response lists; the others are counted."""
 
 
 class PruneRequest(StrictRequest):
-    """Which results and logs may go; without `is_wanted` nothing does, and the answer says what would."""
+    """Which results and logs to delete; without `is_wanted` it is a dry run."""
 
     keep_last: Annotated[int, Field(ge=0, le=1_000_000)] = 1
-    """Of each job, so many of its newest results stay."""
+    """Number of newest results to keep per job."""
     older_than_s: RetentionSeconds | None = None
     max_bytes: Bytes | None = None
-    """Of all results together; to come to it the oldest go, a job's newest last."""
+    """Limit for all results together; the oldest are deleted, a job's newest last."""
     logs_older_than_s: RetentionSeconds | None = None
     trees_unused_s: RetentionSeconds | None = None
-    """Code and data that no waiting or running job needs, and that nobody wanted for so long; usually a week."""
+    """Delete code and data that no live job needs and that were not requested for so long (default: 7d)."""
     is_wanted: bool = False
     by: Annotated[str, Field(max_length=200)] = ""
 
 
 class PrunedResult(WireMessage):
-    """One result that goes."""
+    """One deleted result."""
 
     job: Line
     name: Line
@@ -319,13 +319,13 @@ class PrunedResult(WireMessage):
     archive_sha256: Line
     size_bytes: ViewCount
     freed_bytes: ViewCount
-    """Nothing, where another result has the same bytes."""
+    """0 if another result has the same bytes."""
     at_s: float
     why: Line
 
 
 class PruneView(WireMessage):
-    """What goes, or went."""
+    """What was deleted, or would be."""
 
     is_done: bool
     results: tuple[PrunedResult, ...] = ()
@@ -334,25 +334,23 @@ class PruneView(WireMessage):
     """Of all results."""
     after_bytes: ViewCount = 0
     kept: dict[Line, ViewCount] = {}
-    """Why some stay although it is their turn."""
+    """Results kept, by reason."""
     logs: ViewCount = 0
-    """Attempts whose files go."""
+    """Attempts whose files are deleted."""
     log_bytes: ViewCount = 0
     orphans: ViewCount = 0
-    """Archives that nothing names: of attempts that were lost, of checkpoints that were overtaken."""
+    """Unreferenced archives: of lost attempts and superseded checkpoints."""
     orphan_bytes: ViewCount = 0
     uploads: ViewCount = 0
     trees: ViewCount = 0
-    """Of code and data, that no job needs any more."""
+    """Of code and data that no job needs."""
     tree_bytes: ViewCount = 0
     freed_bytes: ViewCount = 0
     stuck: tuple[Line, ...] = ()
-    """What could not be removed, and why."""
+    """What could not be deleted, and why."""
 
 
-# Small questions and answers that are neither an order nor a lease: about jobs, machines, files and uploads.
-#
-# Bodies of people's requests refuse unknown fields; answers pass over them.
+# Requests and responses about jobs, machines, files and uploads.
 
 MOST_FILE_BYTES = 8 * 1024 * 1024
 """In one piece of a mirrored file, and of an upload."""
@@ -360,34 +358,34 @@ MOST_FILE_BYTES = 8 * 1024 * 1024
 MOST_NAMED_JOBS = 10_000
 """In one request that names them one by one."""
 
-NOTHING_GIVEN = "nothing is given to read: the coordinator was started without --cluster and --manifest"
-"""What reading again says where there is no file."""
+NOTHING_GIVEN = "nothing to reload: the coordinator was started without --cluster and --manifest"
+"""The error of a reload without a file."""
 
 By = Annotated[str, Field(max_length=200)]
 
 
 class JobRequest(StrictRequest):
-    """Cancel, requeue, pin or unpin a job; who wants it is recorded."""
+    """Cancel, requeue, pin or unpin a job; `by` is recorded."""
 
     by: By = ""
 
 
 class PriorityRequest(StrictRequest):
-    """Put a job elsewhere in the line."""
+    """Change a job's priority."""
 
     priority: Priority
     by: By = ""
 
 
 class JobsRequest(JobRequest):
-    """Cancel or requeue many jobs in one go: the points of a sweep."""
+    """Cancel or requeue many jobs, such as the points of a sweep."""
 
     jobs: Annotated[tuple[JobId, ...], Field(min_length=1, max_length=MOST_NAMED_JOBS)]
-    """Whole ids. One that nobody knows refuses them all."""
+    """Whole ids. If one is unknown, all are refused."""
 
 
 class JobsPriorityRequest(PriorityRequest):
-    """Put many jobs elsewhere in the line, in one go."""
+    """Change the priority of many jobs."""
 
     jobs: Annotated[tuple[JobId, ...], Field(min_length=1, max_length=MOST_NAMED_JOBS)]
 
@@ -405,7 +403,7 @@ class MachineRequest(StrictRequest):
 
 
 class DoneView(WireMessage):
-    """What an operator's request did, job by job or machine by machine."""
+    """What an operator's request changed, job by job or machine by machine."""
 
     changed: tuple[Line, ...] = ()
     notes: tuple[Line, ...] = ()
@@ -413,7 +411,7 @@ class DoneView(WireMessage):
 
 
 class MachineList(WireMessage):
-    """Every machine that the coordinator knows, by name."""
+    """All machines, by name."""
 
     machines: tuple[MachineView, ...] = ()
 
@@ -423,7 +421,7 @@ class EventPage(WireMessage):
 
     events: tuple[dict[str, Any], ...] = ()
     next: int = 0
-    """Hand this back as `after` for what follows."""
+    """Pass it as `after` for the next page."""
 
 
 class FileView(WireMessage):
@@ -434,22 +432,22 @@ class FileView(WireMessage):
 
 
 class FileList(WireMessage):
-    """What is mirrored of one attempt's folder."""
+    """The mirrored files of an attempt's folder."""
 
     attempt: int
     files: tuple[FileView, ...] = ()
     is_over: bool = False
-    """The attempt has ended: nothing will be added."""
+    """The attempt has ended; no bytes follow."""
 
 
 class FileOffset(WireMessage):
-    """How much of a mirrored file, or of an upload, lies with the coordinator."""
+    """How many bytes of a mirrored file or an upload the coordinator has."""
 
     offset: int
 
 
 class UploadRequest(StrictRequest):
-    """Bytes on their way to the coordinator's store, under their digest."""
+    """Start an upload of bytes to the coordinator's store, under their digest."""
 
     digest: JobId
     """SHA-256 of the bytes."""
@@ -457,12 +455,12 @@ class UploadRequest(StrictRequest):
 
 
 class UploadResponse(WireMessage):
-    """Where an upload goes on."""
+    """Where an upload continues."""
 
     id: str
     offset: int = 0
     is_known: bool = False
-    """The bytes lie there already: there is nothing to send."""
+    """The bytes are stored already; nothing to send."""
 
 
 class LeaderRow(WireMessage):
@@ -488,4 +486,4 @@ class Leaderboard(WireMessage):
     is_lower_better: bool = False
     rows: tuple[LeaderRow, ...] = ()
     metrics: tuple[Line, ...] = ()
-    """Which ones could be asked for."""
+    """Available metrics."""

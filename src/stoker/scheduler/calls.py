@@ -1,4 +1,4 @@
-"""Machines that asked and got nothing, and when they are called to ask again. Nobody polls.
+"""Machines whose claim got no grant, and when they are called to claim again. No machine polls.
 
 A machine that is held back is parked. It is called when what it was refused for may have ended: a job came that fits
 it, one of its own ended, its patience is over, a machine that was better has asked. Refusals that hold for all machines
@@ -12,14 +12,13 @@ from collections import deque
 from heapq import heappop, heappush
 
 from stoker.scheduler.fit import is_wished
-from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.leases import OutstandingWork
 from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
 from stoker.scheduler.node_tables import NodeTable, NodeTables, preference
-from stoker.scheduler.ready_queue import ReadyQueue
+from stoker.scheduler.ready_queue import JobType, JobTypes, ReadyQueue
 
 ANSWER_S = 5.0
-"""A machine that was called and has not asked by then is not counted on until it asks."""
+"""A machine that was called and has not claimed by then is ignored until its next claim."""
 ASK_AGAIN_EVERY = 2000
 """After so many grants all machines that were refused something are asked again: amounts have changed."""
 ROUNDING_S = 1e-6
@@ -33,7 +32,7 @@ _LOOKED_AT = 64
 
 
 class WaitingMachines:
-    """All machines that wait."""
+    """All machines whose claim got no grant."""
 
     def __init__(
         self, types: JobTypes, tables: NodeTables, machines: MachineIndex, ready: ReadyQueue, work: OutstandingWork
@@ -128,7 +127,7 @@ class WaitingMachines:
         return self._refused.get(number, 0)
 
     def hear(self, machine: MatchableMachine) -> None:
-        """Note that a machine asks: it waits no more, and others no more for it."""
+        """Note a machine's claim: it waits no more, and jobs no more for it."""
         if machine.is_parked:
             self.unpark(machine)
         if machine.is_silent:
@@ -213,7 +212,7 @@ class WaitingMachines:
         return True
 
     def call(self, machine: MatchableMachine, now_s: float) -> None:
-        """Let a machine ask again."""
+        """Call a machine to claim again."""
         if machine.is_parked and not machine.is_called:
             machine.is_called = True
             machine.called_s = now_s
@@ -265,7 +264,7 @@ class WaitingMachines:
 
     @property
     def next_s(self) -> float | None:
-        """When `due` has to be asked next if nothing happens before."""
+        """When `due` is due next if nothing happens before."""
         if self._unanswered:
             self._drop_answered()
         unanswered_s = self._unanswered[0][0] + ANSWER_S if self._unanswered else None
@@ -277,7 +276,7 @@ class WaitingMachines:
         return min(unanswered_s, timer_s)
 
     def due(self, now_s: float) -> list[str]:
-        """Return machines that should ask now: what they were refused for may have ended."""
+        """Return machines that should claim now: the reason of their refusal may have ended."""
         ready = self._ready
         if ready.bits != self._seen_bits or ready.arrived or self._is_time_to_ask:
             self._note_changes(now_s)
@@ -309,12 +308,12 @@ class WaitingMachines:
             unanswered.popleft()
 
     def _give_up_unanswered(self, now_s: float) -> None:
-        """Count no more on machines that did not answer: others need not wait for them."""
+        """Ignore machines that did not claim after a call: jobs need not wait for them."""
         self._drop_answered()
         while self._unanswered and now_s - self._unanswered[0][0] >= ANSWER_S:
             _, machine = self._unanswered.popleft()
             if machine.name in self._called:
-                # It was not told yet: its time begins now.
+                # It was not called yet: its time begins now.
                 machine.called_s = now_s
                 self._unanswered.append((now_s, machine))
                 self._drop_answered()
@@ -338,7 +337,7 @@ class WaitingMachines:
             self.call(machine, now_s)
 
     def _note_changes(self, now_s: float) -> None:
-        """Find out which reasons may have ended since the last time."""
+        """Find the reasons that may have ended since the last time."""
         ready = self._ready
         if ready.bits != self._seen_bits:
             if self._seen_bits & ~ready.bits and self._served_types() != self._served:

@@ -35,10 +35,10 @@ Place = tuple[CellIndex[Any], Any]
 class NodeCells:
     """A node's pools, which are fixed, and its cells in them, which change."""
 
-    __slots__ = ("alone", "cpu", "gate", "groups", "is_bare", "is_current", "is_shelved", "policy", "seat", "shelved")
+    __slots__ = ("alone", "cpu", "gate", "groups", "is_bare", "is_current", "is_shelved", "policy", "shelved", "usage")
 
-    def __init__(self, seat: NodeUsage, policy: NodePolicy, cpu: CpuPool) -> None:
-        self.seat = seat
+    def __init__(self, usage: NodeUsage, policy: NodePolicy, cpu: CpuPool) -> None:
+        self.usage = usage
         self.policy = policy
         self.cpu = cpu
         self.alone: AlonePool | None = None
@@ -58,7 +58,7 @@ class CellLayout:
 
     def __init__(self) -> None:
         self.known = KnownShapes()
-        self.homes: dict[int, NodeCells] = {}
+        self.node_cells: dict[int, NodeCells] = {}
         self.alone_pools: dict[tuple[NodePolicy, tuple[DeviceKind, ...]], AlonePool] = {}
         self.shared_pools: dict[tuple[NodePolicy, DeviceKind], SharedPool] = {}
         self.cpu_pools: dict[tuple[NodePolicy, bool, bool], CpuPool] = {}
@@ -78,49 +78,49 @@ class CellLayout:
         self._masks.add(shape)
         self._has_learned = True
         for hosts in self.known.learn(shape):
-            for home in [one for one in self.homes.values() if one.seat.node in hosts]:
-                self.leave(home.seat)
-                self.enter(home.seat)
+            for cells in [one for one in self.node_cells.values() if one.usage.node in hosts]:
+                self.leave(cells.usage)
+                self.enter(cells.usage)
 
     def settle(self) -> None:
         """Move every changed node to its cells."""
         if self._has_learned:
             self._recheck()
-        for home in self._unshelved.values():
-            self._shelve(home)
+        for cells in self._unshelved.values():
+            self._shelve(cells)
         self._unshelved.clear()
 
-    def changed(self, home: NodeCells) -> None:
+    def changed(self, cells: NodeCells) -> None:
         """Mark a node after a job started or ended; the next search moves it."""
-        home.is_current = False
-        if home.is_shelved:
-            home.is_shelved = False
-            self._unshelved[home.seat.order] = home
+        cells.is_current = False
+        if cells.is_shelved:
+            cells.is_shelved = False
+            self._unshelved[cells.usage.order] = cells
 
-    def current(self, home: NodeCells) -> NodeCells:
-        """Update what a node admits, if it is out of date; return the same home."""
+    def current(self, cells: NodeCells) -> NodeCells:
+        """Update what a node admits, if it is out of date; return the same cells."""
         if self._has_learned:
             self._recheck()
-        if not home.is_current:
-            home.gate = self._gate(home.seat)
-            home.is_current = True
-        return home
+        if not cells.is_current:
+            cells.gate = self._gate(cells.usage)
+            cells.is_current = True
+        return cells
 
-    def fitting(self, home: NodeCells) -> int:
+    def fitting(self, cells: NodeCells) -> int:
         """Return the shapes of which a job could start on this node now, a bit for each in the order of `learn`."""
-        seat, masks = home.seat, self._masks
-        slots = seat.slots - seat.slots_held
-        if seat.closed or (slots < 1 and not seat.is_slot_per_device):
+        usage, masks = cells.usage, self._masks
+        slots = usage.slots - usage.slots_held
+        if usage.closed or (slots < 1 and not usage.is_slot_per_device):
             return 0
-        if self._has_learned or not home.is_current:
-            self.current(home)
+        if self._has_learned or not cells.is_current:
+            self.current(cells)
         fits = 0
         if slots > 0:
             fits = masks.on_cpu
-            idle = None if home.alone is None else idle_on(home, home.alone, slots)
-            if home.alone is not None and idle is not None:
-                fits |= masks.alone(home.alone, idle)
-        for pool, devices in home.groups:
+            idle = None if cells.alone is None else idle_on(cells, cells.alone, slots)
+            if cells.alone is not None and idle is not None:
+                fits |= masks.alone(cells.alone, idle)
+        for pool, devices in cells.groups:
             kind = pool.kind
             if self.known.is_shared(kind):
                 for device in devices:
@@ -128,34 +128,34 @@ class CellLayout:
                         if device.bits_version != masks.version:
                             self._find_bits(kind, device)
                         fits |= device.bits
-        return fits and fits & masks.admitted(home.policy, home.gate)
+        return fits and fits & masks.admitted(cells.policy, cells.gate)
 
-    def beside(self, home: NodeCells) -> int:
+    def beside(self, cells: NodeCells) -> int:
         """Return those of `fitting` that would be placed beside their base model."""
-        self.current(home)
-        seat, masks = home.seat, self._masks
-        has_slots = seat.slots > seat.slots_held
-        if seat.closed or not (has_slots or seat.is_slot_per_device):
+        self.current(cells)
+        usage, masks = cells.usage, self._masks
+        has_slots = usage.slots > usage.slots_held
+        if usage.closed or not (has_slots or usage.is_slot_per_device):
             return 0
         fits = 0
-        for pool, devices in home.groups:
+        for pool, devices in cells.groups:
             for device in devices:
                 if device.bases and takes_sharers(device, has_slots=has_slots):
                     if device.bits_version != masks.version:
                         self._find_bits(pool.kind, device)
                     fits |= device.beside_bits
-        return fits and fits & masks.admitted(home.policy, home.gate)
+        return fits and fits & masks.admitted(cells.policy, cells.gate)
 
-    def state(self, home: NodeCells) -> Hashable:
+    def state(self, cells: NodeCells) -> Hashable:
         """Return everything that decides which shapes fit a node now."""
-        self.current(home)
-        seat = home.seat
+        self.current(cells)
+        usage = cells.usage
         return (
-            home.policy,
-            home.gate,
-            seat.slots - seat.slots_held,
-            seat.is_slot_per_device,
-            tuple([(pool.kind, tuple(map(self._state, devices))) for pool, devices in home.groups]),
+            cells.policy,
+            cells.gate,
+            usage.slots - usage.slots_held,
+            usage.is_slot_per_device,
+            tuple([(pool.kind, tuple(map(self._state, devices))) for pool, devices in cells.groups]),
         )
 
     def _state(self, device: DeviceUsage) -> Hashable:
@@ -174,77 +174,77 @@ class CellLayout:
         device.bits = beside | masks.shared(kind, room)
         device.bits_version = masks.version
 
-    def enter(self, seat: NodeUsage) -> None:
+    def enter(self, usage: NodeUsage) -> None:
         """Add a node."""
-        hosts = sum(bit for names, bit in self.known.host_lists.items() if seat.node in names)
-        policy = self._policy(seat.allow_jobs, seat.deny_jobs, seat.priority, hosts)
-        home = self.homes[seat.order] = NodeCells(seat, policy, self._cpu_pool(policy, seat))
+        hosts = sum(bit for names, bit in self.known.host_lists.items() if usage.node in names)
+        policy = self._policy(usage.allow_jobs, usage.deny_jobs, usage.priority, hosts)
+        cells = self.node_cells[usage.order] = NodeCells(usage, policy, self._cpu_pool(policy, usage))
         by_kind: dict[DeviceKind, list[DeviceUsage]] = {}
-        for device in seat.devices:
+        for device in usage.devices:
             device.admits = amount_at(self.known.vram_amounts, device.whole_bytes)
             by_kind.setdefault(self._kind(device), []).append(device)
         if by_kind:
-            home.alone = self._alone_pool(policy, tuple(by_kind))
-            home.groups = [(self._shared_pool(policy, kind), devices) for kind, devices in by_kind.items()]
-        self.changed(home)
+            cells.alone = self._alone_pool(policy, tuple(by_kind))
+            cells.groups = [(self._shared_pool(policy, kind), devices) for kind, devices in by_kind.items()]
+        self.changed(cells)
 
-    def copy(self, home: NodeCells, seat: NodeUsage) -> NodeCells:
-        """Return a home for a copy of its node, without adding it."""
-        made = NodeCells(seat, home.policy, home.cpu)
-        made.alone = home.alone
-        for device, copied in zip(home.seat.devices, seat.devices, strict=True):
+    def copy(self, cells: NodeCells, usage: NodeUsage) -> NodeCells:
+        """Return a cells for a copy of its node, without adding it."""
+        made = NodeCells(usage, cells.policy, cells.cpu)
+        made.alone = cells.alone
+        for device, copied in zip(cells.usage.devices, usage.devices, strict=True):
             copied.admits = device.admits
-        if len(home.groups) == 1:
-            made.groups = [(home.groups[0][0], seat.devices)]
+        if len(cells.groups) == 1:
+            made.groups = [(cells.groups[0][0], usage.devices)]
         else:
-            copies = {id(of): copied for of, copied in zip(home.seat.devices, seat.devices, strict=True)}
-            made.groups = [(pool, [copies[id(device)] for device in devices]) for pool, devices in home.groups]
+            copies = {id(of): copied for of, copied in zip(cells.usage.devices, usage.devices, strict=True)}
+            made.groups = [(pool, [copies[id(device)] for device in devices]) for pool, devices in cells.groups]
         return made
 
-    def measured(self, home: NodeCells) -> None:
+    def measured(self, cells: NodeCells) -> None:
         """Mark a node after a measurement changed its capacity."""
-        seat = home.seat
-        home.cpu = self._cpu_pool(home.policy, seat)
-        for device in seat.devices:
+        usage = cells.usage
+        cells.cpu = self._cpu_pool(cells.policy, usage)
+        for device in usage.devices:
             device.admits = amount_at(self.known.vram_amounts, device.whole_bytes)
-        self.changed(home)
+        self.changed(cells)
 
-    def leave(self, seat: NodeUsage) -> None:
+    def leave(self, usage: NodeUsage) -> None:
         """Remove a node."""
-        home = self.homes.pop(seat.order)
-        gate, places = home.shelved
+        cells = self.node_cells.pop(usage.order)
+        gate, places = cells.shelved
         for index, at in places:
-            index.remove(at, gate, seat.order)
-        self._unshelved.pop(seat.order, None)
+            index.remove(at, gate, usage.order)
+        self._unshelved.pop(usage.order, None)
 
     def _recheck(self) -> None:
         """Mark the nodes whose cells change because of shapes learned since."""
         self._has_learned = False
         amounts = self.known.vram_amounts
-        for home in self.homes.values():
-            is_other = home.is_bare or self._gate(home.seat) != home.gate
-            for device in home.seat.devices:
+        for cells in self.node_cells.values():
+            is_other = cells.is_bare or self._gate(cells.usage) != cells.gate
+            for device in cells.usage.devices:
                 admits = amount_at(amounts, device.whole_bytes)
                 is_other |= admits != device.admits
                 device.admits = admits
             if is_other:
-                self.changed(home)
+                self.changed(cells)
 
-    def _gate(self, seat: NodeUsage) -> Gate:
+    def _gate(self, usage: NodeUsage) -> Gate:
         # As `ram_left` and `cores_left`; the smallest amount is 0. It is asked for every decision.
         ram, cores = self.known.ram_amounts, self.known.core_amounts
-        ram_bytes = inf if seat.ram_bytes is None else seat.ram_bytes - seat.ram_held_bytes
-        cores_left = inf if seat.cores is None else seat.cores - seat.cores_held
+        ram_bytes = inf if usage.ram_bytes is None else usage.ram_bytes - usage.ram_held_bytes
+        cores_left = inf if usage.cores is None else usage.cores - usage.cores_held
         return (
             ram[bisect_right(ram, ram_bytes) - 1] if ram_bytes > 0 else 0,
             cores[bisect_right(cores, cores_left) - 1] if cores_left > 0 else 0,
         )
 
-    def _shelve(self, home: NodeCells) -> None:
-        self.current(home)
-        order = home.seat.order
-        gate, places = home.gate, [] if home.seat.closed or home.seat.is_hidden else self._places(home)
-        old_gate, old_places = home.shelved
+    def _shelve(self, cells: NodeCells) -> None:
+        self.current(cells)
+        order = cells.usage.order
+        gate, places = cells.gate, [] if cells.usage.closed or cells.usage.is_hidden else self._places(cells)
+        old_gate, old_places = cells.shelved
         gone, come = old_places, places
         if gate == old_gate:
             # Cells that stay the same are not touched.
@@ -254,36 +254,36 @@ class CellLayout:
             index.remove(at, old_gate, order)
         for index, at in come:
             index.add(at, gate, order)
-        home.shelved = gate, places
-        home.is_shelved = True
+        cells.shelved = gate, places
+        cells.is_shelved = True
 
-    def _places(self, home: NodeCells) -> list[Place]:
-        seat, masks = home.seat, self._masks
-        slots = seat.slots - seat.slots_held
-        admitted = masks.admitted(home.policy, home.gate)
+    def _places(self, cells: NodeCells) -> list[Place]:
+        usage, masks = cells.usage, self._masks
+        slots = usage.slots - usage.slots_held
+        admitted = masks.admitted(cells.policy, cells.gate)
         places: list[Place] = []
-        home.is_bare = False
+        cells.is_bare = False
         if slots > 0:
             if masks.on_cpu & admitted:
-                places.append((home.cpu.left.at(seat.jobs), slices_left(seat) or 0.0))
+                places.append((cells.cpu.left.at(usage.jobs), slices_left(usage) or 0.0))
             else:
-                home.is_bare = True
-            idle = None if home.alone is None else idle_on(home, home.alone, slots)
-            if home.alone is not None and idle is not None:
-                if masks.alone(home.alone, idle) & admitted:
-                    places.append((home.alone.nodes, idle))
+                cells.is_bare = True
+            idle = None if cells.alone is None else idle_on(cells, cells.alone, slots)
+            if cells.alone is not None and idle is not None:
+                if masks.alone(cells.alone, idle) & admitted:
+                    places.append((cells.alone.nodes, idle))
                 else:
-                    home.is_bare = True
-        if slots > 0 or seat.is_slot_per_device:
-            for pool, devices in home.groups:
+                    cells.is_bare = True
+        if slots > 0 or usage.is_slot_per_device:
+            for pool, devices in cells.groups:
                 if self.known.is_shared(pool.kind):
-                    places += self._shared_places(home, pool, devices, admitted, has_slots=slots > 0)
+                    places += self._shared_places(cells, pool, devices, admitted, has_slots=slots > 0)
                 else:
-                    home.is_bare = True
+                    cells.is_bare = True
         return places
 
     def _shared_places(
-        self, home: NodeCells, pool: SharedPool, devices: list[DeviceUsage], admitted: int, *, has_slots: bool
+        self, cells: NodeCells, pool: SharedPool, devices: list[DeviceUsage], admitted: int, *, has_slots: bool
     ) -> Iterable[Place]:
         kind, masks = pool.kind, self._masks
         # Equal devices of one node are there once.
@@ -295,12 +295,12 @@ class CellLayout:
             if masks.shared(kind, room) & admitted:
                 found[pool.room.at(device.jobs), room] = None
             else:
-                home.is_bare = True
+                cells.is_bare = True
             for base in device.bases:
                 if masks.beside(kind, base, room) & admitted:
                     found[pool.beside_base(base).at(device.jobs), room] = None
                 else:
-                    home.is_bare = True
+                    cells.is_bare = True
         return found
 
     def _policy(self, *fields: Any) -> NodePolicy:
@@ -328,24 +328,24 @@ class CellLayout:
             pool = self.shared_pools[policy, kind] = SharedPool(policy, kind)
         return pool
 
-    def _cpu_pool(self, policy: NodePolicy, seat: NodeUsage) -> CpuPool:
-        has_devices = bool(seat.devices)
-        is_known = seat.ram_bytes is not None or seat.cores is not None
+    def _cpu_pool(self, policy: NodePolicy, usage: NodeUsage) -> CpuPool:
+        has_devices = bool(usage.devices)
+        is_known = usage.ram_bytes is not None or usage.cores is not None
         pool = self.cpu_pools.get((policy, has_devices, is_known))
         if pool is None:
             pool = CpuPool(policy, has_devices=has_devices, is_known=is_known)
             self.cpu_pools[policy, has_devices, is_known] = pool
         if is_known:
             whole = slices_of(
-                inf if seat.ram_bytes is None else seat.ram_bytes, inf if seat.cores is None else seat.cores
+                inf if usage.ram_bytes is None else usage.ram_bytes, inf if usage.cores is None else usage.cores
             )
             pool.most_slices = max(pool.most_slices, whole or 0.0)
         return pool
 
 
-def idle_on(home: NodeCells, pool: AlonePool, slots: int) -> IdleDevices | None:
+def idle_on(cells: NodeCells, pool: AlonePool, slots: int) -> IdleDevices | None:
     """Return the idle devices of a node with this many free slots; `None` if there are none."""
-    groups = home.groups
+    groups = cells.groups
     if len(groups) == 1:
         amounts: Amounts = (_idle_amounts(groups[0][1]),)
         count = len(amounts[0])
@@ -354,7 +354,7 @@ def idle_on(home: NodeCells, pool: AlonePool, slots: int) -> IdleDevices | None:
         count = sum(map(len, amounts))
     if not count:
         return None
-    return pool.idle(amounts, min(count, slots) if home.seat.is_slot_per_device else count)
+    return pool.idle(amounts, min(count, slots) if cells.usage.is_slot_per_device else count)
 
 
 def takes_sharers(device: DeviceUsage, *, has_slots: bool) -> bool:

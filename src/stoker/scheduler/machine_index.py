@@ -16,10 +16,10 @@ from stoker.core.errors import InternalError
 from stoker.core.frozen import changed
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, idle, likeness
-from stoker.scheduler.job_types import JobType, JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.node_tables import NodeTable, NodeTables
 from stoker.scheduler.offers import MeasuredNode, NodeOffer, Sharing
+from stoker.scheduler.ready_queue import JobType, JobTypes
 
 _RAM_STEP_BYTES = 64 * MIB
 """RAM that other programs hold changes by less all the time."""
@@ -65,10 +65,38 @@ class MatchableMachine:
     """One machine."""
 
     __slots__ = (
-        "again_s", "asked_stamp", "beside_kept", "busy_until_s", "called_s", "closed", "deferred", "drift", "empty",
-        "ends_s", "ever", "ever_version", "fits", "fits_version", "free_bytes", "is_called", "is_counted",
-        "is_doubted", "is_parked", "is_silent", "kept", "leases", "name", "offer", "refused", "reserved",
-        "seen_bytes", "shares", "speed", "speeds", "table", "told",
+        "again_s",
+        "asked_stamp",
+        "beside_kept",
+        "busy_until_s",
+        "called_s",
+        "closed",
+        "closed_by_worker",
+        "deferred",
+        "drift",
+        "empty",
+        "ends_s",
+        "ever",
+        "ever_version",
+        "fits",
+        "fits_version",
+        "free_bytes",
+        "is_called",
+        "is_counted",
+        "is_doubted",
+        "is_parked",
+        "is_silent",
+        "kept",
+        "leases",
+        "name",
+        "offer",
+        "refused",
+        "reserved",
+        "seen_bytes",
+        "shares",
+        "speed",
+        "speeds",
+        "table",
     )  # fmt: skip
 
     empty: NodeUsage | None
@@ -87,13 +115,13 @@ class MatchableMachine:
         self.drift = drift
         """Where its declaration and what was detected disagree."""
         self.ends_s = ends_s
-        """When it goes away; None: nobody knows of an end."""
+        """When it leaves; None: no end is known."""
         self.table: NodeTable
         self.seen_bytes = room_bytes
         """RAM, as it was measured last: what the machine would admit, and what our jobs were promised then."""
         self.free_bytes = [device.free_bytes for device in offer.devices]
-        self.told: Mapping[str, str] = {}
-        """What the machine itself says is closed, and why; "" is all of it."""
+        self.closed_by_worker: Mapping[str, str] = {}
+        """What its own worker reports as closed, and why; "" is the whole machine."""
         self.closed = offer.closed
         """Why it gets nothing now."""
         self.is_doubted = self.is_silent = False
@@ -145,7 +173,6 @@ class MatchableMachine:
     def measure(self, measured: WorkerMeasurements, held_bytes: int) -> bool:
         """Take in what its worker measured while its jobs were promised so much RAM; return whether that is news."""
         seen_bytes, free_bytes = self.seen_bytes, self.free_bytes
-        told = measured.closed
         room_bytes = measured.ram_available_bytes if measured.ram_room_bytes is None else measured.ram_room_bytes
         if room_bytes is not None:
             # Our own jobs have their part already.
@@ -155,16 +182,16 @@ class MatchableMachine:
                 _clamped(measured.free_bytes.get(device.uuid, known), device.total_bytes)
                 for device, known in zip(self.offer.devices, free_bytes, strict=True)
             ]
-        if seen_bytes == self.seen_bytes and free_bytes == self.free_bytes and told == self.told:
+        if seen_bytes == self.seen_bytes and free_bytes == self.free_bytes and measured.closed == self.closed_by_worker:
             return False
         self.seen_bytes, self.free_bytes = seen_bytes, free_bytes
-        self.hear(told)
+        self.set_closed_by_worker(measured.closed)
         return True
 
-    def hear(self, told: Mapping[str, str]) -> None:
-        """Take in what the machine itself says is closed."""
-        self.told = told
-        self.closed = self.offer.closed or told.get("", "")
+    def set_closed_by_worker(self, closed: Mapping[str, str]) -> None:
+        """Set what the machine's own worker reports as closed."""
+        self.closed_by_worker = closed
+        self.closed = self.offer.closed or closed.get("", "")
 
     def measured(self) -> MeasuredNode:
         """Return what was measured: of RAM the smaller of what it has and what was seen."""
@@ -174,7 +201,7 @@ class MatchableMachine:
             self.closed,
             tuple(
                 [
-                    (free_bytes, device.closed or self.told.get(device.uuid, ""))
+                    (free_bytes, device.closed or self.closed_by_worker.get(device.uuid, ""))
                     for device, free_bytes in zip(self.offer.devices, self.free_bytes, strict=True)
                 ]
             ),
@@ -231,7 +258,7 @@ class MachineIndex:
             self._uncount(known)
             machine.is_doubted, machine.is_silent = known.is_doubted, known.is_silent
             machine.kept = known.kept
-            machine.hear(known.told)
+            machine.set_closed_by_worker(known.closed_by_worker)
             self._add_totals(known, -1)
         machine.leases = leases
         machine.busy_until_s = _last_end_s(leases)
@@ -318,7 +345,7 @@ class MachineIndex:
                 if self.fits(machine) & bit:
                     return now_s
                 if not machine.leases:
-                    # Other programs are in the way, and nobody knows for how long.
+                    # Other programs use it, for an unknown time.
                     continue
                 of_machine = max if part > _HALF else min
                 found_s = min(found_s, of_machine([lease.until_s for lease in machine.leases]))

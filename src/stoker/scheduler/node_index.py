@@ -205,22 +205,22 @@ def best_node(routes: ShapeRoutes, layout: CellLayout) -> int | None:
     return None if found is None else found[1]
 
 
-def choose_on(routes: ShapeRoutes, home: NodeCells, layout: CellLayout) -> Placement | None:
+def choose_on(routes: ShapeRoutes, cells: NodeCells, layout: CellLayout) -> Placement | None:
     """Return what `fit.choose` returns for this shape and node, faster."""
     shape = routes.shape
-    ram, cores = home.gate
-    if ram < shape.ram_bytes or cores < shape.cores or home.seat.closed:
+    ram, cores = cells.gate
+    if ram < shape.ram_bytes or cores < shape.cores or cells.usage.closed:
         return None
-    if len(home.groups) > 1:
-        return choose(shape, home.seat)
-    ranks = routes.ranks(home.policy, layout.known.host_lists)
+    if len(cells.groups) > 1:
+        return choose(shape, cells.usage)
+    ranks = routes.ranks(cells.policy, layout.known.host_lists)
     if ranks is None:
         return None
     wish = shape.wish
-    on_devices = _devices_on(routes, home, ranks) if wish is not DevicePreference.NEVER and home.groups else None
+    on_devices = _devices_on(routes, cells, ranks) if wish is not DevicePreference.NEVER and cells.groups else None
     if wish is DevicePreference.REQUIRE or (on_devices is not None and not shape.is_advised_against):
         return on_devices
-    return _cpu_on(routes, home, ranks) or on_devices
+    return _cpu_on(routes, cells, ranks) or on_devices
 
 
 def _plan_routes(routes: ShapeRoutes, layout: CellLayout) -> None:
@@ -303,15 +303,15 @@ def _better(one: Found | None, other: Found | None) -> Found | None:
     return one if one[0] > other[0] else other
 
 
-def _devices_on(routes: ShapeRoutes, home: NodeCells, ranks: ShapeRanks) -> Placement | None:
-    seat = home.seat
-    slots = seat.slots - seat.slots_held
-    pool, devices = home.groups[0]
+def _devices_on(routes: ShapeRoutes, cells: NodeCells, ranks: ShapeRanks) -> Placement | None:
+    usage = cells.usage
+    slots = usage.slots - usage.slots_held
+    pool, devices = cells.groups[0]
     is_shared, score = routes.terms(pool.kind)
     if is_shared:
-        return _shared_on(routes, devices, ranks, slots) if slots > 0 or seat.is_slot_per_device else None
+        return _shared_on(routes, devices, ranks, slots) if slots > 0 or usage.is_slot_per_device else None
     count = routes.shape.device_count
-    if not score or (count > slots if seat.is_slot_per_device else slots < 1):
+    if not score or (count > slots if usage.is_slot_per_device else slots < 1):
         return None
     need = routes.shape.vram_bytes
     chosen: list[DevicePlacement] = []
@@ -343,12 +343,12 @@ def _shared_on(routes: ShapeRoutes, devices: list[DeviceUsage], ranks: ShapeRank
     return Placement((DevicePlacement(best_at, True, best_resident, best_score),), Key(rank, best_score))
 
 
-def _cpu_on(routes: ShapeRoutes, home: NodeCells, ranks: ShapeRanks) -> Placement | None:
-    seat = home.seat
-    if seat.slots_held >= seat.slots:
+def _cpu_on(routes: ShapeRoutes, cells: NodeCells, ranks: ShapeRanks) -> Placement | None:
+    usage = cells.usage
+    if usage.slots_held >= usage.slots:
         return None
-    score = cpu_score(slices_left(seat), routes.need_slices, seat.jobs)
-    return Placement((), Key(ranks.on_cpu if seat.devices else ranks.on_cpu_fitting, score))
+    score = cpu_score(slices_left(usage), routes.need_slices, usage.jobs)
+    return Placement((), Key(ranks.on_cpu if usage.devices else ranks.on_cpu_fitting, score))
 
 
 class PlacedJob(NamedTuple):
@@ -372,7 +372,7 @@ class NodeIndex:
         """Add nodes; without a cost rule no shape is advised against devices."""
         self._cost = cost
         self._layout = CellLayout()
-        self._seats: dict[str, NodeUsage] = {}
+        self._usages: dict[str, NodeUsage] = {}
         self._by_order: dict[int, NodeUsage] = {}
         self._by_id: dict[int, ShapeRoutes] = {}
         self._by_shape: dict[PlacementShape, ShapeRoutes] = {}
@@ -392,14 +392,14 @@ class NodeIndex:
         Return True if its lists contain a word that was in no list before: earlier shapes do not know whether it is one
         of their jobs' names, so call `shape_of` again for them.
         """
-        seat = self._seats.get(offer.node)
-        if seat is None:
-            seat = self._seats[offer.node] = self._by_order[self._next_order] = NodeUsage(offer, self._next_order)
+        usage = self._usages.get(offer.node)
+        if usage is None:
+            usage = self._usages[offer.node] = self._by_order[self._next_order] = NodeUsage(offer, self._next_order)
             self._next_order += 1
         else:
-            self._layout.leave(seat)
-            seat.stand_as(offer)
-        self._layout.enter(seat)
+            self._layout.leave(usage)
+            usage.stand_as(offer)
+        self._layout.enter(usage)
         words = set(offer.allow_jobs) | set(offer.deny_jobs)
         is_new = not words <= self._listed
         self._listed |= words
@@ -407,9 +407,9 @@ class NodeIndex:
 
     def remove(self, node: str) -> None:
         """Remove a node; jobs placed there need no release."""
-        seat = self._seats.pop(node)
-        del self._by_order[seat.order]
-        self._layout.leave(seat)
+        usage = self._usages.pop(node)
+        del self._by_order[usage.order]
+        self._layout.leave(usage)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -418,7 +418,7 @@ class NodeIndex:
 
     def offer(self, node: str) -> NodeOffer:
         """Return the offer of a node as of now."""
-        return self._seats[node].offer()
+        return self._usages[node].offer()
 
     def shape_of(self, wanted: SchedulableJob) -> PlacementShape:
         """Return the shape of a job: the same object for all jobs that are placed alike."""
@@ -436,31 +436,31 @@ class NodeIndex:
         order = best_node(routes, layout)
         if order is None:
             return None
-        home = layout.homes[order]
-        choice = choose_on(routes, home, layout)
+        cells = layout.node_cells[order]
+        choice = choose_on(routes, cells, layout)
         if choice is None:
-            message = f"the search points at {home.seat.node}, the rule says no"
+            message = f"the search points at {cells.usage.node}, the rule says no"
             raise InternalError(message)
-        return self._take(home, routes.shape, choice)
+        return self._take(cells, routes.shape, choice)
 
     def place_on(self, node: str, shape: PlacementShape) -> PlacedJob | None:
         """Reserve the best place on this node; return `None` if the job does not fit there now."""
         routes = self._routes(shape)
-        home = self._layout.current(self._layout.homes[self._seats[node].order])
-        choice = choose_on(routes, home, self._layout)
-        return None if choice is None else self._take(home, routes.shape, choice)
+        cells = self._layout.current(self._layout.node_cells[self._usages[node].order])
+        choice = choose_on(routes, cells, self._layout)
+        return None if choice is None else self._take(cells, routes.shape, choice)
 
     def would_fit(self, node: str, shape: PlacementShape) -> bool:
         """Return True if a job of this shape could start on the node now."""
-        return choose(shape, self._seats[node]) is not None
+        return choose(shape, self._usages[node]) is not None
 
     def fitting(self, node: str) -> int:
         """Return the shapes of which a job could start on the node now: bit `number_of(shape)` for each."""
-        return self._layout.fitting(self._layout.homes[self._seats[node].order])
+        return self._layout.fitting(self._layout.node_cells[self._usages[node].order])
 
     def beside(self, node: str) -> int:
         """Return those of `fitting` that would be placed beside their base model."""
-        return self._layout.beside(self._layout.homes[self._seats[node].order])
+        return self._layout.beside(self._layout.node_cells[self._usages[node].order])
 
     def best(self, shape: PlacementShape) -> tuple[str, Key] | None:
         """Return the best node for a job of this shape now and how good it is, without reserving it."""
@@ -469,88 +469,88 @@ class NodeIndex:
         order = best_node(routes, self._layout)
         if order is None:
             return None
-        home = self._layout.homes[order]
-        choice = choose_on(routes, self._layout.current(home), self._layout)
-        return None if choice is None else (home.seat.node, choice.key)
+        cells = self._layout.node_cells[order]
+        choice = choose_on(routes, self._layout.current(cells), self._layout)
+        return None if choice is None else (cells.usage.node, choice.key)
 
     def take(self, node: str, shape: PlacementShape, choice: Placement) -> PlacedJob:
         """Reserve what `choice` returned."""
-        return self._take(self._layout.homes[self._seats[node].order], shape, choice)
+        return self._take(self._layout.node_cells[self._usages[node].order], shape, choice)
 
     def hide(self, node: str) -> None:
         """Leave a node out of `best` and `place`; everything else about it stays."""
-        seat = self._seats[node]
-        if not seat.is_hidden:
-            seat.is_hidden = True
-            self._layout.changed(self._layout.homes[seat.order])
+        usage = self._usages[node]
+        if not usage.is_hidden:
+            usage.is_hidden = True
+            self._layout.changed(self._layout.node_cells[usage.order])
 
     def show(self, node: str) -> None:
         """Let `best` and `place` find a node again."""
-        seat = self._seats[node]
-        if seat.is_hidden:
-            seat.is_hidden = False
-            self._layout.changed(self._layout.homes[seat.order])
+        usage = self._usages[node]
+        if usage.is_hidden:
+            usage.is_hidden = False
+            self._layout.changed(self._layout.node_cells[usage.order])
 
     def usage(self, node: str) -> NodeUsage:
         """Return the state of a node for reading; callers must not change it."""
-        return self._seats[node]
+        return self._usages[node]
 
     def state(self, node: str) -> Hashable:
         """Return what decides which shapes fit a node: nodes with equal values have the same reasons."""
-        return self._layout.state(self._layout.homes[self._seats[node].order])
+        return self._layout.state(self._layout.node_cells[self._usages[node].order])
 
     def choice(self, node: str, shape: PlacementShape) -> Placement | None:
         """Return what `place_on` would reserve, without reserving it."""
-        home = self._layout.current(self._layout.homes[self._seats[node].order])
-        return choose_on(self._routes(shape), home, self._layout)
+        cells = self._layout.current(self._layout.node_cells[self._usages[node].order])
+        return choose_on(self._routes(shape), cells, self._layout)
 
     def occupy(self, node: str, shape: PlacementShape, devices: tuple[str, ...], *, is_shared: bool) -> PlacedJob:
         """Reserve for a job that runs already, whether it fits or not; devices that are gone are skipped."""
-        home = self._layout.homes[self._seats[node].order]
-        places = {device.uuid: at for at, device in enumerate(home.seat.devices)}
+        cells = self._layout.node_cells[self._usages[node].order]
+        places = {device.uuid: at for at, device in enumerate(cells.usage.devices)}
         taken = tuple(DevicePlacement(places[uuid], is_shared, False, 0.0) for uuid in devices if uuid in places)
-        return self._take(home, shape, Placement(taken, Key(PlacementRank(0, 0, 0, 0), 0.0)))
+        return self._take(cells, shape, Placement(taken, Key(PlacementRank(0, 0, 0, 0), 0.0)))
 
     def measure(self, node: str, measured: MeasuredNode) -> bool:
         """Set what was measured on a node; return True if anything changed."""
-        seat = self._seats[node]
-        is_changed = seat.measure(measured)
+        usage = self._usages[node]
+        is_changed = usage.measure(measured)
         if is_changed:
-            self._layout.measured(self._layout.homes[seat.order])
+            self._layout.measured(self._layout.node_cells[usage.order])
         return is_changed
 
     def empty(self, node: str) -> NodeUsage:
         """Return a copy of a node without our jobs."""
-        seat = self._seats[node]
-        return NodeUsage(idle(seat.offer()), seat.order)
+        usage = self._usages[node]
+        return NodeUsage(idle(usage.offer()), usage.order)
 
     def fitting_as(self, copied: NodeUsage) -> int:
         """Return what `fitting` would return if a node were in the state of this copy."""
-        home = self._layout.current(self._layout.homes[copied.order])
-        return self._layout.fitting(self._layout.copy(home, copied))
+        cells = self._layout.current(self._layout.node_cells[copied.order])
+        return self._layout.fitting(self._layout.copy(cells, copied))
 
     def release(self, placed: PlacedJob) -> None:
         """Release what a job reserved."""
-        seat = self._live.pop(placed.serial, None)
-        if seat is None or not seat.jobs:
+        usage = self._live.pop(placed.serial, None)
+        if usage is None or not usage.jobs:
             message = f"what was placed on {placed.node} is released, and nothing is there"
             raise InternalError(message)
-        if self._seats.get(placed.node) is seat:
-            seat.give_back(placed.shape, placed.devices, placed.choice)
-            self._layout.changed(self._layout.homes[seat.order])
+        if self._usages.get(placed.node) is usage:
+            usage.give_back(placed.shape, placed.devices, placed.choice)
+            self._layout.changed(self._layout.node_cells[usage.order])
 
-    def _take(self, home: NodeCells, shape: PlacementShape, choice: Placement) -> PlacedJob:
-        seat = home.seat
-        seat.take(shape, choice)
-        self._layout.changed(home)
+    def _take(self, cells: NodeCells, shape: PlacementShape, choice: Placement) -> PlacedJob:
+        usage = cells.usage
+        usage.take(shape, choice)
+        self._layout.changed(cells)
         serial = self._next_serial
         self._next_serial = serial + 1
-        self._live[serial] = seat
+        self._live[serial] = usage
         taken = choice.devices
         # A job that shares has one device.
         is_shared = bool(taken) and taken[0].is_shared
-        uuids = tuple([seat.devices[one.at].uuid for one in taken])
-        return PlacedJob(seat.node, uuids, is_shared, choice.key.score, shape, choice, serial)
+        uuids = tuple([usage.devices[one.at].uuid for one in taken])
+        return PlacedJob(usage.node, uuids, is_shared, choice.key.score, shape, choice, serial)
 
     def _routes(self, shape: PlacementShape) -> ShapeRoutes:
         # By identity: shapes are looked up far more often than made.

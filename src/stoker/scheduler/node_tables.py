@@ -12,9 +12,9 @@ from math import inf
 from operator import or_
 
 from stoker.scheduler.fit import PlacementShape, is_wished, shares
-from stoker.scheduler.job_types import UNKNOWN_S, JobType, JobTypes
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.prices import RESOURCES, Pricer, Prices, RunOption, run_options
+from stoker.scheduler.ready_queue import UNKNOWN_S, JobType, JobTypes
 from stoker.scheduler.score import CPU_SPEED
 
 LONG = 0.7
@@ -56,7 +56,7 @@ class NodeTable:
         self.fast = 0
         """What runs about as fast here as anywhere."""
         self.unknown = 0
-        """What takes nobody knows how long."""
+        """Work of unknown duration."""
         self.wanted = 0
         """What prefers this node type to others that could run it."""
         self.less_wanted = 0
@@ -273,7 +273,7 @@ class NodeTables:
         return True
 
     def reprice(self, work_s: Sequence[float]) -> None:
-        """Begin to find prices for so much waiting work of each job type; `improve` goes on."""
+        """Begin to compute prices for the pending work of each job type; `improve` continues."""
         options = self._counted
         counts = [table.count for table in self.tables]
         before = self.prices

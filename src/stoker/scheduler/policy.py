@@ -10,15 +10,13 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from stoker.scheduler.calls import ROUNDING_S
-from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.leases import BackfillHold, HoldReason, OutstandingWork, Pick, StartableJob, StartReason
+from stoker.scheduler.leases import BackfillHold, HoldReason, OutstandingWork, Pick, Shares, StartableJob, StartReason
 from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
 from stoker.scheduler.node_tables import LONG, SLACK, NodeTable, NodeTables, preference
 from stoker.scheduler.prices import RunOption
-from stoker.scheduler.ready_queue import ReadyQueue, UserQueue, places, type_of
+from stoker.scheduler.ready_queue import JobType, JobTypes, ReadyQueue, UserQueue, places, type_of
 from stoker.scheduler.reasons import first_block
 from stoker.scheduler.reservations import BackfillHolds
-from stoker.scheduler.shares import Shares
 
 MUCH_SOONER = 4.0
 """While jobs keep coming, one waits for a faster machine only if it would take so many times as long here."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from stoker.core.frozen import changed
 from stoker.scheduler.fit import NodeUsage, Placement, PlacementShape, choose, device_block, slots_left
-from stoker.scheduler.job_types import JobType, JobTypes
-from stoker.scheduler.leases import BackfillHold, OutstandingWork, Pick, StartableJob, StartReason
+from stoker.scheduler.leases import BackfillHold, OutstandingWork, Pick, Shares, StartableJob, StartReason
 from stoker.scheduler.machine_index import MachineIndex, MatchableMachine
 from stoker.scheduler.node_tables import LONG, NodeTable
-from stoker.scheduler.ready_queue import NONE_READY, ReadyQueue, UserQueue, places, type_of
-from stoker.scheduler.shares import Shares
+from stoker.scheduler.ready_queue import NONE_READY, JobType, JobTypes, ReadyQueue, UserQueue, places, type_of
 
 PASSES = 8
 """A job is passed by one of so many that are ready, at the most."""
@@ -163,7 +161,7 @@ class BackfillHolds:
     ) -> tuple[UserQueue, JobType] | None:
         """Return the oldest job that a younger one would pass, if it is expected to fit nowhere earlier than here.
 
-        Asked while no more jobs wait than there are machines: then nobody is kept from its share by waiting for room.
+        Used while no more jobs are pending than there are machines: then waiting for capacity delays no user's share.
         """
         first, among = pick.queue.ranks[pick.type.index], None
         for queue in users.values():

@@ -1,4 +1,4 @@
-"""The scheduler: a machine has room; which job does it get, or why none?
+"""The scheduler: the next job of a machine with free capacity, or why it gets none.
 
     scheduler = Scheduler()
     scheduler.put_machine(Machine(offer))
@@ -38,15 +38,22 @@ from stoker.core.errors import InternalError
 from stoker.core.machine import DevicePreference, SchedulableJob, UserPolicy
 from stoker.protocol.lease_messages import WorkerMeasurements
 from stoker.scheduler.calls import WaitingMachines
-from stoker.scheduler.job_types import Durations, JobType, JobTypes
-from stoker.scheduler.leases import HoldDecision, HoldReason, Leases, OutstandingWork, Pick, StartDecision, StartReason
+from stoker.scheduler.leases import (
+    HoldDecision,
+    HoldReason,
+    Leases,
+    OutstandingWork,
+    Pick,
+    Shares,
+    StartDecision,
+    StartReason,
+)
 from stoker.scheduler.machine_index import LeaseAllocation, MachineIndex, MatchableMachine
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.node_tables import NodeTables
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.policy import NextJobPicker
-from stoker.scheduler.ready_queue import JobClass, Nth, ReadyHead, ReadyQueue, UserQueue
-from stoker.scheduler.shares import Shares
+from stoker.scheduler.ready_queue import Durations, JobClass, JobType, JobTypes, Nth, ReadyHead, ReadyQueue, UserQueue
 
 SET_BACK_S = 1.0
 """A clock that goes back by more than this was set back; by less, times differ by that much."""
@@ -81,31 +88,31 @@ class Scheduler:
         self.durations = Durations()
         self.shares = Shares(self.shares.policies)
         self.wanted: dict[int, SchedulableJob] = {}
-        """What jobs of each class ask for."""
+        """The requirements of each class."""
         self.policy = NextJobPicker(self.types, self.tables, self.machines, self.ready, self.work, self.shares)
         self.waiting = WaitingMachines(self.types, self.tables, self.machines, self.ready, self.work)
-        """Machines that got nothing."""
+        """Machines whose claim got no grant."""
         self.leases = Leases(self.machines, self.ready, self.work, self.shares, self.waiting.news)
         self.priced_at, self.priced_counts = 0, list[int]()
         """How many jobs were ready when prices were last found: of all types, and of each."""
         self._seen_totals = self.machines.totals
         self._latest_s = -inf
 
-    # -- what the owner tells
+    # -- updates by the owner
 
     def put_machine(self, machine: MatchableMachine) -> None:
-        """Let a machine be as it says; live leases on it stay counted."""
+        """Add or update a machine; live leases on it stay counted."""
         known = self.machines.machines.get(machine.name)
         if known is not None:
             self.waiting.unpark(known)
         absent = self.machines.absent(machine.name)
         if self.machines.put(machine):
-            # Its lists name words that no list named before.
+            # Its lists have words that no list had before.
             self._retype(list(self.ready.classes))
         for lease in absent:
             speed = self.machines.speed_of(machine, lease)
             if speed != lease.work_rate:
-                # How fast it runs was not known while the machine was not.
+                # Its speed was unknown while the machine was unknown.
                 lease.work_rate = speed
                 self.leases.set_end(lease, lease.started_s + lease.type.expected_s / speed)
         if machine.kept is not None and known is not None:
@@ -115,7 +122,7 @@ class Scheduler:
         self.waiting.news()
 
     def remove_machine(self, name: str) -> None:
-        """Forget a machine; if it comes back, what its leases still hold is counted again."""
+        """Remove a machine; if it comes back, its live leases are counted again."""
         machine = self.machines.machines.get(name)
         if machine is None:
             return
@@ -127,20 +134,20 @@ class Scheduler:
         self.waiting.news()
 
     def withdraw(self, name: str) -> None:
-        """Do not count on a machine to ask until it does: it wants nothing now."""
+        """Do not expect a claim of a machine until its next one: it requests no job now."""
         machine = self.machines.machines.get(name)
         if machine is not None:
             self.waiting.hear(machine)
 
     def stay(self, name: str, left_s: float, now_s: float) -> None:
-        """Take in for how long a machine stays, as it says now: clocks may have jumped since it said so last."""
+        """Set the time until a machine leaves, as reported now: clocks may have jumped since the last report."""
         machine, ends_s = self.machines.machines.get(name), now_s + left_s
         if machine is not None and (machine.ends_s is None or abs(machine.ends_s - ends_s) > END_NEWS_S):
             self.machines.set_end(machine, ends_s)
             self.waiting.news()
 
     def measure(self, name: str, measured: WorkerMeasurements) -> None:
-        """Take in what a machine's worker measured and closed."""
+        """Set what a machine's worker measured and closed."""
         machine = self.machines.machines.get(name)
         if machine is not None:
             was_counted = machine.is_counted
@@ -151,27 +158,27 @@ class Scheduler:
                 self.waiting.news()
 
     def doubt(self, name: str, *, is_doubted: bool) -> None:
-        """Say whether a machine declined something lately; others then do not wait for it."""
+        """Set whether a machine declined a job lately; jobs then do not wait for it."""
         machine = self.machines.machines.get(name)
         if machine is not None and machine.is_doubted != is_doubted:
             self.machines.doubt(machine, is_doubted=is_doubted)
             self.waiting.news()
 
     def set_policies(self, policies: Mapping[str, UserPolicy]) -> None:
-        """Replace what the operator allows users; the entry `*` is for users without one."""
+        """Replace the policies of users; the entry `*` is for users without one."""
         self.shares.set_policies(policies)
         self.waiting.news()
 
     def put_class(
         self, class_id: int, wanted: SchedulableJob, *, user: str = "", like: str = "", expected_s: float | None = None
     ) -> None:
-        """Learn what jobs of a class ask for, before any of them is ready or runs."""
+        """Add a class with its requirements, before any of its jobs is ready or runs."""
         self.wanted[class_id] = wanted
         self.durations.put_class(class_id, like, expected_s)
         self._put_class(class_id, user)
 
     def grant(self, grant: StartDecision, now_s: float) -> None:
-        """Count a job that a machine was granted; its owner changes the head of its class."""
+        """Count a granted job; the owner changes the head of its class."""
         machine = self.machines.machines[grant.allocation.machine]
         queue, one = grant.queue, grant.type
         self.leases.start(grant.allocation, now_s, grant.placement)
@@ -184,15 +191,15 @@ class Scheduler:
         queue.passes = 0
 
     def learn(self, class_id: int, took_s: float) -> None:
-        """Take in how long a job of a class took, in seconds of a device of speed 1."""
+        """Learn the duration of a job of a class, in seconds of a device of speed 1."""
         if self.durations.learn(class_id, took_s):
             self._retype(self.durations.changed())
 
     def release(self, allocation: LeaseAllocation, now_s: float, *, is_completed: bool = False) -> None:
-        """Count a lease no more; one that completed shows how long its like takes."""
+        """Remove a lease; a completed one adds to the learned durations."""
         lease = self.leases.end(allocation)
         if self.shares.has_limits and self.shares.is_limited(lease.user):
-            # Other machines may have refused the user's jobs for the limit: as if these jobs came just now.
+            # Other machines may have refused the user's jobs because of the limit: treat them as new.
             self.ready.arrived |= self.ready.bits_of(lease.user)
         self.shares.end(lease.user, lease.usage_rate, len(allocation.devices), now_s)
         if is_completed:
@@ -227,7 +234,7 @@ class Scheduler:
             usable &= machine.table.within(machine.ends_s - now_s)
         refused = 0
         if machine.kept is None and instead is None:
-            # What machines like it were refused a moment ago.
+            # Refused for equal machines a moment ago.
             refused = usable & self.ready.bits & self.waiting.refused(machine, now_s)
         grant, deferred, declined = self._find(machine, usable & ~refused, now_s, instead)
         if grant is not None:
@@ -257,7 +264,7 @@ class Scheduler:
         return grant, deferred, declined
 
     def calls(self, now_s: float) -> list[str]:
-        """Return machines that should ask now: what they were refused for may have ended."""
+        """Return machines that should claim now: the reason of their refusal may have ended."""
         ready = self.ready
         self._note_time(now_s)
         if ready.freed:
@@ -274,12 +281,12 @@ class Scheduler:
 
     @property
     def next_call_s(self) -> float | None:
-        """When `calls` has to be asked next if nothing happens before."""
+        """When `calls` is due next if nothing happens before."""
         call_s, end_s = self.waiting.next_s, self.tables.next_end_s
         return call_s if end_s == inf else min(end_s, call_s if call_s is not None else inf)
 
     def offers(self) -> tuple[NodeOffer, ...]:
-        """Return every machine as it is now, in the order in which they joined."""
+        """Return every machine with its load, in the order of joining."""
         return tuple(self.index.offer(name) for name in self.index.nodes)
 
     def limit_reached(self, class_id: int) -> str:
@@ -294,7 +301,7 @@ class Scheduler:
         return self.shares.limit_reached(known.user, devices)
 
     def drift(self) -> dict[str, tuple[str, ...]]:
-        """Return for each machine where its declaration and what was detected disagree."""
+        """Return the differences between declaration and detection of each machine."""
         return {name: machine.drift for name, machine in self.machines.machines.items() if machine.drift}
 
     # -- classes, types and prices
@@ -323,7 +330,7 @@ class Scheduler:
             self._put_class(class_id, self.ready.classes[class_id].user)
 
     def _prepare(self, now_s: float) -> None:
-        """Bring masks, prices and parts of the fleet up to date."""
+        """Update masks, prices and parts of the fleet."""
         ready, tables = self.ready, self.tables
         if ready.arrived:
             self.waiting.note_arrivals(now_s)
@@ -335,7 +342,7 @@ class Scheduler:
             self._reprice()
         elif (
             ready.count > self.priced_at * _PRICE_GROWTH + _PRICE_LEAST
-            # Prices of an empty queue are none: all work would count as nothing.
+            # An empty queue has no prices: all work would count as nothing.
             or (not self.priced_at and ready.count > 1)
             or (ready.count * _PRICE_AT < self.priced_at and ready.count > len(self.types.types))
         ):
@@ -414,7 +421,7 @@ class Scheduler:
         return head
 
     def _note_time(self, now_s: float) -> None:
-        """Move all times that something waits for if the clock was set back."""
+        """Shift all times if the clock was set back."""
         back_s = self._latest_s - now_s
         if back_s < 0.0 or back_s > SET_BACK_S:
             self._latest_s = now_s
@@ -422,7 +429,7 @@ class Scheduler:
             self.shift(back_s)
 
     def shift(self, back_s: float) -> None:
-        """Move all times: the clock was set back by so much, or forward if it is negative, and no time has passed."""
+        """Shift all times: the clock was set back by so much, or forward if negative, without time passing."""
         self.waiting.shift(back_s)
         self.shares.shift(back_s)
         for queue in self.ready.holding:

@@ -249,7 +249,7 @@ def take(
 def restore(scheduler: Scheduler, snapshot: Snapshot) -> dict[int, LeaseAllocation]:
     """Put machines, classes, users and leases into an empty scheduler, at time 0; return the leases by job number.
 
-    Ready jobs are told by the caller (`Scheduler.ready.set_head`), and then `restore_waiting`.
+    The caller adds ready jobs (`Scheduler.ready.set_head`), then calls `restore_waiting`.
     """
     scheduler.set_policies(dict(snapshot.users))
     for record in snapshot.machines:
@@ -317,7 +317,7 @@ def _machine(machine: MatchableMachine, declined: Mapping[int, float], now_s: fl
         offer=machine.offer,
         seen_bytes=machine.seen_bytes,
         free_bytes=tuple(machine.free_bytes),
-        told=tuple(machine.told.items()),
+        told=tuple(machine.closed_by_worker.items()),
         ends_s=None if machine.ends_s is None else machine.ends_s - now_s,
         is_doubted=machine.is_doubted,
         is_silent=machine.is_silent,
@@ -329,7 +329,7 @@ def _restored(record: MachineRecord) -> MatchableMachine:
     machine = MatchableMachine(record.offer, record.seen_bytes, ends_s=record.ends_s)
     if len(record.free_bytes) == len(record.offer.devices):
         machine.free_bytes = list(record.free_bytes)
-    machine.hear(dict(record.told))
+    machine.set_closed_by_worker(dict(record.told))
     return machine
 
 

@@ -180,19 +180,13 @@ def _forecast_lines(explanation: JobExplanation, now_s: float) -> Iterator[str]:
 
 
 def _place_fleet_explaining(explanation: JobExplanation) -> str:
-    if explanation.place_in_line is None or "in line" in explanation.verdict:
+    if explanation.place_in_line is None or "queue position" in explanation.verdict:
         return ""
-    return f"{_ordinal(explanation.place_in_line)} in line"
+    return f"queue position {explanation.place_in_line:,}"
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _ordinal(count: int) -> str:
-    if count % 100 in (11, 12, 13):
-        return f"{count}th"
-    return f"{count}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(count % 10, 'th') }"
 
 
 def _machine_rows(machine: Mapping[str, Any], now_s: float) -> Iterator[list[str]]:

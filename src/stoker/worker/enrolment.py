@@ -52,25 +52,22 @@ from stoker.protocol.discovery import (
     DEFAULT_PORT,
     FOLDER,
     SECURE,
-    JoinCredentials,
     Membership,
     make_folder,
     write_certificate,
     write_joined,
 )
 from stoker.protocol.enrolment_messages import (
+    NONCE_BYTES,
     JoinBegin,
     JoinBeginResponse,
+    JoinCode,
     JoinFinish,
     JoinFinishResponse,
     JoinPurpose,
-    RenewCertificate,
-)
-from stoker.protocol.join_proofs import (
-    NONCE_BYTES,
-    JoinCode,
     NotACode,
     NotOneCertificate,
+    RenewCertificate,
     begin_proof,
     fingerprint,
     finish_proof,
@@ -351,19 +348,22 @@ def _complete(
     """Return the words, keep what they bring, and only then forget them."""
     joined = _with_client(proven, door, lambda client: client.finish_join(said))
     _check(joined, proven, said.name, said.csr_pem)
-    given = JoinCredentials(
+    member = Membership(
         url=proven.url,
         name=joined.name,
         role=joined.role,
-        ca_pem=proven.ca_pem,
         fingerprint=proven.fingerprint,
-        certificate_pem=joined.certificate_pem,
-        key_pem=key_pem,
-        token=joined.token,
         joined_s=door.clock.wall_s(),
         expires_s=joined.expires_s,
     )
-    membership = write_joined(state, given)
+    membership = write_joined(
+        state,
+        member,
+        ca_pem=proven.ca_pem,
+        certificate_pem=joined.certificate_pem,
+        key_pem=key_pem,
+        token=joined.token,
+    )
     drop_pending(state, said.id)
     return membership
 

@@ -27,8 +27,8 @@ from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.resources import free_bytes
 from stoker.host.users import OtherUser, may_execute, no_such_program
 from stoker.jobs.program import RECIPE
-from stoker.protocol.client_identity import identity_fault
 from stoker.protocol.codec import VERSION
+from stoker.protocol.job_checks import identity_fault
 from stoker.protocol.lease_messages import Grant, WorkerMeasurements
 from stoker.protocol.operator_messages import DoctorFinding, MachineReport
 from stoker.protocol.view_messages import DoneView

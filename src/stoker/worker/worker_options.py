@@ -13,7 +13,7 @@ from stoker.core.jsontext import dumps, loads
 from stoker.core.text import parse_size
 from stoker.host.durable import read_regular, write_file
 from stoker.host.http.exchange import FleetIdentity
-from stoker.protocol.code_messages import is_tree
+from stoker.protocol.job_checks import is_tree
 
 _MOST_ACCEPTED = 1000
 _HINT = "--declare cores=2,ram=4G,gpus=0"

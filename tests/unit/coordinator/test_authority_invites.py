@@ -27,8 +27,7 @@ from stoker.coordinator.auth import (
 from stoker.core.clock import FakeClock
 from stoker.core.errors import RateLimited
 from stoker.core.frozen import changed
-from stoker.protocol.enrolment_messages import JoinFinish
-from stoker.protocol.join_proofs import finish_proof, join_key, make_code
+from stoker.protocol.enrolment_messages import JoinFinish, finish_proof, join_key, make_code
 
 NOW_S = FakeClock().wall_s()
 CODE = make_code("K7", b"12345678")

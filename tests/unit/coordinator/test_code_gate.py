@@ -72,7 +72,7 @@ def test_without_a_commit_it_is_400_and_with_another_412_with_a_remedy(repositor
     unknown = refused(gate, submission("a" * 40))
     assert isinstance(unknown, CodeNotAccepted)
     assert (Refusal(unknown).status, unknown.exit_code) == (412, 39)
-    assert "is aaaaaaaaaaaa, which is none of the last 100" in unknown.message
+    assert "is aaaaaaaaaaaa, not one of the last 100" in unknown.message
     assert unknown.hint == "git pull --rebase && git push origin main && stoker submit m.toml"
     head = git(repository, "rev-parse", "HEAD")
     dirty = refused(gate, submission(f"{head}+2", source="stoker submit -- python train.py"))

@@ -176,7 +176,7 @@ DONE_ON_ANOTHER = ended(900, on="m2", devices=("GPU-2",))
 def test_a_device_on_which_five_jobs_in_a_row_fail_alike_is_accused_whatever_they_say():
     assert accused(DONE_ON_ANOTHER, *alike(4)) == []
     (why,) = accused(DONE_ON_ANOTHER, *alike(5))
-    assert why == f"5 different jobs in a row failed on it alike, and the same succeeds elsewhere: user: {WEIRD}"
+    assert why == f"5 different jobs in a row failed on it in the same way, and succeed elsewhere: user: {WEIRD}"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.coordinator.explain.case import Fleet, case_of_order
-from stoker.coordinator.explain.verdict import explain_job
+from stoker.coordinator.explain.verdict import Explainer
 from stoker.core.frozen import changed
 from stoker.core.job import EnvironmentChoice, JobSpec
 from stoker.protocol.lease_messages import MachineInventory
@@ -33,26 +33,26 @@ def fleet(**holdings: MachineInventory) -> Fleet:
 
 def test_a_machine_that_builds_first_says_so_and_how_long_others_took() -> None:
     case = changed(case_of_order(ORDER, now_s=NOW_S, ahead=0), forecast=expected("lab1"))
-    found = explain_job(case, fleet(lab1=held(), gone=held(builds_s={DIGEST: 120.0})), now_s=NOW_S)
+    found = Explainer(fleet(lab1=held(), gone=held(builds_s={DIGEST: 120.0})), now_s=NOW_S).explain(case)
     assert found.verdict == (
-        "waits, 1st in line: starts when lab1 next asks for work, and builds its environment first (about 2m00s)"
+        "pending, queue position 1: starts with the next claim of lab1, and builds its environment first (about 2m00s)"
     )
     assert found.machines[0]["environment"] == {"standing": "builds", "about_s": 120.0, "why": ""}
 
 
 def test_a_machine_that_has_it_needs_no_word() -> None:
     case = changed(case_of_order(ORDER, now_s=NOW_S, ahead=0), forecast=expected("desk"))
-    found = explain_job(case, fleet(desk=held(environments=(DIGEST,))), now_s=NOW_S)
-    assert found.verdict == "waits, 1st in line: starts when desk next asks for work"
+    found = Explainer(fleet(desk=held(environments=(DIGEST,))), now_s=NOW_S).explain(case)
+    assert found.verdict == "pending, queue position 1: starts with the next claim of desk"
     assert found.machines[0]["environment"]["standing"] == "ready"
 
 
 def test_where_it_can_not_be_the_reason_stands_and_nobody_is_told_to_change_a_list() -> None:
     case = case_of_order(ORDER, now_s=NOW_S, ahead=0)
-    able = explain_job(case, fleet(jetson=held(impossible={DIGEST: NO_WHEEL}), desk=held()), now_s=NOW_S)
+    able = Explainer(fleet(jetson=held(impossible={DIGEST: NO_WHEEL}), desk=held()), now_s=NOW_S).explain(case)
     rows = {row["node"]: row for row in able.machines}
     assert [one["why"] for one in rows["jetson"]["obstacles"]] == [NO_WHEEL]
     assert rows["desk"]["fits"]
-    never = explain_job(case, fleet(jetson=held(impossible={DIGEST: NO_WHEEL})), now_s=NOW_S)
+    never = Explainer(fleet(jetson=held(impossible={DIGEST: NO_WHEEL})), now_s=NOW_S).explain(case)
     assert never.verdict == f"never on this fleet: jetson: {NO_WHEEL}"
     assert not any("deny" in change for change in never.changes)

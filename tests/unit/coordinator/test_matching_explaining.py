@@ -14,7 +14,7 @@ from stoker.coordinator.explain.case import (
     Prerequisite,
     case_of_order,
 )
-from stoker.coordinator.explain.verdict import explain_job
+from stoker.coordinator.explain.verdict import Explainer
 from stoker.core.device import GIB
 from stoker.core.frozen import changed
 from stoker.core.job import JobSpec
@@ -33,7 +33,7 @@ def view(**said: Any) -> JobView:
 
 def told(wanted: SchedulableJob, fleet: Fleet, **said: Any) -> JobExplanation:
     plain: dict[str, Any] = {"job": view(), "ahead": 0}
-    return explain_job(JobExplainContext(wanted=wanted, **(plain | said)), fleet, now_s=NOW_S)
+    return Explainer(fleet, now_s=NOW_S).explain(JobExplainContext(wanted=wanted, **(plain | said)))
 
 
 def expected(machine: str, start_s: float = 0.0, *held_back: MachineHold, **more: Any) -> JobForecast:
@@ -56,7 +56,7 @@ def busy(*, ends_s: float | None = NOW_S + 600) -> Fleet:
 def test_who_waits_for_a_busy_machine_is_told_who_has_it_and_until_when():
     found = told(gpu_job(6), busy(), based_on="median of 12 runs", forecast=expected("desk", 600.0))
     assert found.verdict == (
-        "waits, 1st in line: expected on desk in about 10m00s. desk: taken by resnet/1 for about 10m00s"
+        "pending, queue position 1: expected on desk in about 10m00s. desk: taken by resnet/1 for about 10m00s"
     )
     assert (found.place_in_line, found.ahead, found.starts_s) == (1, 0, NOW_S + 600)
     assert found.based_on == "median of 12 runs"
@@ -75,19 +75,19 @@ def test_sharing_is_proposed_with_its_numbers():
 
 def test_nobody_knows_when_it_starts_if_nobody_knows_when_others_end():
     found = told(gpu_job(6), busy(ends_s=None))
-    assert (found.starts_s, found.verdict) == (None, "waits, 1st in line. desk: taken by resnet/1")
+    assert (found.starts_s, found.verdict) == (None, "pending, queue position 1. desk: taken by resnet/1")
 
 
 def test_a_start_that_rests_on_a_guess_has_no_time():
     found = told(gpu_job(6), busy(ends_s=None), forecast=expected("desk", 600.0, is_start_known=False))
-    assert found.verdict == "waits, 1st in line: expected on desk. desk: taken by resnet/1"
+    assert found.verdict == "pending, queue position 1: expected on desk. desk: taken by resnet/1"
     assert found.expected is not None
     assert (found.starts_s, found.expected.machine, found.expected.starts_s) == (None, "desk", None)
 
 
 def test_a_start_that_is_further_away_than_the_forecast_goes_has_a_bound():
     found = told(gpu_job(6), busy(), forecast=JobForecast(not_before_s=7200.0))
-    assert found.verdict == "waits, 1st in line: starts in more than 2h00m"
+    assert found.verdict == "pending, queue position 1: starts in more than 2h00m"
     assert found.expected is not None
     assert (found.starts_s, found.expected.not_before_s) == (None, NOW_S + 7200.0)
 
@@ -96,7 +96,7 @@ def test_a_job_that_waits_for_a_faster_machine_is_told_when_it_would_end_on_both
     held = MachineHold(machine="board1", reason="faster_machine", end_s=7800.0)
     found = told(gpu_job(6), busy(), forecast=expected("desk", 600.0, held, end_s=2400.0))
     assert found.verdict == (
-        "waits, 1st in line, for desk: done there in about 40m00s, on board1, which has room, in 2h10m"
+        "pending, queue position 1, for desk: done there in about 40m00s, on board1, which is free, in 2h10m"
     )
     (row,) = found.held_back
     assert (row.machine, row.reason, row.ends_s) == ("board1", "faster_machine", NOW_S + 7800.0)
@@ -106,7 +106,7 @@ def test_a_machine_with_room_that_is_left_to_others_is_named_with_the_reason():
     held = MachineHold(machine="big", reason="left_to_others")
     found = told(gpu_job(6), busy(), forecast=expected("desk", 600.0, held))
     assert found.verdict == (
-        "waits, 1st in line: expected on desk in about 10m00s; big has room, but it is left to jobs that need it"
+        "pending, queue position 1: expected on desk in about 10m00s; big is free, but it is left to jobs that need it"
     )
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_starts_nowhere_though_there_is_room_says_why():
     fleet = Fleet(offers=Driven(box("desk")).offers)
     held = MachineHold(machine="desk", reason="machine_ends", end_s=7800.0)
     found = told(cpu_job(), fleet, ahead=4, forecast=JobForecast(held_back=(held,)))
-    assert found.verdict == "waits, 5th in line: desk has room, but it goes away before the job would end"
+    assert found.verdict == "pending, queue position 5: desk is free, but it leaves before the job would end"
     assert found.changes == ()
 
 
@@ -130,32 +130,29 @@ def test_a_higher_priority_is_proposed_only_where_the_order_alone_is_in_the_way(
 def test_the_job_that_goes_first_is_named():
     held = MachineHold(machine="lab", reason="order", first=7)
     found = told(gpu_job(6), busy(), ahead=1, forecast=expected("desk", 600.0, held), names={7: "resnet/1"})
-    assert [row.text for row in found.held_back] == ["resnet/1 goes first there"]
+    assert [row.text for row in found.held_back] == ["resnet/1 starts first there"]
 
 
 def test_a_job_that_fits_now_starts_with_the_next_question():
     fleet = Fleet(offers=Driven(box("desk"), box("lab", ram_gib=64, cpu_cores=16)).offers)
     found = told(cpu_job(), fleet, forecast=expected("lab"))
-    assert found.verdict == "waits, 1st in line: starts when lab next asks for work"
+    assert found.verdict == "pending, queue position 1: starts with the next claim of lab"
     assert (found.starts_s, found.changes) == (NOW_S, ())
 
 
 def test_a_job_that_fits_now_and_has_others_before_it_is_told_of_priority():
     fleet = Fleet(offers=Driven(box("desk")).offers)
     found = told(cpu_job(), fleet, ahead=2)
-    assert found.verdict == "waits, 3rd in line"
+    assert found.verdict == "pending, queue position 3"
     assert found.changes == (
         "starts now if its priority is above that of the 2 jobs ahead (stoker jobs priority resnet/3)",
     )
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (13, "13th"), (22, "22nd"), (101, "101st")],
-)
-def test_places_are_counted_as_people_count(number: int, text: str):
+@pytest.mark.parametrize(("number", "text"), [(1, "1"), (22, "22"), (1001, "1,001")])
+def test_queue_positions_are_counted_from_one(number: int, text: str):
     fleet = Fleet(offers=Driven(box("desk")).offers)
-    assert told(cpu_job(), fleet, ahead=number - 1).verdict.startswith(f"waits, {text} in line")
+    assert told(cpu_job(), fleet, ahead=number - 1).verdict.startswith(f"pending, queue position {text}")
 
 
 def test_what_no_machine_could_ever_take_is_said_to_be_so():
@@ -189,7 +186,7 @@ def test_a_job_that_tries_again_says_when_what_it_spent_and_on_what():
     found = told(
         cpu_job(), busy(), not_before_s=NOW_S + 90, message="worker lost", spent={"user": (0, 1), "lost": (1, 3)}
     )
-    assert found.verdict == "tries again in 1m30s (lost 1 of 3): worker lost"
+    assert found.verdict == "retry in 1m30s (lost 1 of 3): worker lost"
 
 
 def test_closed_machines_and_devices_that_would_take_it_are_named():
@@ -205,8 +202,8 @@ def test_closed_machines_and_devices_that_would_take_it_are_named():
 
 def test_absent_machines_are_told_of():
     found = told(gpu_job(6), Fleet(absent={"lab1": "silent for 12m00s"}))
-    assert found.verdict == "waits, 1st in line: no machine takes work (lab1 is silent for 12m00s)"
-    assert "starts perhaps if lab1 comes back (silent for 12m00s)" in found.changes
+    assert found.verdict == "pending, queue position 1: no machine is available (lab1 is silent for 12m00s)"
+    assert "may start if lab1 comes back (silent for 12m00s)" in found.changes
     assert not found.never, "nobody knows what lab1 has"
 
 
@@ -216,25 +213,23 @@ def test_a_machine_that_is_away_and_could_not_run_it_promises_nothing():
     absent = {"lab1": "silent for 12m00s", "desk": "its worker left 5.0s ago"}
     found = told(gpu_job(6), Fleet(offers=here, away=(*able, *unable), absent=absent))
     assert (found.never, found.verdict[:35]) == ("", "waits for a machine that is away: o")
-    assert [one for one in found.changes if "perhaps" in one] == [
-        "starts perhaps if lab1 comes back (silent for 12m00s)"
-    ]
+    assert [one for one in found.changes if "may start" in one] == ["may start if lab1 comes back (silent for 12m00s)"]
     lacking = "needs a cuda device, no machine has one"
     for offers in (here, ()):
         found = told(gpu_job(6), Fleet(offers=offers, away=unable, absent={"desk": "silent for 12m00s"}))
         assert (found.never, found.verdict) == (lacking, f"never on this fleet: {lacking}")
-        assert not any("desk" in one for one in found.changes if "perhaps" in one)
+        assert not any("desk" in one for one in found.changes if "may start" in one)
 
 
 def test_who_was_not_heard_of_since_a_start_of_the_coordinator_may_come_back():
     found = told(gpu_job(6), Fleet(away=Driven(box("lab1", card("GPU-1"))).offers))
     assert not found.never
-    assert "starts perhaps if lab1 comes back (not heard of since the coordinator started)" in found.changes
+    assert "may start if lab1 comes back (not seen since the coordinator started)" in found.changes
 
 
 def test_without_any_machine_somebody_has_to_join():
     found = told(gpu_job(6), Fleet())
-    assert found.verdict == "waits, 1st in line: no machine takes work"
+    assert found.verdict == "pending, queue position 1: no machine is available"
     assert found.changes == ("starts once a machine joins (stoker work --join URL)",)
     assert found.never == "there are no machines"
 
@@ -248,32 +243,32 @@ def test_nobody_counts_on_a_machine_that_declined_it_a_while_ago():
     decline = MachineDecline(machine="lab1", reason="secrets", message="lab1: not set: API_KEY", at_s=NOW_S - 7)
     alone = Fleet(offers=Driven(box("lab1")).offers)
     found = told(cpu_job(), alone, declines=(decline,), ahead=0, forecast=expected("lab1", 53.0))
-    assert found.verdict == "waits, 1st in line. lab1 declined it 7.0s ago: not set: API_KEY"
+    assert found.verdict == "pending, queue position 1. lab1 declined it 7.0s ago: not set: API_KEY"
     assert found.starts_s is None
     both = Fleet(offers=Driven(box("lab1", ram_gib=64, cpu_cores=16), box("desk")).offers)
     found = told(cpu_job(), both, declines=(decline,), ahead=0, forecast=expected("desk"))
-    assert found.verdict == "waits, 1st in line: starts when desk next asks for work"
+    assert found.verdict == "pending, queue position 1: starts with the next claim of desk"
     assert found.starts_s == NOW_S
     old = changed(decline, at_s=NOW_S - 1000)
     long_ago = told(cpu_job(), alone, declines=(old,), ahead=0, forecast=expected("lab1"))
-    assert long_ago.verdict == "waits, 1st in line: starts when lab1 next asks for work"
+    assert long_ago.verdict == "pending, queue position 1: starts with the next claim of lab1"
 
 
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
         ({"state": "running", "machine": "desk"}, "runs on desk for about 1m00s"),
-        ({"state": "claimed", "machine": "desk"}, "was given to desk, which has not started it yet"),
+        ({"state": "claimed", "machine": "desk"}, "granted to desk, which has not started it yet"),
         (
             {"state": "claimed", "machine": "desk", "says": "copies DATA 4 %"},
-            "was given to desk, which copies DATA 4 %",
+            "granted to desk, which copies DATA 4 %",
         ),
         ({"state": "completed", "machine": "desk"}, "completed on desk"),
         ({"state": "failed", "machine": "desk", "why": "user: exit 1"}, "failed on desk: user: exit 1"),
         ({"state": "cancelled"}, "cancelled"),
         (
             {"state": "running", "machine": "desk", "is_cancelling": True},
-            "is being cancelled; desk has not confirmed that it stopped",
+            "is being cancelled; desk has not confirmed the stop yet",
         ),
     ],
     ids=["running", "claimed", "prepared", "completed", "failed", "cancelled", "cancelling"],
@@ -292,9 +287,9 @@ def test_a_job_that_is_not_in_the_queue_yet_is_explained_alike():
         recipe="vision/resnet",
         requirements=Requirements(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB),
     )
-    found = explain_job(case_of_order(order, now_s=NOW_S, ahead=4), busy(), now_s=NOW_S)
+    found = Explainer(busy(), now_s=NOW_S).explain(case_of_order(order, now_s=NOW_S, ahead=4))
     assert (found.job.name, found.place_in_line) == ("resnet/2", 5)
-    assert found.verdict == "waits, 5th in line. desk: taken by resnet/1 for about 10m00s"
+    assert found.verdict == "pending, queue position 5. desk: taken by resnet/1 for about 10m00s"
 
 
 def test_many_machines_are_named_briefly():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.coordinator.explain.case import Fleet, JobExplainContext, LeaseHolder
-from stoker.coordinator.explain.verdict import explain_job
+from stoker.coordinator.explain.verdict import Explainer
 from stoker.core.device import GIB
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
 from stoker.protocol.lease_messages import WorkerMeasurements
@@ -44,13 +44,13 @@ def told(
     seen = view(**{"name": "lora/3", "recipe": "language/lora", **job})
     ahead = 0 if seen.state == "pending" else None
     case = JobExplainContext(job=seen, wanted=wanted or adapter(), ahead=ahead, forecast=forecast or expected("desk"))
-    return explain_job(case, fleet, now_s=NOW_S)
+    return Explainer(fleet, now_s=NOW_S).explain(case)
 
 
 def test_who_would_join_others_is_told_whom():
     found = told(fleet(member("lora/1"), member("lora/2")))
     words = "in one process with lora/1, lora/2: same base 3f2a9c01…"
-    assert found.verdict == f"waits, 1st in line: starts when desk next asks for work, {words}"
+    assert found.verdict == f"pending, queue position 1: starts with the next claim of desk, {words}"
     assert found.together == ("lora/1", "lora/2")
 
 
@@ -63,7 +63,7 @@ def test_who_runs_with_others_is_told_so_without_its_own_name():
 
 def test_who_is_first_joins_nobody():
     found = told(fleet())
-    assert (found.verdict, found.together) == ("waits, 1st in line: starts when desk next asks for work", ())
+    assert (found.verdict, found.together) == ("pending, queue position 1: starts with the next claim of desk", ())
 
 
 def test_another_base_another_device_and_programs_that_only_share_memory_are_no_shared_process():
@@ -84,7 +84,7 @@ def test_the_ninth_waits_for_a_slot_and_is_told_what_would_help():
         forecast=expected("desk", 60.0, is_start_known=False),
     )
     assert found.verdict.startswith(
-        "waits, 1st in line: expected on desk. desk: taken by lora/1, lora/2, lora/3 and 5 more"
+        "pending, queue position 1: expected on desk. desk: taken by lora/1, lora/2, lora/3 and 5 more"
     )
     (row,) = found.machines
     assert row["obstacles"][0]["why"] == "all 8 slots are taken (8 jobs)"

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from stoker.coordinator import notify as notifying
-from stoker.coordinator.notify import Notifier, is_wanted, may_be_told
+from stoker.coordinator.notify import Notifier, is_allowed_address, is_wanted
 from stoker.coordinator.queue.commands import AddHook
 from stoker.coordinator.queue.reader import WebhookRow
 from stoker.core.errors import DatabaseTrouble
@@ -85,7 +85,7 @@ def test_a_failed_message_comes_again_after_a_pause_and_none_is_lost(fleet: Driv
         hook(fleet, told)
         end_two(fleet)
         deliver(notifier)
-        assert (only(fleet).failures, only(fleet).last_error) == (1, "it answered 500")
+        assert (only(fleet).failures, only(fleet).last_error) == (1, "status 500")
         deliver(notifier)
         assert len(told.messages) == 1, "it was tried before its pause was over"
         fleet.clock.advance(notifying.FIRST_PAUSE_S + 1.0)
@@ -117,7 +117,7 @@ def test_one_that_fails_for_a_day_is_closed_with_an_event(fleet: Driven, notifie
         deliver(notifier)
     assert only(fleet).closed_s is not None
     (closed,) = [event for event in fleet.reader.events() if event["kind"] == "hook_closed"]
-    assert "for a day: it answered 503" in closed["why"]
+    assert "no delivery for 24 h: status 503" in closed["why"]
     assert len(told.messages) == 2
 
 
@@ -157,7 +157,7 @@ def test_nobody_is_sent_elsewhere(fleet: Driven, notifier: Notifier):
         end_two(fleet)
         deliver(notifier)
     assert other.messages == []
-    assert only(fleet).last_error == "it answered 302"
+    assert only(fleet).last_error == "status 302"
 
 
 def test_a_hook_that_no_admin_made_never_reaches_this_computer(fleet: Driven, notifier: Notifier):
@@ -249,14 +249,14 @@ def test_a_hook_hears_what_it_asked_for(kind: str, to: str, on: tuple[str, ...],
     ],
 )
 def test_metadata_and_link_local_addresses_are_never_told(address: str):
-    assert not may_be_told(address, is_inner=True)
+    assert not is_allowed_address(address, is_inner=True)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.9", "fd12::1", "::ffff:10.0.0.1"])
 def test_inner_addresses_are_told_by_an_admins_hook_alone(address: str):
-    assert (may_be_told(address, is_inner=True), may_be_told(address, is_inner=False)) == (True, False)
+    assert (is_allowed_address(address, is_inner=True), is_allowed_address(address, is_inner=False)) == (True, False)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
 def test_public_addresses_are_told(address: str):
-    assert may_be_told(address, is_inner=False)
+    assert is_allowed_address(address, is_inner=False)

@@ -125,7 +125,7 @@ def test_somebody_elses_tables_are_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "q.db") as connection:
         connection.execute("CREATE TABLE jobs (theirs INTEGER)")
     connection.close()
-    with pytest.raises(DatabaseTrouble, match="something else: jobs"):
+    with pytest.raises(DatabaseTrouble, match="another program: jobs"):
         opened(tmp_path / "q.db")
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     (tmp_path / "q.db").write_text("not a database at all, but some text that is long enough" * 20)
     with pytest.raises(DatabaseTrouble) as caught:
         opened(tmp_path / "q.db")
-    assert caught.value.hint == "this file is something else; name another one"
+    assert caught.value.hint == "not a database file; name another one"
 
 
 def test_a_server_that_is_not_there_is_told_without_its_password() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.queue import ready as queue_ready
-from stoker.coordinator.queue.ready import ReadyJobEntry, ReadyJobs
+from stoker.coordinator.queue import queue_state as queue_ready
+from stoker.coordinator.queue.queue_state import ReadyJobEntry, ReadyJobs
 from stoker.core.machine import Requirements, SchedulableJob
 from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler

@@ -145,7 +145,7 @@ def test_a_job_in_a_list_says_how_far_it_is_and_what_it_waits_for(reader: QueueR
 
 @pytest.mark.parametrize("word", ["x", "é", "ajEuNS4wMDAwMDAwMA", "-" * 300, "ajEuLTEuMDAwMDAwMDA"])
 def test_a_cursor_that_is_not_ours_is_refused(reader: QueueReader, word: str):
-    with pytest.raises(BadInput, match="not where this list goes on"):
+    with pytest.raises(BadInput, match="is not a cursor of this list"):
         reader.page(after=word)
 
 

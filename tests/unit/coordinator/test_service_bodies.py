@@ -212,8 +212,8 @@ class Desk:
         self.is_refusing = False
         self.refused: list[weakref.ref[Submission]] = []
         self._thread = asyncio.Lock()
-        self.may_foresee = asyncio.Event()
-        self.may_foresee.set()
+        self.may_forecast = asyncio.Event()
+        self.may_forecast.set()
 
     async def order(self, act: Callable[..., Any], *args: Any) -> Any:
         async with self._thread:
@@ -232,8 +232,8 @@ class Desk:
                 raise NoSpace("full")
             return SubmissionResponse(jobs=(), counts={})
 
-    async def foresee(self, act: Callable[..., Any], *args: Any) -> Any:
-        await self.may_foresee.wait()
+    async def run_forecast(self, act: Callable[..., Any], *args: Any) -> Any:
+        await self.may_forecast.wait()
         return act(*args)
 
     def forecast(self, _submission: Submission, submitted: SubmissionResponse) -> SubmissionResponse:
@@ -268,7 +268,7 @@ def test_of_submissions_that_have_come_whole_one_is_in_memory_and_one_dry_run(tm
 def test_a_submission_does_not_wait_for_the_forecast_of_a_dry_run(tmp_path: Path):
     async def act() -> None:
         desk = Desk(tmp_path)
-        desk.may_foresee.clear()
+        desk.may_forecast.clear()
         routes = JobRoutes(desk)  # type: ignore[arg-type]
 
         async def submit(*, dry_run: bool) -> None:
@@ -279,7 +279,7 @@ def test_a_submission_does_not_wait_for_the_forecast_of_a_dry_run(tmp_path: Path
         async with asyncio.timeout(5.0):
             await submit(dry_run=False)
         assert desk.posted == 0
-        desk.may_foresee.set()
+        desk.may_forecast.set()
         await asyncio.gather(*dry_runs)
         assert desk.posted == 3
 

@@ -40,7 +40,7 @@ class Hall:
 
     def after(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.desk.look()
+        self.desk.expire()
 
     def _is_current(self, token: AttemptToken, machine: str) -> bool:
         return token in self.current and machine in ("", self.current[token])
@@ -69,15 +69,15 @@ def test_only_the_lease_holder_speaks_and_only_whoever_began_a_session_follows_i
     async def story() -> None:
         hall = Hall()
         session = hall.open()
-        assert hall.desk.told("lab", ClaimResponse(generation=0)).execs == (CALL,)
-        assert hall.desk.told("other", ClaimResponse(generation=0)).execs == ()
+        assert hall.desk.with_calls("lab", ClaimResponse(generation=0)).execs == (CALL,)
+        assert hall.desk.with_calls("other", ClaimResponse(generation=0)).execs == ()
         with pytest.raises(NotFound):
             hall.desk.of_worker(CALL.id, TOKEN, "other")
         with pytest.raises(NotFound):
             hall.desk.of_operator(CALL.id, "bert")
         assert hall.desk.of_operator(CALL.id, "anna") is session
         assert hall.desk.of_worker(CALL.id, TOKEN, "lab") is session
-        assert hall.desk.told("lab", ClaimResponse(generation=0)).execs == ()
+        assert hall.desk.with_calls("lab", ClaimResponse(generation=0)).execs == ()
         hall.current.clear()
         with pytest.raises(StaleLease):
             hall.desk.of_worker(CALL.id, TOKEN, "lab")
@@ -89,7 +89,7 @@ def test_only_the_lease_holder_speaks_and_only_whoever_began_a_session_follows_i
 @pytest.mark.parametrize(
     ("is_taken", "seconds", "why"),
     [
-        pytest.param(False, TAKEN_WITHIN_S, "did not take it up", id="nobody-takes-it-up"),
+        pytest.param(False, TAKEN_WITHIN_S, "did not start it", id="nobody-takes-it-up"),
         pytest.param(True, GONE_S, "silent", id="the-machine-is-gone"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_session_ends_with_its_lease_its_operator_and_after_hours_of_nothing()
                 hall.desk.of_worker(CALL.id, TOKEN, "lab")
                 if cause == "idle":
                     hall.desk.of_operator(CALL.id, "anna")
-                hall.desk.look()
+                hall.desk.expire()
             assert session.is_over, cause
             hall.desk.close()
 

@@ -45,7 +45,9 @@ def test_a_waiting_job_is_told_who_is_before_it_and_when_it_may_start(fleet: Dri
     fleet.start(grant)
     started_s = fleet.clock.wall_s()
     found = explanations.explain("third")
-    assert found.verdict == ("waits, 2nd in line: expected on m1 in about 2m01s. m1: taken by first for about 1m00s")
+    assert found.verdict == (
+        "pending, queue position 2: expected on m1 in about 2m01s. m1: taken by first for about 1m00s"
+    )
     # The runs took a minute and a second; estimates are in steps of a tenth.
     assert found.starts_s is not None
     assert found.starts_s == pytest.approx(started_s + 122, rel=0, abs=6)
@@ -104,7 +106,7 @@ def test_closed_and_silent_machines_are_named(fleet: Driven, explanations: Expla
     assert change.startswith("starts now if machine m1, which is drained: new disk for about")
     assert [one.state for one in explanations.machines()] == ["drained"]
     fleet.sweep_late()
-    assert "starts perhaps if m1 comes back" in explanations.explain("first").changes[-1]
+    assert "may start if m1 comes back" in explanations.explain("first").changes[-1]
     (machine,) = explanations.machines("m1")
     assert machine.state == "silent"
     assert explanations.machines("nobody") == ()
@@ -124,7 +126,7 @@ def test_what_a_worker_declared_holds_after_it_is_gone(fleet: Driven, explanatio
     (gone,) = explanations.machines("small")
     assert gone.state == ("left" if leaves else "silent")
     assert (gone.cores, gone.ram_bytes, gone.slots) == (here.cores, here.ram_bytes, here.slots) == (2, 4 * GIB, 1)
-    assert gone.devices[0]["closed"] == here.devices[0]["closed"] == "its worker was started for 0 devices"
+    assert gone.devices[0]["closed"] == here.devices[0]["closed"] == "the worker was started for 0 devices"
 
 
 def test_a_machine_shows_what_it_holds(fleet: Driven, explanations: Explanations):
@@ -153,10 +155,10 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
     )
     assert found == [
         "",
-        "waits, 1st in line: starts when m1 next asks for work",
+        "pending, queue position 1: starts with the next claim of m1",
         "waits for known (pending)",
         "never on this fleet: needs a cuda device, no machine has one",
-        "waits, 4th in line: expected on m1",
+        "pending, queue position 4: expected on m1",
     ]
     assert fleet.reader.counts()["pending"] == 1
 
@@ -179,17 +181,17 @@ def test_a_dry_run_knows_machines_that_run_only_certain_code(fleet: Driven, expl
         program("foreign", tree, shell),
         order("recipe"),
     )
-    assert taken == "waits, 1st in line: starts when m1 next asks for work"
+    assert taken == "pending, queue position 1: starts with the next claim of m1"
     assert denied == f"never on this fleet: m1: accepts only {tree[:12]}, and this is tree {other[:12]}"
     only = f"never on this fleet: m1: accepts only {tree[:12]}"
     assert foreign == f"{only}, and this starts a program outside of its tree"
-    assert recipe.startswith("waits, 2nd in line")
+    assert recipe.startswith("pending, queue position 2")
 
 
 def test_jobs_that_can_never_run_hold_nobody_up(fleet: Driven, explanations: Explanations):
     fleet.submit(*(order(f"huge{number}", requirements={"wish": "require"}) for number in range(3)), order("small"))
     assert explanations.explain("small").place_in_line == 1
-    assert forecast(fleet, explanations, order("next")) == ["waits, 2nd in line: expected on m1"]
+    assert forecast(fleet, explanations, order("next")) == ["pending, queue position 2: expected on m1"]
 
 
 def test_a_worker_that_left_is_told_of_and_ranks_nowhere(fleet: Driven, explanations: Explanations):
@@ -198,5 +200,5 @@ def test_a_worker_that_left_is_told_of_and_ranks_nowhere(fleet: Driven, explanat
     assert [one.state for one in explanations.machines()] == ["left"]
     found = explanations.explain("one")
     assert (found.machines, found.never) == ((), "")
-    assert "starts perhaps if m1 comes back (away, its worker left" in found.changes[0]
+    assert "may start if m1 comes back (away: its worker left" in found.changes[0]
     assert explanations.explain("big").never == "needs a cuda device, no machine has one"

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.http.app_state import QueueBridge
-from stoker.coordinator.http.feeds import KEPT, MOST_LISTENERS, EventFeed, Histogram, MetricsPage
-from stoker.coordinator.http.long_poll import MOST_FOLLOWERS, Followers
+from stoker.coordinator.http.app_state import Histogram, MetricsPage, QueueBridge
+from stoker.coordinator.http.long_poll import KEPT, MOST_FOLLOWERS, MOST_LISTENERS, EventFeed, Followers
 from stoker.coordinator.queue.commands import QueueCommandResult, Sweep
 from stoker.core.errors import NotFound, RateLimited
 

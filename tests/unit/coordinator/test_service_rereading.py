@@ -135,7 +135,7 @@ def test_trouble_is_told_with_every_fault():
     faults = (Diagnostic("c.yaml:2", "host is missing"), Diagnostic("c.yaml:4", "no such key"))
     lines = trouble_of(InvalidCluster("c.yaml has 2 faults", faults=faults))
     assert lines == [
-        "c.yaml has 2 faults — everything stays as it was",
+        "c.yaml has 2 faults — nothing was changed",
         "c.yaml:2: host is missing",
         "c.yaml:4: no such key",
     ]

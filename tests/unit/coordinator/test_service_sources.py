@@ -73,7 +73,7 @@ def test_more_may_be_let_to_the_coordinator():
 
 def test_nobody_has_it():
     choice = choose_sources(TreeAvailability(is_here=False), "me", began=1)
-    assert (choice.places, choice.why) == ((), "nobody has it")
+    assert (choice.places, choice.why) == ((), "not available")
 
 
 class Desk:

@@ -124,9 +124,9 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"k" * (MOST_KEY + 1): 1}, "args: the key 'kkk"),
+        ({"k" * (MOST_KEY + 1): 1}, "args: key 'kkk"),
         ({"deep": nested(MOST_DEPTH)}, "args.deep.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0"),
-        ({"layers": {"notes": "x" * (MOST_TEXT + 1)}}, "args.layers.notes is a text of 65,537 characters"),
+        ({"layers": {"notes": "x" * (MOST_TEXT + 1)}}, "args.layers.notes has 65,537 characters"),
         ({"sizes": [1] * (MOST_ORDER_VALUES // 2 + 10)}, "more than 10,000 values, at "),
     ],
     ids=["a long key", "deep", "a long text", "many values"],
@@ -146,7 +146,7 @@ def test_a_job_that_is_large_as_a_whole_is_refused_by_its_name():
     with pytest.raises(InvalidInput) as refused:
         draft(Submission.model_validate({"jobs": [order(1), huge]}))
     assert [fault.where for fault in refused.value.faults] == ["jobs[1] huge"]
-    assert "262,144 are the most" in refused.value.faults[0].message
+    assert "the limit is 262,144" in refused.value.faults[0].message
 
 
 def test_the_parsers_get_a_small_part_of_the_largest_submission_at_a_time(monkeypatch: pytest.MonkeyPatch):

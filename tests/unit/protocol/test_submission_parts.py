@@ -76,7 +76,7 @@ def test_jobs_come_behind_those_that_they_wait_for():
 
 def test_jobs_of_several_parts_that_wait_for_each_other_are_refused_before_any_is_sent():
     jobs = (order("a", after=("c",)), order("b"), order("c", after=("a",)))
-    with pytest.raises(BadInput, match="wait for themselves"):
+    with pytest.raises(BadInput, match="depend on each other in a cycle"):
         parts_of(Submission(jobs=jobs))
 
 

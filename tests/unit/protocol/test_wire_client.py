@@ -223,7 +223,7 @@ def test_a_server_without_ranges_gives_an_object_from_its_beginning(serve):
 
 def test_another_range_than_was_asked_for_is_refused(serve):
     client, _ = serve(lambda _asked: Said(status=206, headers={"Content-Range": "bytes 0-3/10"}, body=b"0123"))
-    with pytest.raises(BadAnswer, match="another range"), client.get_object("cd" * 32, offset=4):
+    with pytest.raises(BadAnswer, match="different range"), client.get_object("cd" * 32, offset=4):
         pass
 
 
@@ -347,14 +347,14 @@ def test_what_is_shown_in_a_line_neither_breaks_it_nor_moves_a_cursor(serve):
 def test_a_list_that_goes_on_where_it_was_is_not_followed_for_ever(serve):
     client, _ = serve(lambda _asked: said({"jobs": [JOB_VIEW], "next": "again"}))
     assert client.jobs().next == "again"
-    with pytest.raises(BadAnswer, match="goes on where it was"):
+    with pytest.raises(BadAnswer, match="the same page again"):
         client.jobs(after="again")
 
 
 def test_an_answer_for_other_jobs_than_were_submitted_is_a_bad_one(serve):
     client, _ = serve(lambda _asked: said({"jobs": [], "counts": {}}))
     order = JobSpec(id=JOB, name="gbt", recipe="tabular/gbt")
-    with pytest.raises(BadAnswer, match="other jobs"):
+    with pytest.raises(BadAnswer, match="different jobs"):
         client.submit(Submission(jobs=(order,)))
 
 
@@ -368,7 +368,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(serve, monkeypatch):
 def test_an_answer_that_takes_for_ever_is_not_waited_for(serve, monkeypatch):
     monkeypatch.setattr("stoker.protocol.transport._WHOLE_ANSWER_S", -1.0)
     client, _ = serve(lambda _asked: Said(pieces=(b" " for _ in range(1000))))
-    with pytest.raises(BadAnswer, match="takes more than"):
+    with pytest.raises(BadAnswer, match="took more than"):
         client.jobs()
 
 
@@ -499,7 +499,7 @@ def test_a_held_question_gets_the_time_it_asked_for(serve):
 @pytest.mark.parametrize("url", ["http://10.0.0.1:7717", "http://desk:7717", "http://desk.local"])
 def test_a_token_is_never_sent_in_clear_to_another_machine(url):
     with closing(Urllib3Transport(HttpSettings())) as transport:
-        with pytest.raises(BadInput, match="in clear") as caught:
+        with pytest.raises(BadInput, match="without TLS") as caught:
             FleetClient(transport, url, clock=FakeClock(), token="secret-token")
         assert "https://" in caught.value.hint
         assert "secret-token" not in str(caught.value)

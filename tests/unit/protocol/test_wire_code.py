@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.core.job import EnvironmentChoice, InputKind, JobInput
-from stoker.protocol.code_messages import code_of, is_tree, start_of, why_not_accepted, why_not_in_tree
+from stoker.protocol.job_checks import code_of, is_tree, start_of, why_not_accepted, why_not_in_tree
 
 TREE, OTHER, COMMIT = "a" * 64, "b" * 64, "c" * 40
 FILES = {
@@ -174,7 +174,7 @@ def test_a_job_may_name_data_inputs_and_an_environment_of_its_tree() -> None:
         params={"lr": 1},
     )
     assert code_of(made) == (TREE, COMMIT)
-    assert code_of({**made, "code_tree": ""}) == ("", "runs in a folder, whose code is not known")
+    assert code_of({**made, "code_tree": ""}) == ("", "runs in a folder, whose code is unknown")
 
 
 @pytest.mark.parametrize("word", ["main", "abc", "", "g" * 64, "a" * 65, COMMIT])

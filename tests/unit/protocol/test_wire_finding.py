@@ -18,7 +18,6 @@ from stoker.host.identity import ProcessIdentity, mine
 from stoker.host.tls.certificates import make_ca
 from stoker.protocol.discovery import (
     CoordinatorEndpoint,
-    JoinCredentials,
     Membership,
     MembershipKind,
     ServeFile,
@@ -31,7 +30,7 @@ from stoker.protocol.discovery import (
     withdraw,
     write_joined,
 )
-from stoker.protocol.join_proofs import fingerprint
+from stoker.protocol.enrolment_messages import fingerprint
 
 HERE = "http://127.0.0.1:7717"
 SOCKET = "/recorded/7717.sock"
@@ -102,7 +101,7 @@ def test_a_worker_takes_no_token_from_its_environment(tmp_path, at):
 
 
 def test_a_worker_takes_jobs_from_another_machine_over_tls_alone(tmp_path):
-    with pytest.raises(BadInput, match="over TLS alone") as caught:
+    with pytest.raises(BadInput, match="over TLS only") as caught:
         find_coordinator("http://desk:7717", environment={}, state=str(tmp_path), side=MembershipKind.WORKER)
     assert "stoker join CODE@desk" in caught.value.hint
 
@@ -183,7 +182,9 @@ def _join(
     """Join as a person, or as a machine whose certificate nobody looks at here."""
     made = write_joined(
         str(state),
-        JoinCredentials(url=url, name="anna", role=role, ca_pem="CA", fingerprint=mark, token="joined-token"),
+        Membership(url=url, name="anna", role=role, fingerprint=mark),
+        ca_pem="CA",
+        token="joined-token",
     )
     if role is not Role.WORKER:
         return made
@@ -215,7 +216,7 @@ def test_a_person_never_goes_as_the_machine_that_joined(tmp_path):
     as_worker = find_coordinator("", environment={}, state=str(tmp_path), side=MembershipKind.WORKER)
     assert as_worker == CoordinatorEndpoint(url=machine.url, token="", identity=machine.identity, name="anna")
     assert find_coordinator("", environment={}, state=str(tmp_path)) is None
-    assert "works for https://lab.local:7717 as anna" in no_coordinator_known(str(tmp_path)).message
+    assert "this machine is worker anna of https://lab.local:7717" in no_coordinator_known(str(tmp_path)).message
     assert "invite --operator" in no_coordinator_known(str(tmp_path)).hint
     assert _found("lab.local", tmp_path) == CoordinatorEndpoint(
         url=machine.url, token="", identity=FleetIdentity(ca_file=machine.ca_file)

@@ -9,8 +9,8 @@ import ssl
 import pytest
 
 from stoker.host.tls.certificates import make_ca
-from stoker.protocol import join_proofs
-from stoker.protocol.join_proofs import (
+from stoker.protocol import enrolment_messages
+from stoker.protocol.enrolment_messages import (
     ALPHABET,
     SEALED_BYTES,
     JoinCode,
@@ -80,9 +80,9 @@ def test_a_code_that_is_made_is_read_back_and_every_secret_bit_counts():
 
 
 def test_too_few_random_bytes_make_no_secret():
-    with pytest.raises(ValueError, match="too few"):
+    with pytest.raises(ValueError, match="not enough"):
         make_code("K7", bytes(6))
-    with pytest.raises(ValueError, match="no id"):
+    with pytest.raises(ValueError, match="not an invitation id"):
         make_code("K7Q", bytes(8))
 
 
@@ -97,7 +97,7 @@ def test_a_key_depends_on_all_of_the_code():
 def test_the_key_and_the_proofs_never_change(ca_pem, monkeypatch):
     # Machines of one version join coordinators of the next: these bytes are the protocol.
     assert join_key(CODE).hex() == "e90a64c51c371ba2fa24364e753b2a8bf67f75c298b4f7c5ed69b6f2e3e2b4b5"
-    monkeypatch.setattr(join_proofs, "one_certificate", lambda _pem: b"a certificate")
+    monkeypatch.setattr(enrolment_messages, "one_certificate", lambda _pem: b"a certificate")
     proof = begin_proof(KEY, **SAID, ca_pem="", role="worker", name="")
     assert proof == "3e78c2f0e1fcb59b5d9e5d3af9be324cfcb2d8ef806410abc2dc7fde201c6f7e"
     assert (

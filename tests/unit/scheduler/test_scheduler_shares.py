@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.core.machine import UserPolicy
-from stoker.scheduler.shares import HALF_LIFE_S, Shares
+from stoker.scheduler.leases import HALF_LIFE_S, Shares
 
 DAY_S = 24 * 3600.0
 YEAR_S = 365 * DAY_S

@@ -195,7 +195,7 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
         declines=({"machine": "lab2", "reason": "disk", "message": "2 GiB left"},),
     )
     lines = list(explanation_lines(told, now_s=NOW_S, columns=0))
-    assert lines[0] == "resnet/3: waits (2nd in line)"
+    assert lines[0] == "resnet/3: waits (queue position 2)"
     assert lines[1] == "may start in about 14m00s (median of 12 runs of command)"
     text = "\n".join(lines)
     assert "taken by resnet/1 for about 14m00s" in text
@@ -208,7 +208,7 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
 def test_a_forecast_says_where_and_when_why_not_now_elsewhere_and_how_the_submitter_stands():
     told = JobExplanation(
         job=_job(),
-        verdict="waits, 1st in line",
+        verdict="pending, queue position 1",
         place_in_line=1,
         starts_s=NOW_S + 300,
         based_on="stated by its submitter",
@@ -226,7 +226,7 @@ def test_a_forecast_says_where_and_when_why_not_now_elsewhere_and_how_the_submit
 
 
 def test_a_forecast_without_a_time_says_why_only_where_a_machine_is_expected():
-    waiting: dict[str, Any] = {"job": _job(), "verdict": "waits, 1st in line", "based_on": "median of 3 runs"}
+    waiting: dict[str, Any] = {"job": _job(), "verdict": "pending, queue position 1", "based_on": "median of 3 runs"}
     told = JobExplanation(**waiting, expected=ExpectedView(machine="desk"))
     assert list(explanation_lines(told, now_s=NOW_S, columns=0))[1:] == [
         "no start estimate: a job before it has no estimate of its duration"
@@ -258,12 +258,10 @@ def test_a_changed_fleet_is_compared_with_the_one_there_is(makespan_s: float, sa
     ]
 
 
-@pytest.mark.parametrize(
-    ("place", "said"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (112, "112th"), (121, "121st")]
-)
-def test_places_in_line_are_ordinals(place, said):
+@pytest.mark.parametrize(("place", "said"), [(1, "1"), (112, "112"), (1121, "1,121")])
+def test_a_queue_position_is_shown_where_the_verdict_has_none(place, said):
     told = JobExplanation(job=_job(), verdict="waits", place_in_line=place)
-    assert next(iter(explanation_lines(told, now_s=NOW_S, columns=0))) == f"resnet/3: waits ({said} in line)"
+    assert next(iter(explanation_lines(told, now_s=NOW_S, columns=0))) == f"resnet/3: waits (queue position {said})"
 
 
 def test_no_cell_breaks_its_line_whoever_wrote_it():

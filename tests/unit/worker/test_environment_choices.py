@@ -106,7 +106,7 @@ def test_how_an_environment_stands_is_told_machine_by_machine(project: Path) -> 
         "desk ready",
         "lab1 builds, about 2m00s",
         "jetson: no wheel of torch for aarch64 cp310",
-        "old: its worker says nothing of environments: is it off, or its Stoker older than this one?",
+        "old: the worker reported no environments; check that it runs and has this version of Stoker",
     ]
     assert outlook(choices, "lab1", held(DESK)).text == "lab1 builds"
 
@@ -115,7 +115,7 @@ def test_a_machine_that_no_choice_names_has_none() -> None:
     choices = [EnvironmentChoice(platform="linux-x86_64", kind="uv.lock", path="uv.lock", digest="a" * 64)]
     found = outlook(choices, "jetson", held(JETSON))
     assert found.standing is EnvironmentStatus.IMPOSSIBLE
-    assert found.why == "it is linux-aarch64-cp310, and the job has environments for linux-x86_64 only"
+    assert found.why == "platform linux-aarch64-cp310; the job has environments only for linux-x86_64"
     assert outlook([], "jetson", held(JETSON)).standing is EnvironmentStatus.OWN
 
 

@@ -22,7 +22,7 @@ from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import DataPlaces, FoundRepository, JobRequest
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_needs
 from stoker.jobs.submission import prepare
-from stoker.protocol.client_identity import identity_fault
+from stoker.protocol.job_checks import identity_fault
 from stoker.worker.assignment import Assignment
 from stoker.worker.attempt_child import build_assignment
 from tests.unit.worker.conftest import Office

@@ -40,7 +40,7 @@ from stoker.host.durable import writing
 FORMAT = "stoker-backup"
 VERSION = 1
 TABLES: tuple[Table, ...] = tuple(METADATA.sorted_tables)
-"""What is pointed at before what points at it."""
+"""Referenced tables come first."""
 _TOGETHER = 2000
 _QUICK = 1
 _MAGIC = b"\x1f\x8b"
@@ -50,18 +50,18 @@ Progress = Callable[[int, int], None]
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """Nobody watches."""
+    """Report no progress."""
 
 
 @frozen
 class BackupHeader:
-    """What a backup says of itself."""
+    """The header of a backup."""
 
     made_s: float
     schema: str
-    """The step that its tables are at."""
+    """Version of its tables."""
     database: str
-    """What it was made from: sqlite or postgresql."""
+    """Its source: sqlite or postgresql."""
     generation: int
     rows: dict[str, int]
     """By table."""
@@ -74,7 +74,7 @@ class BackupHeader:
 def write_backup(
     connection: Connection, file: BinaryIO, *, made_s: float, progress: Progress = no_progress
 ) -> BackupHeader:
-    """Write everything that a connection sees; it must see one moment."""
+    """Write all rows of a connection, which must have a snapshot."""
     head = BackupHeader(
         made_s=made_s,
         schema=HEAD,
@@ -104,7 +104,7 @@ def write_backup(
 
 
 class Backup:
-    """A backup that is read again. Its rows count only once all of them were read: the digest stands at the end."""
+    """A backup file. Its rows are valid only once all of them were read: the digest is at the end."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._name = name
@@ -116,14 +116,14 @@ class Backup:
         self.head = self._read_head()
 
     def tables(self) -> Iterator[tuple[Table, Iterator[list[dict[str, Any]]]]]:
-        """Return each table with its rows, some at a time; ends with an error if anything is not as it was written."""
+        """Yield each table with its rows, some at a time. Raises `Damaged` at the end if anything differs."""
         known = {table.name: table for table in TABLES}
         line = self._line()
         done = 0
         while isinstance(line, dict) and "table" in line:
             table = known.get(line["table"])
             if table is None or not set(line["columns"]) <= set(table.columns.keys()):
-                raise self._damaged(f"a table that is not ours: {line['table']!r}")
+                raise self._damaged(f"unknown table {line['table']!r}")
             rest = _Rows(self, line["columns"])
             yield table, iter(rest)
             for _ in rest:
@@ -131,17 +131,17 @@ class Backup:
             done += rest.count
             line = rest.after
         if not isinstance(line, dict) or line.get("end") != done or done != self.head.total:
-            raise self._damaged("it has no end, or not all of its rows")
+            raise self._damaged("the end or some rows are missing")
         if line["sha256"] != self._before_end:
-            raise self._damaged("its digest is another one than when it was written")
+            raise self._damaged("its digest does not match")
 
     def _line(self) -> Any:
-        """Read the next line; what was hashed before it is what the end vouches for."""
+        """Return the next line; the digest before it is the one in the last line."""
         self._before_end = self._digest.hexdigest()
         try:
             data = self._packed.readline()
             if not data.endswith(b"\n"):
-                raise self._damaged("it breaks off")
+                raise self._damaged("truncated")
             self._digest.update(data)
             return loads(data)
         except (EOFError, OSError, zlib.error, ValueError) as error:
@@ -158,10 +158,10 @@ class Backup:
         return BackupHeader(**{name: line[name] for name in _head_fields(None)})
 
     def _something_else(self) -> LocalFile:
-        return LocalFile(f"{self._name} is no backup of a queue", hint="`stoker admin db backup` makes one")
+        return LocalFile(f"{self._name} is not a backup of a queue", hint="make one: `stoker admin db backup`")
 
     def _damaged(self, why: str) -> Damaged:
-        return Damaged(f"{self._name} is damaged: {why}", hint="take another backup; nothing was changed")
+        return Damaged(f"{self._name} is damaged: {why}", hint="use another backup; nothing was changed")
 
 
 class _Rows:
@@ -181,7 +181,7 @@ class _Rows:
         rows: list[dict[str, Any]] = []
         while isinstance(line := self._backup._line(), list):  # noqa: SLF001 - a part of the same reader
             if len(line) != len(self._columns):
-                raise self._backup._damaged("a row of another length")  # noqa: SLF001
+                raise self._backup._damaged("a row of wrong length")  # noqa: SLF001
             rows.append(dict(zip(self._columns, line, strict=True)))
             self.count += 1
             if len(rows) == _TOGETHER:
@@ -193,7 +193,7 @@ class _Rows:
 
 
 def table_digests(connection: Connection) -> dict[str, tuple[int, str]]:
-    """Give how many rows each table has and a digest of them, the same for the same rows in every sort of database."""
+    """Return the number of rows of each table and their digest, equal for equal rows in every kind of database."""
     digests: dict[str, tuple[int, str]] = {}
     for table in TABLES:
         digest, count = hashlib.sha256(), 0
@@ -215,7 +215,7 @@ def _rows(connection: Connection, table: Table) -> Iterator[list[list[Any]]]:
 def _in_order(connection: Connection, table: Table) -> Select[Any]:
     keys: list[Any] = list(table.primary_key.columns)
     if connection.dialect.name == "postgresql":
-        # By bytes, as SQLite orders: not by the rules of some language.
+        # By bytes, like SQLite, not by a locale.
         keys = [collate(key, "C") if isinstance(key.type, String) else key for key in keys]
     return select(table).order_by(*keys)
 
@@ -225,47 +225,47 @@ def _head_fields(head: BackupHeader | None) -> dict[str, Any]:
     return {name: getattr(head, name, None) for name in names}
 
 
-# Back up a queue while it is served: one moment of it, in one file, durably.
+# Back up a queue while it is served: a snapshot, in one file, durably.
 
 
 def back_up(database: Database, path: str, *, clock: Clock, progress: Progress = no_progress) -> BackupHeader:
-    """Write a backup. When this returns the file is whole and durable; before, what lay there still does.
+    """Write a backup. The file is replaced atomically, and durable on return.
 
-    The bytes of results are not in it: they lie in the object store, under their digests.
+    It has no bytes of results: these are in the object store, under their digests.
     """
     with writing(path, mode=0o600) as file, snapshot(database) as connection:
         return write_backup(connection, file, made_s=clock.wall_s(), progress=progress)
 
 
-# Fill a database from a backup's rows, in one transaction: everything, or nothing at all.
+# Fill a database from a backup's rows, in one transaction.
 
 _MEANT = (JOBS, ATTEMPTS, BUNDLES, SUBMISSIONS)
-"""Who has rows here holds somebody's work; the others a coordinator fills by itself."""
+"""Tables with users' work; a coordinator fills the others by itself."""
 
 
 def refuse_if_used(database: Database, connection: WriterConnection) -> None:
-    """Refuse a database that holds work."""
+    """Raise `Conflict` if a database has jobs or results."""
     for table in _MEANT:
         counted = PreparedStatement(select(func.count()).select_from(table), database.dialect)
         count = connection.read(counted)[0][0]
         if count:
             raise Conflict(
                 f"{database.shown} is not empty: {count} rows in {table.name}",
-                hint="back it up first, then say --replace; or name an empty database",
+                hint="back it up first, then use --replace; or name an empty database",
                 table=table.name,
                 rows=count,
             )
 
 
 def generation_of(database: Database, connection: WriterConnection) -> int:
-    """Return the generation that a database is at."""
+    """Return the generation of a database."""
     asked = PreparedStatement(select(META.c.value).where(META.c.key == "generation"), database.dialect)
     rows = connection.read(asked)
     return int(rows[0][0]) if rows else 0
 
 
 def fill(database: Database, connection: WriterConnection, backup: Backup, *, progress: Progress) -> None:
-    """Put a backup's rows in the place of what is there, short of the commit."""
+    """Replace all rows by those of a backup, without the commit."""
     _empty(database, connection)
     done = 0
     for table, rest in backup.tables():
@@ -286,7 +286,7 @@ def _empty(database: Database, connection: WriterConnection) -> None:
         connection.run(PreparedStatement(delete(table), database.dialect), [{}])
 
 
-# Go on from a backup, under a new generation: what the lost past granted can never be taken for the present.
+# Restore a backup under a new generation: leases granted after the backup are stale.
 
 _BEGAN_S = 1_577_836_800
 """2020-01-01: generations count seconds from there, and fit into 31 bits until 2088."""
@@ -299,7 +299,7 @@ class RestoreResult:
     head: BackupHeader
     generation: int
     live: int
-    """Jobs that were held when the backup was made. The coordinator puts them back into the line when it starts."""
+    """Jobs with a lease in the backup. The coordinator requeues them when it starts."""
 
 
 def restore(
@@ -311,10 +311,10 @@ def restore(
     may_replace: bool = False,
     progress: Progress = no_progress,
 ) -> RestoreResult:
-    """Fill a database that nobody serves from a backup, in one transaction.
+    """Fill a database from a backup, in one transaction.
 
-    Raises `Conflict` if it holds work and may not be replaced, `Damaged` for a backup that is not whole (nothing was
-    changed then), `AlreadyServing` while a coordinator has it.
+    Raises `Conflict` if it has jobs and may not be replaced, `Damaged` for a damaged backup (nothing was changed then),
+    `AlreadyServing` while a coordinator serves it.
     """
     backup = Backup(file, name)
     connection = database.connect_writer()
@@ -334,9 +334,9 @@ def restore(
 
 
 def next_generation(highest: int, now_s: float) -> int:
-    """Return a generation that no restore has given before, also not one of the same backup that is forgotten since.
+    """Return a generation that no restore has used before, also not an earlier restore of the same backup.
 
-    Counting up alone would not do: a backup restored twice would be under the same generation twice.
+    Counting alone is not enough: a backup restored twice would get the same generation twice.
     """
     return max(highest + 1, int(now_s) - _BEGAN_S)
 
@@ -347,9 +347,9 @@ def _renew(database: Database, connection: WriterConnection, head: BackupHeader,
     if not connection.run(put, [{"value": str(generation)}]):
         connection.run(PreparedStatement(insert(META), dialect), [{"key": "generation", "value": str(generation)}])
     connection.run(PreparedStatement(CLAIMS.delete(), dialect), [{}])
-    # Whoever has used a code since, or was to use it no more, must not use it again.
+    # Invitations may have been used or withdrawn since.
     connection.run(PreparedStatement(update(INVITES), dialect, ("key",)), [{"key": ""}])
-    # Workers may have been started anew since: one that the backup does not know is not an old one.
+    # Workers may have restarted since: an incarnation that the backup does not have is not an old one.
     connection.run(PreparedStatement(update(MACHINES), dialect, ("incarnation",)), [{"incarnation": ""}])
     live = connection.read(PreparedStatement(select(func.count()).select_from(LEASES), dialect))[0][0]
     newest = connection.read(PreparedStatement(select(func.max(EVENTS.c.id), func.max(EVENTS.c.at_s)), dialect))[0]
@@ -364,16 +364,16 @@ def _renew(database: Database, connection: WriterConnection, head: BackupHeader,
     return int(live)
 
 
-# Move a queue from one database into another, SQLite or PostgreSQL: the same rows, compared afterwards.
+# Move a queue to another database, SQLite or PostgreSQL: the same rows, compared afterwards.
 #
-# Nothing changes on the way: generation, epochs and leases stay what they are, so running work goes on once the
-# coordinator serves the new place. The old one stays as it is; nobody must serve it again.
+# Generation, epochs and leases stay, so running jobs continue once the coordinator serves the new database. The old one
+# is not changed, and must not be served again.
 
 
 def move(
     source: Database, target: Database, *, clock: Clock, may_replace: bool = False, progress: Progress = no_progress
 ) -> BackupHeader:
-    """Copy everything and compare; neither may be served. Raises `Conflict` if the target holds work."""
+    """Copy all rows and compare; neither may be served. Raises `Conflict` if the target has jobs."""
     with tempfile.TemporaryFile() as file:
         with snapshot(source) as connection:
             head = write_backup(connection, file, made_s=clock.wall_s(), progress=progress)
@@ -383,7 +383,7 @@ def move(
             writer.begin()
             if not may_replace:
                 refuse_if_used(target, writer)
-            fill(target, writer, Backup(file, "the copy on its way"), progress=progress)
+            fill(target, writer, Backup(file, "the temporary copy"), progress=progress)
             writer.commit()
         finally:
             writer.close()
@@ -392,8 +392,8 @@ def move(
     wrong = sorted(name for name in there if there[name] != here[name])
     if wrong:
         raise Damaged(
-            f"{target.shown} does not hold what {source.shown} holds: {', '.join(wrong)}",
-            hint="stay with the old one; move again with --replace",
+            f"{target.shown} differs from {source.shown}: {', '.join(wrong)}",
+            hint="keep the old one; move again with --replace",
             tables=wrong,
         )
     return head

@@ -51,43 +51,41 @@ from stoker.core.text import one_line
 from stoker.host.install import pip_install
 from stoker.host.locks import FileLock
 
-# What databases' own exceptions become, once and here: `DatabaseTrouble`, with what to do about it.
-#
-# A value that no column can hold is no trouble of the database: whoever asked for it has to change it.
+# Exceptions of databases become `DatabaseTrouble` with a hint; a value out of range becomes `BadInput`.
 
 _LONGEST_CHARS = 300
 _HINTS = (
     ("locked", "another program writes to it; try again"),
     ("busy", "another program writes to it; try again"),
-    ("full", "make room on its disk"),
-    ("no space", "make room on its disk"),
-    ("readonly", "the coordinator must be allowed to write it"),
-    ("not a database", "this file is something else; name another one"),
+    ("full", "free some disk space"),
+    ("no space", "free some disk space"),
+    ("readonly", "make it writable for the coordinator"),
+    ("not a database", "not a database file; name another one"),
     ("malformed", "restore a backup: `stoker admin db restore`"),
-    ("password", "look at the user and password in its address"),
-    ("does not exist", "make the database first: `createdb`"),
-    ("refused", "start the database, or look at its address"),
-    ("unable to open", "look at its folder: it must exist and be writable"),
+    ("password", "check the user and password in its address"),
+    ("does not exist", "create the database first: `createdb`"),
+    ("refused", "start the database, or check its address"),
+    ("unable to open", "check its folder: it must exist and be writable"),
 )
 
 
 def trouble(shown: str, error: BaseException) -> DatabaseTrouble:
-    """Return what a database's exception means; `shown` names the database, without secrets."""
+    """Return the error for a database's exception; `shown` names the database, without secrets."""
     cause = getattr(error, "orig", None) or error
     text = one_line(str(cause) or type(cause).__name__, _LONGEST_CHARS)
     lowered = text.lower()
-    hint = next((hint for word, hint in _HINTS if word in lowered), "look at the database; this is tried again")
+    hint = next((hint for word, hint in _HINTS if word in lowered), "check the database; this is retried")
     return DatabaseTrouble(f"{shown}: {text}", hint=hint, database=shown)
 
 
 @contextmanager
 def translated(shown: str) -> Iterator[None]:
-    """Let what SQLAlchemy raises in the block come out as `DatabaseTrouble`, or `BadInput` for an impossible value."""
+    """Raise SQLAlchemy's exceptions in the block as `DatabaseTrouble`, or `BadInput` for a value out of range."""
     try:
         yield
     except (exc.DataError, OverflowError, UnicodeEncodeError) as error:
         cause = getattr(error, "orig", None) or error
-        raise BadInput(f"the database does not take this: {one_line(str(cause), _LONGEST_CHARS)}") from error
+        raise BadInput(f"the database refused a value: {one_line(str(cause), _LONGEST_CHARS)}") from error
     except (exc.DBAPIError, exc.TimeoutError, UnicodeDecodeError) as error:
         raise trouble(shown, error) from error
 
@@ -96,11 +94,11 @@ def translated(shown: str) -> Iterator[None]:
 
 
 class PreparedStatement:
-    """A statement in one database's own words. Rows are maps from its parameters' names.
+    """A statement compiled for one database. Rows are maps from its parameters' names.
 
-    `columns` are those that an insert or update sets from parameters of the same names. PostgreSQL takes many rows at
-    once by `copy_text` (rows follow; for very many) or `many_text` (all of them as one JSON text, `many`), where a
-    statement has one of them. An upsert has one only if its rows never name a key twice (`is_distinct`).
+    `columns` are set by an insert or update from parameters of the same names. For many rows PostgreSQL uses
+    `copy_text` (COPY, for very many) or `many_text` (all as one JSON text, `many`), if the statement has one. An upsert
+    has one only if its rows never have a key twice (`is_distinct`).
     """
 
     def __init__(
@@ -112,8 +110,8 @@ class PreparedStatement:
         compiled: Any = statement.compile(dialect=sort(paramstyle=style), column_keys=list(columns) or None)
         self.text = str(compiled)
         self.names: tuple[str, ...] = tuple(compiled.positiontup or ())
-        said = {name: value for name, value in compiled.params.items() if value is not None}
-        self._said = {name: said[name] for name in self.names if name in said}
+        fixed = {name: value for name, value in compiled.params.items() if value is not None}
+        self._fixed = {name: fixed[name] for name in self.names if name in fixed}
         self._pick: Any = itemgetter(*self.names) if len(self.names) > 1 else None
         self.copy_text, self.many_text = "", ""
         self._keys = tuple(f"p{at}" for at in range(len(self.names)))
@@ -122,25 +120,25 @@ class PreparedStatement:
             self._make_many(dialect, [compiled.binds[name].type for name in self.names])
 
     def values(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Put a row's values in the statement's order, with what the statement itself says (`LIMIT 1`)."""
-        if self._said:
-            row = {**self._said, **row}
+        """Return a row's values in the statement's order, with the statement's own values (`LIMIT 1`)."""
+        if self._fixed:
+            row = {**self._fixed, **row}
         if self._pick is not None:
             values: tuple[Any, ...] = self._pick(row)
             return values
         return tuple(row[name] for name in self.names)
 
     def many(self, rows: Iterable[Mapping[str, Any]]) -> str:
-        """Return rows as `many_text` takes them. Made in C, it costs less than half of a list per parameter."""
+        """Return rows as the parameter of `many_text`. JSON is made in C, at half the cost of a list per parameter."""
         keys, values = self._keys, self.values
         return json.dumps([dict(zip(keys, values(row), strict=True)) for row in rows], separators=(",", ":"))
 
     def _make_many(self, dialect: Dialect, types: list[Any]) -> None:
-        """Find a way to send many rows as one message: a fifth of the time of one message per row."""
+        """Make the texts that send many rows as one message: a fifth of the time of one message per row."""
         verb = self.text.partition(" ")[0]
         if verb not in ("INSERT", "UPDATE", "DELETE") or not self.names:
             return
-        # A cast to VARCHAR(12) would cut a longer text in silence.
+        # A cast to VARCHAR(12) would silently cut a longer text.
         sorts = ["TEXT" if isinstance(one, String) else one.compile(dialect) for one in types]
         many = ", ".join(f"{key} {sort}" for key, sort in zip(self._keys, sorts, strict=True))
         source = f"json_to_recordset(%s::json) AS many({many})"
@@ -170,8 +168,8 @@ def one_of(column: ColumnElement[Any], name: str, dialect: Dialect) -> ColumnEle
 
 # The one connection that writes: prepared statements, many rows at a time, on the driver itself.
 #
-# Statements are written with SQLAlchemy and compiled once per database; rows then go to the driver as they are. What
-# the driver raises comes out as `DatabaseTrouble`, or as `RowRefused` where a row and not the database is at fault.
+# Statements are compiled by SQLAlchemy once per database; rows go to the driver directly. Exceptions of the driver
+# become `DatabaseTrouble`, or `RowRefused` if a row is at fault.
 
 Rows = Sequence[Mapping[str, Any]]
 # As many rows at least are worth a COPY of their own, which no pipeline takes.
@@ -179,11 +177,11 @@ _FEW = 500
 
 
 class RowRefused(Exception):
-    """The database is well; it does not take this row: a constraint, a number out of range."""
+    """The database refused a row: a constraint, a number out of range."""
 
 
 class WriterConnection:
-    """A transaction at a time. Not for several threads."""
+    """The writing connection, one transaction at a time. Not thread-safe."""
 
     def __init__(self, connection: PoolProxiedConnection, dialect: Dialect, shown: str) -> None:
         self._connection = connection
@@ -191,19 +189,19 @@ class WriterConnection:
         driver = dialect.loaded_dbapi
         self._error: type[Exception] = driver.Error
         of_driver = (driver.DataError, driver.IntegrityError, driver.ProgrammingError)
-        # The last two are SQLite's driver's, about a number of more than 64 bits and about text that is none.
+        # The last two are of SQLite's driver, for a number of more than 64 bits and for invalid text.
         self._of_rows: tuple[type[Exception], ...] = (*of_driver, OverflowError, UnicodeEncodeError)
         self._cursor: Any = connection.cursor()
         self.shown = shown
 
     def begin(self) -> None:
-        """Begin to write. SQLite takes its lock at once, so that no read in the transaction can turn out to be old."""
+        """Begin a transaction. SQLite takes its lock at once, so that reads in the transaction stay valid."""
         if self._is_sqlite:
             with self._translated():
                 self._cursor.execute("BEGIN IMMEDIATE")
 
     def run(self, statement: PreparedStatement, rows: Rows) -> int:
-        """Run a statement for every row, and say how many rows of the table changed."""
+        """Run a statement for every row, and return how many rows of the table changed."""
         with self._translated():
             if statement.copy_text and len(rows) > _FEW:
                 with self._cursor.copy(statement.copy_text) as copy:
@@ -214,7 +212,7 @@ class WriterConnection:
             return int(self._cursor.rowcount)
 
     def run_all(self, work: Sequence[tuple[PreparedStatement, Rows]]) -> list[int]:
-        """Do the same for several statements, in order. PostgreSQL gets them all before it is asked for any answer."""
+        """Run several statements in order, and return the counts. PostgreSQL gets them in one pipeline."""
         if self._is_sqlite or any(len(rows) > _FEW for _, rows in work):
             return [self.run(statement, rows) for statement, rows in work]
         driver: Any = self._connection.driver_connection
@@ -224,11 +222,11 @@ class WriterConnection:
             return [int(cursor.rowcount) for cursor in cursors]
 
     def read(self, statement: PreparedStatement, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Return the rows that a query finds."""
+        """Return the rows of a query."""
         return self.rows_of(statement.text, statement.values(parameters))
 
     def rows_of(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows that a query finds, in the driver's own words."""
+        """Return the rows of a query in the driver's own SQL."""
         with self._translated():
             return list(self._cursor.execute(text, parameters).fetchall())
 
@@ -237,7 +235,7 @@ class WriterConnection:
         return jsontext.dumps(list(values)) if self._is_sqlite else list(values)
 
     def commit(self) -> None:
-        """Make it durable."""
+        """Commit the transaction, durably."""
         with self._translated():
             if self._is_sqlite:
                 self._cursor.execute("COMMIT")
@@ -253,14 +251,14 @@ class WriterConnection:
                 self._cursor.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Drop the connection; what was not committed is undone by the database."""
+        """Close the connection; the database rolls back what was not committed."""
         driver: Any = self._connection.driver_connection
         if not self._is_sqlite and driver is not None and not driver.closed:
-            # The server ends a session when it comes to it: whoever opens the database next need not wait for that.
+            # The server ends a session some time later: the next coordinator need not wait for that.
             with suppress(self._error):
                 self._connection.rollback()
                 self._cursor.execute("SELECT pg_advisory_unlock_all()")
-        # An open cursor keeps SQLite's files open, and whoever holds an error of ours holds this cursor.
+        # An open cursor keeps SQLite's files open, and an error object holds this cursor.
         with suppress(self._error):
             self._cursor.close()
         self._connection.invalidate()
@@ -292,9 +290,9 @@ _ADVISORY_KEY = 0x53544F4B4552
 """Advisory locks are per database, so a fixed number will do."""
 _CONNECT_S = 10
 _HANDOVER_S = 3.0
-"""A session whose process was killed may hold its lock for a moment longer: the server ends it when it comes to it."""
+"""A session of a killed process may hold its lock for a moment, until the server ends it."""
 _LOOK_AGAIN_S = 0.02
-# A peer that vanished without a word is noticed within half a minute, not after the kernel's two hours.
+# A vanished peer is noticed within half a minute, not after the kernel's two hours.
 _POSTGRES_CONNECT = {
     "connect_timeout": _CONNECT_S,
     "keepalives_idle": 10,
@@ -303,8 +301,8 @@ _POSTGRES_CONNECT = {
     "tcp_user_timeout": 20_000,
     "options": "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=120s",
 }
-# Its few statements are planned once, and each finds its rows by a key: tables are empty, or full of dead rows, when a
-# plan is made, and going through all of one looks cheap then.
+# The few statements are planned once, and each finds its rows by a key: while a table is empty, or full of dead rows,
+# the planner would prefer to scan it.
 _WRITES_BY_KEY = (
     "-c plan_cache_mode=force_generic_plan -c jit=off"
     " -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
@@ -312,21 +310,21 @@ _WRITES_BY_KEY = (
 
 
 class DatabaseKind(StrEnum):
-    """Sorts of databases."""
+    """Kinds of databases."""
 
     SQLITE = "sqlite"
     POSTGRESQL = "postgresql"
 
 
 class Database:
-    """An open database of the queue. `open_database` makes it; `close` lets another coordinator have it."""
+    """An open database of the queue, from `open_database`. `close` releases it for another coordinator."""
 
     def __init__(self, url: URL, kind: DatabaseKind, clock: Clock) -> None:
         self.kind = kind
         self.shown = (
             f"sqlite {url.database}" if kind is DatabaseKind.SQLITE else url.render_as_string(hide_password=True)
         )
-        """Its sort and place, without secrets."""
+        """Its kind and address, without secrets."""
         self.path = url.database if kind is DatabaseKind.SQLITE else None
         """Of SQLite: the file."""
         self.readers: Engine = _engine(url, kind, is_writer=False)
@@ -342,16 +340,16 @@ class Database:
         return self._writers.dialect
 
     def connect_writer(self) -> WriterConnection:
-        """Open the one connection that writes, holding the lock; raises `AlreadyServing` where another holds it."""
+        """Open the one connection that writes, with the lock. Raises `AlreadyServing` if it is held."""
         self._take_lock()
         try:
             raw = self._writers.raw_connection()
         except self.dialect.loaded_dbapi.Error as error:
-            # The driver's own: nobody has wrapped it at this point.
+            # The driver's own exception: SQLAlchemy does not wrap it here.
             raise trouble(self.shown, error) from error
         connection = WriterConnection(raw, self.dialect, self.shown)
         if self.kind is DatabaseKind.POSTGRESQL:
-            # The lock is the session's: whoever loses the connection loses the right to write with it.
+            # The lock belongs to the session: it is lost with the connection.
             try:
                 self._take_session_lock(lambda: _asked_for_lock(connection))
             except BaseException:
@@ -360,17 +358,17 @@ class Database:
         return connection
 
     def close(self) -> None:
-        """Close all connections and give the lock back."""
+        """Close all connections and release the lock."""
         self.readers.dispose()
         self._writers.dispose()
         if self._lock is not None:
             self._lock.release()
 
     def make_ready(self) -> None:
-        """Make or migrate the tables, under the lock."""
+        """Create or migrate the tables, under the lock."""
         self._take_lock()
         if self.path is not None:
-            # It holds what opens the fleet to others; the files that SQLite puts beside it get the same mode.
+            # It contains credentials of the fleet; the files that SQLite creates beside it get the same mode.
             with suppress(OSError):
                 os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         with translated(self.shown), self._writers.connect() as connection:
@@ -410,10 +408,10 @@ class Database:
 
 
 def open_database(url: str, *, clock: Clock) -> Database:
-    """Open a database by its address, made or migrated where needed.
+    """Open a database by its address, created or migrated if needed.
 
-    Raises `BadInput` for an address that can't be, `AlreadyServing` while another coordinator has it, `VersionSkew`
-    if a newer program made it, `DatabaseTrouble` if it can't be reached.
+    Raises `BadInput` for an invalid address, `AlreadyServing` while another coordinator serves it, `VersionSkew` if a
+    newer version created it, `DatabaseTrouble` if it can't be reached.
     """
     parsed, kind = _read(url)
     database = Database(parsed, kind, clock)
@@ -426,24 +424,24 @@ def open_database(url: str, *, clock: Clock) -> Database:
 
 
 def look_into(url: str, *, clock: Clock) -> Database:
-    """Open a database only to read it, beside whoever serves it: nothing is made, migrated or locked.
+    """Open a database for reading, also while it is served: nothing is created, migrated or locked.
 
-    Raises `NotFound` where there is none of ours, `VersionSkew` for tables of another version than this program's.
+    Raises `NotFound` if it is not a queue, `VersionSkew` for tables of another version.
     """
     parsed, kind = _read(url)
     database = Database(parsed, kind, clock)
     if kind is DatabaseKind.SQLITE and not os.path.exists(parsed.database or ""):
-        # To look for it would make it.
+        # Opening it would create it.
         raise NotFound(f"there is no database at {database.shown}", hint="name another one with --db")
     try:
         with translated(database.shown), database.readers.connect() as connection:
             found = version_of(connection)
         if not found:
-            raise NotFound(f"{database.shown} holds no queue of ours", hint="name another one with --db")
+            raise NotFound(f"{database.shown} is not a queue database", hint="name another one with --db")
         if found != HEAD:
             raise VersionSkew(
                 f"the tables of {database.shown} are at {found}, this program's at {HEAD}",
-                hint="`stoker admin db migrate` brings old ones up to date; newer ones need a newer program",
+                hint="migrate old tables: `stoker admin db migrate`; newer ones need a newer version of Stoker",
                 found=found,
                 known=HEAD,
             )
@@ -463,15 +461,15 @@ def _read(url: str) -> tuple[URL, DatabaseKind]:
     try:
         parsed = make_url(url)
     except sqlalchemy.exc.ArgumentError:
-        raise _bad_address(url, "is no address of a database") from None
+        raise _bad_address(url, "is not a database address") from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         if not parsed.database or parsed.database == ":memory:" or parsed.query:
-            raise _bad_address(url, "names no file")
+            raise _bad_address(url, "has no file")
         return parsed.set(drivername="sqlite", database=os.path.abspath(parsed.database)), DatabaseKind.SQLITE
     if backend in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+psycopg"), DatabaseKind.POSTGRESQL
-    raise _bad_address(parsed.render_as_string(hide_password=True), "is of a sort that is not supported")
+    raise _bad_address(parsed.render_as_string(hide_password=True), "is a kind of database that is not supported")
 
 
 def _bad_address(url: str, why: str) -> BadInput:
@@ -512,12 +510,12 @@ def _begin_immediate(connection: sqlalchemy.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-# One moment of a database to read from, beside the writer and never in its way.
+# Snapshots for reading, independent of the writer.
 
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[Connection]:
-    """Return a connection that sees what was committed when it first read, for as long as the block lasts."""
+    """Yield a connection with a snapshot of what was committed at its first read."""
     with translated(database.shown), database.readers.connect() as connection:
         if database.kind is DatabaseKind.SQLITE:
             connection.exec_driver_sql("BEGIN")
@@ -526,19 +524,18 @@ def snapshot(database: Database) -> Iterator[Connection]:
             yield connection.execution_options(isolation_level="REPEATABLE READ")
 
 
-# How SQLite's text is read where it may be damaged: as its bytes, or with a mark for what is no text.
-#
-# Usually what is no text is an error that says nothing of its row. PostgreSQL never gives such.
+# Reading of damaged text in SQLite: as bytes, or with replacement characters. By default it is an error without the
+# row. PostgreSQL never returns invalid text.
 
 
 def marked(data: bytes) -> str:
-    """Return text, with a mark in place of each byte that is none."""
+    """Return text, with a replacement character for each invalid byte."""
     return data.decode(errors="replace")
 
 
 @contextmanager
 def read_text_as(connection: Connection, kind: Callable[[bytes], Any]) -> Iterator[None]:
-    """Let text be given so while the block lasts."""
+    """Read text by `kind` inside the block."""
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name != "sqlite":
         yield

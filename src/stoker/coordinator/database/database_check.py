@@ -35,13 +35,13 @@ from stoker.core.frozen import frozen
 from stoker.core.job import JobState
 from stoker.core.jsontext import loads
 from stoker.core.leases import Budgets
-from stoker.protocol.client_identity import identity_fault
+from stoker.protocol.job_checks import identity_fault
 from stoker.protocol.job_messages import JOB_BODY
 
-# Is every value what its column holds? A database keeps bytes damaged inside a value as readily as any others.
+# Check of all values: a database does not notice bytes that are damaged inside a value.
 #
-# Each row is held against what can be known of it: text is text, JSON can be read, digests are digests, states are
-# states, and what a digest was made from still gives that digest. Rows are read as they lie on disk, some at a time.
+# Text is valid, JSON can be parsed, digests and states are valid, and ids match their content. Rows are read as stored,
+# some at a time.
 
 _TOGETHER = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -54,7 +54,7 @@ _JSON = frozenset(
         "claims.granted", "submissions.answer", "hooks.kinds", "hooks.jobs",
     }
 )  # fmt: skip
-"""What holds JSON, or nothing."""
+"""Columns with JSON, or empty."""
 _ALWAYS_JSON = frozenset({"jobs.spec", "classes.wanted", "policies.policy", "claims.granted", "submissions.answer"})
 _DIGESTS = frozenset(
     {
@@ -62,7 +62,7 @@ _DIGESTS = frozenset(
         "contents.tree", "contents.listing", "tokens.sha256",
     }
 )  # fmt: skip
-"""What holds a digest, or nothing."""
+"""Columns with a digest, or empty."""
 _WORDS: Mapping[str, frozenset[str]] = {
     "jobs.state": _STATES,
     "events.from_state": _STATES | {""},
@@ -74,7 +74,7 @@ Row = dict[str, Any]
 
 
 def check_values(connection: Connection) -> Iterator[Violation]:
-    """Return every value of every table that can't be what was written there."""
+    """Yield a violation for every invalid value of every table."""
     for table in TABLES:
         checks = [(column.name, _check_of(table, column)) for column in table.columns]
         for row in _raw(connection, table):
@@ -91,12 +91,12 @@ def check_values(connection: Connection) -> Iterator[Violation]:
 
 
 def _raw(connection: Connection, table: Table) -> Iterator[Row]:
-    """Return rows as they lie there: of SQLite, text as its bytes."""
+    """Yield rows as stored: for SQLite, text as bytes."""
     statement = str(select(table).compile(dialect=connection.dialect))
     names = table.columns.keys()
     pages = connection.exec_driver_sql(statement, execution_options={"yield_per": _TOGETHER}).partitions()
     while True:
-        # Whoever gets the rows may read text meanwhile.
+        # The consumer of the rows may read text meanwhile.
         with read_text_as(connection, bytes):
             page = next(pages, None)
         if page is None:
@@ -106,7 +106,7 @@ def _raw(connection: Connection, table: Table) -> Iterator[Row]:
 
 
 def _check_of(table: Table, column: Column[Any]) -> Callable[[Any], str]:
-    """Return what says what is wrong with a value of a column; nothing if nothing is."""
+    """Return the check of a column's values; it returns the fault, or an empty text."""
     inner = _INNER.get(type(column.type), _text_check)(f"{table.name}.{column.name}", column)
 
     def check(value: Any) -> str:
@@ -122,11 +122,11 @@ def _boolean_check(_place: str, _column: Column[Any]) -> Callable[[Any], str]:
 
 
 def _integer_check(_place: str, _column: Column[Any]) -> Callable[[Any], str]:
-    return lambda value: "" if type(value) is int else "is no whole number"
+    return lambda value: "" if type(value) is int else "is not a whole number"
 
 
 def _double_check(_place: str, _column: Column[Any]) -> Callable[[Any], str]:
-    return lambda value: "" if type(value) in (int, float) and math.isfinite(value) else "is no number"
+    return lambda value: "" if type(value) in (int, float) and math.isfinite(value) else "is not a number"
 
 
 def _text_check(place: str, column: Column[Any]) -> Callable[[Any], str]:
@@ -137,13 +137,13 @@ def _text_check(place: str, column: Column[Any]) -> Callable[[Any], str]:
         try:
             text = value if isinstance(value, str) else bytes.decode(value)
         except (UnicodeDecodeError, TypeError):
-            return "is no text"
+            return "is not text"
         if "\0" in text or (most is not None and len(text) > most):
-            return "is no text that was ever written"
+            return "has a NUL, or is too long"
         if words is not None and text not in words:
             return f"is {text[:40]!r}"
         if is_digest and text and _DIGEST.fullmatch(text) is None:
-            return "is no digest"
+            return "is not a digest"
         return _json_fault(place, text) if is_json else ""
 
     return check
@@ -155,29 +155,29 @@ def _json_fault(place: str, text: str) -> str:
     try:
         loads(text)
     except (ValueError, RecursionError):
-        return "is no JSON"
+        return "is not JSON"
     return ""
 
 
 def _job_fault(row: Row) -> str:
-    """Hold a job's id against what it was made from."""
+    """Return the fault of a job's spec or id."""
     try:
         order = JOB_BODY.validate_python({**loads(row["spec"]), "id": _plain(row["id"])})
     except (TypeError, ValueError):
-        return "spec is no order of a job"
+        return "spec is not a job spec"
     if fault := identity_fault(order):
         return f"spec: {fault}"
     stored = tuple(_plain(row[name]) for name in ("recipe", "mode"))
-    return "" if (order.recipe, order.mode) == stored else "its spec is another job's"
+    return "" if (order.recipe, order.mode) == stored else "spec is of another job"
 
 
 def _class_fault(row: Row) -> str:
-    """Hold a class's key against what it was made from."""
+    """Return the fault of a class's key."""
     try:
         made = digest_value("requirement class", loads(row["wanted"]))
     except (TypeError, ValueError):
-        return "wanted is no class of jobs"
-    return "" if made == _plain(row["key"]) else "its key is not that of what it wants"
+        return "wanted is not a class of jobs"
+    return "" if made == _plain(row["key"]) else "key does not match wanted"
 
 
 def _called(table: Table, row: Row) -> str:
@@ -195,7 +195,7 @@ _INNER: Mapping[type, Callable[[str, Column[Any]], Callable[[Any], str]]] = {
     BigInteger: _integer_check,
 }
 _WHOLE: Mapping[str, Callable[[Row], str]] = {JOBS.name: _job_fault, CLASSES.name: _class_fault}
-"""What is looked at once every value of a row is right by itself."""
+"""Checks of whole rows, after their values."""
 
 
 _SHOWN = 10
@@ -209,7 +209,7 @@ def check_database(
     has_object: HasObject | None = None,
     progress: Progress = no_progress,
 ) -> Iterator[Violation]:
-    """Return every fault as it is found. Without `has_object` nobody looks for the bytes of results."""
+    """Yield all violations. Without `has_object` the bytes of results are not checked."""
     with snapshot(database) as connection:
         yield from check_rows(connection, budgets=budgets, has_object=has_object, progress=progress)
 
@@ -223,9 +223,9 @@ def check_rows(
     behind: int = 0,
     is_quick: bool = False,
 ) -> Iterator[Violation]:
-    """Return every fault of what a connection sees; of jobs behind a number, where one is given.
+    """Yield all violations of a connection's rows; of jobs behind a number, if one is given.
 
-    If `is_quick`, what reads the whole file or the whole journal is left out.
+    If `is_quick`, checks of the whole file and of all events are left out.
     """
     try:
         with read_text_as(connection, marked):
@@ -238,14 +238,14 @@ def check_rows(
             for history in histories(connection, progress=progress, behind=behind):
                 yield from _of_job(history, budgets, has_object)
     except OperationalError:
-        # It can't be reached, is busy, or the disk fails: that says nothing about what is written there.
+        # It can't be reached, is busy, or the disk fails: that says nothing about its content.
         raise
     except DatabaseError as error:
-        yield Violation(rule="integrity", job="", message=f"it can't be read any further: {error.orig}")
+        yield Violation(rule="integrity", job="", message=f"the rest can't be read: {error.orig}")
 
 
 def histories(connection: Connection, *, progress: Progress = no_progress, behind: int = 0) -> Iterator[JobHistory]:
-    """Return the whole history of every job behind a number, in their order."""
+    """Yield the history of every job behind a number, in order."""
     total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
     told_from_s = float(connection.scalar(select(META.c.value).where(META.c.key == EVENTS_FROM_S)) or 0.0)
     done, last = 0, behind
@@ -278,35 +278,34 @@ def _of_job(history: JobHistory, budgets: Budgets | None, has_object: HasObject 
     try:
         yield from check_job(history, budgets=budgets, has_object=has_object)
     except (ValueError, TypeError, KeyError) as error:
-        # Only what is damaged can't be understood: the others are looked at nevertheless.
-        said = f"its rows can't be understood: {error}"
-        yield Violation(rule="integrity", job=str(history.job["id"]), message=said)
+        # Damaged rows: the other jobs are still checked.
+        yield Violation(rule="integrity", job=str(history.job["id"]), message=f"rows can't be interpreted: {error}")
 
 
 def _of_the_file(connection: Connection) -> Iterator[Violation]:
     if connection.dialect.name == "sqlite":
-        for (said,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_SHOWN})"):
-            if said != "ok":
-                yield Violation(rule="integrity", job="", message=str(said))
+        for (found,) in connection.exec_driver_sql(f"PRAGMA integrity_check({_SHOWN})"):
+            if found != "ok":
+                yield Violation(rule="integrity", job="", message=str(found))
         for row in connection.exec_driver_sql("PRAGMA foreign_key_check").mappings():
-            said = f"row {row['rowid']} of {row['table']} points at a row of {row['parent']} that is not there"
-            yield Violation(rule="integrity", job="", message=said)
+            message = f"row {row['rowid']} of {row['table']} references a missing row of {row['parent']}"
+            yield Violation(rule="integrity", job="", message=message)
         return
     for (name,) in connection.exec_driver_sql("SELECT conname FROM pg_constraint WHERE NOT convalidated"):
-        yield Violation(rule="integrity", job="", message=f"the constraint {name} was never checked")
+        yield Violation(rule="integrity", job="", message=f"constraint {name} was never validated")
     broken = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid OR NOT indisready"
     for (name,) in connection.exec_driver_sql(broken):
-        yield Violation(rule="integrity", job="", message=f"the index {name} is not valid")
+        yield Violation(rule="integrity", job="", message=f"index {name} is not valid")
 
 
 def _of_meta(connection: Connection) -> Iterator[Violation]:
-    said = {row.key: row.value for row in connection.execute(select(META))}
-    generation = int(said.get("generation", 0)) if said.get("generation", "0").isdecimal() else -1
+    meta = {row.key: row.value for row in connection.execute(select(META))}
+    generation = int(meta.get("generation", 0)) if meta.get("generation", "0").isdecimal() else -1
     for table in (EVENTS, LEASES, ATTEMPTS):
         highest = connection.scalar(select(func.max(table.c.generation)))
         if highest is not None and highest > generation:
-            message = f"{table.name} know generation {highest}, the database is at {generation}"
-            yield Violation(rule="epochs_grow", job="", message=message, rows=(said,))
+            message = f"{table.name} has generation {highest}, the database {generation}"
+            yield Violation(rule="epochs_grow", job="", message=message, rows=(meta,))
 
 
 def _of_counters(connection: Connection) -> Iterator[Violation]:
@@ -319,12 +318,12 @@ def _of_counters(connection: Connection) -> Iterator[Violation]:
         true[f"class:{class_id}"] = count
     for key in sorted(true.keys() | {key for key in kept if key.startswith(("state:", "class:"))}):
         if kept.get(key, 0) != true[key]:
-            message = f"the counter {key} says {kept.get(key, 0)}, there are {true[key]}"
+            message = f"counter {key} is {kept.get(key, 0)}, there are {true[key]}"
             yield Violation(rule="counters", job="", message=message)
 
 
 def _without_job(connection: Connection) -> Iterator[Violation]:
-    """Find events of jobs that are not there: the journal has no foreign key, so that it is never in the way."""
+    """Yield events of missing jobs: events have no foreign key."""
     asked = (
         select(EVENTS)
         .outerjoin(JOBS, JOBS.c.seq == EVENTS.c.seq)
@@ -332,7 +331,7 @@ def _without_job(connection: Connection) -> Iterator[Violation]:
         .limit(_SHOWN)
     )
     for event in _rows(connection.execute(asked)):
-        message = f"event {event['id']} tells of a job that is not there"
+        message = f"event {event['id']} is of a missing job"
         yield Violation(rule="events_replay", job="", message=message, rows=(event,))
 
 
@@ -362,7 +361,7 @@ def _rows(result: Any) -> list[dict[str, Any]]:
     return [dict(row) for row in result.mappings()]
 
 
-# The history checker's verdict on the newest part of a queue, while it is served: bounded in jobs, on one snapshot.
+# The check of the newest jobs of a served queue: bounded in jobs, on one snapshot.
 
 RULES = (
     "one_lease",
@@ -377,17 +376,17 @@ RULES = (
     "time_goes_on",
     "counters",
 )
-"""The checker's own (`history`), and that counters say what rows do."""
+"""The rules of `history`, and of counters."""
 _JUDGING_SHOWN = 50
 
 
 @frozen
 class DatabaseCheckResult:
-    """What was found."""
+    """The result of a check."""
 
     jobs: int
     is_whole: bool
-    """All jobs were looked at."""
+    """All jobs were checked."""
     broken: dict[str, int]
     """Rule → how often."""
     violations: tuple[Violation, ...]
@@ -395,7 +394,7 @@ class DatabaseCheckResult:
 
 
 def judge(database: Database, *, most: int, budgets: Budgets, has_object: HasObject | None) -> DatabaseCheckResult:
-    """Check the newest jobs, and what is about no single one."""
+    """Check the newest jobs, and the database as a whole."""
     with snapshot(database) as connection:
         total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
         behind = 0
@@ -404,7 +403,7 @@ def judge(database: Database, *, most: int, budgets: Budgets, has_object: HasObj
             behind = int(connection.scalar(newest) or 0)
         broken: Counter[str] = Counter(dict.fromkeys(RULES, 0))
         shown: list[Violation] = []
-        # What a whole file needs, `admin db check` does: here nobody waits for it.
+        # The check of the whole file takes long: only `admin db check` does it.
         for violation in check_rows(connection, budgets=budgets, has_object=has_object, behind=behind, is_quick=True):
             broken[violation.rule] += 1
             if len(shown) < _JUDGING_SHOWN:

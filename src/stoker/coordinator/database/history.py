@@ -1,4 +1,4 @@
-"""The history checker: proves, job by job, that the queue kept its promises. Pure; rows in, violations out.
+"""The history checker: verifies the rules of the queue, job by job. Pure: rows in, violations out.
 
     one_lease            at most one live lease per job, at any time; a live job has one
     epochs_grow          epochs strictly grow with every grant and every requeue, and never return
@@ -11,7 +11,7 @@
     one_event_per_move   every move is exactly one event, of the kind that makes it
     time_goes_on         stored time never goes back
 
-`admin db check` and the fault tests use it. It reads what was written down; what was never written down it can't know.
+`admin db check` and the fault tests use it. It checks stored rows only.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stoker.core.jsontext import loads
 from stoker.core.leases import Budgets
 from stoker.core.retry import BudgetCharge, charge_of
 
-# A job's events told again: where they lead, and where they can't be true. Pure.
+# Replay of a job's events: the state that they lead to, and contradictions. Pure.
 #
-# Every move of a job is one event, written with the move. So its events alone, in their order, must lead from nothing
-# to the state that its row shows, by moves that there are, each under the epoch that counted then.
+# Every move of a job is one event, written with the move. So its events alone, in order, must lead to the state in its
+# row, by valid moves, each under the epoch of its time.
 
 Row = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ _MOVES: dict[str, set[tuple[str, str]]] = {
     Kinds.JOB_SUBMITTED: {("", _PENDING)},
     Kinds.JOB_GRANTED: {(_PENDING, _CLAIMED)},
     Kinds.JOB_STARTED: {(_CLAIMED, _RUNNING)},
-    # From pending: its lease had ended, nobody else was given the job, and its result came back.
+    # From pending: its lease had expired, the job was not granted again, and its result arrived late.
     Kinds.JOB_FINISHED: {(_PENDING, _COMPLETED), (_CLAIMED, _COMPLETED), (_RUNNING, _COMPLETED)},
     Kinds.JOB_FAILED: {(_PENDING, _FAILED), (_CLAIMED, _FAILED), (_RUNNING, _FAILED)},
     Kinds.JOB_RETRYING: _BACK,
@@ -65,13 +65,13 @@ _WORDS = frozenset(
         Kinds.JOB_DECLINED,
     }
 )
-"""What an attempt says itself, under its token."""
+"""Reports of an attempt, under its token."""
 _ABOUT_AN_ATTEMPT = _WORDS | {Kinds.JOB_EXPIRED, Kinds.JOB_CANCELLED, Kinds.JOB_CANCELLING}
 
 
 @frozen
 class Contradiction:
-    """Events that can't be true together, and which promise they break."""
+    """Events that contradict each other, and the violated rule."""
 
     rule: str
     message: str
@@ -80,23 +80,23 @@ class Contradiction:
 
 @frozen
 class ReplayResult:
-    """Where a job's events lead."""
+    """The state that a job's events lead to."""
 
     state: str = ""
     epoch: int = 0
     attempt: int = 0
     since_requeue: int = 0
-    """How many attempts there had been when it was last requeued."""
+    """Number of attempts at its last requeue."""
     granted: Mapping[int, Row] = fresh(factory=dict)
     """Attempt → the event that granted it."""
     ended: Mapping[int, tuple[Row, ...]] = fresh(factory=dict)
-    """Attempt → the events that ended it: one, or two of which the first says that its lease ran out."""
+    """Attempt → the events that ended it: one, or two of which the first is an expired lease."""
     contradictions: tuple[Contradiction, ...] = ()
 
 
 @frozen
 class DroppedHistoryState:
-    """Where a job stood when the story until then was dropped (`queue.expiry`)."""
+    """The state of a job when its earlier events were deleted (`queue.expiry`)."""
 
     state: str
     epoch: int
@@ -104,15 +104,15 @@ class DroppedHistoryState:
 
 
 def replay(events: Sequence[Row], after: DroppedHistoryState | None = None) -> ReplayResult:
-    """Tell a job's events again, in their order; `after` what of them is no longer kept."""
-    telling = _Telling(after)
+    """Replay a job's events in order; `after` is the state after deleted ones."""
+    replaying = _Replay(after)
     for event in events:
-        telling.hear(event)
-    return telling.result()
+        replaying.apply(event)
+    return replaying.result()
 
 
-class _Telling:
-    """What is true of the job after the events so far."""
+class _Replay:
+    """The state of a job after the events so far."""
 
     def __init__(self, after: DroppedHistoryState | None) -> None:
         self.is_whole = after is None
@@ -138,7 +138,7 @@ class _Telling:
             contradictions=tuple(self.found),
         )
 
-    def hear(self, event: Row) -> None:
+    def apply(self, event: Row) -> None:
         """Take the next event."""
         self._look_at_time(event)
         if event["kind"] in _RAISING:
@@ -215,7 +215,7 @@ class _Telling:
         self.state = after
 
     def _come_back(self, event: Row) -> None:
-        """A result under a lease that had run out: taken only if nobody else was given the job."""
+        """A result under an expired lease: accepted only if the job was not granted again."""
         ends = self.ended.setdefault(self.attempt, [])
         if [end["kind"] for end in ends] != [Kinds.JOB_EXPIRED]:
             self._say("no_stale_write", f"finished by attempt {self.attempt}, which held no lease", *ends, event)
@@ -273,18 +273,18 @@ class JobHistory:
     before: tuple[str, ...] = ()
     """The states of the jobs that it comes after."""
     told_from_s: float = 0.0
-    """The events of jobs that had ended before this may have been dropped."""
+    """Events of jobs that ended before this may have been deleted."""
 
 
 def check_job(
     history: JobHistory, *, budgets: Budgets | None = None, has_object: HasObject | None = None
 ) -> tuple[Violation, ...]:
-    """Return every promise that was broken for one job. Without `has_object` nobody looks for bytes."""
+    """Return all violations of one job. Without `has_object` the bytes of results are not checked."""
     return _Checking(history, budgets or Budgets(), has_object).violations()
 
 
 class _Checking:
-    """One job under the magnifying glass."""
+    """The check of one job."""
 
     def __init__(self, history: JobHistory, budgets: Budgets, has_object: HasObject | None) -> None:
         self.history = history
@@ -313,15 +313,15 @@ class _Checking:
     def _events_lead_here(self) -> None:
         replayed, job = self.replayed, self.job
         if not self.history.events and self.untold is None:
-            self.say("events_replay", "no event tells of it", job)
+            self.say("events_replay", "job without events", job)
             return
-        for word, told in (("state", replayed.state), ("epoch", replayed.epoch), ("attempt", replayed.attempt)):
-            if job[word] != told:
-                rule = "epochs_grow" if word == "epoch" and job[word] < told else "events_replay"
-                self.say(rule, f"its row says {word} {job[word]}, its events lead to {told}", job)
+        for name, value in (("state", replayed.state), ("epoch", replayed.epoch), ("attempt", replayed.attempt)):
+            if job[name] != value:
+                rule = "epochs_grow" if name == "epoch" and job[name] < value else "events_replay"
+                self.say(rule, f"row has {name} {job[name]}, events lead to {value}", job)
 
     def _attempts_are_told(self) -> None:
-        """Hold attempts' rows against the events that granted and ended them."""
+        """Compare attempts' rows with the events that granted and ended them."""
         numbers = [attempt["attempt"] for attempt in self.history.attempts]
         if numbers != list(range(1, self.job["attempt"] + 1)):
             self.say("one_event_per_move", f"attempts {numbers} for {self.job['attempt']} grants", self.job)
@@ -335,23 +335,24 @@ class _Checking:
                 continue
             granted = self.replayed.granted.get(number)
             if granted is None:
-                self.say("one_event_per_move", f"no event tells of the grant of attempt {number}", attempt)
+                self.say("one_event_per_move", f"no event for the grant of attempt {number}", attempt)
             elif (granted["epoch"], granted["generation"]) != (epoch, attempt["generation"]):
                 self.say("events_replay", f"attempt {number} was granted under another token", granted, attempt)
             self._ending_is_told(attempt)
         if last_epoch > self.job["epoch"]:
-            self.say("epochs_grow", f"its epoch {self.job['epoch']} is behind its attempts'", self.job)
+            self.say("epochs_grow", f"epoch {self.job['epoch']} is behind that of its attempts", self.job)
 
     def _ending_is_told(self, attempt: Row) -> None:
         ends = self.replayed.ended.get(attempt["attempt"], ())
         ending, number = attempt["ending"], attempt["attempt"]
         if not ends:
             if ending:
-                self.say("one_event_per_move", f"no event tells how attempt {number} ended", attempt)
+                self.say("one_event_per_move", f"no event for the end of attempt {number}", attempt)
             return
         if ending not in _ENDINGS.get(ends[-1]["kind"], frozenset()):
-            said = ending or "that it goes on"
-            self.say("events_replay", f"attempt {number} says {said}, {ends[-1]['kind']} ended it", ends[-1], attempt)
+            stored = ending or "no end"
+            message = f"attempt {number} has {stored}, but {ends[-1]['kind']} ended it"
+            self.say("events_replay", message, ends[-1], attempt)
 
     def _attempts_do_not_overlap(self) -> None:
         last: Row | None = None
@@ -363,7 +364,9 @@ class _Checking:
                     self.say("one_lease", f"attempts {last['attempt']} and {attempt['attempt']} overlap", last, attempt)
             if bool(attempt["ending"]) != (attempt["ended_s"] is not None):
                 self.say(
-                    "events_replay", f"attempt {attempt['attempt']} ended without a time, or without a way", attempt
+                    "events_replay",
+                    f"attempt {attempt['attempt']} has an end or a time, not both",
+                    attempt,
                 )
             last = attempt
 
@@ -378,24 +381,24 @@ class _Checking:
                 self.say("no_stale_write", f"its lease is of epoch {held[0]}, attempt {held[1]}", job, lease)
         open_ones = [attempt for attempt in self.history.attempts if not attempt["ending"]]
         if len(open_ones) != int(is_live) or (is_live and open_ones[0]["attempt"] != job["attempt"]):
-            self.say("one_lease", f"a {job['state']} job with {len(open_ones)} attempts that go on", job, *open_ones)
+            self.say("one_lease", f"a {job['state']} job with {len(open_ones)} open attempts", job, *open_ones)
 
     def _waits_with_reason(self) -> None:
         job = self.job
         missing = sum(state != JobState.COMPLETED for state in self.history.before)
         if job["state"] != JobState.PENDING:
             if job["is_ready"]:
-                self.say("waits_with_reason", f"a {job['state']} job stands in the line", job)
+                self.say("waits_with_reason", f"a {job['state']} job is marked as ready", job)
             return
         if job["blockers"] != missing:
             self.say("waits_with_reason", f"waits for {job['blockers']} jobs, and {missing} have not completed", job)
         if job["is_ready"] and job["blockers"]:
-            self.say("waits_with_reason", f"in the line although it waits for {job['blockers']} jobs", job)
+            self.say("waits_with_reason", f"marked as ready although it waits for {job['blockers']} jobs", job)
         if not job["is_ready"] and not job["blockers"] and not job["not_before_s"]:
-            self.say("waits_with_reason", "not in the line, and it waits for nothing", job)
+            self.say("waits_with_reason", "not marked as ready, and it waits for nothing", job)
 
     def _within_budgets(self) -> None:
-        """Count what ended badly since the last requeue; after the last try that was allowed nothing may be granted."""
+        """Count failures since the last requeue; after the last allowed attempt nothing may be granted."""
         allowed = max(self.budgets.user, _spec(self.job).get("attempts", 1))
         failures = lost = 0
         workers: set[str] = set()
@@ -418,9 +421,9 @@ class _Checking:
         job, bundles = self.job, self.history.bundles
         if job["state"] == JobState.COMPLETED:
             newest = bundles[-1] if bundles else None
-            said = (job["tree"], job["archive_sha256"], job["attempt"])
-            if newest is None or (newest["tree"], newest["archive_sha256"], newest["attempt"]) != said:
-                self.say("bundle_has_bytes", "completed, and its result is not in the index", job, *bundles)
+            recorded = (job["tree"], job["archive_sha256"], job["attempt"])
+            if newest is None or (newest["tree"], newest["archive_sha256"], newest["attempt"]) != recorded:
+                self.say("bundle_has_bytes", "completed, but its result is not in the index", job, *bundles)
         if self.has_object is None:
             return
         for bundle in bundles:
@@ -434,15 +437,15 @@ class _Checking:
     def _bytes_are_there(self, sha256: str, size_bytes: int, what: str, row: Row) -> None:
         has = self.has_object(sha256) if self.has_object is not None else size_bytes
         if has is None:
-            self.say("bundle_has_bytes", f"{what} {sha256[:12]} is recorded, and its bytes are not there", row)
+            self.say("bundle_has_bytes", f"{what} {sha256[:12]} is recorded, but its bytes are missing", row)
         elif has != size_bytes:
             self.say("bundle_has_bytes", f"{what} {sha256[:12]} has {has} bytes instead of {size_bytes}", row)
 
 
 def _untold(history: JobHistory) -> DroppedHistoryState | None:
-    """Return where a job stood when its events until then were dropped; nothing if they were not.
+    """Return the state of a job when its earlier events were deleted; None if they were not.
 
-    They go all together, and only once the job has ended. So what is left begins with what happened to an ended job.
+    They are deleted together, and only once the job has ended. So the remaining ones begin with an ended job.
     """
     job, events = history.job, history.events
     is_whole = bool(events) and events[0]["kind"] == Kinds.JOB_SUBMITTED

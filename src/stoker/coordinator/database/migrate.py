@@ -20,16 +20,16 @@ _FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
 
 
 def version_of(connection: Connection) -> str:
-    """Return which step a database stands at; empty if nothing is there yet."""
+    """Return the version of a database's tables; empty if there are none yet."""
     if not inspect(connection).has_table("alembic_version"):
         return ""
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar() or ""
 
 
 def migrate(connection: Connection, *, shown: str) -> str:
-    """Bring a database to `HEAD` in one transaction, and say where it stood before.
+    """Migrate a database to `HEAD` in one transaction, and return its version before.
 
-    Raises `VersionSkew` for one that a newer program made, `DatabaseTrouble` for one that holds somebody else's tables.
+    Raises `VersionSkew` if a newer version created it, `DatabaseTrouble` if it has tables of another program.
     """
     was = version_of(connection)
     if was == HEAD:
@@ -37,8 +37,8 @@ def migrate(connection: Connection, *, shown: str) -> str:
         return was
     if was and was not in _VERSIONS:
         raise VersionSkew(
-            f"{shown} was made by a newer Stoker (its tables are at {was}, this program knows {HEAD})",
-            hint="use that program, or restore a backup from before",
+            f"{shown} was created by a newer Stoker (its tables are at {was}, this version supports {HEAD})",
+            hint="use that version, or restore an earlier backup",
             found=was,
             known=HEAD,
         )
@@ -53,7 +53,7 @@ def _refuse_strangers(connection: Connection, shown: str) -> None:
     ours = sorted(set(inspect(connection).get_table_names()) & set(METADATA.tables))
     if ours:
         raise DatabaseTrouble(
-            f"{shown} holds tables of something else: {', '.join(ours)}", hint="name an empty database", tables=ours
+            f"{shown} has tables of another program: {', '.join(ours)}", hint="name an empty database", tables=ours
         )
 
 

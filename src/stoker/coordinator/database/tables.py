@@ -312,7 +312,7 @@ CERTIFICATES = Table(
     Column("why", Text, nullable=False, server_default=""),
     Index("certificates_by_name", "name"),
 )
-"""Of machines. What is not here was not issued by us, whoever signed it."""
+"""Of machines. A certificate that is not here was not issued by us."""
 
 CONTENTS = Table(
     "contents",
@@ -325,8 +325,8 @@ CONTENTS = Table(
     Column("wanted_s", Double, nullable=False),
     Column("is_pinned", Boolean, nullable=False, server_default=text("false")),
 )
-"""Trees of code and data that lie with the coordinator, whole. `listing`: the object that lists a tree's files;
-`wanted_s`: when somebody last was about to hand in jobs that need it.
+"""Completely stored trees of code and data. `listing`: the object with a tree's file list; `wanted_s`: when it was last
+requested for a submission.
 """
 
 HOOKS = Table(
@@ -347,8 +347,8 @@ HOOKS = Table(
     Column("closed_s", Double),
     Column("by", String(200), nullable=False, server_default=""),
 )
-"""Who is told of events elsewhere. `kinds`, `jobs` (their numbers): JSON, empty for all; `cursor`: the last event that
-was delivered; `is_inner`: an admin made it, so that it may be an address of this machine or of a private network.
+"""Webhooks. `kinds`, `jobs` (their numbers): JSON, empty for all; `cursor`: the last delivered event; `is_inner`:
+created by an admin, so that addresses of this machine and of private networks are allowed.
 """
 
 SYMPTOMS = Table(
@@ -363,4 +363,4 @@ SYMPTOMS = Table(
     Column("message", Text, nullable=False, server_default=""),
     Column("hint", Text, nullable=False, server_default=""),
 )
-"""What is wrong with machines and devices (`device` is empty for a whole machine), told once an hour at most."""
+"""Symptoms of machines and devices (`device` is empty for a whole machine), with an event once an hour at most."""

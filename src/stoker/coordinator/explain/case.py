@@ -1,4 +1,4 @@
-"""Nouns of an explanation: the job that is asked about, and the fleet as it stands."""
+"""Input of an explanation: the job, and the present fleet."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import EnvironmentChoice, JobInput, JobSpec, JobState
 from stoker.core.machine import Requirements, SchedulableJob, code_word, environment_word
 from stoker.core.text import format_duration, format_size, point_name
-from stoker.protocol.code_messages import code_of, why_not_accepted
 from stoker.protocol.environment_messages import (
     EnvironmentStatus,
     MachineEnvironmentStatus,
     environment_digest,
     outlooks,
 )
+from stoker.protocol.job_checks import code_of, why_not_accepted
 from stoker.protocol.lease_messages import MachineInventory
 from stoker.protocol.view_messages import JobView
 from stoker.scheduler.explain import Explanation
+from stoker.scheduler.leases import ShareView
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.shares import ShareView
 from stoker.scheduler.simulation.forecast import JobForecast
 
 
 @frozen
 class Prerequisite:
-    """A job that another one comes after."""
+    """A job that another one depends on."""
 
     name: str
     state: str
     ends_s: float | None = None
-    """When it may end, if it runs and anybody knows."""
+    """Expected end, if it runs and there is an estimate."""
 
 
 @frozen
 class MachineDecline:
-    """A machine that was given the job, looked again, and would not start it."""
+    """A machine that declined the job."""
 
     machine: str
     reason: str
@@ -49,38 +49,36 @@ class MachineDecline:
 
 @frozen
 class JobExplainContext:
-    """One job, and what the queue knows of it."""
+    """One job, with its state in the queue."""
 
     job: JobView
     wanted: SchedulableJob
     after: tuple[Prerequisite, ...] = ()
-    """Those it comes after that have not completed."""
+    """Uncompleted jobs that it depends on."""
     not_before_s: float = 0.0
-    """It waits a while after a failure, or after many declines; 0: it does not."""
+    """Time of its retry after a failure, or after many declines; 0: none."""
     message: str = ""
-    """What its last attempt ended with, if it waits after one."""
+    """The end of its last attempt, before a retry."""
     ahead: int | None = None
-    """How many ready jobs go before it; nothing: it is not in the line."""
+    """Number of ready jobs ahead of it; None: it is not ready."""
     declines: tuple[MachineDecline, ...] = ()
     """The newest first."""
     spent: Mapping[str, tuple[int, int]] = fresh(factory=dict)
-    """Cause → how many attempts ended for it, and how many may."""
+    """Cause → number of attempts that ended by it, and the limit."""
     ends_s: float | None = None
-    """Of a job that runs, when it may end."""
+    """Expected end of a running job."""
     based_on: str = ""
-    """What the estimate of its duration is from; empty: there is none."""
+    """Source of the estimate of its duration; empty: there is none."""
     forecast: JobForecast | None = None
-    """What is expected of it, if it waits and that is known."""
+    """Forecast of a pending job, if there is one."""
     names: Mapping[int, str] = fresh(factory=dict)
-    """Names of jobs that go first somewhere, by number."""
+    """Names of jobs that start earlier somewhere, by number."""
     share: ShareView | None = None
-    """How its submitter stands beside others."""
+    """The share of its submitter."""
     chosen: str = ""
-    """Why its machine was granted it, if it has one."""
+    """Why it was granted to its machine, if it has one."""
     environment: tuple[EnvironmentChoice, ...] = ()
-    """What its interpreter is made from."""
     inputs: tuple[JobInput, ...] = ()
-    """What it reads."""
 
 
 @frozen
@@ -93,7 +91,7 @@ class LeaseHolder:
     devices: tuple[str, ...] = ()
     is_shared: bool = False
     ends_s: float | None = None
-    """When it may end; nothing: nobody knows."""
+    """Expected end; None: unknown."""
     based_on: str = ""
 
     def to_dict(self) -> dict[str, object]:
@@ -108,23 +106,23 @@ class LeaseHolder:
 
 @frozen
 class Fleet:
-    """All machines that may be given work, what they hold, and those that nobody hears from."""
+    """Present machines with their leases, and absent ones."""
 
     offers: Sequence[NodeOffer] = ()
     holders: Mapping[str, Sequence[LeaseHolder]] = fresh(factory=dict)
     """By machine."""
     absent: Mapping[str, str] = fresh(factory=dict)
-    """Machine → since when, or why, it does not count: `silent for 12m03s`."""
+    """Machine → why it is absent: `silent for 12m03s`."""
     away: Sequence[NodeOffer] = ()
-    """What those would offer, were they back; of one that is not here, nobody knows."""
+    """What absent machines would offer if they were back, as far as it is known."""
     closed_until_s: Mapping[str, float] = fresh(factory=dict)
     """Of machines that are closed for a time."""
     holdings: Mapping[str, MachineInventory] = fresh(factory=dict)
-    """What machines' workers said that they have."""
+    """Inventories of machines."""
 
 
 def case_of_order(order: JobSpec, *, now_s: float, ahead: int | None = None) -> JobExplainContext:
-    """Return a job that is not in the queue yet, as it would stand there if it were handed in now."""
+    """Return the context of a job that is not submitted yet, as if it were submitted now."""
     job = JobView(
         id=order.id,
         name=point_name(order.name, order.number),
@@ -142,13 +140,11 @@ def case_of_order(order: JobSpec, *, now_s: float, ahead: int | None = None) -> 
     return JobExplainContext(job=job, wanted=wanted, ahead=ahead, environment=order.environment, inputs=order.inputs)
 
 
-# A job's code and data and the machines of a fleet, for whoever explains: who has it, who copies how much first.
-#
-# Pure, from what workers said that they have.
+# A job's data on the machines of a fleet: present, or how much has to be copied. Pure, from inventories.
 
 
 def data_row(inputs: Sequence[JobInput], machine: str, held: MachineInventory | None) -> dict[str, Any]:
-    """Return how a job's data stands on a machine; nothing if it reads none, or nobody knows."""
+    """Return the state of a job's data on a machine; empty if it has none, or the inventory is unknown."""
     if not inputs or held is None:
         return {}
     lacks = [one for one in inputs if not _is_there(one, machine, held)]
@@ -164,12 +160,12 @@ def data_row(inputs: Sequence[JobInput], machine: str, held: MachineInventory | 
 
 
 def first_copies(row: dict[str, Any]) -> str:
-    """Return what a machine has to copy before it can start, as the end of a sentence; empty: nothing."""
+    """Return the data to copy before the start, as the end of a sentence; empty: none."""
     return f", and {row['text']} first" if row.get("missing_bytes") else ""
 
 
 def _is_there(one: JobInput, machine: str, held: MachineInventory) -> bool:
-    # On the machine that it was submitted from it is read where it lies.
+    # On the machine that it was submitted from it is read in place.
     return one.tree in held.trees or (bool(one.host) and one.host == machine)
 
 
@@ -180,13 +176,13 @@ def _text(row: dict[str, Any]) -> str:
     return f"copies {format_size(row['missing_bytes'])} of data{about}"
 
 
-# A job's environment and the machines of a fleet, for whoever explains: who has it, who builds it, who can't.
+# A job's environment on the machines of a fleet: present, to be built, or impossible. Pure.
 #
-# Pure. The queue lets machines deny environments that it has met; of a job that is not there yet, this does the same.
+# In the queue, machines deny the environments of its jobs; this does the same for a job that is not submitted yet.
 
 
 class EnvironmentViews:
-    """What jobs' environments are to one fleet; each is looked at once."""
+    """The environments of jobs on one fleet; each is evaluated once."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -194,17 +190,17 @@ class EnvironmentViews:
         self._offers: dict[str, Sequence[NodeOffer]] = {}
 
     def of(self, case: JobExplainContext) -> dict[str, MachineEnvironmentStatus]:
-        """Return by machine how a job's environment stands there; nothing if it has none."""
+        """Return the status of a job's environment by machine; empty if it has none."""
         digest = case.wanted.environment
         if not digest or not case.environment:
             return {}
         if digest not in self._known:
-            told = outlooks(case.environment, self._fleet.holdings)
-            self._known[digest] = {one.machine: one for one in told}
+            found = outlooks(case.environment, self._fleet.holdings)
+            self._known[digest] = {one.machine: one for one in found}
         return self._known[digest]
 
     def offers(self, case: JobExplainContext) -> Sequence[NodeOffer]:
-        """Return all machines, with those that can't have the job's environment denying it."""
+        """Return all offers; machines that can't provide the job's environment deny it."""
         found = self.of(case)
         if not any(one.standing is EnvironmentStatus.IMPOSSIBLE for one in found.values()):
             return self._fleet.offers
@@ -215,7 +211,7 @@ class EnvironmentViews:
 
 
 def first_builds(outlook: MachineEnvironmentStatus | None) -> str:
-    """Return what a machine has to do before it can start, as the end of a sentence; empty: nothing."""
+    """Return the build before the start, as the end of a sentence; empty: none."""
     if outlook is None or outlook.standing is not EnvironmentStatus.BUILDS:
         return ""
     about = f" (about {format_duration(outlook.about_s)})" if outlook.about_s is not None else ""
@@ -229,10 +225,9 @@ def _denying(offer: NodeOffer, digest: str, outlook: MachineEnvironmentStatus | 
     return changed(offer, deny_jobs=(*offer.deny_jobs, word), denied_for=(*offer.denied_for, (word, outlook.why)))
 
 
-# Jobs that run in one process: those of one machine whose base is the same, on the same device or on the CPU. Pure.
+# Jobs that share a process: those of one machine with the same base, on the same device or on the CPU. Pure.
 #
-# Which process that is, the machine finds out by itself (`engine.runners.shared.shared_runner`); here is only what the
-# fleet can know of it: who was given which place, and what each of them shares.
+# The machine itself forms the process (`engine.runners.shared.shared_runner`); here it is derived from the leases.
 
 _MOST_NAMED = 3
 _LONGEST_BASE = 12
@@ -241,13 +236,13 @@ _SHOWN_OF_BASE = 8
 
 @frozen
 class SharedProcessPeers:
-    """The others in a job's process, or in the one that it would join."""
+    """The other jobs in a job's shared process, or in the one that it would join."""
 
     jobs: tuple[str, ...] = ()
     base: str = ""
 
     def words(self) -> str:
-        """Return it as the end of a sentence; nothing if nobody is there."""
+        """Return them as the end of a sentence; empty if there are none."""
         if not self.jobs:
             return ""
         more = len(self.jobs) - _MOST_NAMED
@@ -255,27 +250,27 @@ class SharedProcessPeers:
         return f", in one process with {named}: same base {_short(self.base)}"
 
 
-def peers_of(case: JobExplainContext, fleet: Fleet, told: Explanation, machine: str | None) -> SharedProcessPeers:
-    """Return with which jobs a job runs in one process, or would run if it started now on the machine it is to get."""
-    job, asked = case.job, case.wanted.requirements
-    if not _is_shared(asked):
+def shared_process_peers(
+    case: JobExplainContext, fleet: Fleet, explanation: Explanation, machine: str | None
+) -> SharedProcessPeers:
+    """Return the jobs that share a job's process, or would if it started now on its expected machine."""
+    job, needs = case.job, case.wanted.requirements
+    if not _is_shared(needs):
         return SharedProcessPeers()
     if job.state == JobState.PENDING:
-        place = next((one for one in told.nodes if one.node == machine and one.fits), None)
-        return (
-            SharedProcessPeers()
-            if place is None
-            else _beside(asked, fleet.holders.get(place.node, ()), place.on, job.name)
-        )
+        place = next((one for one in explanation.nodes if one.node == machine and one.fits), None)
+        if place is None:
+            return SharedProcessPeers()
+        return _beside(needs, fleet.holders.get(place.node, ()), place.on, job.name)
     if job.state not in (JobState.CLAIMED, JobState.RUNNING):
         return SharedProcessPeers()
     holders = fleet.holders.get(job.machine or "", ())
     own = next((one for one in holders if one.job == job.name), None)
-    return SharedProcessPeers() if own is None else _beside(asked, holders, own.devices, job.name)
+    return SharedProcessPeers() if own is None else _beside(needs, holders, own.devices, job.name)
 
 
 def _beside(
-    asked: Requirements, holders: Sequence[LeaseHolder], devices: tuple[str, ...], name: str
+    needs: Requirements, holders: Sequence[LeaseHolder], devices: tuple[str, ...], name: str
 ) -> SharedProcessPeers:
     return SharedProcessPeers(
         jobs=tuple(
@@ -285,30 +280,30 @@ def _beside(
             and one.devices == devices
             and (one.is_shared or not devices)
             and _is_shared(one.wanted.requirements)
-            and one.wanted.requirements.base == asked.base
+            and one.wanted.requirements.base == needs.base
         ),
-        base=asked.base,
+        base=needs.base,
     )
 
 
-def _is_shared(asked: Requirements) -> bool:
-    # Others say that they have a base in common, and yet each runs in a process of its own.
-    return bool(asked.base) and asked.base_ram_bytes > 0
+def _is_shared(needs: Requirements) -> bool:
+    # Without `base_ram_bytes` jobs with a common base run in separate processes.
+    return bool(needs.base) and needs.base_ram_bytes > 0
 
 
 def _short(base: str) -> str:
     return base if len(base) <= _LONGEST_BASE else f"{base[:_SHOWN_OF_BASE]}…"
 
 
-# Programs that are not submitted yet against machines that run only certain code. Pure.
+# Programs that are not submitted yet, on machines that run only certain code. Pure.
 #
-# The queue learns the words for code as jobs come in. Who asks what would become of a job gets them from here.
+# The queue adds code words as jobs are submitted. A dry run gets them from here.
 
 _PROGRAM = "command"
 
 
 def pinned_fleet(fleet: Fleet, accepts: Mapping[str, Sequence[str]], orders: Iterable[JobSpec]) -> Fleet:
-    """Return the fleet as it is once its machines have said which code of these orders they do not run."""
+    """Return the fleet with machines denying the code of these jobs that they do not run."""
     if not accepts:
         return fleet
     codes = {code_of(one) for one in orders if one.recipe == _PROGRAM}
@@ -320,7 +315,7 @@ def pinned_fleet(fleet: Fleet, accepts: Mapping[str, Sequence[str]], orders: Ite
 
 
 def pinned_case(case: JobExplainContext, accepts: Mapping[str, Sequence[str]], order: JobSpec) -> JobExplainContext:
-    """Return a job with the word for its code, where some machine asks about that."""
+    """Return a job with its code word, if some machine runs only certain code."""
     if not accepts or order.recipe != _PROGRAM:
         return case
     return changed(case, wanted=changed(case.wanted, code=code_word(*code_of(order))))

@@ -1,8 +1,8 @@
-"""Why a job is where it is, when it may start, and what would change that.
+"""Explain a job: its state, when it is expected to start, and what would change that.
 
-Every machine and device with its score or its reason, what holds it and until when; the place in line; where and when a
-forecast of the scheduler lets the job start, and why not now where there is room. Pure: it asks the rule that places
-(`scheduler.explain`) and reads the forecast, of a job in the queue as of one that is not there yet; it decides nothing.
+Every machine and device with its score or reason, its leases and until when; the queue position; where and when the
+scheduler's forecast starts the job, and why not now on machines with free capacity. Pure: uses the placement rule
+(`scheduler.explain`) and the forecast, for a job in the queue or one that is not submitted yet; decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.coordinator.explain.case import (
     data_row,
     first_builds,
     first_copies,
-    peers_of,
+    shared_process_peers,
 )
 from stoker.core.frozen import changed, fields_of
 from stoker.core.job import JobState
@@ -37,66 +37,61 @@ from stoker.scheduler.simulation.forecast import ExpectedStart, JobForecast, Mac
 
 _MOST_CHANGES = 4
 _MOST_MACHINES = 3
-"""So many machines are named in one line; of more it is said how many."""
+"""Number of machines named in one line; more are counted."""
 _BY_TIME = (HoldReason.FASTER, HoldReason.PREFERRED)
 _HELD: Mapping[str, str] = {
     HoldReason.FASTER: "the job ends earlier on a faster machine",
-    HoldReason.PREFERRED: "the job ends no later on a machine that it prefers",
+    HoldReason.PREFERRED: "the job ends no later on a preferred machine",
     HoldReason.BETTER_FREE: "a better machine is free",
     HoldReason.SCARCE: "it is left to jobs that need it",
     HoldReason.KEPT: "it is reserved for another job",
-    HoldReason.LIMIT: "the submitter has as many jobs or devices as allowed",
-    HoldReason.ENDS: "it goes away before the job would end",
+    HoldReason.LIMIT: "the submitter has reached its limit of jobs or devices",
+    HoldReason.ENDS: "it leaves before the job would end",
     HoldReason.DECLINED: "it declined the job",
-    HoldReason.ORDER: "another job goes first there",
+    HoldReason.ORDER: "another job starts first there",
 }
 _ENDED: Mapping[str, str] = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
-def explain_job(case: JobExplainContext, fleet: Fleet, *, now_s: float) -> JobExplanation:
-    """Explain one job."""
-    return Explainer(fleet, now_s=now_s).explain(case)
-
-
 class Explainer:
-    """Explains many jobs on one fleet: machines in equal states, and jobs that are placed alike, are looked at once."""
+    """Explains many jobs on one fleet: equal machines, and jobs with equal shapes, are evaluated once."""
 
     def __init__(self, fleet: Fleet, *, now_s: float) -> None:
         self._fleet = fleet
         self._now_s = now_s
         self._groups = NodeGroups()
-        self._told: dict[PlacementShape, Explanation] = {}
+        self._explanations: dict[PlacementShape, Explanation] = {}
         self._possible: dict[PlacementShape, bool] = {}
         self._away = {offer.node: offer for offer in (*fleet.offers, *fleet.away)}
         self._listed = {word for offer in fleet.offers for word in (*offer.allow_jobs, *offer.deny_jobs)}
         self._environments = EnvironmentViews(fleet)
 
     def explain(self, case: JobExplainContext, *, tells_machines: bool = True) -> JobExplanation:
-        """Explain one of them; on a large fleet the machines' rows are most of it, and may be left out."""
-        fleet, now_s, told = self._fleet, self._now_s, self._place(case)
+        """Explain a job; on a large fleet the rows of machines are most of it, and may be left out."""
+        fleet, now_s, explanation = self._fleet, self._now_s, self._place(case)
         views = self._environments.of(case)
         data = {name: data_row(case.inputs, name, held) for name, held in fleet.holdings.items()} if case.inputs else {}
         machine = _machine_of(case.forecast)
         first = first_builds(views.get(machine)) + first_copies(data.get(machine, {}))
         is_waiting = case.job.state == JobState.PENDING
-        returning = self._returning(case.wanted) if is_waiting and told.best is None else {}
-        never = "" if returning or not is_waiting else self._never(case.wanted, told)
-        ahead = case.ahead if is_waiting and not told.never else None
-        peers = peers_of(case, fleet, told, machine)
+        returning = self._returning(case.wanted) if is_waiting and explanation.best is None else {}
+        never = "" if returning or not is_waiting else self._never(case.wanted, explanation)
+        ahead = case.ahead if is_waiting and not explanation.never else None
+        peers = shared_process_peers(case, fleet, explanation, machine)
         return JobExplanation(
             job=case.job,
-            verdict=_verdict(case, told, fleet, now_s, never, (first if is_waiting else "") + peers.words()),
+            verdict=_verdict(case, explanation, fleet, now_s, never, (first if is_waiting else "") + peers.words()),
             together=peers.jobs,
             never=never,
             after={before.name: before.state for before in case.after} if is_waiting else {},
             place_in_line=None if ahead is None else ahead + 1,
             ahead=ahead,
-            starts_s=_start_s(case, told, now_s),
+            starts_s=_start_s(case, explanation, now_s),
             based_on=case.based_on,
-            machines=tuple([_row(one, fleet, views.get(one.node), data.get(one.node)) for one in told.nodes])
+            machines=tuple([_row(one, fleet, views.get(one.node), data.get(one.node)) for one in explanation.nodes])
             if tells_machines
             else (),
-            changes=tuple(_changes(case, told, fleet, now_s, returning)) if is_waiting else (),
+            changes=tuple(_changes(case, explanation, fleet, now_s, returning)) if is_waiting else (),
             declines=tuple(decline.to_dict() for decline in case.declines),
             expected=_expected_view(case.forecast, now_s) if is_waiting else None,
             held_back=tuple([_held_back_view(one, case, now_s) for one in _held_back(case)]) if is_waiting else (),
@@ -105,11 +100,11 @@ class Explainer:
         )
 
     def offers(self, case: JobExplainContext) -> Sequence[NodeOffer]:
-        """Return all machines, with those that can't have the job's environment denying it."""
+        """Return all offers; machines that can't provide the job's environment deny it."""
         return self._environments.offers(case)
 
     def may_ever(self, wanted: SchedulableJob) -> bool:
-        """Return whether any machine that is known, here or away, could take such a job at its best."""
+        """Return True if any known machine, present or away, could run such a job when idle."""
         shape = shape_of(wanted, listed=self._listed)
         known = self._possible.get(shape)
         if known is None:
@@ -122,19 +117,19 @@ class Explainer:
         return choose(shape, self._groups.at_best(offer)) is not None
 
     def _returning(self, wanted: SchedulableJob) -> dict[str, str]:
-        """Return the machines that are away and could take it, were they back; of one nobody knows about, it may be."""
+        """Return the absent machines that could run a job if they were back, or that are unknown."""
         shape = shape_of(wanted, listed=self._listed)
-        unheard = {offer.node: "not heard of since the coordinator started" for offer in self._fleet.away}
+        unseen = {offer.node: "not seen since the coordinator started" for offer in self._fleet.away}
         return {
             name: why
-            for name, why in {**unheard, **self._fleet.absent}.items()
+            for name, why in {**unseen, **self._fleet.absent}.items()
             if name not in self._away or self._takes(shape, self._away[name])
         }
 
-    def _never(self, wanted: SchedulableJob, told: Explanation) -> str:
-        """Return why no machine could take it; where none is here, by what those have that are away."""
+    def _never(self, wanted: SchedulableJob, explanation: Explanation) -> str:
+        """Return why no machine could run a job; if none is present, by what absent ones have."""
         if self._fleet.offers or not self._fleet.away:
-            return told.never
+            return explanation.never
         return why_never(shape_of(wanted, listed=self._listed), [*self._away.values()])
 
     def _place(self, case: JobExplainContext) -> Explanation:
@@ -143,10 +138,10 @@ class Explainer:
         if offers is not self._fleet.offers:
             listed = {*listed, environment_word(case.wanted.environment)}
         shape = shape_of(case.wanted, listed=listed)
-        told = self._told.get(shape)
-        if told is None:
-            told = self._told[shape] = explain(case.wanted, offers, groups=self._groups)
-        return told
+        explanation = self._explanations.get(shape)
+        if explanation is None:
+            explanation = self._explanations[shape] = explain(case.wanted, offers, groups=self._groups)
+        return explanation
 
 
 def _row(
@@ -168,10 +163,10 @@ def _row(
     return row
 
 
-def _start_s(case: JobExplainContext, told: Explanation, now_s: float) -> float | None:
-    """Return when it is expected to start; None if a job before it has no estimate, or that is too far away."""
+def _start_s(case: JobExplainContext, explanation: Explanation, now_s: float) -> float | None:
+    """Return the expected start; None if a job ahead has no estimate, or it is beyond the forecast's horizon."""
     start = _start(case)
-    if case.job.state != JobState.PENDING or told.never or case.job.is_cancelling or start is None:
+    if case.job.state != JobState.PENDING or explanation.never or case.job.is_cancelling or start is None:
         return None
     if start.machine in _lately(case, now_s):
         return None
@@ -216,62 +211,66 @@ def _held_back_view(held: MachineHold, case: JobExplainContext, now_s: float) ->
 
 def _why_held(held: MachineHold, case: JobExplainContext) -> str:
     if held.first is not None:
-        return f"{case.names.get(held.first) or 'another job'} goes first there"
+        return f"{case.names.get(held.first) or 'another job'} starts first there"
     return _HELD.get(held.reason, held.reason)
 
 
-def _verdict(case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
+def _verdict(
+    case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_s: float, never: str, more: str
+) -> str:
     job = case.job
     if job.state == JobState.PENDING:
-        return _waiting(case, told, fleet, now_s, never, more)
+        return _waiting(case, explanation, fleet, now_s, never, more)
     if job.is_cancelling:
-        return f"is being cancelled; {job.machine} has not confirmed that it stopped"
+        return f"is being cancelled; {job.machine} has not confirmed the stop yet"
     if job.state == JobState.RUNNING:
         return f"runs on {job.machine}{_for(case.ends_s, now_s)}{more}"
     if job.state == JobState.CLAIMED:
-        return f"was given to {job.machine}, which {job.says or 'has not started it yet'}"
+        return f"granted to {job.machine}, which {job.says or 'has not started it yet'}"
     on = f" on {job.machine}" if job.machine else ""
     return f"{job.state}{on}{f': {job.why}' if job.why else ''}"
 
 
-def _waiting(case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
+def _waiting(
+    case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_s: float, never: str, more: str
+) -> str:
     if case.after:
         return f"waits for {_listed([f'{one.name} ({one.state})' for one in case.after])}"
     if case.not_before_s > now_s:
         why = f": {case.message}" if case.message else ""
-        return f"tries again in {format_duration(case.not_before_s - now_s)}{_spent(case)}{why}"
+        return f"retry in {format_duration(case.not_before_s - now_s)}{_spent(case)}{why}"
     if never and (fleet.offers or fleet.away):
         return f"never on this fleet: {never}"
-    if told.never and fleet.offers:
-        return f"waits for a machine that is away: of those here, {told.never}"
-    line = "waits" if case.ahead is None else f"waits, {_ordinal(case.ahead + 1)} in line"
+    if explanation.never and fleet.offers:
+        return f"waits for a machine that is away: on present machines, {explanation.never}"
+    line = "pending" if case.ahead is None else f"pending, queue position {case.ahead + 1:,}"
     if not fleet.offers:
         absent = [f"{name} is {why}" for name, why in fleet.absent.items()]
-        return f"{line}: no machine takes work{f' ({_listed(absent)})' if absent else ''}"
-    return f"{line}{_place(case, told, fleet, now_s, more)}"
+        return f"{line}: no machine is available{f' ({_listed(absent)})' if absent else ''}"
+    return f"{line}{_place(case, explanation, fleet, now_s, more)}"
 
 
-def _place(case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, more: str) -> str:
-    """Return where it starts next and when; or why not, and which jobs have the machines that it waits for."""
+def _place(case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_s: float, more: str) -> str:
+    """Return where it starts next and when; or why not, and the leases on the machines that it waits for."""
     start, declined = _start(case), _lately(case, now_s)
     if start is None or start.machine in declined:
-        if declined and told.best is not None:
+        if declined and explanation.best is not None:
             return ". " + _listed([_declined_text(one, now_s) for one in declined.values()], "; ")
         not_before_s = None if case.forecast is None else case.forecast.not_before_s
         after = "" if not_before_s is None else f": starts in more than {format_duration(not_before_s)}"
-        return after or _room_text(case) or _taken(told, fleet, now_s)
+        return after or _room_text(case) or _taken(explanation, fleet, now_s)
     if start.start_s <= 0:
-        return f": starts when {start.machine} next asks for work{more}"
+        return f": starts with the next claim of {start.machine}{more}"
     held = [one for one in _held_back(case) if one.reason != HoldReason.ORDER]
     if held:
         return _compared(case, start, held[0]) + more
-    return f": expected on {start.machine}{_in(start)}{more}{_taken(told, fleet, now_s)}"
+    return f": expected on {start.machine}{_in(start)}{more}{_taken(explanation, fleet, now_s)}"
 
 
 def _room_text(case: JobExplainContext) -> str:
-    """Return why it does not start where there is room; empty: there is none, or only the order is in the way."""
+    """Return why it does not start on a machine with free capacity; empty: there is none, or only the order matters."""
     held = next((one for one in _held_back(case) if one.reason != HoldReason.ORDER), None)
-    return "" if held is None else f": {held.machine} has room, but {_why_held(held, case)}"
+    return "" if held is None else f": {held.machine} is free, but {_why_held(held, case)}"
 
 
 def _in(start: ExpectedStart) -> str:
@@ -279,17 +278,17 @@ def _in(start: ExpectedStart) -> str:
 
 
 def _compared(case: JobExplainContext, start: ExpectedStart, held: MachineHold) -> str:
-    """Return why it waits for a machine though another one has room."""
+    """Return why it waits for a machine though another one has free capacity."""
     if held.reason in _BY_TIME and start.is_end_known and held.end_s is not None:
         there, here = format_duration(start.end_s), format_duration(held.end_s)
-        return f", for {start.machine}: done there in about {there}, on {held.machine}, which has room, in {here}"
-    return f": expected on {start.machine}{_in(start)}; {held.machine} has room, but {_why_held(held, case)}"
+        return f", for {start.machine}: done there in about {there}, on {held.machine}, which is free, in {here}"
+    return f": expected on {start.machine}{_in(start)}; {held.machine} is free, but {_why_held(held, case)}"
 
 
-def _taken(told: Explanation, fleet: Fleet, now_s: float) -> str:
-    """Return which jobs have the machines that it waits for."""
+def _taken(explanation: Explanation, fleet: Fleet, now_s: float) -> str:
+    """Return the jobs on the machines that it waits for."""
     found = []
-    for node in told.waits_for:
+    for node in explanation.waits_for:
         holders = fleet.holders.get(node, ())
         if holders:
             until = [holder.ends_s for holder in holders if holder.ends_s is not None]
@@ -299,7 +298,7 @@ def _taken(told: Explanation, fleet: Fleet, now_s: float) -> str:
 
 
 def _lately(case: JobExplainContext, now_s: float) -> dict[str, MachineDecline]:
-    """Return the newest decline of each machine that declined it a while ago: it is not counted on."""
+    """Return the newest decline of each machine that declined the job lately."""
     found = {one.machine: one for one in reversed(case.declines)}
     return {name: one for name, one in found.items() if one.at_s is None or now_s - one.at_s < LASTING_DECLINE_S}
 
@@ -311,40 +310,40 @@ def _declined_text(one: MachineDecline, now_s: float) -> str:
 
 
 def _changes(
-    case: JobExplainContext, told: Explanation, fleet: Fleet, now_s: float, returning: Mapping[str, str]
+    case: JobExplainContext, explanation: Explanation, fleet: Fleet, now_s: float, returning: Mapping[str, str]
 ) -> Iterator[str]:
-    """Return what would let it start, the nearest first."""
+    """Return changes that would let it start, the nearest first."""
     if case.after or case.not_before_s > now_s:
         yield from (_of_prerequisite(before, now_s) for before in case.after)
         return
     start = _start(case)
-    # Where it is held back for another machine a higher priority changes nothing.
+    # If it is held back for another machine, a higher priority changes nothing.
     held = _held_back(case)
     is_passed = not held or any(one.reason == HoldReason.ORDER for one in held)
-    if told.best is not None and case.ahead and is_passed and (start is None or start.start_s > 0):
+    if explanation.best is not None and case.ahead and is_passed and (start is None or start.start_s > 0):
         ahead = "the job" if case.ahead == 1 else f"the {case.ahead:,} jobs"
         yield f"starts now if its priority is above that of {ahead} ahead (stoker jobs priority {case.job.name})"
-    if told.best is None:
-        yield from _of_placement(told)
+    if explanation.best is None:
+        yield from _of_placement(explanation)
         yield from _of_closed(case, fleet, now_s)
         for machine, why in list(returning.items())[:_MOST_MACHINES]:
-            yield f"starts perhaps if {machine} comes back ({why})"
+            yield f"may start if {machine} comes back ({why})"
     if not fleet.offers and not fleet.absent:
         yield "starts once a machine joins (stoker work --join URL)"
 
 
-def _of_placement(told: Explanation) -> Iterator[str]:
-    first = [told.nearest] if told.nearest is not None else []
-    now: list[Change] = [*first, *[one for one in told.changes if one not in first]][:_MOST_CHANGES]
+def _of_placement(explanation: Explanation) -> Iterator[str]:
+    first = [explanation.nearest] if explanation.nearest is not None else []
+    now: list[Change] = [*first, *[one for one in explanation.changes if one not in first]][:_MOST_CHANGES]
     yield from (f"starts now if {change.text}" for change in now)
-    if told.never:
+    if explanation.never:
         said = {(change.what, change.relative) for change in now}
-        ever = [change for change in told.ever if (change.what, change.relative) not in said]
+        ever = [change for change in explanation.ever if (change.what, change.relative) not in said]
         yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
 
 
 def _of_closed(case: JobExplainContext, fleet: Fleet, now_s: float) -> Iterator[str]:
-    """Name machines and devices that are closed and would take it now."""
+    """Return closed machines and devices that could run it now."""
     shape = shape_of(case.wanted)
     closed = [offer for offer in fleet.offers if offer.closed or any(device.closed for device in offer.devices)]
     able = [offer for offer in closed if choose(shape, _opened(offer)) is not None]
@@ -373,20 +372,14 @@ def _of_prerequisite(before: Prerequisite, now_s: float) -> str:
 
 
 def _spent(case: JobExplainContext) -> str:
-    told = [f"{cause} {count} of {most}" for cause, (count, most) in case.spent.items() if count]
-    return f" ({', '.join(told)})" if told else ""
+    spent = [f"{cause} {count} of {most}" for cause, (count, most) in case.spent.items() if count]
+    return f" ({', '.join(spent)})" if spent else ""
 
 
 def _listed(texts: Sequence[str], between: str = ", ") -> str:
     shown = between.join(texts[:_MOST_MACHINES])
     more = len(texts) - _MOST_MACHINES
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _ordinal(number: int) -> str:
-    if number % 100 in (11, 12, 13):
-        return f"{number}th"
-    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
 
 
 def _for(until_s: float | None, now_s: float) -> str:

@@ -1,10 +1,11 @@
-"""Who asks, and whether they may: decided from a request's head and its connection, before anything else is read.
+"""Authentication and authorisation: decided from a request's head and its connection, before its body is read.
 
-A process of the coordinator's own user connects over its Unix socket, and the kernel says so: it may act as a worker
-and, without a token, as an admin. Over TCP only `/v1/health` and joining are open, on loopback too: machines are known
-by their certificates, people by tokens, and `needs` says what they may. The `Host` header of a loopback address must be
-ours: a web page that points its own name at 127.0.0.1 is refused, and so is any page's form that posts here. The same
-holds for the Unix socket, which its user may forward to a port that pages reach; there any port will do.
+A process of the coordinator's own user connects over its Unix socket, where the kernel identifies it: it may act as a
+worker and, without a token, as an admin. Over TCP only `/v1/health` and joining are open, on loopback too: machines are
+identified by certificates, users by tokens, and a table has the role that each route needs. The `Host` header of a
+loopback address must be ours: a web page whose own name resolves to 127.0.0.1 is refused, and so is a form on any page
+that posts here. The same holds for the Unix socket, which its user may forward to a port that pages reach; there any
+port is accepted.
 """
 
 from __future__ import annotations
@@ -27,27 +28,26 @@ from stoker.host.http.addresses import is_this_computer
 from stoker.host.tls.contexts import Certificate
 from stoker.protocol.codec import OLDEST, TOKEN_HEADER, VERSION, VERSION_HEADER
 
-# What each route needs: a role of people's, a machine, either of them, or nothing.
+# What each route needs: a user's role, a machine, either of them, or nothing.
 #
-# Whatever changes something and stands in no line here needs an admin: a route that was forgotten is closed, not
-# open.
+# A route that changes something and is not listed needs an admin: a forgotten route is closed, not open.
 
 
 @frozen_by_position
 class Need:
-    """Who may ask."""
+    """Who may use a route."""
 
     role: Role | None = None
-    """The least of people's roles; none: no person may."""
+    """The lowest role of a user; None: no user may."""
     is_workers: bool = False
     """A machine may, too."""
     is_open: bool = False
-    """Everybody may."""
+    """Open without credentials."""
     is_any_version: bool = False
-    """Whatever protocol they speak."""
+    """For any version of the protocol."""
 
 
-_ANYBODY = Need(is_open=True)
+_OPEN = Need(is_open=True)
 _WORKERS = Need(is_workers=True)
 _WORKERS_OF_ANY_VERSION = Need(is_workers=True, is_any_version=True)
 _SUBMITTERS_AND_WORKERS = Need(Role.SUBMIT, is_workers=True)
@@ -57,32 +57,32 @@ _BY_ROLE = {role: Need(role) for role in (Role.READ, Role.SUBMIT, Role.OPERATE, 
 _SYSTEM_A = re.compile(r"/v1/(?:job/.*|model/.*|workers|manifest/reload)", re.DOTALL)
 _SYSTEM_A_READS = frozenset({"/v1/jobs", "/v1/workers"})
 
-# The first that fits counts.
+# The first match applies.
 _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST", r"/v1/(?:hello|claims|renewals|sources|certificates/renew)", _WORKERS),
     ("POST|PUT", r"/v1/attempts/.*", _WORKERS),
-    ("GET|HEAD", r"/v1/health", _ANYBODY),
-    ("POST", r"/v1/join/(?:begin|finish)", _ANYBODY),
+    ("GET|HEAD", r"/v1/health", _OPEN),
+    ("POST", r"/v1/join/(?:begin|finish)", _OPEN),
     ("POST", r"/v1/machines/[^/]+/report", _WORKERS_OF_ANY_VERSION),
     ("POST", r"/v1/job/(?:claim|[^/]+/(?:heartbeat|complete|fail))", _WORKERS),
     ("PUT", r"/v1/model/.*", _WORKERS),
     ("POST|PATCH", r"/v1/uploads(?:/.*)?", _SUBMITTERS_AND_WORKERS),
     ("POST", r"/v1/contents/fetch", _READERS_AND_WORKERS),
     ("GET|HEAD", r"/v1/(?:objects|trees)/.*", _READERS_AND_WORKERS),
-    # How many jobs wait: a worker that ends when nothing is left asks for it.
+    # The number of pending jobs: for a worker that exits when none is left.
     ("GET", r"/v1/status", _READERS_AND_WORKERS),
-    # How much of each file lies there: whoever mirrors its attempt goes on from that.
+    # The stored size of each file: a worker that mirrors its attempt continues from it.
     ("GET", r"/v1/jobs/[^/]+/files", _READERS_AND_WORKERS),
-    # Whom a machine may give trees to.
+    # The machines that a machine may send trees to.
     ("GET", r"/v1/certificates/live", _READERS_AND_WORKERS),
     ("GET|HEAD", r"/v1/(?:tokens|hooks|history)(?:/.*)?", _BY_ROLE[Role.ADMIN]),
     ("GET|HEAD", r"/v1/(?:invites|exec)(?:/.*)?", _BY_ROLE[Role.OPERATE]),
     ("GET|HEAD", r".*", _BY_ROLE[Role.READ]),
-    # Of jobs alone: the route itself asks for more where it is for everything.
+    # Of single jobs: the route itself needs more for a webhook of everything.
     ("POST", r"/v1/hooks", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/(?:jobs|contents(?:/.*)?)", _BY_ROLE[Role.SUBMIT]),
     ("POST|PUT", r"/v1/trees/.*", _BY_ROLE[Role.SUBMIT]),
-    # Of one's own jobs: the queue refuses others' to whoever has no more than this.
+    # Of one's own jobs: the queue refuses jobs of others for this role.
     ("POST", r"/v1/jobs/(?:[^/]+/)?(?:cancel|requeue|priority)", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs/.*", _BY_ROLE[Role.OPERATE]),
     ("POST", r"/v1/job/[^/]+/(?:cancel|requeue)", _BY_ROLE[Role.OPERATE]),
@@ -108,7 +108,7 @@ def is_system_a(path: str) -> bool:
 
 
 def is_free_in_system_a(method: str, path: str) -> bool:
-    """Return True for a route that system A's workers and scripts ask without credentials."""
+    """Return True for a route that system A's workers and scripts use without credentials."""
     return (is_system_a(path) and need_of(method, path).is_workers) or (method == "GET" and path in _SYSTEM_A_READS)
 
 
@@ -124,22 +124,22 @@ _WRONG_TOKENS = RateLimiterSettings(burst=20, each_s=3.0)
 LOCAL_WORKER = Principal(name="", role=Role.WORKER)
 """A worker of the coordinator's own user, on its machine: it may use any name."""
 LOCAL_ADMIN = Principal(name="", role=Role.ADMIN)
-"""A person who acts as the coordinator's own user on its machine; what their program says of them is recorded."""
-NOBODY = Principal(name="", role=Role.READ, is_known=False)
-"""Of a route that is open to all."""
+"""A process of the coordinator's own user on its machine; the name that its client claims is recorded."""
+ANONYMOUS = Principal(name="", role=Role.READ, is_known=False)
+"""The client of an open route."""
 SYSTEM_A_WORKER = Principal(name="", role=Role.WORKER, is_known=False)
 """A worker of system A without a certificate: any process on this machine."""
 
 
 @frozen
 class Peer:
-    """Who is at the other end of a connection, as far as it shows by itself."""
+    """The other end of a connection."""
 
     address: str = ""
     certificate: Certificate | None = None
-    """One that the fleet's CA has signed and that holds, as TLS has verified."""
+    """Signed by the fleet's CA and valid, as verified by TLS."""
     is_own_user: bool = False
-    """It is a process of the coordinator's own user (or root's) on this machine, as the kernel says."""
+    """A process of the coordinator's own user (or root) on this machine, as identified by the kernel."""
 
 
 UNKNOWN = Peer()
@@ -147,14 +147,14 @@ UNKNOWN = Peer()
 
 @frozen
 class Rules:
-    """What requests are judged by, the same for as long as a coordinator serves."""
+    """The constant parameters of access decisions."""
 
     token: bytes
-    """The operator's own, from its file or the environment."""
+    """The operator's token, from its file or the environment."""
     hosts: frozenset[bytes]
-    """Values of `Host` that mean a coordinator on loopback, without TLS. Empty: it listens elsewhere, to any name."""
+    """Accepted values of `Host` for a coordinator on loopback, without TLS. Empty: it listens elsewhere; any name."""
     names: frozenset[str] = frozenset()
-    """Hosts that mean this coordinator on its Unix socket, besides those of loopback; without ports."""
+    """Accepted hosts on its Unix socket, besides those of loopback; without ports."""
     system_a: bool = False
     """System A's routes are served; on loopback, without TLS, its workers and scripts need no credentials."""
 
@@ -165,7 +165,7 @@ class Rules:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a listening address can only be reached from this machine."""
+    """Return True if a listening address can only be reached from this machine."""
     text = host.strip("[]")
     if text.lower() == "localhost":
         return True
@@ -176,7 +176,7 @@ def is_loopback(host: str) -> bool:
 
 
 def rules_for(*, token: str, host: str, port: int, names: Iterable[str] = ()) -> Rules:
-    """Return the rules for an address that is listened at; `names` are all `HOST:PORT` by which others reach it."""
+    """Return the rules for a listening address; `names` are all `HOST:PORT` of the coordinator."""
     if not is_loopback(host):
         bare = frozenset((host.strip("[]").lower(), *map(_bare, names)))
         return Rules(token=token.encode(), hosts=frozenset(), names=bare)
@@ -187,11 +187,11 @@ def rules_for(*, token: str, host: str, port: int, names: Iterable[str] = ()) ->
 
 
 Judge = Callable[[str, str, Mapping[bytes, bytes], Peer], Principal]
-"""Returns who asks with a method, at a path, with these headers, from there; or refuses with the reason."""
+"""Returns the client of a request (method, path, headers, peer), or raises with the reason of a refusal."""
 
 
 class Access:
-    """Judges requests. `on_use` hears the id of every token that was shown and counts."""
+    """Decides about requests. `on_use` is called with the id of every valid token."""
 
     def __init__(
         self,
@@ -208,19 +208,19 @@ class Access:
         self._wrong_tokens = RateLimiter(_WRONG_TOKENS)
 
     def judge(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer = UNKNOWN) -> Principal:
-        """Return who asks, if they may, or refuse with the reason."""
+        """Return the client of a request if it has access. Raises with the reason if not."""
         is_read = method in _READS
         need = need_of(method, path)
         self._judge_head(headers, peer, is_read=is_read, is_any_version=need.is_any_version)
         if need.is_open:
-            return NOBODY
+            return ANONYMOUS
         if is_system_a(path) and not self._rules.system_a:
-            hint = "start the coordinator with `stoker serve --system-a`: it serves them, on loopback to any process"
+            hint = "start the coordinator with `stoker serve --system-a`; on loopback they are open to any process"
             raise NotFound("the routes of system A are off", hint=hint)
         if peer.is_own_user and (need.role is None or shown_token(headers) is None):
             return LOCAL_WORKER if need.is_workers else LOCAL_ADMIN
         if self._is_free_in_system_a(method, path, headers):
-            return SYSTEM_A_WORKER if need.is_workers else NOBODY
+            return SYSTEM_A_WORKER if need.is_workers else ANONYMOUS
         if need.is_workers and (peer.certificate is not None or need.role is None):
             return self._machine(peer)
         return self._person(need, headers, peer)
@@ -233,8 +233,8 @@ class Access:
         if not (is_ours or (self._is_named(host) if peer.is_own_user else not hosts)):
             raise Refusal(
                 Forbidden(
-                    f"this coordinator is not called {host.decode('latin-1')!r}",
-                    hint="ask it by the address that `stoker serve` printed, such as http://127.0.0.1:7717",
+                    f"{host.decode('latin-1')!r} is not a name of this coordinator",
+                    hint="use the address that `stoker serve` printed, such as http://127.0.0.1:7717",
                 ),
                 403,
             )
@@ -245,7 +245,7 @@ class Access:
             _judge_origin(headers[b"origin"], host)
 
     def _is_named(self, host: bytes) -> bool:
-        """Return True if a `Host` means this coordinator on its Unix socket, at whatever port that is forwarded to."""
+        """Return True if a `Host` is accepted on the Unix socket, with any port."""
         name = _bare(host.decode("latin-1"))
         return bool(name) and (name in self._rules.names or is_this_computer(name))
 
@@ -257,12 +257,10 @@ class Access:
     def _machine(self, peer: Peer) -> Principal:
         shown = peer.certificate
         if shown is None:
-            hint = "`stoker join CODE@HOST` gives a machine one; `stoker machines invite` makes the code"
+            hint = "run `stoker join CODE@HOST`; `stoker machines invite` at the coordinator prints the code"
             if self._rules.is_loopback:
-                hint = (
-                    "a worker of the same user on this machine uses the coordinator's Unix socket by itself; update it"
-                )
-            raise Refusal(Forbidden("this needs a machine's certificate", hint=hint), 401)
+                hint = "a worker of the same user on this machine uses the coordinator's Unix socket; update it"
+            raise Refusal(Forbidden("this request needs a machine's certificate", hint=hint), 401)
         return self._standing().machine(shown.serial, shown.machine, self._clock.wall_s())
 
     def _person(self, need: Need, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
@@ -270,19 +268,19 @@ class Access:
         if given is None:
             if peer.certificate is not None:
                 machine = self._machine(peer).name
-                raise Forbidden(f"{machine} is a machine: it may not ask this", hint="a person asks it, with a token")
+                raise Forbidden(f"{machine} is a machine: this request is for users", hint="use a user's token")
             hint = (
-                "on the coordinator's machine, as the same user, `stoker` uses its Unix socket and needs none; "
+                "as the same user on the coordinator's machine none is needed (Unix socket); "
                 "elsewhere join as an operator (`stoker join`), or set STOKER_OPERATOR_TOKEN"
             )
-            raise Refusal(Forbidden(f"this needs a token ({TOKEN_HEADER}, or Bearer)", hint=hint), 401)
+            raise Refusal(Forbidden(f"this request needs a token ({TOKEN_HEADER}, or Bearer)", hint=hint), 401)
         found = self._known(given, peer)
         if need.role is None or not found.may(need.role):
             wanted = need.role or Role.WORKER
-            hint = f"an admin gives that role: `stoker machines invite --operator --role {wanted.value}`"
+            hint = f"an admin can invite you: `stoker machines invite --operator --role {wanted.value}`"
             if need.role is None:
-                hint = "only a machine asks it, with its certificate"
-            what = f"{found.name or 'this token'} has the role {found.role.value}; this needs {wanted.value}"
+                hint = "this request is for machines, with their certificate"
+            what = f"{found.name or 'this token'} has the role {found.role.value}; this request needs {wanted.value}"
             raise Forbidden(what, hint=hint, role=found.role.value, wanted=wanted.value)
         return found
 
@@ -292,23 +290,24 @@ class Access:
             return Principal(name="operator", role=Role.ADMIN)
         found = self._standing().person(given, clock.wall_s())
         if found is None:
-            # Wrong ones alone are limited: no stranger locks out a right one that comes from the same address.
+            # Only wrong ones are limited: they do not lock out a valid one from the same address.
             source, now_s = source_of(peer.address), clock.monotonic_s()
             self._wrong_tokens.check(source, now_s)
             self._wrong_tokens.spend(source, now_s)
             hint = "it may have expired or been revoked; on the coordinator's machine `stoker admin tokens` lists them"
-            raise Refusal(Forbidden("that is no token of this coordinator", hint=hint), 403)
+            raise Refusal(Forbidden("the token is not valid at this coordinator", hint=hint), 403)
         self._on_use(found.id)
         return Principal(name=found.name, role=Role(found.role))
 
 
 def shown_token(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the token that a request shows, in either way."""
+    """Return the token of a request, in either header."""
     given = headers.get(_TOKEN)
     if given is not None:
         return given
-    said = headers.get(b"authorization", b"")
-    return said[len(_BEARER) :].strip() if said[: len(_BEARER)].lower() == _BEARER else None
+    authorization = headers.get(b"authorization", b"")
+    is_bearer = authorization[: len(_BEARER)].lower() == _BEARER
+    return authorization[len(_BEARER) :].strip() if is_bearer else None
 
 
 def _bare(host: str) -> str:
@@ -320,29 +319,29 @@ def _bare(host: str) -> str:
 def _judge_version(spoken: bytes) -> None:
     text = spoken.decode("latin-1").strip()
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise BadInput(f"{VERSION_HEADER} is a whole number, not {text!r}", hint=f"this coordinator speaks {VERSION}")
+        raise BadInput(f"{VERSION_HEADER}: {text!r} is not a whole number", hint=f"the current version is {VERSION}")
     version = int(text)
     if version > VERSION:
         hint = "update the coordinator's machine: pip install --upgrade stoker, then start `stoker serve` again"
-        raise VersionSkew(f"this coordinator speaks protocol {VERSION}, not {version} yet", hint=hint, ours=VERSION)
+        raise VersionSkew(f"this coordinator supports protocol {VERSION}, not yet {version}", hint=hint, ours=VERSION)
     if version < OLDEST:
         hint = "update this machine: pip install --upgrade stoker"
-        raise VersionSkew(f"this coordinator no longer speaks protocol {version}", hint=hint, ours=VERSION)
+        raise VersionSkew(f"this coordinator no longer supports protocol {version}", hint=hint, ours=VERSION)
 
 
 def _judge_origin(origin: bytes, host: bytes) -> None:
     if origin.partition(b"://")[2] != host:
         hint = "open the page at the address that `stoker serve` printed"
-        raise Refusal(Forbidden("a web page of another address may change nothing here", hint=hint), 403)
+        raise Refusal(Forbidden("a web page from another address may not change anything", hint=hint), 403)
 
 
-# Who asks, inside a request: what the door has judged, for the routes behind it.
+# The client of a request, for routes:
 #
-# async def cancel(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
-# … CancelJobs(jobs=…, by=recorded(who, asked.by))
+# async def cancel(self, ref: Ref, who: Who, request: JobRequest | None = None) -> Response:
+# … CancelJobs(jobs=…, by=recorded(who, request.by))
 
 PEER = "stoker.peer"
-"""Where a request's scope has its connection's other end."""
+"""Key of the connection's `Peer` in a request's scope."""
 PRINCIPAL = "stoker.principal"
 STILL = "stoker.still"
 _LONGEST = 200
@@ -361,48 +360,48 @@ def _still(request: Request) -> Callable[[], bool]:
 
 Who = Annotated[Principal, Depends(_principal)]
 Still = Annotated[Callable[[], bool], Depends(_still)]
-"""Says whether whoever asked may still: for answers that never end."""
+"""Returns True while the client still has access: for responses that never end."""
 
 
 def recorded(who: Principal, claimed: str) -> str:
-    """Return who is recorded: the name that was verified, and behind it what the program says of itself.
+    """Return the name to record: the verified one, followed by the one that the client claims.
 
-    A principal without a name is the operator of this home, whose user id the kernel has verified: `local user`. What
-    its program says of itself is recorded instead, in a form that can't be taken for a verified name
+    A principal without a name is the operator of this home, whose user id the kernel has verified: `local user`. The
+    name that its client claims is recorded instead, in a form that differs from a verified name
     (`core.leases.verified_name`).
     """
     if not who.name:
-        said = f"{_LOCAL_USER} ({claimed})" if verified_name(claimed) else claimed.strip() or _LOCAL_USER
-        return said[:_LONGEST]
+        name = f"{_LOCAL_USER} ({claimed})" if verified_name(claimed) else claimed.strip() or _LOCAL_USER
+        return name[:_LONGEST]
     return f"{who.name} ({claimed})"[:_LONGEST] if claimed and claimed != who.name else who.name
 
 
 def changes_only(who: Principal) -> str | None:
-    """Return whose jobs a principal may change: its own, or with the role operate all (None)."""
+    """Return the user whose jobs a principal may change: itself, or with the role operate all (None)."""
     return None if who.may(Role.OPERATE) else who.name
 
 
 def owner_of(who: Principal) -> str:
-    """Return whose an upload or a body is. All processes of the coordinator's own user have the same owner.
+    """Return the owner of an upload or a body. All processes of the coordinator's own user have the same owner.
 
-    Those of which nothing is known have another one together: if each chose its own, they could take all room.
+    All unknown clients have one owner together: with an owner each, they could use up all space.
     """
     if not who.is_known:
-        return "anybody"
+        return "unknown"
     if not who.name:
         return ""
     return f"{'machine' if who.role is Role.WORKER else 'person'} {who.name}"
 
 
-# An attempt's token in a request's address: whoever sends bytes says by it for which lease they are.
+# The lease token in the URL of a request that sends bytes:
 #
 # async def put(self, token: LeaseToken, …) -> Response:    /v1/attempts/{job}/…?attempt=1&epoch=2&generation=0
 
 LAST = 2**53
-"""The largest whole number that every JSON reader keeps."""
+"""The largest integer that every JSON reader keeps."""
 
 Number = Annotated[int, Query(ge=1, le=2**31 - 1)]
-"""Of an attempt."""
+"""Number of an attempt."""
 
 
 def _token(

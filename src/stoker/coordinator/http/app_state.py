@@ -1,23 +1,23 @@
-"""What every route needs: the queue, what is kept, who waits and who follows; and threads for what blocks.
+"""What every route needs: the queue, storage, open claims and event streams, and threads for blocking work.
 
-Reads of the database, bytes of files and whole submissions each have threads of their own, so that one sort of traffic
-never waits for another. Control calls need none at all.
+Database reads, file transfers and submissions have separate threads, so that one kind of traffic never waits for
+another. Control calls need none.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
 
 from stoker.coordinator.http.exec_sessions import ExecSessions
-from stoker.coordinator.http.feeds import SECONDS, SIZES, EventFeed, Histogram, MetricsPage
-from stoker.coordinator.http.long_poll import Followers, WaitingClaims
+from stoker.coordinator.http.long_poll import EventFeed, Followers, WaitingClaims
 from stoker.coordinator.http.overview import Explanations
 from stoker.coordinator.queue.commands import Answer, Command, NoteTokens, Submit, Write
-from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.core.clock import Clock
 from stoker.core.errors import StokerError
@@ -27,16 +27,81 @@ from stoker.protocol.job_messages import Submission, SubmissionResponse
 from stoker.protocol.lease_messages import Claim, ClaimResponse
 from stoker.protocol.view_messages import DoneView
 
-# Where the event loop asks the queue: commands go in one by one, answers come back a group at a time.
+# Metrics in Prometheus format.
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Histogram:
+    """Counts of values by upper bounds. One thread adds to it."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str) -> Iterable[str]:
+        """Return the histogram in Prometheus format."""
+        total = 0
+        for bound, count in zip(self._bounds, self._counts, strict=False):
+            total += count
+            yield f'{name}_bucket{{le="{bound:g}"}} {total}'
+        total += self._counts[-1]
+        yield f'{name}_bucket{{le="+Inf"}} {total}'
+        yield f"{name}_sum {self._sum:.6f}"
+        yield f"{name}_count {total}"
+
+
+class MetricsPage:
+    """A page of metrics."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def one(self, name: str, kind: str, help: str, value: float) -> None:
+        """Add one number."""
+        self.by(name, kind, help, "", {"": value})
+
+    def by(self, name: str, kind: str, help: str, label: str, values: Mapping[str, float]) -> None:
+        """Add numbers by a label."""
+        self._head(name, kind, help)
+        for value_of, value in sorted(values.items()):
+            labelled = f'{{{label}="{_escaped(value_of)}"}}' if label else ""
+            self._lines.append(f"{name}{labelled} {value:.17g}")
+
+    def histogram(self, name: str, help: str, values: Histogram) -> None:
+        """Add a histogram."""
+        self._head(name, "histogram", help)
+        self._lines += values.lines(name)
+
+    def to_bytes(self) -> bytes:
+        return ("\n".join(self._lines) + "\n").encode()
+
+    def _head(self, name: str, kind: str, help: str) -> None:
+        self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# The event loop's bridge to the queue: commands go in one by one, answers come back in groups.
 #
-# The queue answers in its own writer thread, once per command and after the group's commit, and tells of each commit.
-# Waking the loop is what costs, so all that a commit brings shares one wake-up.
+# The queue answers in its writer thread, once per command and after the group's commit, and reports each commit.
+# Waking the loop is expensive, so all answers of a commit share one wake-up.
 
 Then: TypeAlias = Callable[[Answer | StokerError], None]
 
 
 class QueueBridge:
-    """One event loop's way to the queue, and what it has counted there."""
+    """One event loop's access to the queue, with counters."""
 
     def __init__(
         self,
@@ -45,7 +110,7 @@ class QueueBridge:
         *,
         on_change: Callable[[int, bool], None],
     ) -> None:
-        """Ask by the queue's `post`; `on_change` is called as its listeners are, in the loop."""
+        """Use the queue's `post`; `on_change` is called like its listeners, in the loop."""
         self._post = post
         self._loop = loop
         self._on_change = on_change
@@ -53,33 +118,33 @@ class QueueBridge:
         self._changes: deque[tuple[int, bool]] = deque()
         self._is_awaited = False
         self.asked: dict[str, int] = {}
-        """Commands by sort."""
+        """Number of commands by kind."""
         self.refused: dict[str, int] = {}
-        """Refusals by code."""
+        """Number of refusals by code."""
         self.grants = 0
         self.seconds = Histogram(SECONDS)
         self.group_sizes = Histogram(SIZES)
 
     def post(self, command: Command, then: Then) -> None:
-        """Ask, and have the answer or the refusal brought to `then`, in the loop. It must not raise."""
+        """Post a command; `then` is called with the answer or the error, in the loop. It must not raise."""
         asked = _Asked(command, then, self._loop.time())
         self._post(command, lambda answer: self._bring(asked, answer))
 
     async def ask(self, command: Command) -> Any:
-        """Return the queue's answer, or raise its refusal."""
+        """Return the queue's answer, or raise its error."""
         future = self._loop.create_future()
         self.post(command, _settling(future))
         return await future
 
     async def ask_through(self, threads: Executor, command: Command) -> Any:
-        """The same for a command that takes a while to be taken in."""
+        """Return the queue's answer to a command whose check blocks: it is posted in a thread."""
         future = self._loop.create_future()
         asked = _Asked(command, _settling(future), self._loop.time())
         await self._loop.run_in_executor(threads, self._post, command, lambda answer: self._bring(asked, answer))
         return await future
 
     def bring_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
-        """Take word of a commit, in the writer's thread."""
+        """Receive a commit's number, in the writer's thread."""
         self._changes.append((newest, is_reread))
         self._wake()
 
@@ -88,13 +153,13 @@ class QueueBridge:
         self._wake()
 
     def _wake(self) -> None:
-        # Set before the loop is called and cleared before it takes: what comes while it takes wakes it again.
+        # Set before the loop is called and cleared before it reads: what arrives while it reads wakes it again.
         if not self._is_awaited:
             self._is_awaited = True
             try:
                 self._loop.call_soon_threadsafe(self._hand_out)
             except RuntimeError:
-                # The loop has ended, and with it whoever asked.
+                # The loop has ended, and with it all callers.
                 self._answers.clear()
 
     def _hand_out(self) -> None:
@@ -148,31 +213,32 @@ def _settling(future: asyncio.Future[Any]) -> Then:
     return settle
 
 
+A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 PIECE_BYTES = 128 * 1024
-"""Of an answer that is not read yet, in memory; hundreds of clients may be slow at the same time."""
+"""Unsent bytes of a response in memory; hundreds of clients may be slow at the same time."""
 BULK_PIECE_BYTES = 1024 * 1024
 BULK_ANSWERS = 8
-"""Answers at a time whose bytes are read in larger pieces, which costs half as much; these have 16 MiB in memory at
-most: a piece that is not read yet, and the next one.
+"""Number of responses read in larger pieces, at half the cost; together at most 16 MiB in memory: an unsent piece and
+the next one each.
 """
 READERS = 4
 FILE_THREADS = 4
 TOKEN_EVERY_S = 600.0
-"""The use of a token is recorded at most so often."""
+"""Minimum time between two records of a token's use."""
 ORDER_THREADS = 1
-"""Submissions are checked one after the other: each may be a hundred megabytes."""
+"""Submissions are checked one after the other: each may take a hundred megabytes."""
 
 
 @frozen
 class CoordinatorInfo:
-    """What a coordinator says of itself."""
+    """Facts about a coordinator."""
 
     version: str
     database: str
-    """Its sort and place, without secrets."""
+    """Its kind and address, without secrets."""
     started_s: float
     times: FleetTimes
 
@@ -203,9 +269,9 @@ class ServiceContext:
         self._files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="files")
         self._bulk_answers = 0
         self._orders = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="orders")
-        # Of its own, and one: a forecast computes for up to a second or two, and readers must not wait for several.
+        # One separate thread: a forecast computes for up to two seconds, and readers must not wait for several.
         self._forecasts = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
-        # Of its own: hundreds who want the whole past must not keep anybody else from reading.
+        # Separate: hundreds of clients that read all past events must not block other readers.
         self._past = ThreadPoolExecutor(1, thread_name_prefix="past")
         self.counter = QueueBridge(queue.post, loop, on_change=self._on_change)
         self.execs = ExecSessions(clock, is_current=queue.is_current)
@@ -213,7 +279,7 @@ class ServiceContext:
         self.feed = EventFeed(lambda after, limit: _in(self._past, self.reader.events, after, limit))
         self.followers = Followers(loop)
         queue.on_change(self.counter.bring_change)
-        queue.on_wish(self._bring_wish)
+        queue.on_wish(self._call_machines)
         keeping.attempt_files.on_growth(self.followers.grew)
 
     async def ask(self, command: Command) -> Any:
@@ -221,19 +287,19 @@ class ServiceContext:
         return await self.counter.ask(command)
 
     async def read(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Ask the database, in a thread for that."""
+        """Run a database read in its thread pool."""
         return await _in(self._reads, ask, *args, **named)
 
-    async def foresee(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Make a forecast, in the one thread for that."""
+    async def run_forecast(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Compute a forecast in its thread."""
         return await _in(self._forecasts, ask, *args, **named)
 
     async def keep(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Read or write bytes, in a thread for that."""
+        """Read or write files in their thread pool."""
         return await _in(self._files, ask, *args, **named)
 
     async def pieces(self, stream: BinaryIO) -> AsyncIterator[bytes]:
-        """Yield the bytes of a stream, the next ones once those before were taken; close it at the end."""
+        """Yield the bytes of a stream, each piece after the one before was sent; close it at the end."""
         is_bulk = self._bulk_answers < BULK_ANSWERS
         self._bulk_answers += is_bulk
         try:
@@ -244,66 +310,70 @@ class ServiceContext:
             stream.close()
 
     async def order(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """Check or take in a submission, in a thread for that."""
+        """Check a submission in its thread."""
         return await _in(self._orders, ask, *args, **named)
 
     async def submit(self, submission: Submission, *, only_of: str | None) -> SubmissionResponse:
-        """Hand in jobs, for a principal that may change `only_of`'s alone (None: all)."""
+        """Submit jobs, for a user that may change only jobs of `only_of` (None: all)."""
         submitted: SubmissionResponse = await self.counter.ask_through(
             self._orders, Submit(asked=submission, only_of=only_of)
         )
         return submitted
 
     async def reload(self, *, dry_run: bool, by: str = "") -> DoneView:
-        """Read cluster file and manifest again; `by` is recorded, empty for the coordinator itself."""
+        """Reload cluster file and manifest; `by` is recorded, empty for the coordinator itself."""
         return await self.order(self._reload, dry_run, by)
 
     def note_token(self, id: str) -> None:
-        """Record that a token was used: seldom, and without anybody waiting for it."""
+        """Record that a token was used: seldom, and without waiting for the record."""
         now_s = self.clock.monotonic_s()
         if now_s - self._tokens_noted.get(id, float("-inf")) >= TOKEN_EVERY_S:
             self._tokens_noted[id] = now_s
             self.counter.post(NoteTokens(ids=(id,)), lambda _answer: None)
 
     def machine_counts(self) -> dict[str, int]:
-        """Count the machines by state. Blocks."""
+        """Return the number of machines by state. Blocks."""
         return dict(Counter(machine.state for machine in self.views.machines("")))
 
     def figures(self) -> bytes:
-        """Return the figures of this coordinator as Prometheus reads them. Blocks."""
+        """Return the metrics of this coordinator in Prometheus format. Blocks."""
         page, counter = MetricsPage(), self.counter
         page.by("stoker_jobs", "gauge", "Jobs by state.", "state", self.reader.counts())
         page.by("stoker_machines", "gauge", "Machines by state.", "state", self.machine_counts())
-        page.by("stoker_asked_total", "counter", "What was asked of the queue.", "command", counter.asked)
-        page.by("stoker_refusals_total", "counter", "What the queue refused, by code.", "code", counter.refused)
+        page.by("stoker_asked_total", "counter", "Commands to the queue.", "command", counter.asked)
+        page.by("stoker_refusals_total", "counter", "Refused commands, by code.", "code", counter.refused)
         page.one("stoker_grants_total", "counter", "Leases granted.", counter.grants)
-        page.histogram("stoker_answer_seconds", "From a command to its durable answer.", counter.seconds)
-        page.histogram("stoker_group_size", "Answers that one commit brought.", counter.group_sizes)
-        page.one("stoker_waiting_claims", "gauge", "Claims that are held open.", len(self.waiting))
-        page.one("stoker_event_listeners", "gauge", "Streams of events.", self.feed.listeners)
-        page.one("stoker_file_followers", "gauge", "Who waits for a file to grow.", len(self.followers))
-        page.one("stoker_uptime_seconds", "gauge", "Since the start.", self.clock.wall_s() - self.about.started_s)
+        page.histogram("stoker_answer_seconds", "Time from a command to its durable answer.", counter.seconds)
+        page.histogram("stoker_group_size", "Answers per commit.", counter.group_sizes)
+        page.one("stoker_waiting_claims", "gauge", "Claims held open.", len(self.waiting))
+        page.one("stoker_event_listeners", "gauge", "Open event streams.", self.feed.listeners)
+        page.one("stoker_file_followers", "gauge", "Requests that wait for a file to grow.", len(self.followers))
+        page.one("stoker_uptime_seconds", "gauge", "Time since the start.", self.clock.wall_s() - self.about.started_s)
         return page.to_bytes()
 
     def close(self) -> None:
-        """Answer all that wait; nothing is held open from now on."""
+        """Answer all open requests; none is held open from now on."""
         self.execs.close()
         self.waiting.close()
         self.feed.close()
         self.followers.close()
 
     def end(self) -> None:
-        """Let go of the threads, once nobody asks any more."""
+        """Shut down the thread pools; call after the last request."""
         for threads in (self._reads, self._forecasts, self._files, self._orders, self._past):
             threads.shutdown(wait=True, cancel_futures=True)
 
     async def claim(self, claim: Claim) -> ClaimResponse:
-        """Ask the queue for work for a machine; the answer also has the commands that it is to run inside jobs."""
-        granted: ClaimResponse = await self.counter.ask(claim)
-        return self.execs.told(claim.worker, granted)
+        """Send a claim to the queue; the response includes exec sessions that the worker has to start."""
+        response: ClaimResponse = await self.counter.ask(claim)
+        return self.with_execs(claim.worker, response)
 
-    def _bring_wish(self, machines: Sequence[str]) -> None:
-        """Take word of machines that should ask again, in the writer's thread."""
+    def with_execs(self, worker: str, answer: A) -> A:
+        """Return an answer to a worker with the exec sessions that it has to start."""
+        return self.execs.with_calls(worker, answer) if self.execs.sessions else answer
+
+    def _call_machines(self, machines: Sequence[str]) -> None:
+        """Receive machines that should send a claim again, in the writer's thread."""
         self._loop.call_soon_threadsafe(self.waiting.call, machines)
 
     def _on_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it

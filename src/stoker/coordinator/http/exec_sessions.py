@@ -1,8 +1,8 @@
-"""Commands inside running jobs, while they run: in memory only, few, and none for longer than somebody is there.
+"""Exec sessions: commands inside running jobs. In memory only, few, and only while an operator is connected.
 
-Workers make all connections, so a machine hears of a session as it hears of orders: in the answer to the claim that it
-holds open, and to its heartbeats, until it takes the session up. A session ends with its command, its lease, or when
-one of its two ends has been silent for too long; what is left of it is kept for a moment, for the operator to read.
+Workers make all connections, so a machine receives a session like an instruction: in the response to its open claim and
+to its heartbeats, until it starts the session. A session ends with its command, its lease, or when operator or worker
+was silent for too long; its remaining output is kept for a moment, for the operator to read.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from stoker.core.leases import AttemptToken
 from stoker.protocol.lease_messages import ClaimResponse, ExecCall, Hello, Renewal, RenewalResponse
 from stoker.protocol.operator_messages import EXEC, READ_BYTES, ExecInput, ExecListen, ExecOutput, ExecPiece
 
-# Bytes on their way through the coordinator: bounded, counted from their beginning, each taken in and given out once.
+# Bytes passing through the coordinator: bounded, with offsets from the beginning, each delivered once.
 #
-# Whoever sends says where its bytes begin, whoever reads says what it has: a repeat changes nothing, and a lost answer
-# loses nothing. What was heard is dropped.
+# The sender gives the offset of its bytes, the reader the offset that it has: a repeat changes nothing, and a lost
+# response loses nothing. Acknowledged bytes are dropped.
 
 
 class ExecStream:
-    """One direction of a session. Its bytes belong to streams of the command, told apart by number."""
+    """One direction of a session. Its bytes belong to numbered streams of the command."""
 
     def __init__(self, room_bytes: int) -> None:
         self._room_bytes = room_bytes
         self._pieces: deque[tuple[int, bytes]] = deque()
         self.heard = 0
-        """The reader has everything before this."""
+        """The reader has all bytes before this."""
         self.end = 0
-        """Up to here it was taken in."""
+        """Bytes up to here were received."""
 
     @property
     def free_bytes(self) -> int:
-        """How much more may be taken in."""
+        """How many more bytes are accepted."""
         return self._room_bytes - (self.end - self.heard)
 
     def take(self, offset: int, data: bytes, stream: int = 0) -> int:
-        """Take in what is new of some bytes, as far as there is room; give up to where there is something now."""
+        """Store the new ones of some bytes, as far as there is space; return the new end."""
         if offset > self.end:
-            raise Conflict(f"bytes are missing before {offset}", hint=f"go on at {self.end}", offset=self.end)
+            raise Conflict(f"bytes are missing before {offset}", hint=f"continue at {self.end}", offset=self.end)
         fresh = data[self.end - offset :][: self.free_bytes]
         if fresh:
             self._pieces.append((stream, fresh))
@@ -53,9 +53,9 @@ class ExecStream:
         return self.end
 
     def give(self, offset: int, most_bytes: int) -> list[tuple[int, bytes]]:
-        """Return what comes from an offset on; what is before it goes."""
+        """Return bytes from an offset on; those before it are dropped."""
         if not self.heard <= offset <= self.end:
-            raise BadInput(f"there is nothing at {offset}: from {self.heard} to {self.end} there is", offset=self.heard)
+            raise BadInput(f"offset {offset} is not between {self.heard} and {self.end}", offset=self.heard)
         while self._pieces and self.heard < offset:
             stream, data = self._pieces.popleft()
             known = min(len(data), offset - self.heard)
@@ -76,9 +76,9 @@ MOST = 64
 IN_BYTES = 256 * 1024
 OUT_BYTES = 1024 * 1024
 TAKEN_WITHIN_S = 20.0
-"""A machine that listens hears of a session at once, any other with its next heartbeat."""
+"""A machine with an open claim receives a session at once, any other with its next heartbeat."""
 GONE_S = 60.0
-"""An end that has said nothing for so long is gone."""
+"""Timeout of a silent operator or worker."""
 IDLE_S = 4 * 3600.0
 """Without a byte in either direction."""
 KEPT_S = 60.0
@@ -93,11 +93,11 @@ class ExecSessionInfo:
 
     machine: str
     name: str
-    """The job's."""
+    """Of the job."""
     by: str
-    """As it is recorded."""
+    """As recorded."""
     person: str
-    """The name that was verified; only that one may use it. Empty: whoever has the operator's token."""
+    """The verified user; only this one may use the session. Empty: the operator's token."""
 
 
 class ExecSessionState:
@@ -115,7 +115,7 @@ class ExecSessionState:
         self.why = ""
         self.ended_s: float | None = None
         self.operator_s = self.worker_s = self.busy_s = now_s
-        """When the operator, the worker, and any byte were last heard of."""
+        """Times of the last request of the operator, of the worker, and of the last byte."""
         self._changed = asyncio.Event()
 
     @property
@@ -123,12 +123,12 @@ class ExecSessionState:
         return self.ended_s is not None
 
     def wake(self) -> None:
-        """Let everybody look again who waits for something to happen."""
+        """Wake all waiting requests, so that they check their condition."""
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
     async def wait(self, until: Callable[[], bool], wait_s: float) -> None:
-        """Wait until something is so, or for so long."""
+        """Wait until a condition holds, or for so long."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_s
         while not until() and (left_s := until_s - loop.time()) > 0:
@@ -142,33 +142,33 @@ class ExecSessions:
     """All sessions of one coordinator. Everything here happens in its event loop."""
 
     def __init__(self, clock: Clock, *, is_current: Callable[[AttemptToken, str], bool]) -> None:
-        """Make it; `is_current` says whether a lease is a machine's own now."""
+        """Create an empty set; `is_current` returns True if a machine holds a lease."""
         self._clock = clock
         self._is_current = is_current
-        self._sessions: dict[str, ExecSessionState] = {}
+        self.sessions: dict[str, ExecSessionState] = {}
         self._features: dict[str, tuple[str, ...]] = {}
         self._looking: asyncio.Task[None] | None = None
         self.on_end: Callable[[ExecSessionState], None] = lambda _: None
 
-    def hear(self, said: Hello | Renewal) -> None:
-        """Hear what a worker says of itself."""
-        if isinstance(said, Hello):
-            self._features[said.worker] = said.features
+    def note_features(self, message: Hello | Renewal) -> None:
+        """Store the features of a worker."""
+        if isinstance(message, Hello):
+            self._features[message.worker] = message.features
 
-    def told(self, worker: str, answer: A) -> A:
-        """Give an answer to a worker with the sessions that it is to take up."""
-        if not self._sessions or not isinstance(answer, ClaimResponse | RenewalResponse):
+    def with_calls(self, worker: str, answer: A) -> A:
+        """Return an answer to a worker with the sessions that it has to start."""
+        if not isinstance(answer, ClaimResponse | RenewalResponse):
             return answer
         calls = tuple(
             one.call
-            for one in self._sessions.values()
+            for one in self.sessions.values()
             if one.opened.machine == worker and not one.is_taken and not one.is_over
         )
         return cast("A", answer.model_copy(update={"execs": calls})) if calls else answer
 
     def check(self, job: str, machine: str = "") -> None:
-        """Refuse what can't be opened."""
-        live = [one for one in self._sessions.values() if not one.is_over]
+        """Raise if no session can be opened: too many, or the worker does not support them."""
+        live = [one for one in self.sessions.values() if not one.is_over]
         if sum(one.call.job == job for one in live) >= MOST_PER_JOB:
             hint = "end one of them: exit its shell, or press Ctrl-C"
             raise RateLimited(f"{MOST_PER_JOB} commands run inside this job already", hint=hint, retry_after_s=5)
@@ -176,31 +176,31 @@ class ExecSessions:
             raise RateLimited(f"{MOST} commands run inside jobs already", hint="end some of them", retry_after_s=5)
         known = self._features.get(machine)
         if known is not None and EXEC not in known:
-            hint = "update it: pip install --upgrade stoker there, then start it again"
-            raise VersionSkew(f"the worker of {machine} is too old to run commands inside jobs", hint=hint)
+            hint = "update it: pip install --upgrade stoker there, then restart it"
+            raise VersionSkew(f"the worker of {machine} is too old for commands inside jobs", hint=hint)
 
     def open(self, call: ExecCall, opened: ExecSessionInfo) -> ExecSessionState:
         """Begin a session."""
-        session = self._sessions[call.id] = ExecSessionState(call, opened, self._clock.monotonic_s())
+        session = self.sessions[call.id] = ExecSessionState(call, opened, self._clock.monotonic_s())
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_on())
         return session
 
     def of_operator(self, id: str, person: str) -> ExecSessionState:
-        """Return the session that an operator means, if it is its own."""
-        found = self._sessions.get(id)
+        """Return an operator's own session. Raises `NotFound`."""
+        found = self.sessions.get(id)
         if found is None or found.opened.person != person:
-            raise NotFound("there is no such session", hint="it ended, or the coordinator was restarted: begin anew")
+            raise NotFound("session not found", hint="it ended, or the coordinator was restarted: start a new one")
         found.operator_s = self._clock.monotonic_s()
         return found
 
     def of_worker(self, id: str, token: AttemptToken, machine: str) -> ExecSessionState:
-        """Return the session that a worker speaks for. Raises `StaleLease` unless its lease is the worker's own now."""
-        found = self._sessions.get(id)
+        """Return a session of a worker. Raises `StaleLease` unless the worker holds its lease."""
+        found = self.sessions.get(id)
         if found is None or found.call.token() != token or machine not in ("", found.opened.machine):
-            raise NotFound("there is no such session", hint="end its command")
+            raise NotFound("session not found", hint="stop its command")
         if not self._is_current(token, machine):
-            raise StaleLease(f"attempt {token.attempt} of job {token.job[:12]} is over", hint="end its command")
+            raise StaleLease(f"attempt {token.attempt} of job {token.job[:12]} has ended", hint="stop its command")
         found.worker_s = self._clock.monotonic_s()
         if not found.is_taken:
             found.is_taken = True
@@ -208,23 +208,23 @@ class ExecSessions:
         return found
 
     def send(self, session: ExecSessionState, offset: int, data: bytes, *, is_eof: bool) -> int:
-        """Take what a command is to read."""
+        """Store input of a command."""
         end = session.inward.take(offset, data)
         session.is_eof = session.is_eof or (is_eof and end == offset + len(data))
         self._note(session)
         return end
 
-    async def listen(self, session: ExecSessionState, said: ExecListen) -> ExecInput:
-        """Return what a command is to read, or what else has happened, once there is something."""
-        offset, inward = said.offset, session.inward
+    async def listen(self, session: ExecSessionState, request: ExecListen) -> ExecInput:
+        """Return input of a command, or another change, once there is one."""
+        offset, inward = request.offset, session.inward
         inward.give(offset, 0)
         session.wake()
 
         def is_news() -> bool:
-            is_sized = session.size != (said.rows, said.columns)
-            return inward.end > offset or is_sized or session.is_over or (session.is_eof and not said.is_eof)
+            is_sized = session.size != (request.rows, request.columns)
+            return inward.end > offset or is_sized or session.is_over or (session.is_eof and not request.is_eof)
 
-        await session.wait(is_news, said.wait_s)
+        await session.wait(is_news, request.wait_s)
         session.worker_s = self._clock.monotonic_s()
         data = b"".join(piece for _, piece in inward.give(offset, READ_BYTES))
         rows, columns = session.size
@@ -237,18 +237,18 @@ class ExecSessions:
         )
 
     async def put(self, session: ExecSessionState, offset: int, data: bytes, *, stream: int, wait_s: float) -> int:
-        """Take what a command wrote; wait for room if there is none."""
+        """Store output of a command; wait for space if there is none."""
         outward = session.outward
         await session.wait(lambda: outward.free_bytes > 0 or session.is_over, wait_s)
         if session.is_over:
-            raise NotFound(f"the session is over: {session.why}", hint="end its command")
+            raise NotFound(f"session has ended: {session.why}", hint="stop its command")
         end = outward.take(offset, data, stream)
         self._note(session)
         session.worker_s = session.busy_s
         return end
 
     async def read(self, session: ExecSessionState, offset: int, wait_s: float) -> ExecOutput:
-        """Return what a command wrote, once there is something, or how it ended once everything was read."""
+        """Return output of a command once there is some, or its end once all output was read."""
         outward = session.outward
         outward.give(offset, 0)
         session.wake()
@@ -265,12 +265,12 @@ class ExecSessions:
         )
 
     def resize(self, session: ExecSessionState, rows: int, columns: int) -> None:
-        """Take the new size of the operator's terminal."""
+        """Store the new size of the operator's terminal."""
         session.size = (rows, columns)
         session.wake()
 
     def end(self, session: ExecSessionState, why: str, exit_code: int | None = None) -> None:
-        """End a session. Only the first end counts."""
+        """End a session; later calls have no effect."""
         if session.is_over:
             return
         session.why, session.exit_code = why, exit_code
@@ -279,35 +279,35 @@ class ExecSessions:
         self.on_end(session)
 
     def close(self) -> None:
-        """Let everybody go who waits."""
-        for session in list(self._sessions.values()):
+        """End all sessions, and answer all waiting requests."""
+        for session in list(self.sessions.values()):
             self.end(session, "the coordinator is stopping")
         if self._looking is not None:
             self._looking.cancel()
 
-    def look(self) -> None:
-        """End what nobody wants or can do any more, and forget what ended a while ago."""
+    def expire(self) -> None:
+        """End sessions without a lease, operator or worker, and delete those that ended a while ago."""
         now_s = self._clock.monotonic_s()
-        for id, session in list(self._sessions.items()):
+        for id, session in list(self.sessions.items()):
             if session.ended_s is not None:
                 if now_s - session.ended_s > KEPT_S:
-                    del self._sessions[id]
+                    del self.sessions[id]
             elif why := self._why_over(session, now_s):
                 self.end(session, why)
 
     def _why_over(self, session: ExecSessionState, now_s: float) -> str:
         opened = session.opened
         if not self._is_current(session.call.token(), ""):
-            return f"{opened.name} has ended, or its lease has"
+            return f"{opened.name} has ended, or its lease expired"
         if not session.is_taken:
             late = now_s - session.worker_s > TAKEN_WITHIN_S
-            return f"{opened.machine} did not take it up: it is away, or its worker is too old for it" if late else ""
+            return f"{opened.machine} did not start it: it is away, or its worker is too old" if late else ""
         if now_s - session.worker_s > GONE_S:
             return f"{opened.machine} has been silent for {GONE_S:.0f} s"
         if now_s - session.operator_s > GONE_S:
-            return "whoever began it is gone"
+            return "the operator disconnected"
         if now_s - session.busy_s > IDLE_S:
-            return f"nothing was typed or printed for {IDLE_S / 3600:.0f} h"
+            return f"no input or output for {IDLE_S / 3600:.0f} h"
         return ""
 
     def _note(self, session: ExecSessionState) -> None:
@@ -315,8 +315,8 @@ class ExecSessions:
         session.wake()
 
     async def _look_on(self) -> None:
-        while self._sessions:
+        while self.sessions:
             await asyncio.sleep(_LOOK_EVERY_S)
-            # While the queue reads its rows again nobody can say whose a lease is.
+            # While the queue reads its state again, holders of leases are unknown.
             with suppress(StokerError):
-                self.look()
+                self.expire()

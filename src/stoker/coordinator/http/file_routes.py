@@ -191,7 +191,7 @@ class FileRoutes:
         return StreamingResponse(office.pieces(stream), status, headers, media_type=kind)
 
     def _check_lease(self, token: AttemptToken, who: Principal) -> None:
-        """Raise `StaleLease` unless a token is that of a live lease of whoever sends bytes."""
+        """Raise `StaleLease` unless a token is of a live lease of the sender."""
         if not self._office.queue.is_current(token, who.name):
             job = token.job
             raise StaleLease(f"attempt {token.attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
@@ -384,7 +384,7 @@ class ExecRoutes:
 
     async def end(self, session: str, who: Who) -> Response:
         """End a session: its command is killed."""
-        self._desk.end(self._desk.of_operator(session, who.name), "whoever began it has ended it")
+        self._desk.end(self._desk.of_operator(session, who.name), "ended by the operator")
         return done(_DONE)
 
     async def listen(self, job: str, session: str, who: Who, said: ExecListen) -> Response:
@@ -419,7 +419,7 @@ class ExecRoutes:
         return tries[-1].machine if tries else ""
 
     def _note_end(self, session: ExecSessionState) -> None:
-        """Write down that a command has ended; nobody waits for it."""
+        """Record that a command has ended, without waiting for the record."""
         noting = asyncio.ensure_future(self._write_end(session))
         self._noting.add(noting)
         noting.add_done_callback(self._noting.discard)

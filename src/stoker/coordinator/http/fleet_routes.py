@@ -13,11 +13,11 @@ from fastapi.responses import StreamingResponse
 from stoker.coordinator.database.database_check import judge
 from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
 from stoker.coordinator.http.access import Still, Who, recorded
-from stoker.coordinator.http.app_state import ServiceContext
-from stoker.coordinator.http.feeds import BEAT_S, CONTENT_TYPE, EventFeed
+from stoker.coordinator.http.app_state import CONTENT_TYPE, ServiceContext
 from stoker.coordinator.http.http_messages import HEADERS, MachineName, answer, done, json_bytes, raw
+from stoker.coordinator.http.long_poll import BEAT_S, EventFeed
 from stoker.coordinator.http.worker_routes import own
-from stoker.coordinator.notify import Notifier, may_be_told, trial
+from stoker.coordinator.notify import Notifier, is_allowed_address, trial
 from stoker.coordinator.queue.commands import (
     AddHook,
     CloseHook,
@@ -87,25 +87,25 @@ class MachineRoutes:
         return answer(found[0])
 
     async def drain(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Return a machine no more work; what runs there finishes."""
+        """Drain a machine: no new jobs; running ones finish."""
         return await self._close(name, MachineCloseMode.DRAIN, asked, who)
 
     async def cordon(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Return a machine, or some of its devices, no more work: it is mistrusted."""
+        """Cordon a machine, or some of its devices: no new jobs until it is opened."""
         return await self._close(name, MachineCloseMode.CORDON, asked, who)
 
     async def pause(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Give a machine back to its owner: what runs there goes back to the queue."""
+        """Pause a machine for its owner: running jobs return to the queue."""
         return await self._close(name, MachineCloseMode.PAUSE, asked, who)
 
     async def open(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Let a machine, or some of its devices, have work again."""
+        """Open a machine, or some of its devices, again."""
         return done(
             await self._office.ask(OpenMachine(machine=name, devices=asked.devices, by=recorded(who, asked.by)))
         )
 
     async def forget(self, name: MachineName, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Remove a machine. One that joined with a code is refused from now on, and what it holds is lost at once."""
+        """Remove a machine. One that joined with a code is refused from now on, and its leases end at once."""
         command = ForgetMachine(machine=name, is_forced=asked.is_forced, by=recorded(who, asked.by))
         forgotten = await self._office.ask(command)
         self._on_forgotten(name)
@@ -119,7 +119,7 @@ class MachineRoutes:
         return done(changed(did, notes=(*did.notes, *await self._unknown_devices(name, asked.devices))))
 
     async def _unknown_devices(self, machine: str, devices: tuple[str, ...]) -> tuple[str, ...]:
-        """Return which devices the machine does not report now: one that fell off the bus, or one that was misspelt."""
+        """Return notes about devices that the machine does not report now: failed or misspelt ones."""
         if not devices:
             return ()
         office = self._office
@@ -140,7 +140,7 @@ After = Annotated[int | None, Query(ge=0, le=_LAST_ID)]
 
 
 class FleetRoutes:
-    """Answers them."""
+    """Routes about the whole fleet."""
 
     def __init__(self, office: ServiceContext) -> None:
         self._office = office
@@ -154,17 +154,17 @@ class FleetRoutes:
         add("/v1/reload", self.reload, methods=["POST"], response_model=DoneView)
 
     async def status(self) -> Response:
-        """Return the whole fleet in one look."""
+        """Return the state of the whole fleet."""
         office = self._office
         return answer(await office.read(fleet_status, office))
 
     async def schedule(self) -> Response:
         """Return the state of the scheduler: machines, leases, ready jobs, users. A simulation may begin with it."""
-        # Of ten thousand machines it is megabytes: they are put into words in that thread, too.
-        return await self._office.foresee(lambda: answer(self._office.views.schedule()))
+        # For ten thousand machines it is megabytes: encoded in that thread, too.
+        return await self._office.run_forecast(lambda: answer(self._office.views.schedule()))
 
     async def health(self) -> Response:
-        """Return whether the database answers, and takes what is written."""
+        """Return ok if the database can be read and written."""
         office = self._office
         if (trouble := office.queue.trouble()) is not None:
             raise trouble
@@ -175,14 +175,14 @@ class FleetRoutes:
     async def events(
         self, still: Still, after: After = None, last_event_id: Annotated[str | None, Header(max_length=40)] = None
     ) -> Response:
-        """Send events as they happen. `Last-Event-ID`, or `after`, goes on behind one; without, it begins now.
+        """Send events as they happen. `Last-Event-ID`, or `after`, continues behind one; without, it begins now.
 
-        Not found, if some of those that would follow are no longer kept. Behind 0 it begins with the oldest that are.
+        Not found, if some of the following ones are no longer stored. Behind 0 it begins with the oldest stored one.
         """
         office = self._office
         if last_event_id:
             if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > _LAST_ID:
-                raise BadInput(f"Last-Event-ID is a whole number, not {last_event_id!r}")
+                raise BadInput(f"Last-Event-ID: {last_event_id!r} is not a whole number")
             after = int(last_event_id)
         if after:
             refuse_dropped(after, await office.read(office.reader.meta))
@@ -191,28 +191,28 @@ class FleetRoutes:
         return StreamingResponse(_stream(office.feed, place, still), headers=HEADERS, media_type="text/event-stream")
 
     async def metrics(self) -> Response:
-        """Return figures as Prometheus reads them."""
+        """Return metrics in Prometheus format."""
         return raw(await self._office.read(self._office.figures), CONTENT_TYPE)
 
     async def reload(self, who: Who, *, dry_run: Annotated[bool, Query()] = False) -> Response:
-        """Read the cluster file and the manifest again, and say what changed."""
+        """Reload the cluster file and the manifest, and return what changed."""
         return answer(await self._office.reload(dry_run=dry_run, by=recorded(who, "")))
 
 
 def refuse_dropped(after: int, meta: Mapping[str, str]) -> None:
-    """Refuse to go on behind an event where some that followed it were dropped: nobody is to miss them unknowingly."""
+    """Raise `NotFound` if events behind this one were deleted, so that no client misses them unknowingly."""
     dropped_to = int(meta.get(EVENTS_DROPPED_TO, "0"))
     if after < dropped_to:
         raise NotFound(
-            f"not all events behind {after:,} are kept: old ones up to {dropped_to:,} were dropped",
-            hint=f"look how things stand, then go on behind {dropped_to}, or without a number from now on",
+            f"not all events behind {after:,} are stored: old ones up to {dropped_to:,} were deleted",
+            hint=f"read the present state, then continue behind {dropped_to}, or without a number from now on",
             dropped_to=dropped_to,
         )
 
 
 async def _stream(feed: EventFeed, place: int, may_still: Callable[[], bool]) -> AsyncIterator[bytes]:
     with feed.listening():
-        # No event yet, but where the stream stands: whoever is cut off before the first one goes on behind it.
+        # The position before the first event: a client that is disconnected before it resumes here.
         yield b"id: %d\n\n" % place
         while (found := await feed.after(place, BEAT_S)) is not None and may_still():
             place, text = found
@@ -220,7 +220,7 @@ async def _stream(feed: EventFeed, place: int, may_still: Callable[[], bool]) ->
 
 
 def fleet_status(office: ServiceContext) -> FleetStatus:
-    """Return the whole fleet in one look."""
+    """Return the state of the whole fleet."""
     pace, about = office.queue.pace(), office.about
     return FleetStatus(
         version=about.version,
@@ -238,17 +238,17 @@ def fleet_status(office: ServiceContext) -> FleetStatus:
     )
 
 
-# Routes about the fleet's health: what workers found out about their machines, and the history checker's verdict.
+# Routes about the fleet's health: reports of workers, and the history check.
 
 MOST_JOBS = 100_000
 
 
 class HealthRoutes:
-    """Answers them."""
+    """Routes about health."""
 
     def __init__(self, office: ServiceContext) -> None:
         self._office = office
-        # A verdict reads much: one at a time, whoever asks.
+        # A check reads much: one at a time.
         self._judging = asyncio.Lock()
         self.router = APIRouter(tags=["health"])
         add = self.router.add_api_route
@@ -256,20 +256,20 @@ class HealthRoutes:
         add("/v1/history/verdict", self.verdict, response_model=HistoryCheck)
 
     async def report(self, name: MachineName, said: MachineReport, who: Who) -> Response:
-        """Take what a worker found out about its machine, whatever version it is."""
+        """Store a worker's report about its machine, of any version."""
         said = own(said, who)
         if said.worker != name:
-            raise BadInput(f"the report is {said.worker}'s, not {name}'s")
+            raise BadInput(f"the report is of {said.worker}, not of {name}")
         now_s = self._office.clock.wall_s()
-        told = {
+        report = {
             "at_s": now_s,
             "offset_s": round(said.wall_s - now_s, 3),
             **said.model_dump(mode="json", exclude={"worker", "wall_s"}),
         }
-        return done(await self._office.ask(NoteReport(machine=name, report=dumps(told))))
+        return done(await self._office.ask(NoteReport(machine=name, report=dumps(report))))
 
     async def verdict(self, jobs: Annotated[int, Query(ge=1, le=MOST_JOBS)] = 20_000) -> Response:
-        """Run the history checker over the newest jobs, and say what it found."""
+        """Run the history checker over the newest jobs, and return its result."""
         office = self._office
         async with self._judging:
             began_s = office.clock.monotonic_s()
@@ -291,14 +291,14 @@ class HealthRoutes:
         )
 
 
-# Routes about hooks: who is told of events elsewhere. Admins see and make all; a submitter one for jobs alone.
+# Routes about webhooks. Admins see and make all; a submitter makes one for single jobs.
 
 HookId = Annotated[int, Path(description="A hook's number", ge=1, le=(1 << 31) - 1)]
 _SECRET_BYTES = 32
 
 
 class WebhookRoutes:
-    """Answers them."""
+    """Routes about webhooks."""
 
     def __init__(self, office: ServiceContext, notifier: Notifier | None) -> None:
         self._office = office
@@ -311,19 +311,21 @@ class WebhookRoutes:
         add("/v1/hooks/{id}/test", self.test, methods=["POST"], response_model=WebhookTestResult)
 
     async def all(self) -> Response:
-        """List the hooks, without what signs their messages."""
+        """List the webhooks, without their secrets."""
         hooks = await self._office.read(self._office.reader.hooks)
         return answer(WebhookList(hooks=tuple(_view(hook) for hook in hooks)))
 
     async def make(self, asked: WebhookRequest, who: Who) -> Response:
-        """Begin to tell somebody of events. What signs the messages is in the answer, and never again."""
+        """Create a webhook. Its secret is in this response, and in no other."""
         is_admin = who.may(Role.ADMIN)
         if not asked.jobs and not is_admin:
-            raise Forbidden("only an admin is told of everything", hint="name the jobs: `stoker submit --notify URL`")
+            raise Forbidden(
+                "a webhook for all events needs the role admin", hint="name the jobs: `stoker submit --notify URL`"
+            )
         check_url(asked.url, is_inner=is_admin)
         unknown = [word for word in asked.on if word not in ALL_WORDS]
         if unknown:
-            raise BadInput(f"nothing is called {unknown[0][:40]!r}", hint=f"there are {', '.join(ALL_WORDS)}")
+            raise BadInput(f"unknown event {unknown[0][:40]!r}", hint=f"there are {', '.join(ALL_WORDS)}")
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         command = AddHook(
             url=asked.url, secret=secret, kinds=asked.on, jobs=asked.jobs, is_inner=is_admin, by=recorded(who, asked.by)
@@ -332,17 +334,17 @@ class WebhookRoutes:
         return answer(WebhookResponse(hook=_view(await self._find(made.data["id"])), secret=secret))
 
     async def close(self, id: HookId, who: Who) -> Response:
-        """Tell a hook nothing more."""
+        """Close a webhook."""
         by = recorded(who, "")
         return done(await self._office.ask(CloseHook(id=id, why=f"closed by {by or 'an admin'}", by=by)))
 
     async def test(self, id: HookId) -> Response:
-        """Send a message that says nothing, once, and say what became of it."""
+        """Send a test message once, and return its result."""
         hook = await self._find(id)
         if hook.closed_s is not None:
-            raise BadInput(f"hook {id} is closed", hint="`stoker admin notify add URL` makes a new one")
+            raise BadInput(f"webhook {id} is closed", hint="add a new one: `stoker admin notify add URL`")
         if self._notifier is None:
-            raise BadInput("this coordinator tells nobody of events")
+            raise BadInput("this coordinator sends no webhooks")
         trouble = await self._office.keep(self._notifier.send, hook, trial(id, self._office.clock.wall_s()))
         return answer(WebhookTestResult(is_delivered=not trouble, message=trouble))
 
@@ -350,20 +352,24 @@ class WebhookRoutes:
         for hook in await self._office.read(self._office.reader.hooks):
             if hook.id == id:
                 return hook
-        raise NotFound(f"there is no hook {id}", hint="`stoker admin notify` lists them")
+        raise NotFound(f"there is no webhook {id}", hint="`stoker admin notify` lists them")
 
 
 def check_url(url: str, *, is_inner: bool) -> None:
-    """Refuse what can't be told anything; a name's address is looked at when it is connected to."""
+    """Refuse an invalid webhook URL; the address of a name is checked when it is connected to."""
     address = read_address(url)
     host = address.origin.host
     if address.authorization:
-        raise BadInput("no password stands in a hook's address", hint="its messages are signed: check the signature")
+        raise BadInput("a webhook URL may not contain a password", hint="its messages are signed: check the signature")
     if is_this_computer(host):
         if not is_inner:
-            raise Forbidden("only an admin's hook leads to the coordinator's own machine", hint="name a public address")
-    elif is_literal(host) and not may_be_told(host, is_inner=is_inner):
-        raise Forbidden(f"a hook may not lead to {host}", hint="private addresses need an admin, some are never told")
+            raise Forbidden(
+                "a webhook to the coordinator's own machine needs the role admin", hint="name a public address"
+            )
+    elif is_literal(host) and not is_allowed_address(host, is_inner=is_inner):
+        raise Forbidden(
+            f"a webhook to {host} is not allowed", hint="private addresses need the role admin, some are never allowed"
+        )
 
 
 def _view(hook: WebhookRow) -> WebhookView:

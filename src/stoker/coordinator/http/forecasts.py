@@ -1,6 +1,6 @@
-"""What a forecast is made of beside the scheduler's state: numbers of ready jobs, jobs that are not submitted yet.
+"""Input of forecasts besides the scheduler's state: numbers of ready jobs, jobs that are not submitted yet. Pure.
 
-And why a machine was granted a job, in words. Pure.
+And the reason of a grant as text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from stoker.core.frozen import changed
 from stoker.core.job import JobSpec
 from stoker.core.machine import environment_word
 from stoker.scheduler.fit import PlacementShape, shape_of
-from stoker.scheduler.job_types import STATED, rounded_s
 from stoker.scheduler.leases import StartReason
+from stoker.scheduler.ready_queue import STATED, rounded_s
 from stoker.scheduler.snapshot import MOST_NUMBERED, ClassRecord, MachineRecord, ReadyRecord, Snapshot, runs_of
 
 Level = tuple[int, int]
@@ -25,10 +25,10 @@ Level = tuple[int, int]
 Estimate = tuple[float | None, str]
 """A duration on a device of speed 1, and what it is from."""
 _WHY: Mapping[str, str] = {
-    StartReason.OLDEST: "first in line of the jobs that could start there",
-    StartReason.WIDE: "it needs much room at once, which was free there",
-    StartReason.RESIDENT: "its base model was there",
-    StartReason.LONGEST: "the longest job goes first near the end of the queue",
+    StartReason.OLDEST: "first in the queue of the jobs that could start there",
+    StartReason.WIDE: "it needs many resources at once, which were free there",
+    StartReason.RESIDENT: "its base model was loaded there",
+    StartReason.LONGEST: "the longest job starts first near the end of the queue",
     StartReason.KEPT: "the machine was reserved for it",
 }
 _RANK = ("", "preferred host", "host priority")
@@ -56,7 +56,7 @@ def numbered(snapshot: Snapshot, numbers: Mapping[Level, Sequence[int]]) -> Snap
 
 
 class HypotheticalJobs:
-    """Jobs that are not in the queue, as they would stand there if they were submitted now, in order."""
+    """Jobs that are not in the queue, as they would be if they were submitted now, in order."""
 
     def __init__(
         self, snapshot: Snapshot, explainer: Explainer, submitter: str, stated_s: Mapping[int, float] | None = None
@@ -112,7 +112,7 @@ class HypotheticalJobs:
         has_new_type = any((like, shape) not in self._alike for like, shape, _ in self._classes)
         return changed(
             before,
-            # The scheduler finds prices again when it learns of a new type of job.
+            # The scheduler computes prices again for a new type of job.
             prices=() if has_new_type else before.prices,
             machines=tuple([self._denying(one) for one in before.machines]),
             classes=(*before.classes, *self._classes.values()),
@@ -138,7 +138,7 @@ class HypotheticalJobs:
         return found
 
     def _estimate(self, kind: JobKind) -> Estimate:
-        """Return how long such a job is expected to take, from the first source of `scheduler.durations` that knows."""
+        """Return the expected duration of such a job, from the first source of `scheduler.durations` that has one."""
         shape = shape_of(kind.wanted, listed=self._listed)
         same = self._same.get((kind.like, shape, kind.stated_s))
         if same is not None and same[0] is not None:
@@ -152,7 +152,7 @@ class HypotheticalJobs:
         return alike
 
     def _note_denials(self, case: JobExplainContext) -> None:
-        """Note which machines can't have the job's environment, or do not run its code."""
+        """Store which machines can't provide the job's environment, or do not run its code."""
         for offer in self._explainer.offers(case):
             why = dict(offer.denied_for)
             for word in offer.deny_jobs:
@@ -172,12 +172,12 @@ class HypotheticalJobs:
 
 
 def chosen_text(granted: Mapping[str, Any]) -> str:
-    """Return why a job was granted to its machine, by the event that says so; empty: it does not say."""
+    """Return why a job was granted to its machine, from the event of the grant; empty: not recorded."""
     chosen = granted.get("chosen")
     if not isinstance(chosen, Mapping):
         return ""
     rank = chosen.get("rank")
-    fitting = "its base model is there" if granted.get("devices") else "a machine without devices"
+    fitting = "its base model is loaded there" if granted.get("devices") else "a machine without devices"
     pairs = zip((*_RANK, fitting), rank, strict=False) if rank else ()
     terms = [name if value is True else f"{name} {value}" for name, value in pairs if name and value]
     score = chosen.get("score")

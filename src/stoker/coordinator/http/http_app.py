@@ -61,7 +61,7 @@ from stoker.coordinator.http.system_a import SystemARoutes
 from stoker.coordinator.http.tree_routes import ContentRoutes, TreeLocator
 from stoker.coordinator.http.worker_routes import SPOKEN, WorkerRoutes, WorkerRouteSpec, WorkerTable
 from stoker.coordinator.notify import Notifier
-from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.coordinator.storage.tree_storage import CoordinatorTrees, QueueTrees
 from stoker.core.clock import Clock
@@ -308,11 +308,11 @@ _LIMITS = {
 
 
 def most_bytes(method: str, path: str) -> int:
-    """Return how long the body of a documented route may be."""
+    """Return the body limit of a documented route."""
     if path in _LIMITS:
         return _LIMITS[path]
     if path.startswith("/v1/model/"):
-        # Taken as it comes, by whoever answers.
+        # Read piece by piece by the route.
         return ARCHIVE_BYTES
     if path.startswith("/v1/trees/") and method == "PUT":
         return MOST_LISTING_BYTES
@@ -320,18 +320,16 @@ def most_bytes(method: str, path: str) -> int:
 
 
 def is_spooled(method: str, path: str) -> bool:
-    """Return whether a body goes to disk as it comes, so that little of it is ever in memory."""
+    """Return True if a body is written to disk as it arrives, so that little of it is in memory."""
     return path == "/v1/jobs" or path.startswith("/v1/model/") or (method == "PUT" and path.startswith("/v1/trees/"))
 
 
-# The coordinator over HTTP, joined: an app for a server to run, and what happens when it reads again or ends.
-#
-# Made inside the event loop that serves it.
+# The coordinator's HTTP service: the app of a server, with reload and shutdown. Created inside its event loop.
 
 
 @frozen
 class CoordinatorParts:
-    """What a coordinator is made of before it is served."""
+    """The parts of a coordinator."""
 
     queue: Queue
     keeping: CoordinatorStorage
@@ -339,11 +337,11 @@ class CoordinatorParts:
     about: CoordinatorInfo
     clock: Clock
     enrolment: Enrolment | None = None
-    """Nothing: it listens on loopback alone, and nobody joins."""
+    """None: it listens on loopback only, without joining."""
     code_gate: CodeGate | None = None
-    """Nothing: it takes any code."""
+    """None: it accepts any code."""
     notifier: Notifier | None = None
-    """Nothing: nobody is told of events elsewhere."""
+    """None: no webhooks."""
 
 
 class CoordinatorService:
@@ -378,28 +376,28 @@ class CoordinatorService:
             HealthRoutes(office).router,
         )
 
-        def hear(said: Hello | Renewal) -> None:
-            sources.hear(said)
-            office.execs.hear(said)
+        def on_recorded(message: Hello | Renewal) -> None:
+            sources.hear(message)
+            office.execs.note_features(message)
 
         access = Access(rules, standing=parts.queue.standing, clock=parts.clock, on_use=office.note_token)
         self.app: App = ServiceApp(access.judge, documented_app(routers, version=parts.about.version))
         self.workers = WorkerTable(
-            find=WorkerRoutes(office, on_heard=hear).find,
+            find=WorkerRoutes(office, on_recorded=on_recorded).find,
             judge=access.judge,
             bodies=BodyMemoryBudget(WORDS_BYTES, WORDS_EACH_BYTES),
         )
 
     def close(self) -> None:
-        """Let everybody go who waits."""
+        """Answer all open requests."""
         self._office.close()
 
     def end(self) -> None:
-        """Let go of the threads."""
+        """Shut down the thread pools; call after the last request."""
         self._office.end()
 
     async def reload(self) -> None:
-        """Read the files again, and say what came of it."""
+        """Reload the files, and log the result."""
         try:
             done = await self._office.reload(dry_run=False)
         except StokerError as error:

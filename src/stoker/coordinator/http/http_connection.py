@@ -93,14 +93,14 @@ class ReadBufferProtocol(asyncio.BufferedProtocol):
         inner.connection_lost(exc)
 
 
-# Who may connect: no more at once from one address than it can have a use for, so that nobody takes all the room.
+# Connection limits per address, so that no client uses up all connections.
 #
-# Connections are counted from their first packet, before anybody has spoken TLS. Those of this machine are not: whoever
-# runs programs here has easier ways.
+# Connections are counted from their first packet, before the TLS handshake. Those of this machine are not: local
+# programs have easier ways to do harm.
 
 _AT_ONCE = 16
-"""Taken in one turn of the event loop, which answers others in between. uvloop by itself takes one: then whoever
-connects waits behind all that is asked meanwhile.
+"""Connections accepted in one turn of the event loop, which serves others in between. uvloop by itself accepts one: a
+new client then waits behind all requests.
 """
 _PAUSE_S = 0.5
 _LINGER_NONE = struct.pack("ii", 1, 0)
@@ -108,20 +108,20 @@ _LINGER_NONE = struct.pack("ii", 1, 0)
 
 @frozen
 class ConnectionLimits:
-    """How many there may be."""
+    """Limits of connections."""
 
     each: int = 1024
     """Connections of one address: a few for each worker, and there may be many behind one router."""
     strangers_each: int = 256
-    """Of those, how many have not spoken TLS yet."""
+    """Of those, without a finished TLS handshake."""
     strangers: int = 4096
-    """That have not, of all addresses together."""
+    """Without one, of all addresses together."""
 
 
 class ConnectionAcceptor:
-    """Takes connections at a socket, speaks TLS with them if it has a context for it, and hands them over.
+    """Accepts connections at a socket, with TLS if it has a context, and passes them on.
 
-    Made inside the event loop.
+    Created inside the event loop.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ConnectionAcceptor:
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
-        """Take no more, and let those go who have not spoken yet."""
+        """Accept no more, and cancel handshakes."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._listening)
@@ -157,7 +157,7 @@ class ConnectionAcceptor:
                 one.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until those are gone."""
+        """Wait for cancelled handshakes."""
         if self._greeting:
             await asyncio.wait(self._greeting)
 
@@ -168,7 +168,7 @@ class ConnectionAcceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:
-                # Out of descriptors: who waits is taken when some are free again.
+                # Out of descriptors: accept again when some are free.
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(_PAUSE_S, self._go_on)
                 return
@@ -217,7 +217,7 @@ class ConnectionAcceptor:
                 lambda: ReadBufferProtocol(self._connect(), on_lost=leave), taken, **tls
             )
         except (OSError, asyncio.CancelledError):
-            # It never spoke TLS as it should: nobody has to be told.
+            # The TLS handshake failed: no one to answer.
             leave()
             taken.close()
         finally:
@@ -232,54 +232,54 @@ def _take_one(counts: Counter[str], source: str) -> None:
 
 @frozen
 class ClientLimits:
-    """How long a client may take, and how much it may send."""
+    """Timeouts and size limits of a client."""
 
     head_s: float = 15.0
     """For a request's head, from its first byte or from the connection's beginning."""
     silence_s: float = 30.0
-    """Without a byte of a body that was announced, or without reading any of an answer."""
+    """Without a byte of an announced body, or without reading any of a response."""
     body_s: float = 900.0
     """For a whole body."""
     rate_window_s: float = 10.0
-    """How long a body may take before its rate counts, and over what time the rate is taken."""
+    """Time before the rate of a body is checked, and the window of the rate."""
     rate_bytes: int = 4 * 1024
     """Of a body, in each second of such a window."""
     idle_s: float = 150.0
     """Between requests: more than a heartbeat, so that workers keep their connection."""
     head_bytes: int = 64 * 1024
-    """Of all that a request has beside its body; chunks may add a quarter of the size of the body."""
+    """Of a request without its body; chunks may add a quarter of the size of the body."""
     head_fields: int = 100
     """Header fields of a request, trailers included."""
     pieces: int = 512
-    """Of a body, whatever their size; further ones have 32 bytes on average."""
+    """Of a body, of any size; further ones need 32 bytes on average."""
     pipelined: int = 16
-    """Requests that wait for the answer to the one before them."""
+    """Requests that wait for the response to an earlier one."""
     dropped_bytes: int = 64 * 1024 * 1024
-    """Of a body that was refused already: a client that is disconnected in the middle of it may miss why."""
+    """Of a refused body: a client that is disconnected in the middle of it may miss the reason."""
     linger_s: float = 1.0
-    """For a client to read why it was refused; it is not heard meanwhile."""
+    """For a client to read a refusal; its bytes are ignored meanwhile."""
     connections: int = 20_000
     crowd: ConnectionLimits = ConnectionLimits()
-    """Of one address, where others than this machine may connect."""
+    """For other machines."""
     look_s: float = 1.0
-    """Between two looks at all connections."""
+    """Between two checks of all connections."""
 
 
 PATIENCE = ClientLimits()
 _ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"authorization", b"origin"}) | frozenset(
     name.lower().encode() for name in (TOKEN_HEADER, VERSION_HEADER)
 )
-"""Header fields that say who asks, or where a request ends: what is judged and what is used must be the same."""
+"""Header fields of identity and framing: the checked value and the used one must be the same."""
 
 _FIELDS_TOO_LARGE = b"431 Request Header Fields Too Large"
 
 
 class _NotRead(Exception):
-    """Ends the parsing of what has come: the rest of it is not read."""
+    """Ends the parsing of received bytes: the rest is not read."""
 
 
 class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
-    """One connection. `look` is called now and then."""
+    """One connection. `look` is called periodically."""
 
     patience = PATIENCE
     workers: WorkerTable
@@ -289,28 +289,28 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         self.timeout_keep_alive = self.patience.idle_s  # type: ignore[assignment]  # a timer takes fractions, too
         self._is_in_head = True
         self._is_whole = False
-        """All of the newest request has come."""
+        """The newest request is complete."""
         self._is_ignoring = False
-        """What else comes is not read: the connection ends with the answers that are under way."""
+        """Further bytes are ignored: the connection ends after the pending responses."""
         self._framing_bytes = 0
-        """Of the newest request, all that is not its body."""
+        """Of the newest request, without its body."""
         self._body_bytes = 0
         self._announced_bytes = 0
-        """Of the newest request's body, as its head says; 0 if it comes in chunks."""
+        """Announced length of the newest request's body; 0 if chunked."""
         self._read_body_bytes = 0
-        """Of bodies, in what was read last."""
+        """Body bytes in the last read."""
         self._pieces = 0
         self._dropped_bytes = 0
         self._trailers = 0
         self._began_s = self._heard_s = self._window_s = self.loop.time()
         self._window_bytes = 0
-        """How much of the body had come when the window of its rate began."""
+        """Received body bytes at the beginning of the rate window."""
         self._blocked_s: float | None = None
         self._peer = UNKNOWN
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Read once: what it says can't change while the connection stands; whether it still counts is asked each time.
+        # Read once: it can't change during a connection; whether it is still valid is checked for each request.
         shown = read_peer(transport.get_extra_info("peercert"))
         address = str(self.client[0]) if self.client else ""
         self._peer = Peer(address=address, certificate=shown, is_own_user=_is_own_user(transport))
@@ -322,11 +322,11 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
             return
         self._heard_s = self.loop.time()
         if self._is_whole and self.cycle.response_complete:
-            # Whatever these bytes are, time runs for the head of the next request.
+            # The timeout of the next request's head starts.
             self._is_in_head, self._is_whole, self._began_s = True, False, self._heard_s
         self._read_body_bytes = 0
         super().data_received(data)
-        # A request that began in the middle of them is charged for all of them but bodies.
+        # A request that began in the middle of them is charged for all of them except bodies.
         self._framing_bytes += len(data) - self._read_body_bytes
         if self._framing_bytes > self.patience.head_bytes + self._body_bytes // 4:
             what = "the head of the request is too large" if self._is_in_head else "the request is mostly not its body"
@@ -349,13 +349,13 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if self._is_in_head:
             super().on_header(name, value)
         else:
-            # A trailer is dropped: nothing may be added to a head that was judged.
+            # A trailer is dropped: nothing may be added to a checked head.
             self._trailers += 1
 
     def on_headers_complete(self) -> None:
         names = [name for name, _ in self.headers]
         if len(set(names)) < len(names) and any(names.count(name) > 1 for name in _ONCE):
-            self._refuse(b"400 Bad Request", BadInput("a header field of the request stands there twice"))
+            self._refuse(b"400 Bad Request", BadInput("the request has a header field twice"))
             raise _NotRead
         if len(self.pipeline) >= self.patience.pipelined:
             self._ignore_rest()
@@ -377,14 +377,14 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         self._body_bytes += len(body)
         self._pieces += 1
         if self._pieces > self.patience.pieces + self._body_bytes // 32:
-            self._refuse(b"400 Bad Request", BadInput("the body comes in too many pieces", hint="send larger chunks"))
+            self._refuse(b"400 Bad Request", BadInput("the body has too many chunks", hint="send larger chunks"))
             raise _NotRead
         if self.cycle.response_complete:
             self._drop(len(body))
         else:
             super().on_body(body)
-        # What comes next is nothing but body, and there is room for it: of one without, no more than `WORD_BYTES` are
-        # read, and then nothing until it is waited for. What follows the body is not read with it.
+        # The next bytes are only body, and have a memory budget: of a body without one, no more than `WORD_BYTES` are
+        # read until it is awaited. Bytes after the body are not read with it.
         left_bytes = self._announced_bytes - self._body_bytes
         is_bulk = left_bytes > READ_BYTES and self._body_bytes > WORD_BYTES and not self.pipeline
         self.read_bytes = min(left_bytes, BULK_BYTES) if is_bulk else READ_BYTES
@@ -401,7 +401,7 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        # Also after an error, as an end without TLS's goodbye is one: the timer would hold all of this for a minute.
+        # Also after an error, such as a missing TLS close: the timer would keep all of this for a minute.
         self._unset_keepalive_if_required()
 
     def pause_writing(self) -> None:
@@ -413,20 +413,20 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
+        """Refuse invalid HTTP."""
         if not self._is_ignoring:
-            self._refuse(b"400 Bad Request", BadInput(f"that is not HTTP: {msg}"))
+            self._refuse(b"400 Bad Request", BadInput(f"invalid HTTP: {msg}"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        # What follows is of a protocol that is not spoken here.
+        # The following bytes are of an unsupported protocol.
         self._ignore_rest()
 
     def look(self, now_s: float) -> None:
-        """End the connection if its client has taken too long, and say why while it may still be listening."""
+        """End the connection if its client is too slow, with an error response if it can still read one."""
         if not self._is_too_slow(now_s) or self.transport.is_closing():
             return
         if self._blocked_s is None and (self._is_in_head or not self.cycle.response_started):
-            self._refuse(b"408 Request Timeout", BadInput("the request came too slowly", hint="send it again"))
+            self._refuse(b"408 Request Timeout", BadInput("the request timed out", hint="send it again"))
         else:
             self.transport.abort()
 
@@ -439,14 +439,14 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         if self._is_whole or self._is_ignoring:
             return False
         if self.flow.read_paused:
-            # The client waits for the coordinator.
+            # The coordinator is the slow side.
             self._window_s, self._window_bytes = now_s, self._body_bytes
             return False
         is_late = now_s - self._heard_s > patience.silence_s or now_s - self._began_s > patience.body_s
         return is_late or self._is_below_rate(now_s)
 
     def _is_below_rate(self, now_s: float) -> bool:
-        """Return whether less of a body came in the last window than has to; of one that is over, begin the next."""
+        """Return True if the last window had too few bytes of a body; after a window begin the next."""
         window_s = now_s - self._window_s
         if window_s < self.patience.rate_window_s:
             return False
@@ -455,22 +455,22 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
         return came_bytes < self.patience.rate_bytes * window_s
 
     def _drop(self, size_bytes: int) -> None:
-        """Count what nobody reads, and end the connection if it is too much."""
+        """Count discarded bytes, and abort the connection if there are too many."""
         self._dropped_bytes += size_bytes
         if self._dropped_bytes > self.patience.dropped_bytes and not self.transport.is_closing():
             self.transport.abort()
 
     def _ignore_rest(self) -> None:
-        """Read nothing more: the connection ends once what is under way has been answered."""
+        """Read nothing more: the connection ends after the pending responses."""
         self._is_ignoring = True
         self._stop_reading()
         if self.cycle.response_complete:
             self._end_soon()
 
     def _end_soon(self) -> None:
-        """End the connection once its client had time to read the last answer.
+        """End the connection once its client had time to read the last response.
 
-        To close it at once would read on where TLS is spoken, and may take the answer back where it is not.
+        Closing it at once would continue to read with TLS, and may discard the response without.
         """
         self._stop_reading()
         self.loop.call_later(self.patience.linger_s, self.transport.abort)
@@ -478,14 +478,14 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
     def _stop_reading(self) -> None:
         if self.transport.is_reading():
             self.transport.pause_reading()
-        # Nothing that is under way resumes it.
+        # No pending request resumes it.
         self.flow.read_paused = False
 
     def _begin_exchange(self, route: WorkerRoute, path: str) -> None:
         """Answer a worker's request here, behind those before it."""
         before: Any = self.cycle
         exchange: Any = WorkerExchange(self, self.workers, route, path, self._peer)
-        # Where the server looks for what is under way.
+        # Where the server looks for the current request.
         self.cycle = exchange
         if before is None or before.response_complete:
             exchange.begin()
@@ -494,7 +494,7 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
             self.pipeline.appendleft((exchange, self.app))
 
     def _refuse(self, status: bytes, error: StokerError) -> None:
-        """Answer with an error, read nothing more, and end; an answer that is under way is not mixed up with it."""
+        """Answer with an error, read nothing more, and end; without mixing it into a pending response."""
         if self._is_ignoring or self.transport.is_closing():
             return
         cycle: Any = self.cycle
@@ -506,7 +506,7 @@ class ServerConnection(HttpToolsProtocol, SizedReadProtocol):
             if self.pipeline or cycle.response_started:
                 self.transport.abort()
                 return
-            # What answers this request need not go on.
+            # The handler of this request may stop.
             cycle.disconnected = True
             cycle.message_event.set()
         body = json_bytes(error.to_dict())
@@ -527,7 +527,7 @@ def _is_own_user(transport: asyncio.Transport) -> bool:
 
 
 async def watch(connections: Iterable[object], every_s: float) -> None:
-    """Look at all connections, again and again."""
+    """Check all connections periodically."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(every_s)
@@ -536,5 +536,5 @@ async def watch(connections: Iterable[object], every_s: float) -> None:
             if isinstance(connection, ServerConnection):
                 try:
                     connection.look(now_s)
-                except Exception:  # noqa: BLE001 - the other connections are still looked at
+                except Exception:  # noqa: BLE001 - the other connections are still checked
                     LOG.exception("a connection could not be checked")

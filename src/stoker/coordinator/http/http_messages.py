@@ -1,6 +1,6 @@
-"""How requests come in: bodies within a limit, known to be too large before they are read where they say so.
+"""Reading of requests and writing of responses: body limits, errors, JSON, common parameters.
 
-How slow a client may be is watched by its connection (`connection`), not here.
+A body that announces too many bytes is refused before it is read. Slow clients are handled by `http_connection`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 LOG = logging.getLogger("stoker.serve")
 
-# Which HTTP status an error is answered with. The error itself is the body, as `StokerError.to_dict()` returns it.
+# The HTTP status of an error. The body is `StokerError.to_dict()`.
 
-# The first that fits counts, so leaves stand before their branches.
+# The first match applies, so subclasses come first.
 _STATUSES: tuple[tuple[type[StokerError], int], ...] = (
     (Forbidden, 403),
     (NotFound, 404),
@@ -70,7 +70,7 @@ _STATUSES: tuple[tuple[type[StokerError], int], ...] = (
 
 
 class Refusal(Exception):
-    """An error as it is answered: with a status and headers. `status` is given where it is not that of its class."""
+    """An error response with status and headers. `status` is given if it is not that of the error's class."""
 
     def __init__(self, error: StokerError, status: int = 0, *headers: Header) -> None:
         super().__init__(str(error))
@@ -90,17 +90,17 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return how an exception is answered. One that is not ours is a bug: its trace is logged and not sent."""
+    """Return the response to an exception. One that is not ours is a bug: its trace is logged and not sent."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, StokerError):
         return Refusal(error)
-    LOG.error("a request met a bug", exc_info=error)
-    hint = "the coordinator's log has the trace; please send it to us"
-    return Refusal(InternalError(f"a bug in the coordinator: {type(error).__name__}", hint=hint))
+    LOG.error("internal error in a request", exc_info=error)
+    hint = "the coordinator's log has the trace; please report it"
+    return Refusal(InternalError(f"internal error in the coordinator: {type(error).__name__}", hint=hint))
 
 
-# How answers leave the coordinator: JSON with its length, every error in one form, nothing that a cache may keep.
+# Responses: JSON with its length, all errors in one form, not cacheable.
 
 ALWAYS: tuple[Header, ...] = (
     (VERSION_HEADER.lower().encode(), str(VERSION).encode()),
@@ -111,14 +111,14 @@ _JSON: tuple[Header, ...] = ((b"content-type", b"application/json"), *ALWAYS)
 
 
 async def say(send: Send, body: bytes, *, status: int = 200, headers: tuple[Header, ...] = ()) -> None:
-    """Send a whole answer of JSON."""
+    """Send a JSON response."""
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*_JSON, *headers, length]})
     await send({"type": "http.response.body", "body": body})
 
 
 async def say_error(send: Send, error: BaseException) -> None:
-    """Send an error as the answer."""
+    """Send an error response."""
     refusal = refusal_of(error)
     await say(send, refusal.body, status=refusal.status, headers=refusal.headers)
 
@@ -129,39 +129,39 @@ def json_bytes(value: object) -> bytes:
 
 
 JOIN_BYTES = 2 * 1024
-"""Of the first question of whoever joins, which a stranger may ask; the second has a certificate's request."""
+"""Of the first request of a join, which needs no credentials; the second has a certificate request."""
 CSR_BYTES = 20 * 1024
 WORD_BYTES = 64 * 1024
-"""Of a question that names things: cancel, drain, begin an upload."""
+"""Of a small request: cancel, drain, begin an upload."""
 SPEECH_BYTES = 4 * 1024 * 1024
-"""Of a worker's word: a capability, a heartbeat with many leases, a failure with its error."""
+"""Of a worker's message: a capability, a heartbeat with many leases, a failure with its error."""
 ARCHIVE_BYTES = 1 << 40
-"""Of a result that comes in one piece, as system A's workers send it; what is kept has its own limit."""
+"""Of a result in one piece, as system A's workers send it; storage has its own limit."""
 MOST_FAULTS = 100
 BYTES_PER_VALUE = 6
-"""Of JSON, on average and at least, beyond as many values as `WORD_BYTES` can have."""
+"""Minimum average of JSON, beyond as many values as `WORD_BYTES` can have."""
 _STRETCH_BYTES = 1 << 20
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class Gone(Exception):
-    """The client went away in the middle of its request."""
+    """The client disconnected in the middle of its request."""
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Return a request's headers by name; of one that is repeated the last."""
+    """Return a request's headers by name; of repeated ones the last."""
     return dict(scope["headers"])
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
-    """Read a body whole. `TooLarge` before the first byte if it says that it is larger, else at the first too many."""
+    """Return a whole body. Raises `TooLarge` before the first byte if it announces more, else at the first too many."""
     parts = [piece async for piece in body_pieces(receive, headers, limit_bytes)]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def body_pieces(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the parts of a body as they come. Raise `TooLarge` as `read_body` does, `Gone` if the client leaves."""
+    """Yield the parts of a body. Raises `TooLarge` like `read_body`, `Gone` if the client disconnects."""
     judge_length(headers, limit_bytes)
     size_bytes, is_more = 0, True
     while is_more:
@@ -177,18 +177,18 @@ async def body_pieces(receive: Receive, headers: dict[bytes, bytes], limit_bytes
 
 
 def judge_length(headers: dict[bytes, bytes], limit_bytes: int) -> int | None:
-    """Return how long a body says it is; `TooLarge` if that is too much."""
-    said = headers.get(b"content-length")
-    if said is None:
+    """Return the announced length of a body. Raises `TooLarge` if that is too much."""
+    text = headers.get(b"content-length")
+    if text is None:
         return None
-    length = int(said) if said.isdigit() and len(said) < 20 else limit_bytes + 1
+    length = int(text) if text.isdigit() and len(text) < 20 else limit_bytes + 1
     if length > limit_bytes:
         raise too_large(limit_bytes)
     return length
 
 
 def announced_bytes(headers: dict[bytes, bytes], limit_bytes: int) -> int:
-    """Return how long a body is, or may be if it comes in chunks. Raise `TooLarge` if it says too much."""
+    """Return the length of a body, or the limit if it is chunked. Raises `TooLarge` if it announces too much."""
     length = judge_length(headers, limit_bytes)
     if length is None:
         return limit_bytes if b"transfer-encoding" in headers else 0
@@ -196,30 +196,30 @@ def announced_bytes(headers: dict[bytes, bytes], limit_bytes: int) -> int:
 
 
 def too_large(limit_bytes: int) -> TooLarge:
-    """Return the refusal of a body."""
+    """Return the error for a large body."""
     size = format_size(limit_bytes)
     return TooLarge(f"the request is larger than {size}", hint="send less at once", limit_bytes=limit_bytes)
 
 
 def judge_values(values: int, size_bytes: int = 0) -> None:
-    """Raise `TooLarge` for JSON of more values than `WORD_BYTES` can have and the given size adds to them.
+    """Raise `TooLarge` for JSON with more values than `WORD_BYTES` and the given size allow.
 
-    Once it is read, each value takes a hundred bytes.
+    Each parsed value takes about a hundred bytes.
     """
     if values > WORD_BYTES + size_bytes // BYTES_PER_VALUE:
         raise TooLarge("the request has too many values", hint="send less at once")
 
 
 def read_message(kind: type[M], body: bytes) -> M:
-    """Read a message. Raise `InvalidInput` with what is wrong with it, `TooLarge` if it has too many values."""
+    """Return a message. Raises `InvalidInput` with its errors, `TooLarge` if it has too many values."""
     values = 0
-    # Stretch by stretch: a thread that counts lets others run in between.
+    # In steps: a thread that counts lets others run in between.
     for start in range(0, len(body), _STRETCH_BYTES):
         values += values_in(body, start, start + _STRETCH_BYTES)
         judge_values(values, len(body))
     try:
         if b'"$' in body:
-            # A tagged number: the longer way, as `protocol.codec` goes it.
+            # Has a tagged number: the slow path, as in `protocol.codec`.
             return kind.model_validate(loads(body))
         return kind.model_validate_json(body or b"{}")
     except ValidationError as error:
@@ -229,11 +229,11 @@ def read_message(kind: type[M], body: bytes) -> M:
 
 
 def faults_of(error: ValidationError, place: str = "") -> InvalidInput | BadInput:
-    """Return what a message is refused for, place by place; `place` is where in the request the message stands."""
+    """Return the errors of a message, each with its place; `place` is that of the message in the request."""
     if error.error_count() > 10 * MOST_FAULTS:
-        # All of them would be made, or none.
+        # pydantic returns all of them or none.
         return InvalidInput(
-            f"the request can't be taken: {error.error_count()} faults", faults=(), count=error.error_count()
+            f"the request is invalid: {error.error_count()} errors", faults=(), count=error.error_count()
         )
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found and found[0]["type"] == "json_invalid":
@@ -242,20 +242,20 @@ def faults_of(error: ValidationError, place: str = "") -> InvalidInput | BadInpu
 
 
 def faults(found: list[tuple[str, str]]) -> InvalidInput:
-    """Return one refusal for all faults, each with its place."""
+    """Return one error for all faults, each with its place."""
     listed = tuple(Diagnostic(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
-    first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
-    return InvalidInput(f"the request can't be taken: {first}", faults=listed, count=len(found))
+    first = str(listed[0]) if len(listed) == 1 else f"{len(found)} errors"
+    return InvalidInput(f"the request is invalid: {first}", faults=listed, count=len(found))
 
 
-# What documented routes have in common: references in paths, messages as answers, and what the document says.
+# Common parts of documented routes: path parameters, responses, and their documentation.
 
 ENCODED_SLASH = "\ue000"
-"""What stands in a path for a slash that was written as %2F: it belongs to a name (`resnet/3`) and parts nothing."""
+"""Replaces a slash that was written as %2F: it is part of a name (`resnet/3`) and no separator."""
 
 
 def path_of(raw_path: bytes) -> str:
-    """Return a path as routes are found by it: what was written as %2F parts nothing."""
+    """Return a decoded path for routing: %2F is no separator."""
     text = raw_path.decode("latin-1")
     if "%" not in text:
         return text
@@ -263,7 +263,7 @@ def path_of(raw_path: bytes) -> str:
 
 
 HEADERS = {name.decode(): value.decode() for name, value in ALWAYS}
-"""Of every answer."""
+"""Of every response."""
 
 
 def _with_slashes(text: str) -> str:
@@ -284,35 +284,35 @@ MachineName = Annotated[
 
 
 class ErrorBody(BaseModel):
-    """What every refusal looks like."""
+    """Every error response."""
 
     error: str = Field(description="A code for programs, such as `not_found`")
-    exit_code: int = Field(description="What the command line leaves with")
+    exit_code: int = Field(description="The exit code of the command line")
     message: str
     hint: str = ""
     data: dict[str, Any] = {}
 
 
-REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "Refused, and why"}}
+REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "Error"}}
 
 
 def answer(message: BaseModel) -> Response:
-    """Return a message as an answer."""
+    """Return a message as a response."""
     return raw(to_json(message), "application/json")
 
 
 def raw(body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return bytes as an answer."""
+    """Return bytes as a response."""
     return Response(body, status, {**HEADERS, **(headers or {})}, media_type=kind)
 
 
 def done(what: QueueCommandResult) -> Response:
-    """Return what a command did as an answer."""
+    """Return the result of a command as a response."""
     return answer(DoneView(changed=what.changed, notes=what.notes, data=what.data))
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return in the document that a route reads such a message by itself."""
+    """Return the OpenAPI part of a route that reads such a message itself."""
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

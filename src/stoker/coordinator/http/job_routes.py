@@ -1,4 +1,4 @@
-"""Routes for people about jobs: hand in, list, look, explain, cancel, requeue, put elsewhere in the line, pin."""
+"""Routes about jobs: submit, list, show, explain, cancel, requeue, priority, pin."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from stoker.protocol.view_messages import (
     PriorityRequest,
 )
 
-# Only programs whose code is known: a submission carries commits that a repository has, or it is refused.
+# Programs of known code only: a submission has commits of a repository, or it is refused.
 #
 # The list is the last hundred commits of one branch, read again when it is older than five seconds; if git fails, the
-# list from before stays. A submitter says itself which commit its code is: this keeps stale and unreviewed code out by
-# mistake, not a liar. Who must not be lied to pins trees (`stoker work --accept-code`).
+# old list is kept. The client itself reports the commit of its code: this keeps out stale and unreviewed code by
+# mistake, not on purpose. Against forged reports a worker pins trees (`stoker work --accept-code`).
 
 MOST_COMMITS = 100
 FRESH_S = 5.0
@@ -51,10 +51,10 @@ _LONGEST_SOURCE = 300
 
 
 class CodeGate:
-    """The gate of one repository. For threads."""
+    """The gate of one repository. Thread-safe."""
 
     def __init__(self, repository: str, branch: str, *, environment: Mapping[str, str], clock: Clock) -> None:
-        """Open it; raises `BadInput` if its commits can't be read now."""
+        """Raises `BadInput` if the commits can't be read now."""
         self._repository = repository
         self._branch = branch
         self._environment = environment
@@ -68,9 +68,9 @@ class CodeGate:
             raise BadInput(f"the commits of {self._shown} can't be read: {why}", hint=hint)
 
     def check(self, submission: Submission) -> None:
-        """Refuse a submission with code that is not known.
+        """Refuse a submission with unknown code.
 
-        Raises `CommitMissing` if a program carries no commit, and `CodeNotAccepted` if it is another one, or changed.
+        Raises `CommitMissing` if a program has no commit, and `CodeNotAccepted` if it is unknown, or changed.
         """
         programs = [order for order in submission.jobs if order.recipe == _PROGRAM]
         if not programs:
@@ -84,7 +84,7 @@ class CodeGate:
         base, _, changes = order.commit.partition("+")
         if not order.code_tree or not base:
             raise CommitMissing(
-                f"{order.name} carries no commit, and this coordinator takes only code of {self._shown}",
+                f"{order.name} has no commit; this coordinator accepts only code of {self._shown}",
                 hint=f"submit from a git repository, and not --in-place: git add -A && git commit && {again}",
                 job=order.name,
             )
@@ -92,10 +92,10 @@ class CodeGate:
         data = {"job": order.name, "commit": order.commit}
         if changes:
             count = f"{changes} uncommitted change{'' if changes == '1' else 's'}"
-            message = f"{order.name} is {base[:_SHOWN]} with {count}; this coordinator takes only commits"
+            message = f"{order.name} is {base[:_SHOWN]} with {count}; this coordinator accepts only commits"
             raise CodeNotAccepted(message, hint=f"git commit -am 'what changed' && {push} && {again}", **data)
         if base not in commits:
-            message = f"{order.name} is {base[:_SHOWN]}, which is none of the last {MOST_COMMITS} of {self._shown}"
+            message = f"{order.name} is {base[:_SHOWN]}, not one of the last {MOST_COMMITS} commits of {self._shown}"
             raise CodeNotAccepted(message, hint=f"git pull --rebase && {push} && {again}", **data)
 
     @property
@@ -113,20 +113,20 @@ class CodeGate:
             return self._commits
 
     def _read(self) -> str:
-        """Read the list; says why that failed, and leaves the old one then."""
-        # Also when it fails: a repository that hangs is not asked by everybody.
+        """Read the list; return the error if that failed, and keep the old one."""
+        # Also when it fails: a repository that hangs is not read by every request.
         self._read_s = self._clock.monotonic_s()
-        (said,) = ask_git(
+        (answered,) = ask_git(
             self._repository,
             ("rev-list", f"--max-count={MOST_COMMITS}", self._branch or "HEAD", "--"),
             environment=self._environment,
             limit_s=_GIT_S,
         )
-        found = frozenset(said.lines()) if said.is_good else frozenset()
+        found = frozenset(answered.lines()) if answered.is_good else frozenset()
         if found:
             self._commits = found
             return ""
-        return said.err or "it has none"
+        return answered.err or "it has none"
 
 
 def _again(submission: Submission) -> str:
@@ -138,7 +138,7 @@ def _again(submission: Submission) -> str:
 
 
 SUBMISSIONS_AT_ONCE = 1
-"""In memory at the same time, from when they have arrived whole until they are answered: each takes 150 MB or so."""
+"""In memory at the same time, from their complete arrival until they are answered: each takes about 150 MB."""
 MOST_PER_PAGE = 1000
 _LAST_ID = 2**63 - 1
 _NOT_COMPLETED = (JobState.FAILED.value, JobState.CANCELLED.value)
@@ -148,14 +148,14 @@ Limit = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
 
 
 class JobRoutes:
-    """Answers them."""
+    """Routes about jobs."""
 
     def __init__(self, office: ServiceContext, code_gate: CodeGate | None = None) -> None:
         self._office = office
         self._code_gate = code_gate
         self._submissions = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
         self._dry_runs = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
-        """In memory beside these, until their forecast is made: others do not wait for that."""
+        """Dry runs in memory besides these, until their forecast is made: others do not wait for that."""
         self.router = APIRouter(tags=["jobs"])
         add = self.router.add_api_route
         add(
@@ -183,7 +183,7 @@ class JobRoutes:
         add("/v1/leaderboard", self.leaderboard, response_model=Leaderboard)
 
     async def submit(self, request: Request, who: Who) -> Response:
-        """Hand in jobs, all or none."""
+        """Submit jobs, all or none."""
         office = self._office
         headers = headers_of(request.scope)
         body = spooled(request.receive, headers, MOST_SUBMISSION_BYTES, disk=office.keeping, keep=office.keep)
@@ -191,7 +191,7 @@ class JobRoutes:
             try:
                 return answer(await self._submit(file, who))
             except StokerError as error:
-                # Its frames hold the submission, for as long as the client takes to read the refusal.
+                # Its frames hold the submission, for as long as the client takes to read the response.
                 error.__context__ = None
                 raise error.with_traceback(None) from None
 
@@ -200,21 +200,21 @@ class JobRoutes:
             submission, submitted = await self._take(file, who)
         if not submission.dry_run:
             return submitted
-        # Others do not wait for its forecast. It is read again when it is its turn, so that none waits in memory.
+        # Others do not wait for its forecast. It is read again then, so that none waits in memory.
         del submission, submitted
         async with self._dry_runs:
             async with self._submissions:
                 await self._office.order(file.seek, 0)
                 submission, submitted = await self._take(file, who)
-            return await self._office.foresee(self._office.views.forecast, submission, submitted)
+            return await self._office.run_forecast(self._office.views.forecast, submission, submitted)
 
     async def _take(self, file: BinaryIO, who: Principal) -> tuple[Submission, SubmissionResponse]:
-        """Read a submission, and hand it in."""
+        """Read a submission, and submit it."""
         office = self._office
         submission = await office.order(read_submission, file)
         if submission.hosts and not who.may(Role.OPERATE):
-            hint = "leave [[hosts]] out, or let somebody with the role operate submit it"
-            raise Forbidden("what a manifest says about machines needs the role operate", hint=hint)
+            hint = "leave [[hosts]] out, or submit it with the role operate"
+            raise Forbidden("[[hosts]] in a manifest needs the role operate", hint=hint)
         submitter = recorded(who, submission.submitter)
         if submitter != submission.submitter:
             submission = submission.model_copy(update={"submitter": submitter})
@@ -244,8 +244,8 @@ class JobRoutes:
         return answer(await self._office.read(self._office.reader.story, ref))
 
     async def explain(self, ref: Ref) -> Response:
-        """Return why a job is where it is: every machine with its reason, and where and when it should start."""
-        return answer(await self._office.foresee(self._office.views.explain, ref))
+        """Explain a job's state: every machine with its reason, and where and when it should start."""
+        return answer(await self._office.run_forecast(self._office.views.explain, ref))
 
     async def events(
         self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100
@@ -271,7 +271,7 @@ class JobRoutes:
         )
 
     async def set_priority(self, ref: Ref, who: Who, asked: PriorityRequest) -> Response:
-        """Put a job elsewhere in the line, or by a sweep's bare name all its points."""
+        """Change a job's priority, or by a sweep's bare name that of all its points."""
         jobs = tuple(one.id for one in await self._all(ref))
         return done(
             await self._office.ask(
@@ -285,7 +285,7 @@ class JobRoutes:
         return done(await self._office.ask(PinJobs(jobs=(job,), by=recorded(who, _by(asked)))))
 
     async def unpin(self, ref: Ref, who: Who, asked: JobRequest | None = None) -> Response:
-        """Take that back."""
+        """Undo `pin`."""
         job = await self._id(ref)
         return done(await self._office.ask(PinJobs(jobs=(job,), is_pinned=False, by=recorded(who, _by(asked)))))
 
@@ -302,7 +302,7 @@ class JobRoutes:
         )
 
     async def set_priority_of_many(self, who: Who, asked: JobsPriorityRequest) -> Response:
-        """Put jobs elsewhere in the line."""
+        """Change the priority of jobs."""
         return done(
             await self._office.ask(
                 SetPriority(

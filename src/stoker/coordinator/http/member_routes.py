@@ -66,8 +66,12 @@ from stoker.protocol.enrolment_messages import (
     TokenRequest,
     TokenResponse,
     TokenView,
+    begin_proof,
+    join_key,
+    make_code,
+    make_invite_id,
+    seal,
 )
-from stoker.protocol.join_proofs import begin_proof, join_key, make_code, make_invite_id, seal
 from stoker.protocol.view_messages import DoneView, JobRequest, MachineRequest
 
 _TRIES = 20
@@ -82,7 +86,7 @@ Serial = Annotated[str, Path(pattern=r"^[0-9a-f]{40}$", description="A certifica
 
 
 class EnrolmentRoutes:
-    """Answers them. Without an authority (it listens on loopback alone) nobody can be invited."""
+    """Routes about invitations, joining and certificates. Without a CA (loopback only) there are no invitations."""
 
     def __init__(self, office: ServiceContext, enrolment: Enrolment | None) -> None:
         self._office = office
@@ -102,15 +106,17 @@ class EnrolmentRoutes:
         add("/v1/certificates/{serial}/revoke", self.revoke, methods=["POST"], response_model=DoneView)
 
     async def invite(self, asked: InviteRequest, who: Who) -> Response:
-        """Let a machine (role operate) or a person (role admin) join. The code is shown once."""
+        """Invite a machine (role operate) or a user (role admin). The code is shown once."""
         if asked.role is not Role.WORKER and not who.may(Role.ADMIN):
-            raise Forbidden("only an admin invites people", hint="an operator invites machines", role=who.role.value)
+            raise Forbidden(
+                "inviting users needs the role admin", hint="the role operate can invite machines", role=who.role.value
+            )
         if asked.name and not is_node_name(asked.name):
-            raise BadInput(f"{asked.name[:100]!r} can't be a name", hint=NODE_NAME_RULE)
+            raise BadInput(f"{asked.name[:100]!r} is not a valid name", hint=NODE_NAME_RULE)
         enrolment = self._opened()
         for _ in range(_TRIES):
             code = make_code(make_invite_id(secrets.token_bytes(2)), secrets.token_bytes(8))
-            # Slow on purpose, so not in everybody's way.
+            # Slow on purpose: in a thread, so that the event loop stays free.
             key = await self._office.keep(join_key, code)
             by = recorded(who, "")
             invite = Invite(id=code.id, role=asked.role.value, name=asked.name, key=key.hex(), by=by)
@@ -129,21 +135,21 @@ class EnrolmentRoutes:
                 names=names,
             )
             return answer(invited)
-        raise Refused("no id is free for another invitation", hint="try again")
+        raise Refused("no free id for another invitation", hint="try again")
 
     async def invites(self) -> Response:
-        """List invitations, newest first; their codes are not kept."""
+        """List invitations, newest first; their codes are not stored."""
         found = sorted(self._standing().invites.values(), key=lambda one: -one.made_s)
         return answer(InviteList(invites=tuple(InviteView.model_validate(one, from_attributes=True) for one in found)))
 
     async def withdraw(self, id: InviteId, who: Who) -> Response:
-        """Take an invitation back."""
+        """Withdraw an invitation."""
         return done(await self._office.ask(WithdrawInvite(id=id, by=recorded(who, ""))))
 
     async def begin(self, asked: JoinBegin) -> Response:
-        """Show the CA, and prove by the code's key that it is the one that was meant.
+        """Return the CA, with the proof that the coordinator knows the code's key.
 
-        Whoever has not the code learns nothing else: every id, also one of no invitation, is answered alike.
+        Without the code the response reveals nothing else: every id, also an unknown one, gets the same response.
         """
         enrolment, now_s = self._opened(), self._office.clock.wall_s()
         ca, invite = enrolment.ca, self._standing().invites.get(asked.id)
@@ -162,7 +168,7 @@ class EnrolmentRoutes:
         )
 
     async def finish(self, said: JoinFinish, request: Request) -> Response:
-        """Let somebody in who proves to have the code: a machine gets a certificate, a person a token."""
+        """Redeem an invitation with a proof of its code: a machine gets a certificate, a user a token."""
         enrolment, now_s = self._opened(), self._office.clock.wall_s()
         invite = self._standing().invites.get(said.id)
         judged = judge_finish(enrolment.ca, invite, said, now_s)
@@ -189,16 +195,16 @@ class EnrolmentRoutes:
         )
 
     async def live_certificates(self) -> Response:
-        """Return the numbers of machines' certificates that count now."""
+        """Return the serial numbers of all valid certificates of machines."""
         now_s = self._office.clock.wall_s()
         found = self._standing().certificates.values()
         return answer(LiveCertificates(serials=tuple(one.serial for one in found if one.is_live(now_s))))
 
     async def renew(self, asked: RenewCertificate, who: Who, request: Request) -> Response:
-        """Return a machine its next certificate, under the name of the one that it shows."""
+        """Issue a machine's next certificate, under the name in the present one."""
         enrolment, shown = self._opened(), _peer(request).certificate
         if shown is None:
-            raise Forbidden("only a machine that shows its certificate gets the next one", hint="join with a code")
+            raise Forbidden("renewal needs the machine's present certificate", hint="join with a code")
         now_s = self._office.clock.wall_s()
         signed, issued = enrolment.sign(asked.csr_pem, who.name, now_s=now_s)
         await self._office.ask(IssueCertificate(certificate=issued, present=shown.serial))
@@ -213,14 +219,14 @@ class EnrolmentRoutes:
         )
 
     async def revoke(self, serial: Serial, who: Who, asked: MachineRequest = _NOTHING_SAID) -> Response:
-        """Take a certificate back. A machine that has no other is out of the fleet until it joins again."""
+        """Revoke a certificate. A machine without another one is removed until it joins again."""
         command = RevokeCertificate(serial=serial, why=asked.why or "revoked", by=recorded(who, asked.by))
         return done(await self._office.ask(command))
 
     def _welcomed(
         self, enrolment: Enrolment, said: JoinFinish, role: Role, token: str, *, now_s: float, address: str
     ) -> UseInvite:
-        """Make what somebody gets who joins now."""
+        """Return the command that redeems an invitation, with the certificate or token."""
         digest = request_digest(said)
         joined = JoinFinishResponse(name=said.name, role=role, ca_pem=enrolment.ca.certificate_pem)
         if role is Role.WORKER:
@@ -242,12 +248,12 @@ class EnrolmentRoutes:
 
     def _opened(self) -> Enrolment:
         if self._enrolment is None:
-            hint = "start it with --listen 0.0.0.0 (TLS from its own CA); on this machine nothing needs to join"
-            raise Refused("this coordinator listens to its own machine alone", hint=hint)
+            hint = "start it with --listen 0.0.0.0 (TLS from its own CA); workers on this machine need not join"
+            raise Refused("this coordinator listens on its own machine only", hint=hint)
         return self._enrolment
 
     def _count_wrong(self, id: str, request: Request) -> None:
-        """Limit wrong proofs: those of one address with one code, of one address, and of all. Right ones are not."""
+        """Limit wrong proofs: by address and code, by address, and of all. Right ones are not limited."""
         now_s, address = self._office.clock.monotonic_s(), source_of(_peer(request).address)
         limits = (
             (self._wrong_codes, f"{address} with {id}"),
@@ -269,17 +275,17 @@ def _peer(request: Request) -> Peer:
 
 
 def _with_token(text: str, token: str) -> JoinFinishResponse:
-    """Give the answer to whoever joined. The token is derived anew each time: it is stored nowhere."""
+    """Return a response with its token, which is derived each time and stored nowhere."""
     return from_json(JoinFinishResponse, text.encode()).model_copy(update={"token": token})
 
 
-# Routes for admins about people's tokens: make, list, put a new one in an old one's place, revoke.
+# Routes for admins about users' tokens: make, list, rotate, revoke.
 
 TokenId = Annotated[str, Path(description="A token's id", min_length=1, max_length=16)]
 
 
 class TokenRoutes:
-    """Answers them."""
+    """Routes about tokens."""
 
     def __init__(self, office: ServiceContext) -> None:
         self._office = office
@@ -291,11 +297,11 @@ class TokenRoutes:
         add("/v1/tokens/{id}/revoke", self.revoke, methods=["POST"], response_model=DoneView)
 
     async def make(self, asked: TokenRequest, who: Who) -> Response:
-        """Make a token. It is shown once, and lasts a year by default."""
+        """Make a token. It is shown once (default lifetime: one year)."""
         if asked.role is Role.WORKER:
             raise BadInput("a machine has a certificate, not a token", hint="`stoker machines invite`")
         if not is_node_name(asked.name):
-            raise BadInput(f"{asked.name[:100]!r} can't be a name", hint=NODE_NAME_RULE)
+            raise BadInput(f"{asked.name[:100]!r} is not a valid name", hint=NODE_NAME_RULE)
         token = make_token()
         held = self._held(token, asked.name, asked.role, recorded(who, ""))
         life_s = None if asked.life_s == NEVER else asked.life_s or LIFE_S
@@ -303,12 +309,12 @@ class TokenRoutes:
         return self._made(token, held.sha256)
 
     async def all(self) -> Response:
-        """List tokens, newest first; only their digests are kept."""
+        """List tokens, newest first; only their digests are stored."""
         found = sorted(self._office.queue.standing().tokens.values(), key=lambda one: -one.issued_s)
         return answer(TokenList(tokens=tuple(TokenView.model_validate(one, from_attributes=True) for one in found)))
 
     async def rotate(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
-        """Put a new token in the place of an old one, which ends now."""
+        """Replace a token's secret; the old one stops working."""
         token = make_token()
         # Name and role are the old one's.
         held = self._held(token, "", Role.READ, "")
@@ -316,7 +322,7 @@ class TokenRoutes:
         return self._made(token, held.sha256)
 
     async def revoke(self, id: TokenId, who: Who, asked: JobRequest | None = None) -> Response:
-        """Take a token back."""
+        """Revoke a token."""
         return done(await self._office.ask(RevokeToken(id=id, by=recorded(who, _by(asked)))))
 
     def _held(self, token: str, name: str, role: Role, by: str) -> ApiTokenRecord:

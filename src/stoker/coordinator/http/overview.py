@@ -1,7 +1,7 @@
-"""Why a job is where it is, and how machines are: rows and what the scheduler knows, together for pure functions.
+"""Explanations of jobs and views of machines, from rows and the scheduler's state.
 
-Where and when waiting jobs start is found by letting a copy of the scheduler run forward (`Forecast`), in the thread
-that asks, never in the writer's. A copy serves for a while if it took long to make.
+Starts of pending jobs are forecast with a copy of the scheduler (`SnapshotForecast`), in the caller's thread, never in
+the writer's. A copy is reused for a while if it took long to make.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stoker.coordinator.explain.case import (
 from stoker.coordinator.explain.verdict import Explainer
 from stoker.coordinator.http.forecasts import HypotheticalJobs, chosen_text, numbered, quota
 from stoker.coordinator.queue.commands import InspectMachines, MachineInspection
-from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.queue.queue_state import progress_end_s
 from stoker.coordinator.queue.read_jobs import JobExplainRow
 from stoker.coordinator.queue.reader import MachineRow
+from stoker.coordinator.queue.writer import Queue
 from stoker.core.clock import Clock
 from stoker.core.errors import InternalError
 from stoker.core.events import FleetKinds
@@ -41,37 +41,35 @@ from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.simulation.forecast import JobForecast, SnapshotForecast
 from stoker.scheduler.snapshot import ClassRecord, LeaseRecord, ReadyRecord, Snapshot, used_classes
 
-# Machines as people see them: what each has, what it holds, and what state that amounts to.
-#
-# Pure. Silence goes first, then what people decided, then what the machine does.
+# Views of machines: what each has, its leases, and its state. Pure.
 
 GONE_S = 24 * 3600.0
-"""Who was silent for so long is called gone."""
+"""A machine that was silent for so long is shown as gone."""
 
 
 class MachineState(StrEnum):
-    """How a machine is, in a word."""
+    """The state of a machine. Silence comes first, then what operators decided, then its load."""
 
     READY = "ready"
     BUSY = "busy"
-    """It holds as many jobs as it takes at once."""
+    """It holds its maximum number of jobs."""
     DRAINED = "drained"
     CORDONED = "cordoned"
     PAUSED = "paused"
-    """Its owner needs it, or it says itself that it can take nothing."""
+    """Paused by its owner, or closed by its own worker."""
     LEFT = "left"
-    """Its worker ended in order; nobody works there."""
+    """Its worker shut down in order."""
     SILENT = "silent"
-    """Nothing was heard of it for longer than a lease and the grace."""
+    """No request of it for longer than a lease and the grace period."""
     GONE = "gone"
 
 
 def machine_view(
     row: MachineRow, looked: MachineInspection, offer: NodeOffer | None, *, now_s: float, silent_s: float
 ) -> MachineView:
-    """Return a machine; one that says nothing for longer than `silent_s` is silent.
+    """Return the view of a machine; without a request for longer than `silent_s` it is silent.
 
-    `offer` is what it offers as the scheduler sees it, or would if it were back; None: its capability is not known.
+    `offer` is what it offers to the scheduler, or would if it were back; None: its capability is unknown.
     """
     found = [device for device in row.capability.get("devices", ()) if isinstance(device, dict)]
     slots = offer.slots if offer is not None else row.slots or max(1, len(found))
@@ -102,7 +100,7 @@ def machine_view(
 
 
 def state_of(row: MachineRow, offer: NodeOffer | None, slots: int, *, now_s: float, silent_s: float) -> MachineState:
-    """Return how a machine is."""
+    """Return the state of a machine."""
     if row.left_s is not None:
         return MachineState.LEFT
     quiet_s = now_s - row.last_seen_s
@@ -135,8 +133,8 @@ def _device(found: dict[str, Any], row: MachineRow, offered: DeviceOffer | None)
 _MOST_FORECASTS = 50
 _MOST_NAMES = 1000
 _KEPT_S, _KEPT_TIMES = 1.0, (2.0, 10.0)
-"""A copy of the scheduler serves for a second, but for no less and no more than so many times as long as it took to
-make: on a large fleet forecasts do not fill the whole time, and on a small one they are not out of date.
+"""A copy of the scheduler is reused for a second, but for no less and no more than so many times as long as it took to
+make: on a large fleet forecasts do not take all the time, and on a small one they are up to date.
 """
 
 
@@ -158,7 +156,7 @@ class _Seen:
 
 
 class Explanations:
-    """Asks the queue. Not thread-safe but for `machines`: one thread asks for the others."""
+    """Explanations and views by the queue. Not thread-safe except `machines`."""
 
     def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, version: str = "") -> None:
         self._queue = queue
@@ -173,13 +171,13 @@ class Explanations:
         reader, now_s = self._queue.reader, self._clock.wall_s()
         first = reader.story(ref).job
         seen = self._see(now_s, reader.case(first.id), first.state)
-        # Read behind the look: a job that was granted in between does not wait for the machine that it has.
+        # Read after the inspection: a job that was granted in between must not wait for its own machine.
         row, story = reader.case(first.id), reader.story(first.id)
         explainer = Explainer(seen.fleet, now_s=now_s)
         return explainer.explain(self._case(row, story, seen, explainer, now_s))
 
     def forecast(self, submission: Submission, submitted: SubmissionResponse) -> SubmissionResponse:
-        """Return a dry run with what would become of its first jobs, and when all are done."""
+        """Return a dry run with forecasts of its first jobs, and when all are done."""
         coming = [
             at
             for at, one in enumerate(submitted.jobs)
@@ -209,17 +207,17 @@ class Explanations:
                 forecast=found,
                 names=self._names(found),
             )
-            told = explainer.explain(case, tells_machines=False)
-            outlook = told.expected
+            explained = explainer.explain(case, tells_machines=False)
+            expected_start = explained.expected
             jobs[at] = jobs[at].model_copy(
                 update={
-                    "forecast": told.verdict,
-                    "machine": outlook.machine if outlook is not None else "",
-                    "starts_s": told.starts_s,
-                    "ends_s": outlook.ends_s if outlook is not None else None,
+                    "forecast": explained.verdict,
+                    "machine": expected_start.machine if expected_start is not None else "",
+                    "starts_s": explained.starts_s,
+                    "ends_s": expected_start.ends_s if expected_start is not None else None,
                 }
             )
-            if told.never:
+            if explained.never:
                 continue
             # An earlier job goes before the others.
             ahead |= {priority: count + 1 for priority, count in ahead.items() if priority <= order.priority}
@@ -229,7 +227,7 @@ class Explanations:
         return submitted.model_copy(update={"jobs": tuple(jobs), "done_s": done_s})
 
     def schedule(self) -> ScheduleView:
-        """Return the state of the scheduler, with the names of the first jobs that wait."""
+        """Return the state of the scheduler, with the names of the first pending jobs."""
         snapshot = self._snapshot(self._look(schedule=True))
         first = sorted((-level.priority, number) for level in snapshot.ready for number in level.numbers())[
             :_MOST_NAMES
@@ -243,9 +241,9 @@ class Explanations:
         )
 
     def machines(self, name: str = "") -> tuple[MachineView, ...]:
-        """Return every machine, or the one of a name; nothing if it is unknown. Thread-safe; blocks.
+        """Return all machines, or the one of a name; none if it is unknown. Thread-safe. Blocks.
 
-        What its worker reported is read only where one machine is asked for.
+        The worker's report is included for a single machine only.
         """
         reader, now_s, silent_s = self._queue.reader, self._clock.wall_s(), self._silent_s()
         rows, looked, standing = reader.machines(name), self._look(), self._queue.standing()
@@ -270,7 +268,7 @@ class Explanations:
     def _look(self, *, schedule: bool = False) -> MachineInspection:
         looked = self._queue.ask(InspectMachines(schedule=schedule))
         if not isinstance(looked, MachineInspection):
-            message = f"the queue answers a look with {type(looked).__name__}"
+            message = f"the queue answered an inspection with {type(looked).__name__}"
             raise InternalError(message)
         return looked
 
@@ -278,7 +276,7 @@ class Explanations:
         return self._queue.pace().lease_s + self._times.grace_s
 
     def _see(self, now_s: float, row: JobExplainRow | None = None, state: str = "") -> _Seen:
-        """Look at the whole fleet and the scheduler; what was seen a moment ago serves if the job was there so."""
+        """Return the fleet and the scheduler's state; recent ones are reused if they have the job in this state."""
         last, began_s = self._last, self._clock.monotonic_s()
         if last is not None and began_s < self._last_until_s and row is not None and _is_so(last, row, state):
             return last
@@ -299,12 +297,12 @@ class Explanations:
     def _snapshot(self, looked: MachineInspection) -> Snapshot:
         """Return the scheduler's state with the numbers of the first ready jobs."""
         if looked.schedule is None:
-            message = "the queue answers a look at its schedule without one"
+            message = "the queue answered an inspection without its schedule"
             raise InternalError(message)
         return numbered(looked.schedule, self._queue.reader.ready_numbers(quota(looked.schedule)))
 
     def _names(self, forecast: JobForecast | None) -> dict[int, str]:
-        """Return the names of jobs that go before one."""
+        """Return the names of jobs that are ahead of one."""
         firsts = {one.first for one in forecast.held_back if one.first is not None} if forecast is not None else ()
         return self._queue.reader.names(list(firsts)[:_MOST_NAMES]) if firsts else {}
 
@@ -349,7 +347,7 @@ class Explanations:
 
 
 class _Ends:
-    """When live leases are expected to end, and from what that is known."""
+    """Expected ends of live leases, and the source of each estimate."""
 
     def __init__(self, snapshot: Snapshot, machines: Sequence[MachineRow]) -> None:
         self._now_s = snapshot.now_s
@@ -383,7 +381,7 @@ class _Ends:
 def _expected(
     row: JobExplainRow, priority: int, after: Sequence[Prerequisite], seen: _Seen, now_s: float
 ) -> JobForecast | None:
-    """Return what is expected of a pending job; None if nobody knows when it is ready."""
+    """Return the forecast of a pending job; None if it is unknown when it is ready."""
     if not after and row.not_before_s <= now_s:
         return seen.forecast.of(row.seq)
     ends_s = [before.ends_s for before in after]
@@ -398,7 +396,7 @@ def _expected(
 
 
 def _is_so(seen: _Seen, row: JobExplainRow, state: str) -> bool:
-    """Return whether a job was in this state when that was seen."""
+    """Return True if a job was in this state at that moment."""
     if state in (JobState.CLAIMED, JobState.RUNNING):
         return row.seq in seen.leases
     if state == JobState.PENDING and not row.after:
@@ -407,7 +405,7 @@ def _is_so(seen: _Seen, row: JobExplainRow, state: str) -> bool:
 
 
 def _before_new(snapshot: Snapshot, priority: int) -> dict[int, int]:
-    """Count by class the ready jobs that go before a new one of a priority."""
+    """Return the number of ready jobs ahead of a new one of a priority, by class."""
     counts: dict[int, int] = {}
     for level in snapshot.ready:
         if level.priority >= priority:
@@ -453,13 +451,13 @@ def _fleet(
 
 def _why_away(machine: MachineRow, now_s: float, silent_s: float) -> str:
     if machine.left_s is not None:
-        return f"away, its worker left {format_duration(max(0.0, now_s - machine.left_s))} ago"
+        return f"away: its worker left {format_duration(max(0.0, now_s - machine.left_s))} ago"
     quiet_s = now_s - machine.last_seen_s
     return f"silent for {format_duration(quiet_s)}" if quiet_s > silent_s else ""
 
 
 def _in_the_way(before: Mapping[int, int], seen: _Seen, explainer: Explainer) -> int:
-    """Count jobs that stand before another, by class, that some machine could ever take: the others delay nothing."""
+    """Return the number of jobs ahead that some machine could ever run: the others delay nothing."""
     wanted = seen.looked.wanted
     return sum(
         count for class_id, count in before.items() if class_id not in wanted or explainer.may_ever(wanted[class_id])

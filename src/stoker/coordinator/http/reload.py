@@ -1,7 +1,7 @@
-"""The files that a coordinator was given, read again: which machines and jobs are others now, and then so.
+"""Reload of a coordinator's cluster file and manifest: which machines and jobs changed.
 
-A fault in either file leaves everything as it was and is told with its line and key. What changed is said before and
-after alike: a dry run gives the same answer and changes nothing.
+An error in either file leaves everything unchanged, and is returned with its line and key. A dry run returns the same
+changes and applies none.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SHORT = 12
 
 
 class ReloadQueue(Protocol):
-    """The queue, as far as it is needed here."""
+    """The part of the queue that is needed here."""
 
     def ask(self, command: Command) -> Answer:
-        """Return the answer, or raise the refusal."""
+        """Return the answer, or raise the error."""
 
 
 class CoordinatorFiles:
@@ -50,29 +50,29 @@ class CoordinatorFiles:
         self._turn = threading.Lock()
 
     def read_again(self, dry_run: bool = False, by: str = "") -> DoneView:  # noqa: FBT001, FBT002 - handed on as a plain callable
-        """Read both, then let both hold; `by` asked for it. Raises what is wrong with either, with nothing changed."""
+        """Read both files, then apply both, on behalf of `by`. Raises if either is invalid, with nothing changed."""
         with self._turn:
             cluster = self._read_cluster() if self._read_cluster is not None else None
             submission = self._read_manifest() if self._read_manifest is not None else None
             notes = list(cluster_changes(self._cluster, cluster))
-            told: list[str] = [note.split(":")[0] for note in notes]
+            changed: list[str] = [note.split(":")[0] for note in notes]
             data: dict[str, object] = {"files": (cluster is not None) + (submission is not None)}
             if cluster is not None:
                 data["cluster"] = len(notes)
             if submission is not None:
-                # Before the cluster: what the queue refuses of it must leave that as it was, too.
+                # Before the cluster: if the queue refuses it, the cluster must stay unchanged, too.
                 submitted = self._submit(
                     submission.model_copy(update={"dry_run": dry_run, "submitter": by or submission.submitter})
                 )
                 names, lines = manifest_changes(submitted)
-                told += names
+                changed += names
                 notes += lines
                 data |= {"jobs": submitted.counts, "vanished": len(submitted.vanished)}
             if cluster is not None and not dry_run:
                 done = self._queue.ask(Declare(cluster=cluster, source=self._source, by=by))
                 notes += done.notes if isinstance(done, QueueCommandResult) else ()
                 self._cluster = cluster
-            return DoneView(changed=tuple(told), notes=tuple(notes), data={**data, "dry_run": dry_run})
+            return DoneView(changed=tuple(changed), notes=tuple(notes), data={**data, "dry_run": dry_run})
 
     def _submit(self, submission: Submission) -> SubmissionResponse:
         answer = self._queue.ask(Submit(asked=submission))
@@ -83,7 +83,7 @@ class CoordinatorFiles:
 
 
 def cluster_changes(before: Cluster | None, after: Cluster | None) -> tuple[str, ...]:
-    """Return what is another in a cluster file, a line per machine and per user."""
+    """Return what changed in a cluster file, a line per machine and per user."""
     if after is None:
         return ()
     before = before or Cluster(nodes=())
@@ -102,9 +102,9 @@ def _changes(old: Mapping[str, Node | UserPolicy], new: Mapping[str, Node | User
 
 
 def manifest_changes(submitted: SubmissionResponse) -> tuple[list[str], list[str]]:
-    """Return what a manifest changed: the jobs' ids, and lines for people.
+    """Return what a manifest changed: the jobs' ids, and lines for users.
 
-    A job that is known under another name is listed although nothing changed: by the manifest's name it is not found.
+    A job that exists under another name is listed although unchanged: it is not found by the manifest's name.
     """
     moved = [job for job in submitted.jobs if job.outcome not in (SubmissionOutcome.KNOWN, SubmissionOutcome.KEPT)]
     kept = [job for job in submitted.jobs if job.outcome is SubmissionOutcome.KEPT]
@@ -120,14 +120,14 @@ def manifest_changes(submitted: SubmissionResponse) -> tuple[list[str], list[str
 
 
 def lines_of(done: DoneView) -> list[str]:
-    """Return what reading again did as lines for a log."""
+    """Return the result of a reload as lines for a log."""
     return list(done.notes) or ["nothing has changed" if done.data.get("files", 1) else NOTHING_GIVEN]
 
 
 def trouble_of(error: StokerError) -> list[str]:
-    """Return why reading again changed nothing, as lines for a log."""
+    """Return the error of a reload as lines for a log."""
     faults = [str(fault) for fault in getattr(error, "faults", ())]
-    return [f"{error} — everything stays as it was", *(faults if len(faults) > 1 else [])]
+    return [f"{error} — nothing was changed", *(faults if len(faults) > 1 else [])]
 
 
 def _line(job: JobSubmissionResult) -> str:
@@ -138,7 +138,7 @@ def _line(job: JobSubmissionResult) -> str:
         called = f", until now {job.known_as}"
     else:
         called = f", already in the queue as {job.known_as}"
-    what = str(job.state) if job.outcome is SubmissionOutcome.KNOWN else f"{job.told_as}{_of(job.changes)}"
+    what = str(job.state) if job.outcome is SubmissionOutcome.KNOWN else f"{job.shown_outcome}{_of(job.changes)}"
     return f"{name}{called}: {what}{_earlier(job)}"
 
 

@@ -1,7 +1,7 @@
-"""The process that serves: a server in the main thread's event loop, started, told to read again, and ended in order.
+"""The server process: a server in the main thread's event loop, its start, reload and graceful shutdown.
 
-SIGTERM or Ctrl-C: stop accepting, answer who waits, finish what was asked, end with 143 or 130; once more: now. SIGHUP:
-read cluster file and manifest again.
+SIGTERM or Ctrl-C: stop accepting, answer open requests, finish pending ones, exit with 143 or 130; a second one exits
+at once. SIGHUP: reload cluster file and manifest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from stoker.core.errors import INTERRUPTED, TERMINATED, StokerError
 from stoker.core.frozen import frozen
 
 GRACE_S = 10.0
-"""How long answers that are under way may take once the end has begun."""
+"""Grace period for running requests after the shutdown began."""
 _ENDINGS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 
 
 class HostedService(Protocol):
-    """What is served: made inside the event loop."""
+    """The served application, created inside the event loop."""
 
     @property
     def app(self) -> App: ...
@@ -47,28 +47,28 @@ class HostedService(Protocol):
     def workers(self) -> WorkerTable: ...
 
     def close(self) -> None:
-        """Let everybody go who waits; the end has begun."""
+        """Answer all open requests; the shutdown has begun."""
 
     def end(self) -> None:
-        """Let go of everything, once nobody asks any more."""
+        """Release everything; called after the last request."""
 
     async def reload(self) -> None:
-        """Read the files again."""
+        """Reload the files."""
 
 
 @frozen
 class Tls:
-    """How TLS is spoken: by what, and what keeps its certificate fresh."""
+    """TLS context, and the renewal of its certificate."""
 
     context: ssl.SSLContext
     refresh: Callable[[], bool]
-    """Makes another certificate where that is due and loads it; blocks for a moment. True: there is a new one."""
+    """Makes and loads a new certificate if due, and returns True then. Blocks briefly."""
     every_s: float = 3600.0
 
 
 @frozen
 class CoordinatorSocket:
-    """A Unix socket at which processes of our own user are served."""
+    """The Unix socket for processes of our own user."""
 
     listener: socket.socket
     renew: Callable[[], socket.socket | None]
@@ -78,7 +78,7 @@ class CoordinatorSocket:
 
 @frozen
 class CoordinatorWatchdog:
-    """Somebody who starts us again if we fall silent."""
+    """A watchdog that restarts the coordinator if it stops reporting."""
 
     beat: Callable[[], None]
     every_s: float
@@ -86,7 +86,7 @@ class CoordinatorWatchdog:
 
 @frozen
 class ServerSetup:
-    """How to serve: where, what, and whom to tell."""
+    """Parameters of a server."""
 
     listening: socket.socket
     make: Callable[[], HostedService]
@@ -95,14 +95,14 @@ class ServerSetup:
     leave: Callable[[int], None] = os._exit
     patience: ClientLimits = PATIENCE
     tls: Tls | None = None
-    """Nothing: plain HTTP, which is for loopback alone."""
+    """None: plain HTTP, for loopback only."""
     local: CoordinatorSocket | None = None
     pulse: CoordinatorWatchdog | None = None
-    """Whom to tell that the event loop turns."""
+    """The watchdog, which gets a beat while the event loop runs."""
 
 
 class CoordinatorServer:
-    """A coordinator that runs until a signal, or somebody in another thread, ends it."""
+    """A coordinator that runs until a signal, or `stop` in another thread, ends it."""
 
     def __init__(self, stage: ServerSetup) -> None:
         self._stage = stage
@@ -114,12 +114,12 @@ class CoordinatorServer:
         self._reloading: asyncio.Task[None] | None = None
 
     def run(self) -> int:
-        """Serve; give the exit code."""
+        """Serve, and return the exit code."""
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(self._run())
 
     def stop(self) -> None:
-        """End it in order, from any thread; it has been ready before."""
+        """Shut down in order, after it was ready. Thread-safe."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._begin_end)
 
@@ -149,28 +149,28 @@ class CoordinatorServer:
         return self._code
 
     async def _keep_fresh(self, tls: Tls) -> None:
-        """Have the certificate looked at now and then: it expires, and this machine's addresses change."""
+        """Renew the certificate periodically: it expires, and this machine's addresses change."""
         while True:
             await asyncio.sleep(tls.every_s)
             try:
                 if await asyncio.to_thread(tls.refresh):
-                    self._stage.say("a new certificate is shown from now on")
-            except Exception:  # noqa: BLE001 - the old one holds for weeks; it is tried again
-                LOG.exception("the server's certificate could not be made anew")
+                    self._stage.say("renewed the server's certificate")
+            except Exception:  # noqa: BLE001 - the old one is valid for weeks; retried
+                LOG.exception("could not renew the server's certificate")
 
     async def _keep_local(self, local: CoordinatorSocket, server: _Server) -> None:
-        """Have the Unix socket's name renewed now and then, and serve at another one if it was deleted."""
+        """Renew the Unix socket periodically, and serve at a new one if it was deleted."""
         while True:
             await asyncio.sleep(local.every_s)
             try:
                 listener = await asyncio.to_thread(local.renew)
                 if listener is not None:
                     await server.move_local(listener)
-                    self._stage.say("this coordinator's Unix socket was deleted; it has been made again")
+                    self._stage.say("this coordinator's Unix socket was deleted; it was created again")
             except StokerError as error:
-                self._stage.say(f"this coordinator's Unix socket could not be renewed: {error.message}")
-            except Exception:  # noqa: BLE001 - connections stay, and it is tried again
-                LOG.exception("the Unix socket could not be renewed")
+                self._stage.say(f"could not renew this coordinator's Unix socket: {error.message}")
+            except Exception:  # noqa: BLE001 - connections stay, and it is retried
+                LOG.exception("could not renew the Unix socket")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -178,7 +178,7 @@ class CoordinatorServer:
         taken = []
         is_main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ():
-            # What this process was started to ignore (nohup) stays ignored.
+            # A signal that was ignored at the start (nohup) stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._reload if number == signal.SIGHUP else self._end, number)
                 taken.append(number)
@@ -190,11 +190,11 @@ class CoordinatorServer:
 
     def _end(self, number: signal.Signals) -> None:
         if self._is_ending:
-            self._stage.say("ending now")
+            self._stage.say("exiting now")
             self._stage.leave(_ENDINGS[number])
             return
         self._code = _ENDINGS[number]
-        self._stage.say("stopping… (once more ends it at once)")
+        self._stage.say("stopping… (a second signal exits at once)")
         self._begin_end()
 
     def _begin_end(self) -> None:
@@ -211,8 +211,8 @@ class CoordinatorServer:
     async def _read_again(self, served: HostedService) -> None:
         try:
             await served.reload()
-        except Exception:  # noqa: BLE001 - whatever it is, the coordinator goes on
-            LOG.exception("reading the files again met a bug")
+        except Exception:  # noqa: BLE001 - the coordinator continues
+            LOG.exception("reload: internal error, continuing")
         finally:
             self._reloading = None
 
@@ -224,7 +224,7 @@ async def _beat(pulse: CoordinatorWatchdog) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals alone, says when it listens, and waits for no handshake for long."""
+    """A server that ignores signals, reports when it listens, and limits handshakes."""
 
     on_started: Callable[[], None] | None = None
     tls: Tls | None = None
@@ -252,7 +252,7 @@ class _Server(uvicorn.Server):
             self.on_started()
 
     async def move_local(self, listener: socket.socket) -> None:
-        """Serve our own user at this Unix socket; at the one before only who is connected there."""
+        """Serve our own user at this Unix socket; connections of the one before stay."""
         loop, before = asyncio.get_running_loop(), self._at_local
         self._at_local = await loop.create_unix_server(self._plain, sock=listener, backlog=self.config.backlog)
         self.servers.append(self._at_local)
@@ -285,7 +285,7 @@ def _config(served: HostedService, patience: ClientLimits) -> uvicorn.Config:
         interface="asgi3",
         access_log=False,
         log_config=None,
-        # A line for each request that is not HTTP would let strangers fill the log.
+        # A line for each request that is not HTTP would let anyone fill the log.
         log_level="error",
         date_header=False,
         server_header=False,

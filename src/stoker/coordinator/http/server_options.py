@@ -1,4 +1,4 @@
-"""How a coordinator is to serve, and what it says of itself once it does. No library of the service is needed here."""
+"""Options of a coordinator, and its description once it listens. Imports no library of the service."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from stoker.protocol.view_messages import DoneView
 
 KeepTree = Callable[[Tree, OpenEntry], None]
-"""Takes a tree in whose files lie on the coordinator's own machine."""
+"""Stores a tree whose files are on the coordinator's own machine."""
 ReadManifest: TypeAlias = "Callable[[str, KeepTree, str], Submission]"
-"""Reads the manifest at a path, for a coordinator at an address, which keeps what its jobs need."""
+"""Reads the manifest at a path for a coordinator at an address, which stores the trees that its jobs need."""
 
 
 @frozen
 class ServeOptions:
-    """What was asked for; nothing said means the usual."""
+    """Options of `stoker serve`; empty or None: the default."""
 
     db: str = ""
     listen: str = ""
@@ -37,11 +37,11 @@ class ServeOptions:
     token_file: str = ""
     """Its whole path."""
     advertise: str = ""
-    """`NAME[,NAME]`: by which other machines reach it, beside what it knows itself."""
+    """`NAME[,NAME]`: more names by which other machines reach it."""
     certificate_life_s: float | None = None
     """Of machines' certificates."""
     code_repository: str = ""
-    """Whose commits alone programs may be: its whole path; empty: any code."""
+    """Path of the repository whose commits are accepted as programs; empty: any code."""
     code_branch: str = ""
     system_a: bool = False
     """Serve the routes of system A, whose workers have no credentials."""
@@ -53,15 +53,15 @@ class ListeningCoordinator:
 
     url: str
     database: str
-    """Its sort and place, without secrets."""
+    """Its kind and address, without secrets."""
     token_file: str
     """Where the operator's token is; empty: only the environment has it."""
     socket: str
-    """The Unix socket by which its own user reaches it."""
+    """Unix socket for commands of its own user."""
     is_open: bool
-    """It listens to this machine alone, without TLS."""
+    """It listens on loopback only, without TLS."""
     ca_file: str
-    """The fleet's CA, where it speaks TLS; empty: it does not."""
+    """The fleet's CA if it uses TLS, else empty."""
     times: FleetTimes
     system_a: bool
     """It serves the routes of system A."""
@@ -88,4 +88,4 @@ class RunnableCoordinator(Protocol):
     """A coordinator that can be run."""
 
     def run(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
-        """Serve until a signal ends it, and give the exit code. `say` hears what a log should have."""
+        """Serve until a signal, and return the exit code. `say` is called with log lines."""

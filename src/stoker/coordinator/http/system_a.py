@@ -1,9 +1,9 @@
 """System A's own routes, as a thin layer over ours: on with `stoker serve --system-a`, and off without.
 
-Its workers have no credentials: on loopback, without TLS, whoever reaches the port may claim jobs. They send what their
-machine has with every claim and know neither starts nor epochs. A start is therefore called by the host's name, and a
-claim by an `id` that fences it. A model is the worker's own archive; it is kept as the one file
-of a bundle. `GET /v1/jobs` and `GET /v1/health` are ours.
+Its workers have no credentials: on loopback, without TLS, any process may claim jobs. They send what their machine has
+with every claim and know neither incarnations nor epochs. The incarnation is therefore the host's name, and a claim has
+an `id` that fences it. A model is the worker's own archive, stored as the one file of a result. `GET /v1/jobs` and
+`GET /v1/health` are ours.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class FailA(LeaseA):
 
     @property
     def is_shutdown(self) -> bool:
-        """True if the worker was told to end: the job did not fail, and is tried again."""
+        """True if the worker was stopped: the job did not fail, and is retried."""
         return self.error.strip().lower().startswith(_SHUTDOWN)
 
 
@@ -297,7 +297,10 @@ class SystemARoutes:
         if not is_node_name(host):
             raise BadInput(f"{host[:100]!r} can't be a machine's name", hint=NODE_NAME_RULE)
         if who.name not in ("", host):
-            raise Forbidden(f"this is {who.name}'s certificate, not {host}'s", hint="a machine speaks for itself")
+            raise Forbidden(
+                f"the certificate is for {who.name}, not for {host}",
+                hint="a machine must use the name in its certificate",
+            )
         capability = capability_of(host, asked.capability)
         digest = digest_value("system A's capability", steady(capability))
         if self._greeted.get(host) != digest:

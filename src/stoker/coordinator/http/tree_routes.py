@@ -1,7 +1,7 @@
-"""Who has which tree, and who is getting it: remembered while the coordinator runs, told by workers themselves.
+"""Which machines have or fetch which trees, as reported by workers; kept while the coordinator runs.
 
-Nothing here is durable or has to be: after a restart workers say hello again, and a tree that nobody is known to have
-is taken from the coordinator. Inside the event loop, so no locks.
+Nothing here is durable or has to be: after a restart workers register again, and a tree without a known machine is
+taken from the coordinator. Inside the event loop, so no locks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from stoker.protocol.tree_messages import (
 
 # From where a machine takes a tree: decided purely.
 #
-# Whoever has it whole comes first, the least busy of them. While nobody has, one machine takes it from the coordinator
-# and the others from each other in a chain: each from one that began before it and that nobody else takes from yet. So
+# Machines that have all of it come first, the least busy of them. While there is none, one machine takes it from the
+# coordinator and the others in a chain: each from one that began before it and that is not a source yet. So
 # a tree leaves the coordinator once, however many machines want it at the same time. Behind every machine stands the
 # coordinator, should that one fail.
 
@@ -119,14 +119,14 @@ def choose_sources(
         places = tuple((one.machine, one.url, False) for one in holders[:3])
         return TreeSourceChoice(places=(*places, *last), takes_from=holders[0].machine, why="it has the tree")
     if known.is_here and busy.get("", 0) < most_from_coordinator:
-        return TreeSourceChoice(places=last, why="nobody else takes it from the coordinator")
+        return TreeSourceChoice(places=last, why="no other machine takes it from the coordinator")
     chain = sorted(
         (
             one
             for one in others
             if one.url and one.began < began and one.machine not in failed and not _leads_to(known, one, asker)
         ),
-        # Last in the chain first: nobody takes from it yet.
+        # Last in the chain first: it is not a source yet.
         key=lambda one: (busy.get(one.machine, 0), one.began),
     )
     if chain:
@@ -134,7 +134,7 @@ def choose_sources(
         return TreeSourceChoice(
             places=((best.machine, best.url, True), *last), takes_from=best.machine, why="it is further along"
         )
-    return TreeSourceChoice(places=last, why="no machine that has begun can pass it on" if last else "nobody has it")
+    return TreeSourceChoice(places=last, why="no machine that has begun can pass it on" if last else "not available")
 
 
 def _leads_to(known: TreeAvailability, one: TreeFetcherMachine, asker: str) -> bool:
@@ -152,9 +152,9 @@ def _leads_to(known: TreeAvailability, one: TreeFetcherMachine, asker: str) -> b
 
 
 SILENT_S = 180.0
-"""A machine that was not heard for so long is nobody's source."""
+"""A machine that was silent for so long is not used as a source."""
 FETCHING_S = 120.0
-"""Whoever brings a tree to itself says so again before this is over."""
+"""A machine that fetches a tree reports it again within this time."""
 _MOST_TREES = 10_000
 
 
@@ -336,7 +336,7 @@ class ContentRoutes:
         return StreamingResponse(self._stream(pieces), 200, headers, media_type="application/octet-stream")
 
     async def sources(self, asked: SourcesRequest, who: Who) -> Response:
-        """Return where a worker gets trees from: whoever has them, or is further along; at last the coordinator."""
+        """Return the sources of trees for a worker: machines that have or fetch them; at last the coordinator."""
         asked = own(asked, who)
         here = frozenset([tree for tree in asked.trees if await self._office.keep(self._contents.has, tree)])
         return answer(self._sources.answer(asked, here))

@@ -1,6 +1,6 @@
-"""What workers send most often, without a framework between: hello, claims, renewals, and attempts' own messages.
+"""The most frequent requests of workers, served without a framework: hello, claims, renewals, reports of attempts.
 
-A table says what each route takes and answers; the OpenAPI document is written from it.
+A table has the request and response of each route; the OpenAPI document is written from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from stoker.coordinator.http.access import NOBODY, Judge, Peer, owner_of
+from stoker.coordinator.http.access import ANONYMOUS, Judge, Peer, owner_of
 from stoker.coordinator.http.app_state import ServiceContext
 from stoker.coordinator.http.http_messages import (
     ALWAYS,
@@ -56,7 +56,7 @@ from stoker.protocol.tree_messages import SourcesRequest
 
 @frozen
 class WorkerRouteSpec:
-    """One route: its place, what it is for, what it takes and what it answers. All of them are POST."""
+    """One route: path, summary, request and response. All of them are POST."""
 
     path: str
     summary: str
@@ -64,22 +64,22 @@ class WorkerRouteSpec:
     answers: type[BaseModel]
 
 
-HELLO = WorkerRouteSpec(path="/v1/hello", summary="A worker's start", asks=Hello, answers=Welcome)
+HELLO = WorkerRouteSpec(path="/v1/hello", summary="Register a worker", asks=Hello, answers=Welcome)
 CLAIMS = WorkerRouteSpec(
-    path="/v1/claims", summary="A worker asks for work, and may wait", asks=Claim, answers=ClaimResponse
+    path="/v1/claims", summary="Claim jobs; the request may be held open", asks=Claim, answers=ClaimResponse
 )
 RENEWALS = WorkerRouteSpec(
-    path="/v1/renewals", summary="One heartbeat for all leases", asks=Renewal, answers=RenewalResponse
+    path="/v1/renewals", summary="Renew all leases of a worker", asks=Renewal, answers=RenewalResponse
 )
 _ATTEMPTS = "/v1/attempts/"
 _WORDS: dict[str, tuple[type[LeaseTokenMessage], str]] = {
-    "start": (Start, "The job's process runs"),
-    "decline": (Decline, "The worker looked again and will not start it"),
-    "release": (Release, "Given back, attempt not charged"),
-    "finish": (Finish, "It completed; its bundle lies with the coordinator"),
-    "fail": (Fail, "It failed"),
-    "cancelled": (CancelConfirmed, "It was stopped, as was wanted"),
-    "checkpoint": (PointCheckpoint, "The job goes on from here, should this attempt not finish"),
+    "start": (Start, "Report that the job's process runs"),
+    "decline": (Decline, "Decline a grant"),
+    "release": (Release, "Release the lease; the attempt is not charged"),
+    "finish": (Finish, "Report that the job completed; its result is uploaded"),
+    "fail": (Fail, "Report that the job failed"),
+    "cancelled": (CancelConfirmed, "Confirm that the job was stopped after a cancel request"),
+    "checkpoint": (PointCheckpoint, "Set the checkpoint from which the job resumes if this attempt does not finish"),
 }
 SPOKEN = (
     HELLO,
@@ -93,38 +93,38 @@ SPOKEN = (
 
 
 class WorkerRoute(NamedTuple):
-    """What answers at one path: the message that it takes, and the handler of that message."""
+    """The message of one path, and its handler."""
 
     takes: type[BaseModel]
     act: Callable[[Any, Principal, WorkerExchange], None]
-    """Lets the exchange be answered, now or later. By a callback: a task for each would cost a tenth of a cycle."""
+    """Answers the exchange, now or later. A callback: a task for each would cost a tenth of a cycle."""
 
 
 @frozen
 class WorkerTable:
-    """What a connection needs to answer workers' requests by itself."""
+    """What a connection needs to serve workers' requests."""
 
     find: Callable[[str], WorkerRoute | None]
-    """Returns the route at a path; None: the app answers there."""
+    """Returns the route of a path; None: served by the app."""
     judge: Judge
     bodies: BodyMemoryBudget
-    """Room for large bodies of these requests."""
+    """Memory budget for large bodies of these requests."""
 
 
 class WorkerRoutes:
-    """Answers workers' requests by the queue. `on_heard` gets what a machine said of itself, once it is recorded."""
+    """Serves workers' requests by the queue. `on_recorded` gets each hello and renewal once it is recorded."""
 
-    def __init__(self, office: ServiceContext, *, on_heard: Callable[[Hello | Renewal], None]) -> None:
-        self._office = office
-        self._on_heard = on_heard
+    def __init__(self, context: ServiceContext, *, on_recorded: Callable[[Hello | Renewal], None]) -> None:
+        self._context = context
+        self._on_recorded = on_recorded
         self._whole = {
-            HELLO.path: WorkerRoute(Hello, self._hear),
+            HELLO.path: WorkerRoute(Hello, self._record),
             CLAIMS.path: WorkerRoute(Claim, self._claim),
-            RENEWALS.path: WorkerRoute(Renewal, self._hear),
+            RENEWALS.path: WorkerRoute(Renewal, self._record),
         }
 
     def find(self, path: str) -> WorkerRoute | None:
-        """Return what answers at a path; None if it is not one of these."""
+        """Return the route of a path; None if it is not one of these."""
         found = self._whole.get(path)
         if found is not None or not path.startswith(_ATTEMPTS):
             return found
@@ -134,27 +134,27 @@ class WorkerRoutes:
 
     def _write(self, job: str, said: Said, who: Principal, exchange: WorkerExchange) -> None:
         def then(answer: Answer) -> None:
-            self._office.followers.ended(job)
+            self._context.followers.ended(job)
             exchange.say(answer)
 
         self._ask(Write(job=job, said=said, machine=who.name), exchange, then)
 
-    def _hear(self, said: Hello | Renewal, who: Principal, exchange: WorkerExchange) -> None:
+    def _record(self, message: Hello | Renewal, who: Principal, exchange: WorkerExchange) -> None:
         def then(answer: Answer) -> None:
-            self._on_heard(said)
-            exchange.say(self._office.execs.told(said.worker, answer))
+            self._on_recorded(message)
+            exchange.say(self._context.with_execs(message.worker, answer))
 
-        check_own(said.worker, who)
-        self._ask(said, exchange, then)
+        check_own(message.worker, who)
+        self._ask(message, exchange, then)
 
     def _claim(self, claim: Claim, who: Principal, exchange: WorkerExchange) -> None:
         check_own(claim.worker, who)
-        waiting = self._office.waiting
-        # Before the queue is asked: what happens until the claim waits is not missed.
+        waiting = self._context.waiting
+        # Before the command is posted: calls until the claim waits are not missed.
         since = waiting.mark()
 
         def then(answer: Answer) -> None:
-            answer = self._office.execs.told(claim.worker, answer)
+            answer = self._context.with_execs(claim.worker, answer)
             if isinstance(answer, ClaimResponse) and waiting.holds(claim, answer):
                 exchange.say_later(waiting.wait(claim, answer, since, exchange.gone))
             else:
@@ -169,28 +169,28 @@ class WorkerRoutes:
             else:
                 then(answer)
 
-        self._office.counter.post(command, settle)
+        self._context.counter.post(command, settle)
 
 
 W = TypeVar("W", SourcesRequest, MachineReport)
 
 
 def own(said: W, who: Principal) -> W:
-    """Return what a worker says in its own name, or refuse it."""
+    """Return a worker's message if it is in its own name. Raises `Forbidden`."""
     check_own(said.worker, who)
     return said
 
 
 def check_own(worker: str, who: Principal) -> None:
-    """Refuse a machine that speaks for another one."""
+    """Raise `Forbidden` if a machine uses the name of another one."""
     if who.name not in ("", worker):
-        hint = "a machine speaks for itself: its name is the one in its certificate"
-        raise Forbidden(f"this is {who.name}'s certificate, not {worker}'s", hint=hint, machine=who.name)
+        hint = "a machine must use the name in its certificate"
+        raise Forbidden(f"the certificate is for {who.name}, not for {worker}", hint=hint, machine=who.name)
 
 
-# One request of a worker, answered by its connection: one write, no task, no framework between.
+# One request of a worker, answered by its connection: one write, no task, no framework.
 #
-# That saves an eighth of the coordinator's CPU time for a whole cycle of claim, start and finish.
+# That saves an eighth of the coordinator's CPU time for a cycle of claim, start and finish.
 
 _HEAD = (
     b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n"
@@ -201,7 +201,7 @@ _DONE = _HEAD.replace(b"%d %b", b"200 OK", 1)
 
 
 class WorkerExchange:
-    """One request and its answer, in the place of the server's own cycle, with the attributes that it looks at."""
+    """One request and its response, in place of the server's own cycle, with the attributes that the server uses."""
 
     __slots__ = (
         "_connection", "_gone", "_headers", "_is_begun", "_method", "_path", "_peer", "_release", "_route", "_table",
@@ -218,7 +218,7 @@ class WorkerExchange:
         self._method = connection.parser.get_method().decode("ascii")
         self._headers = dict(connection.headers)
         self._peer = peer
-        self._who = NOBODY
+        self._who = ANONYMOUS
         self._is_begun = False
         self._gone: asyncio.Future[None] | None = None
         self._release: Callable[[], None] | None = None
@@ -231,27 +231,27 @@ class WorkerExchange:
 
     @property
     def response_started(self) -> bool:
-        """Whether anything was sent: an answer is sent in one piece."""
+        """True if anything was sent: a response is sent in one piece."""
         return self.response_complete
 
     @property
     def message_event(self) -> WorkerExchange:
-        """What the server sets when more of the request has come, or the client has left."""
+        """The object that the server sets when more of the request arrived, or the client disconnected."""
         return self
 
     def begin(self) -> None:
-        """Refuse the request by its head, or answer it once its body is whole."""
+        """Refuse the request by its head, or answer it once its body is complete."""
         self._is_begun = True
         try:
             self._who = who = self._table.judge(self._method, self._path, self._headers, self._peer)
             if self._method != "POST":
-                raise Refusal(Usage(f"this route takes POST, not {self._method}"), 405, (b"allow", b"POST"))
+                raise Refusal(Usage(f"this route supports POST, not {self._method}"), 405, (b"allow", b"POST"))
             size_bytes = announced_bytes(self._headers, SPEECH_BYTES)
             if size_bytes > WORD_BYTES:
                 if not self._table.bodies.take_now(owner_of(who), size_bytes):
                     raise no_room()
                 self._release = partial(self._table.bodies.release, owner_of(who), size_bytes)
-        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+        except Exception as error:  # noqa: BLE001 - every error becomes a response
             self.fail(error)
             return
         if not self.more_body:
@@ -260,11 +260,11 @@ class WorkerExchange:
             self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def run_asgi(self, _app: object) -> None:
-        """Begin: the answer to the request before it was sent."""
+        """Begin: the response to the request before was sent."""
         self.begin()
 
     def set(self) -> None:
-        """Go on with what has come, or end because the client has left."""
+        """Process what arrived, or end because the client disconnected."""
         if self.disconnected:
             self._free()
             if self._gone is not None and not self._gone.done():
@@ -288,11 +288,11 @@ class WorkerExchange:
         self._write(refusal.status, refusal.body, refusal.headers)
 
     def say_later(self, answering: Coroutine[Any, Any, ClaimResponse | None]) -> None:
-        """Answer with what a coroutine returns; None: the client has left."""
+        """Answer with the result of a coroutine; None: the client disconnected."""
         self._task = self._connection.loop.create_task(self._say_later(answering))
 
     async def gone(self) -> None:
-        """Wait until the client has left."""
+        """Wait until the client disconnects."""
         if not self.disconnected:
             self._gone = self._connection.loop.create_future()
             await self._gone
@@ -302,20 +302,20 @@ class WorkerExchange:
             message = read_message(self._route.takes, self.body)
             self._free()
             self._route.act(message, self._who, self)
-        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+        except Exception as error:  # noqa: BLE001 - every error becomes a response
             self.fail(error)
 
     async def _say_later(self, answering: Coroutine[Any, Any, ClaimResponse | None]) -> None:
         try:
             answer = await answering
-        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+        except Exception as error:  # noqa: BLE001 - every error becomes a response
             self.fail(error)
         else:
             if answer is not None:
                 self.say(answer)
 
     def _free(self) -> None:
-        """Release the body and its room."""
+        """Release the body and its memory budget."""
         self.body = b""
         if self._release is not None:
             self._release()

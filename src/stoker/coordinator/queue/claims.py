@@ -1,4 +1,4 @@
-"""Claim: a machine asks for work and gets leases, or how many wait for which reason."""
+"""Claims: a machine gets leases, or the number of pending jobs by reason; and instructions for its leases."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 from stoker.coordinator.queue.commands import MachineCloseMode
 from stoker.coordinator.queue.machines import known_machine, see, stay
-from stoker.coordinator.queue.moves import leave_line
 from stoker.coordinator.queue.queue_state import LiveLease, QueueClaimRecord, RegisteredMachine
 from stoker.coordinator.queue.sql import JobRow
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, leave_line
 from stoker.core.errors import Conflict
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
@@ -27,29 +26,31 @@ from stoker.scheduler.leases import HoldDecision, HoldReason
 from stoker.scheduler.leases import StartDecision as Decision
 from stoker.scheduler.scheduler import Instead
 
-# What the coordinator wants of who holds a lease. Told with every heartbeat, and at once to who listens for it.
+# Instructions for leases. Sent with every heartbeat, and at once to a worker with an open claim.
 #
-# A wish is read from what is durable, never kept: lost on its way, it is told again.
+# They are derived from durable state, never stored: a lost one is sent again.
 
 
 def order_for(live: LiveLease, machine: RegisteredMachine) -> LeaseInstruction | None:
-    """Return what a machine is to do with one of its leases, if it is to do anything."""
+    """Return the instruction for one of a machine's leases, if there is one."""
     if live.is_cancelling:
-        return LeaseInstruction(job=live.id, epoch=live.epoch, do=LeaseInstructionKind.CANCEL, why=live.cancel_why)
-    if machine.row["closed"] == MachineCloseMode.PAUSE.value:
-        return LeaseInstruction(job=live.id, epoch=live.epoch, do=LeaseInstructionKind.RELEASE, why=machine.closed)
-    return None
+        do, why = LeaseInstructionKind.CANCEL, live.cancel_why
+    elif machine.row["closed"] == MachineCloseMode.PAUSE.value:
+        do, why = LeaseInstructionKind.RELEASE, machine.closed
+    else:
+        return None
+    return LeaseInstruction(job=live.job.id, epoch=live.job.epoch, do=do, why=why)
 
 
 def orders_for(machine: RegisteredMachine, stopping: Collection[str]) -> tuple[LeaseInstruction, ...]:
-    """Return the same of all its leases but those that it is ending already."""
+    """Return the instructions for all leases of a machine, except those that it is stopping already."""
     known = frozenset(stopping)
-    leases = (live for live in machine.leases.values() if live.id not in known)
+    leases = (live for live in machine.leases.values() if live.job.id not in known)
     return tuple(order for live in leases if (order := order_for(live, machine)) is not None)
 
 
 def claim(turn: WriterTransaction, asked: Claim) -> ClaimResponse:
-    """Grant what this machine gets now. The same request again gets the same leases, as far as they are still live."""
+    """Grant jobs to a machine. Idempotent: the same request gets the same leases, as far as they are live."""
     machine = known_machine(turn, asked.worker, asked.incarnation)
     see(turn, machine)
     stay(turn, machine, asked.ends_in_s)
@@ -77,7 +78,7 @@ def claim(turn: WriterTransaction, asked: Claim) -> ClaimResponse:
                 )
             break
         grants.append(_grant(turn, machine, decision))
-    granted = tuple((turn.book.live[grant.job].seq, grant.epoch) for grant in grants)
+    granted = tuple((turn.book.live[grant.job].job.seq, grant.epoch) for grant in grants)
     turn.book.claims[asked.request_id] = QueueClaimRecord(asked.incarnation, turn.now_s, granted)
     turn.write(
         turn.statements.add_claim,
@@ -90,7 +91,7 @@ def claim(turn: WriterTransaction, asked: Claim) -> ClaimResponse:
 
 
 def _next_s(turn: WriterTransaction, hold: HoldDecision) -> float | None:
-    """Return in how long there may be something for a machine though nothing else happens; None: never."""
+    """Return the time until a delayed job may be ready; None: there is none."""
     at_s = turn.book.next_delay_s
     if HoldReason.BETTER_FREE in hold.waiting:
         at_s = min(at_s, turn.now_s + ANSWER_S)
@@ -98,7 +99,7 @@ def _next_s(turn: WriterTransaction, hold: HoldDecision) -> float | None:
 
 
 def _instead(turn: WriterTransaction, machine: RegisteredMachine) -> Instead | None:
-    """Return what names the next job in place of one that this machine declined a moment ago; None: it did not."""
+    """Return the function that replaces a job that this machine declined lately; None: it declined none."""
     book = turn.book
     barred = book.barred.get(machine.name, {})
     for seq in [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]:
@@ -110,12 +111,14 @@ def _instead(turn: WriterTransaction, machine: RegisteredMachine) -> Instead | N
 def _again(turn: WriterTransaction, asked: Claim, before: QueueClaimRecord) -> ClaimResponse:
     if before.incarnation != asked.incarnation:
         raise Conflict(
-            f"request {asked.request_id} was another worker's", hint="use a new id for every claim", id=asked.request_id
+            f"request {asked.request_id} belongs to another worker",
+            hint="use a new id for every claim",
+            id=asked.request_id,
         )
     live = {
         seq: lease
         for seq, epoch in before.granted
-        if (lease := turn.book.live_by_seq.get(seq)) is not None and lease.epoch == epoch
+        if (lease := turn.book.live_by_seq.get(seq)) is not None and lease.job.epoch == epoch
     }
     rows = turn.read(turn.queries.jobs_by_seq, seqs=turn.many(live)) if live else []
     found = [JobRow(*row) for row in rows]
@@ -131,80 +134,66 @@ def _grant(turn: WriterTransaction, machine: RegisteredMachine, decision: Decisi
         job.spec, job.checkpoint = row.spec, row.checkpoint
     spec = loads(job.spec)
     leave_line(turn, job.class_id, job.priority, job.seq)
+    checkpoint = job.checkpoint
+    # Not kept in memory for a live job; read again when it is granted again.
+    job.spec = job.checkpoint = ""
+    job.epoch += 1
+    job.attempt += 1
     live = LiveLease(
-        seq=job.seq,
-        id=job.id,
-        attempt=job.attempt + 1,
-        epoch=job.epoch + 1,
+        job=job,
         generation=book.generation,
         machine=machine.name,
         incarnation=machine.incarnation,
-        class_id=job.class_id,
-        priority=job.priority,
-        state=JobState.CLAIMED.value,
+        state=JobState.PENDING.value,
         allocation=decision.allocation,
         attempts=spec.get("attempts", 1),
-        user_failures=job.user_failures,
-        lost=job.lost,
-        declined=job.declined,
         until_tick_s=turn.tick_s + turn.setting.times.start_s,
     )
-    _write_grant(turn, machine, live, job.epoch, decision)
+    _write_grant(turn, machine, live, decision)
     book.scheduler.grant(decision, turn.now_s)
     book.add_live(live)
-    return _grant_of(turn, live, spec, job.checkpoint)
+    return _grant_of(turn, live, spec, checkpoint)
 
 
-def _write_grant(
-    turn: WriterTransaction, machine: RegisteredMachine, live: LiveLease, was_epoch: int, decision: Decision
-) -> None:
+def _write_grant(turn: WriterTransaction, machine: RegisteredMachine, live: LiveLease, decision: Decision) -> None:
     devices = dumps(live.allocation.devices) if live.allocation.devices else "[]"
     lease: dict[str, Any] = {
-        "seq": live.seq,
-        "attempt": live.attempt,
-        "epoch": live.epoch,
+        "seq": live.job.seq,
+        "attempt": live.job.attempt,
+        "epoch": live.job.epoch,
         "generation": live.generation,
         "machine": live.machine,
         "incarnation": live.incarnation,
         "devices": devices,
     }
-    turn.move(live.seq)
+    turn.move(live.job.seq)
     turn.write(
         turn.statements.grant_job,
-        at_seq=live.seq,
-        was_epoch=was_epoch,
+        at_seq=live.job.seq,
+        was_epoch=live.job.epoch - 1,
         was_state="pending",
-        epoch=live.epoch,
-        attempt=live.attempt,
+        epoch=live.job.epoch,
+        attempt=live.job.attempt,
         machine=live.machine,
         changed_s=turn.now_s,
     )
     until_s = turn.now_s + turn.setting.times.start_s
     turn.write(turn.statements.add_lease, **lease, until_s=until_s, is_shared=live.allocation.is_shared, progress="")
     turn.write(turn.statements.add_attempt, **lease, capability=machine.row["capability_digest"], granted_s=turn.now_s)
-    turn.tell(
-        FleetKinds.JOB_GRANTED,
-        seq=live.seq,
-        machine=live.machine,
-        attempt=live.attempt,
-        epoch=live.epoch,
-        from_state="pending",
-        to_state="claimed",
-        fields={
-            **({"devices": live.allocation.devices} if live.allocation.devices else {}),
-            "chosen": {"why": decision.why, "score": decision.placement.key.score, "rank": decision.placement.key.rank},
-        },
-    )
-    turn.count_move("pending", "claimed")
+    key = decision.placement.key
+    fields: dict[str, Any] = {"chosen": {"why": decision.why, "score": key.score, "rank": key.rank}}
+    if live.allocation.devices:
+        fields = {"devices": live.allocation.devices, **fields}
+    turn.tell_live(FleetKinds.JOB_GRANTED, live, fields, to_state=JobState.CLAIMED.value)
 
 
 def _grant_of(turn: WriterTransaction, live: LiveLease, spec: dict[str, Any], checkpoint: str) -> Grant:
     needs = spec.get("requirements", {})
     allocation = live.allocation
     lease = {
-        "job": live.id,
-        "attempt": live.attempt,
-        "epoch": live.epoch,
+        "job": live.job.id,
+        "attempt": live.job.attempt,
+        "epoch": live.job.epoch,
         "generation": live.generation,
         "devices": allocation.devices,
         "is_shared": allocation.is_shared,

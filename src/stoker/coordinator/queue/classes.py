@@ -1,19 +1,21 @@
-"""Classes: jobs of one user that every machine treats alike, that run the same recipe or program, and last as long.
+"""Classes: jobs of one user with equal requirements, the same recipe or program, and the same stated duration.
 
-A job's names belong to its class only as far as some machine's allow or deny list asks about them, and the name of a
-program, so that a thousand trials are still one class.
+A job's name and recipe are part of its class only if a machine's allow or deny list has them, and for a program its
+name, so that a thousand trials are one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stoker.coordinator.queue.commands import Declare, QueueCommandResult
 from stoker.coordinator.queue.machines import hello, offer
-from stoker.coordinator.queue.moves import enter_line, leave_line, plain, telling
 from stoker.coordinator.queue.queue_state import (
     JobKind,
+    QueueState,
+    ReadyJobEntry,
+    RegisteredMachine,
     choices_in,
     code_in,
     digest_in,
@@ -22,9 +24,8 @@ from stoker.coordinator.queue.queue_state import (
     unable,
     unaccepted,
 )
-from stoker.coordinator.queue.ready import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, leave_line, plain, telling
 from stoker.core.device import Backend
 from stoker.core.digests import digest_value
 from stoker.core.events import FleetKinds
@@ -36,33 +37,33 @@ from stoker.core.text import point_name
 from stoker.protocol.environment_messages import environment_digest
 from stoker.protocol.job_messages import HostPolicy
 from stoker.protocol.lease_messages import Hello, Welcome
-from stoker.scheduler.job_types import rounded_s
+from stoker.scheduler.ready_queue import rounded_s
 
 _PROGRAM = "command"
 
 
 def like_of(recipe: str, name: str) -> str:
-    """Return by what runs are alike: the recipe; of programs, which have one recipe, the job's name."""
+    """Return the key of learned durations: the recipe, or for programs, which have one recipe, the job's name."""
     return name if recipe == _PROGRAM else recipe
 
 
 def user_of(submitter: str) -> str:
-    """Return which user's share a job counts against: the verified name of its submitter, if there is one.
+    """Return the user whose share a job is charged to: the verified name of its submitter, if there is one.
 
-    What a program says of itself does not count beside a verified name, or a user would have a share for each computer.
+    A verified name comes before the client's claim, or a user would have a share for each computer.
     """
     return verified_name(submitter) or submitter
 
 
 def class_of(turn: WriterTransaction, spec: dict[str, Any], submitter: str) -> int:
-    """Return the class of a submitter's job, by its order; a new one is written down."""
+    """Return the class of a submitter's job; a new one is stored."""
     book, user = turn.book, user_of(submitter)
     stated_s = spec.get("expected_s")
     if stated_s is not None:
         stated_s = rounded_s(stated_s)
     like = like_of(spec["recipe"], spec["name"])
     name, recipe = _listed_names(spec, book.listed)
-    # Of thousands of jobs nearly all are alike: nothing else is made for those.
+    # The fast path: of thousands of jobs nearly all are alike.
     sort = (
         user,
         like,
@@ -77,11 +78,11 @@ def class_of(turn: WriterTransaction, spec: dict[str, Any], submitter: str) -> i
     if spec.get("environment"):
         choices = choices_in(spec)
         if learn(book, choices):
-            _offer_anew(turn, environment_digest(choices))
+            _deny(turn, environment_word(environment_digest(choices)), unable)
         sort = (*sort, None, environment_digest(choices))
     if code := code_in(book, spec):
         if learn_code(book, code):
-            _let_deny(turn, code)
+            _deny(turn, code, unaccepted)
         sort = (*sort, None, code)
     class_id = book.class_sorts.get(sort)
     if class_id is None:
@@ -90,18 +91,12 @@ def class_of(turn: WriterTransaction, spec: dict[str, Any], submitter: str) -> i
     return class_id
 
 
-def _offer_anew(turn: WriterTransaction, digest: str) -> None:
-    """Let machines that can't have an environment say so."""
-    word = environment_word(digest)
+def _deny(
+    turn: WriterTransaction, word: str, denied: Callable[[QueueState, RegisteredMachine], dict[str, str]]
+) -> None:
+    """Offer machines again that deny a new word, of an environment or of code."""
     for machine in turn.book.machines.values():
-        if machine.is_offered and word in unable(turn.book, machine):
-            offer(turn, machine)
-
-
-def _let_deny(turn: WriterTransaction, code: str) -> None:
-    """Let machines that do not run some code say so."""
-    for machine in turn.book.machines.values():
-        if machine.is_offered and code in unaccepted(turn.book, machine):
+        if machine.is_offered and word in denied(turn.book, machine):
             offer(turn, machine)
 
 
@@ -113,8 +108,8 @@ def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
     book.class_id += 1
     book.classes[kind] = book.class_id
     body = wanted_to_dict(wanted)
-    told = (("like", kind.like), ("user", kind.user), ("stated_s", kind.stated_s))
-    body |= {name: value for name, value in told if value}
+    optional = (("like", kind.like), ("user", kind.user), ("stated_s", kind.stated_s))
+    body |= {name: value for name, value in optional if value}
     if wanted.environment:
         body["choices"] = [fields_of(one) for one in book.environments[wanted.environment]]
     turn.write(
@@ -125,7 +120,7 @@ def _class_of_kind(turn: WriterTransaction, kind: JobKind) -> int:
 
 
 def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> frozenset[str]:
-    """Return every word that an allow or deny list has."""
+    """Return all words of allow and deny lists."""
     nodes = cluster.nodes if cluster is not None else ()
     words = [word for node in nodes for word in (*node.allow_jobs, *node.deny_jobs)]
     words += [word for policy in policies for word in (*(policy.allow_jobs or ()), *(policy.deny_jobs or ()))]
@@ -133,7 +128,7 @@ def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> fro
 
 
 def wanted_to_dict(wanted: SchedulableJob) -> dict[str, Any]:
-    """Return a class as its row holds it."""
+    """Return a class as stored in its row."""
     return {
         "name": wanted.name,
         "model": wanted.model,
@@ -149,7 +144,7 @@ def wanted_to_dict(wanted: SchedulableJob) -> dict[str, Any]:
 
 
 def wanted_from_dict(body: dict[str, Any]) -> SchedulableJob:
-    """Read it back."""
+    """Return a class from its stored form."""
     return SchedulableJob(
         name=body["name"],
         model=body["model"],
@@ -162,7 +157,7 @@ def wanted_from_dict(body: dict[str, Any]) -> SchedulableJob:
 
 
 def reclassify(turn: WriterTransaction, words: frozenset[str]) -> int:
-    """Put open jobs that go by one of these words into the class that they belong to now; says how many moved."""
+    """Update the class of open jobs whose name or recipe is one of these words; return how many moved."""
     if not words:
         return 0
     names = words | {word.rpartition("/")[0] for word in words}
@@ -182,7 +177,7 @@ def reclassify(turn: WriterTransaction, words: frozenset[str]) -> int:
 
 
 def _listed_names(spec: dict[str, Any], listed: frozenset[str]) -> tuple[str, str]:
-    """Return a job's name and recipe as far as lists ask about them."""
+    """Return a job's name and recipe, each empty if no list has it."""
     if not listed:
         return "", ""
     name, recipe = spec["name"], spec["recipe"]
@@ -208,38 +203,39 @@ def _move_class(turn: WriterTransaction, row: JobRow, class_id: int) -> None:
     turn.write(turn.statements.set_class, at_seq=row.seq, was_epoch=row.epoch, was_state=row.state, class_id=class_id)
     live = turn.book.live_by_seq.get(row.seq)
     if live is not None:
-        live.class_id = class_id
+        live.job.class_id = class_id
     elif row.is_ready and row.state == "pending":
         leave_line(turn, row.class_id, row.priority, row.seq)
         enter_line(turn, ReadyJobEntry.of(row._replace(class_id=class_id)))
 
 
 def _requirements(needs: dict[str, Any]) -> Requirements:
-    said = dict(needs)
-    if "wish" in said:
-        said["wish"] = DevicePreference(said["wish"])
-    if "backend" in said:
-        said["backend"] = Backend(said["backend"])
-    return Requirements(**said)
+    fields = dict(needs)
+    if "wish" in fields:
+        fields["wish"] = DevicePreference(fields["wish"])
+    if "backend" in fields:
+        fields["backend"] = Backend(fields["backend"])
+    return Requirements(**fields)
 
 
-# What is declared about machines: the coordinator's own file, and manifests' policies laid over it by name.
+# Declarations of machines: the coordinator's cluster file, and policies of manifests over it, by name.
 
 
-def declare(turn: WriterTransaction, said: Declare) -> QueueCommandResult:
-    """Let the coordinator's own file stand as it was read now."""
-    turn.book.cluster = said.cluster
-    users = said.cluster.users if said.cluster is not None else {}
+def declare(turn: WriterTransaction, command: Declare) -> QueueCommandResult:
+    """Apply the coordinator's cluster file."""
+    cluster, by = command.cluster, plain(command.by)
+    turn.book.cluster = cluster
+    users = cluster.users if cluster is not None else {}
     turn.book.scheduler.set_policies(users)
     moved = _spread(turn)
-    nodes = [] if said.cluster is None else [node.name for node in said.cluster.nodes]
-    fields = {"source": plain(said.source), "machines": nodes, **telling({"users": list(users), "by": plain(said.by)})}
+    nodes = [] if cluster is None else [node.name for node in cluster.nodes]
+    fields = {"source": plain(command.source), "machines": nodes, **telling({"users": list(users), "by": by})}
     turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
     return QueueCommandResult(changed=tuple(nodes), data={"jobs_moved": moved})
 
 
 def put_policies(turn: WriterTransaction, policies: tuple[HostPolicy, ...], *, source: str, by: str) -> None:
-    """Lay what a manifest says about machines over what is known of them."""
+    """Apply a manifest's policies of machines."""
     book = turn.book
     new = [policy for policy in policies if book.policies.get(policy.name) != policy]
     if not new:
@@ -253,7 +249,7 @@ def put_policies(turn: WriterTransaction, policies: tuple[HostPolicy, ...], *, s
 
 
 def _spread(turn: WriterTransaction) -> int:
-    """Tell matching what machines offer now, and put jobs into their classes as lists tell them apart now."""
+    """Offer machines again, and update the classes of jobs for the new allow and deny lists."""
     book = turn.book
     for machine in book.machines.values():
         machine.away = None
@@ -263,15 +259,10 @@ def _spread(turn: WriterTransaction) -> int:
     return reclassify(turn, was ^ book.listed)
 
 
-# Machines that run only certain code, as they say hello.
-
-_PROGRAMS = frozenset({"command"})
-
-
-def greet(turn: WriterTransaction, said: Hello) -> Welcome:
-    """Take a machine in; from the first on that does not run everybody's code, programs are told apart by theirs."""
-    welcome = hello(turn, said)
-    if said.accepts and not turn.book.tells_code_apart:
-        turn.book.tells_code_apart = True
-        reclassify(turn, _PROGRAMS)
+def greet(turn: WriterTransaction, message: Hello) -> Welcome:
+    """Register a machine; with the first that runs only certain code, classes of programs get a code word."""
+    welcome = hello(turn, message)
+    if message.accepts and not turn.book.is_code_in_classes:
+        turn.book.is_code_in_classes = True
+        reclassify(turn, frozenset({_PROGRAM}))
     return welcome

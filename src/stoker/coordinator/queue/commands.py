@@ -1,6 +1,6 @@
-"""What may be asked of the queue. Workers' words are the wire's own messages; these are the others, and the envelopes.
+"""Commands of the queue, besides workers' messages, which are those of `protocol.lease_messages`; and their answers.
 
-Every command is answered by exactly one answer or one `StokerError`, after its transaction is durable.
+Every command gets exactly one answer or one `StokerError`, after its transaction is durable.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from stoker.protocol.lease_messages import (
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.snapshot import Snapshot
 
-# What may be asked of the queue about who belongs to the fleet. All of them are answered by `Done`.
+# Members of the fleet. Answered by `QueueCommandResult`.
 
 
 @frozen
 class MakeInvite:
-    """Somebody may join. Times of `invite` are set when it is stored; `data` has when it is over."""
+    """Create an invitation. Times of `invite` are set when it is stored; `data` has when it expires."""
 
     invite: Invite
     life_s: float
@@ -46,7 +46,7 @@ class MakeInvite:
 
 @frozen
 class FailInvite:
-    """Somebody tried an invitation with a wrong code."""
+    """Count a wrong code of an invitation."""
 
     id: str
     address: str = ""
@@ -54,7 +54,7 @@ class FailInvite:
 
 @frozen
 class WithdrawInvite:
-    """Nobody is to join with this one any more."""
+    """Withdraw an invitation."""
 
     id: str
     by: str = ""
@@ -62,7 +62,7 @@ class WithdrawInvite:
 
 @frozen
 class UseInvite:
-    """Somebody joins: they get a certificate or a token, once. `data["answer"]` is what the first who asked so got."""
+    """Redeem an invitation for a certificate or a token, once. `data["answer"]` is the first response to it."""
 
     id: str
     request: str
@@ -74,16 +74,16 @@ class UseInvite:
 
 @frozen
 class IssueCertificate:
-    """A machine gets its next certificate; the present one must still be good."""
+    """Issue a machine's next certificate; the present one must still be valid."""
 
     certificate: IssuedCertificate
     present: str
-    """The number of the one that it shows."""
+    """Serial number of its present certificate."""
 
 
 @frozen
 class RevokeCertificate:
-    """Take a certificate back: no request counts that is made with it from now on."""
+    """Revoke a certificate: requests with it are refused from now on."""
 
     serial: str
     why: str = ""
@@ -92,7 +92,7 @@ class RevokeCertificate:
 
 @frozen
 class MakeToken:
-    """Somebody gets a token; refused while another one of that name is live."""
+    """Create a token; refused while another one of that name is valid."""
 
     token: ApiTokenRecord
     life_s: float | None = None
@@ -100,17 +100,17 @@ class MakeToken:
 
 @frozen
 class RotateToken:
-    """Put a new token in the place of one; the old one ends now."""
+    """Replace a token; the old one ends now."""
 
     id: str
     new: ApiTokenRecord
-    """Name, role and end are the old one's, and so is how long it lasts."""
+    """Name, role and lifetime are those of the old one."""
     by: str = ""
 
 
 @frozen
 class RevokeToken:
-    """Take a token back."""
+    """Revoke a token."""
 
     id: str
     by: str = ""
@@ -118,7 +118,7 @@ class RevokeToken:
 
 @frozen
 class NoteTokens:
-    """Tokens were used of late (ids)."""
+    """Record that tokens (ids) were used."""
 
     ids: tuple[str, ...]
 
@@ -137,50 +137,50 @@ TrustCommand: TypeAlias = (
 )
 
 
-# What may be asked of the queue about machines' health and about who is told of events. Answered by `Done`.
+# Health of machines, and webhooks. Answered by `QueueCommandResult`.
 
 
 @frozen
 class NoteSymptoms:
-    """All that is wrong now: what is new is told, what is gone is over."""
+    """Set all present symptoms: new ones get an event, missing ones are over."""
 
     symptoms: tuple[Symptom, ...]
 
 
 @frozen
 class NoteReport:
-    """What a machine's worker found out about it. Also from a worker of another version, and from an old start."""
+    """Store the report of a machine's worker, also of another version, and of an old incarnation."""
 
     machine: str
     report: str
-    """JSON, bounded by whoever read it."""
+    """JSON, bounded by the route."""
 
 
 @frozen
 class AddHook:
-    """Tell somebody elsewhere of events from now on. `data` has its number."""
+    """Create a webhook for events from now on. `data` has its number."""
 
     url: str
     secret: str
     kinds: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
-    """Ids: a hook of one submission, which ends with it. Of those that have ended already the end is told."""
+    """Ids: a webhook of one submission, which ends with it. For jobs that have ended already the end is sent."""
     is_inner: bool = False
-    """It may be a private address: an admin made it."""
+    """Private addresses are allowed: an admin created it."""
     by: str = ""
 
     def __repr__(self) -> str:
-        # A secret must not come into a message by way of an error.
+        # The secret must not appear in an error message.
         return f"AddHook(for {len(self.jobs)} jobs, by {self.by})"
 
 
 @frozen
 class MoveHook:
-    """How far a hook has come."""
+    """Store a webhook's progress."""
 
     id: int
     cursor: int
-    """The last event that was delivered, or that is not for it."""
+    """The last event that was delivered or skipped."""
     failures: int = 0
     """In a row."""
     failing_since_s: float | None = None
@@ -190,7 +190,7 @@ class MoveHook:
 
 @frozen
 class CloseHook:
-    """Tell it nothing more."""
+    """Close a webhook."""
 
     id: int
     why: str = ""
@@ -200,30 +200,30 @@ class CloseHook:
 HealthCommand: TypeAlias = NoteSymptoms | NoteReport | AddHook | MoveHook | CloseHook
 
 
-# What may be asked of the queue about commands that operators run inside jobs. Answered by `Done`.
+# Commands of operators inside jobs. Answered by `QueueCommandResult`.
 
 
 @frozen
 class BeginExec:
-    """Somebody is about to run a command inside a running job. `data` has where: name, machine, and its lease."""
+    """Begin a command inside a running job. `data` has the job's name, machine and lease."""
 
     job: str
     session: str
     program: str
-    """The command's first word, and nothing else of it: arguments may hold what nobody else should see."""
+    """The command's first word only: arguments may contain secrets."""
     by: str = ""
 
 
 @frozen
 class EndExec:
-    """That is over. The job may be, too."""
+    """Record the end of a command. The job may have ended, too."""
 
     token: AttemptToken
     session: str
     machine: str
     program: str
     exit_code: int | None = None
-    """Nothing: it did not end by itself."""
+    """None: it was ended from outside."""
     why: str = ""
     by: str = ""
 
@@ -236,36 +236,36 @@ Said: TypeAlias = Start | Decline | Release | Finish | Fail | CancelConfirmed | 
 
 @frozen
 class Write:
-    """An attempt's own word about its job."""
+    """A report of an attempt about its job."""
 
     job: str
     said: Said
     machine: str = ""
-    """Who says it, as its certificate has it: only of its own leases. Empty: whoever has the lease's token."""
+    """The machine in the sender's certificate; accepted for its own leases only. Empty: the lease token is enough."""
 
 
 @frozen
 class Submit:
-    """Take a submission in."""
+    """Submit jobs."""
 
     asked: Submission
     only_of: str | None = None
-    """Known jobs change only if this principal submitted them; another's stay as they are. None: all may change."""
+    """Existing jobs change only if this user submitted them. None: all may change."""
 
 
 @frozen
 class CancelJobs:
-    """Somebody no longer wants these jobs (ids): a durable intent; pending ones end at once."""
+    """Cancel jobs (ids): a durable request; pending ones end at once."""
 
     jobs: tuple[str, ...]
     by: str = ""
     only_of: str | None = None
-    """Refused for jobs that this principal did not submit; None: allowed for all."""
+    """Refused for jobs that this user did not submit; None: allowed for all."""
 
 
 @frozen
 class RequeueJobs:
-    """Start terminal jobs again, under higher epochs. A pending one stays; a live one is refused with its story."""
+    """Requeue terminal jobs under higher epochs. A pending one stays; a live one is refused."""
 
     jobs: tuple[str, ...]
     by: str = ""
@@ -274,7 +274,7 @@ class RequeueJobs:
 
 @frozen
 class SetPriority:
-    """Put jobs elsewhere in the line."""
+    """Change the priority of jobs."""
 
     jobs: tuple[str, ...]
     priority: int
@@ -284,7 +284,7 @@ class SetPriority:
 
 @frozen
 class PinJobs:
-    """Keep the results of jobs (every row of theirs in `bundles`) whatever is pruned, or let go of them again."""
+    """Pin the results of jobs (all their rows in `bundles`) against pruning, or unpin them."""
 
     jobs: tuple[str, ...]
     is_pinned: bool = True
@@ -293,9 +293,9 @@ class PinJobs:
 
 @frozen
 class PruneBundles:
-    """Mark rows of `bundles` (ids) as pruned, before their bytes go. Pinned ones, and those that are marked, stay.
+    """Mark rows of `bundles` (ids) as pruned, before their bytes are deleted, except pinned and marked ones.
 
-    Answered by `Done`: `changed` are the ids that were marked.
+    `changed` are the ids that were marked.
     """
 
     bundles: tuple[int, ...]
@@ -304,7 +304,7 @@ class PruneBundles:
 
 @frozen
 class KeepTree:
-    """A tree of code or data lies with the coordinator, whole; `listing` is the object that lists its files."""
+    """List a completely stored tree of code or data; `listing` is the object with its file list."""
 
     tree: str
     listing: str
@@ -314,32 +314,32 @@ class KeepTree:
 
 @frozen
 class WantTree:
-    """Somebody is about to hand in jobs that need a tree. Answered by `Done`: `changed` names it if it is here."""
+    """Record that a submission is about to need a tree. `changed` names it if it is stored."""
 
     tree: str
 
 
 @frozen
 class DropTrees:
-    """Forget trees (with when they had last been wanted), before their bytes go. `changed` are those that went."""
+    """Unlist trees (with the time of their last request), before their bytes are deleted. `changed` are those."""
 
     trees: tuple[tuple[str, float], ...]
 
 
 class MachineCloseMode(StrEnum):
-    """Ways in which a machine takes no more work."""
+    """Ways to close a machine for new jobs."""
 
     DRAIN = "drained"
-    """What runs there finishes."""
+    """Running jobs finish."""
     CORDON = "cordoned"
-    """The same for a machine, or for some of its devices, that somebody mistrusts."""
+    """The same for a suspect machine, or for some of its devices."""
     PAUSE = "paused"
-    """Its owner needs it: what runs there checkpoints and goes back to the queue."""
+    """For its owner: running jobs checkpoint and return to the queue."""
 
 
 @frozen
 class CloseMachine:
-    """Give a machine, or some of its devices, nothing more, perhaps until a time."""
+    """Close a machine, or some of its devices, perhaps until a time."""
 
     machine: str
     how: MachineCloseMode
@@ -352,7 +352,7 @@ class CloseMachine:
 
 @frozen
 class OpenMachine:
-    """Take that back."""
+    """Open a machine, or some of its devices, again."""
 
     machine: str
     devices: tuple[str, ...] = ()
@@ -361,10 +361,10 @@ class OpenMachine:
 
 @frozen
 class ForgetMachine:
-    """Remove a machine. One that has certificates is refused from now on, and what it holds is lost at once.
+    """Remove a machine. One with certificates is refused from now on, and its leases end at once.
 
-    One without, which may come back as it likes, is refused while it holds a lease, and while its worker lives unless
-    that is forced.
+    For one without certificates, which may come back, the command is refused while it holds a lease, and while its
+    worker lives unless forced.
     """
 
     machine: str
@@ -374,54 +374,54 @@ class ForgetMachine:
 
 @frozen
 class Declare:
-    """The coordinator's own cluster file, read again. Policies of submitted manifests overlay it by name."""
+    """Apply the coordinator's cluster file. Policies of submitted manifests overlay it by name."""
 
     cluster: Cluster | None
     source: str = ""
     by: str = ""
-    """Who asked to read it again; empty: the coordinator itself, at its start or by a signal."""
+    """Who requested the reload; empty: the coordinator itself, at its start or by a signal."""
 
 
 @frozen
 class Sweep:
-    """Look once for what time alone has changed: leases that ended, starts that did not come, delays that are over."""
+    """Apply what time has changed: expired leases, missed starts, ended delays."""
 
 
 @frozen
 class InspectMachines:
-    """Show the machines as the scheduler sees them at this moment, for explanations. Changes nothing."""
+    """Return the machines as the scheduler sees them now, for explanations. Changes nothing."""
 
     schedule: bool = False
-    """Show also everything else that the scheduler knows, for forecasts."""
+    """Return the scheduler's whole state as well, for forecasts."""
 
 
 @frozen
 class MachineInspection:
-    """What was seen."""
+    """The machines as the scheduler sees them."""
 
     offers: tuple[NodeOffer, ...] = ()
-    """Machines that are counted on, as they stand."""
+    """Present machines, with their load."""
     away: tuple[NodeOffer, ...] = ()
-    """What the others would offer, were they back."""
+    """What the others would offer if they were back."""
     wanted: dict[int, SchedulableJob] = fresh(factory=dict)
-    """What jobs of each class want."""
+    """The requirements of each class."""
     stated_s: dict[int, float] = fresh(factory=dict)
     """Class → the duration that its submitter states (`JobKind.stated_s`), of those that state one."""
     drift: dict[str, tuple[str, ...]] = fresh(factory=dict)
-    """Machine → where its declaration and detection disagree."""
+    """Machine → differences between declaration and detection."""
     holdings: dict[str, MachineInventory] = fresh(factory=dict)
-    """Machine → what its worker said that it has."""
+    """Machine → its inventory."""
     disk_free_bytes: dict[str, int] = fresh(factory=dict)
-    """Machine → what its last heartbeat said."""
+    """Machine → free disk space in its last heartbeat."""
     accepts: dict[str, tuple[str, ...]] = fresh(factory=dict)
-    """Machine → trees and commits whose code alone it runs, of those that run only some."""
+    """Machine → trees and commits, of machines that run only their code."""
     schedule: Snapshot | None = None
-    """The scheduler's state, if that was asked for; of the ready jobs only the first of each class is numbered."""
+    """The scheduler's state, if requested; only the first ready job of each class is numbered."""
 
 
 @frozen
 class LeaseSweepResult:
-    """What it found."""
+    """What a sweep changed."""
 
     expired: tuple[str, ...] = ()
     readied: int = 0
@@ -430,7 +430,7 @@ class LeaseSweepResult:
 
 @frozen
 class QueueCommandResult:
-    """What an operator's command did, job by job or machine by machine."""
+    """What an operator's command changed, job by job or machine by machine."""
 
     changed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

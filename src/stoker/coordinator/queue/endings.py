@@ -1,7 +1,7 @@
-"""What attempts say of their jobs: start, decline, release, finish, fail, cancelled, checkpoint.
+"""Reports of attempts: start, decline, release, finish, fail, cancelled, checkpoint.
 
-Every word carries the attempt's token. It counts only while the token is its job's own; said again, it is answered
-again and changes nothing.
+Every report has the attempt's lease token, and is accepted only while the token is current. A repeat gets the same
+answer and changes nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.coordinator.queue.commands import Said, Write
-from stoker.coordinator.queue.moves import (
+from stoker.coordinator.queue.queue_state import LiveLease
+from stoker.coordinator.queue.sql import JobRow
+from stoker.coordinator.queue.transaction import (
     COMPLETED,
     AttemptEndRecord,
+    WriterTransaction,
     close_job,
     complete_job,
     json_or_empty,
@@ -21,9 +24,6 @@ from stoker.coordinator.queue.moves import (
     return_to_line,
     tell_start,
 )
-from stoker.coordinator.queue.queue_state import LiveLease
-from stoker.coordinator.queue.sql import JobRow
-from stoker.coordinator.queue.transaction import WriterTransaction
 from stoker.core.errors import Conflict, Forbidden, InvalidTransition, NotFound, StaleLease, StokerError
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
@@ -57,33 +57,33 @@ from stoker.protocol.lease_messages import (
 
 
 def see_archive(turn: WriterTransaction, archive_sha256: str, size_bytes: int) -> None:
-    """Refuse to point at an archive that does not lie here whole."""
+    """Raise `Conflict` unless an archive is stored with this size."""
     found_bytes = turn.setting.has_object(archive_sha256)
     if found_bytes is None:
         raise Conflict(
-            f"the archive {archive_sha256[:12]} is not here", hint="upload it first", archive_sha256=archive_sha256
+            f"archive {archive_sha256[:12]} is not stored", hint="upload it first", archive_sha256=archive_sha256
         )
     if found_bytes != size_bytes:
         raise Conflict(
-            f"the archive {archive_sha256[:12]} has {found_bytes} bytes here, not {size_bytes}",
-            hint="say its true size",
+            f"archive {archive_sha256[:12]} is stored with {found_bytes} bytes, not {size_bytes}",
+            hint="send its true size",
             archive_sha256=archive_sha256,
             size_bytes=found_bytes,
         )
 
 
 def is_checkpoint_here(turn: WriterTransaction, checkpoint: str) -> bool:
-    """Return whether the bytes of a job's checkpoint are here: of one that has ended they may have been pruned."""
+    """Return True if the bytes of a job's checkpoint are stored: those of an ended job may have been pruned."""
     return turn.setting.has_object(loads(checkpoint)["archive_sha256"]) is not None
 
 
 def facts_text(said: Finish) -> str:
-    """Return what an attempt's row keeps of where, and from which code, its result was made."""
+    """Return the facts of a result, with its code, as an attempt's row stores them."""
     return json_or_empty({**said.facts, "code": said.code} if said.code else said.facts)
 
 
 def result_row(turn: WriterTransaction, seq: int, attempt: int, said: Finish) -> dict[str, Any]:
-    """Enter a result into the index, and give what its job's row says of it."""
+    """Add a result to the index, and return its columns in the job's row."""
     book = turn.book
     book.bundle_id += 1
     bundle = {"tree": said.tree, "archive_sha256": said.archive_sha256, "size_bytes": said.size_bytes}
@@ -91,10 +91,10 @@ def result_row(turn: WriterTransaction, seq: int, attempt: int, said: Finish) ->
     return {**bundle, "metrics": json_or_empty(said.metrics), "seconds": said.seconds}
 
 
-# Words that come too late, or twice: the same word again is answered again, any other is stale.
+# Late and repeated reports: a repeat gets the same answer, any other is stale.
 #
-# One late word may still count: the result of an attempt that was to go on through a partition, if its lease has ended
-# and nobody else was given the job meanwhile.
+# One late report may be accepted: the result of an attempt that continues through a network partition
+# (`on_partition = keep`), if its lease expired and the job was not granted again.
 
 _ENDINGS: dict[type, tuple[str, ...]] = {
     Finish: ("completed",),
@@ -106,7 +106,7 @@ _ENDINGS: dict[type, tuple[str, ...]] = {
 
 
 def answer_late(turn: WriterTransaction, job: str, said: Said, *, machine: str = "") -> WriteResponse:
-    """Answer somebody whose lease is not live."""
+    """Answer a report whose lease is not live."""
     rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([job]))
     if not rows:
         raise NotFound(f"there is no job {job[:12]}", hint="`stoker jobs` lists them", job=job)
@@ -128,12 +128,16 @@ def answer_late(turn: WriterTransaction, job: str, said: Said, *, machine: str =
 
 
 def not_theirs(job: str, machine: str) -> Forbidden:
-    """Refuse a machine that speaks for another one's lease."""
-    return Forbidden(f"{machine} holds no such lease of job {job[:12]}", hint="a machine speaks for itself", job=job)
+    """Return the error for a report about another machine's lease."""
+    return Forbidden(
+        f"{machine} does not hold this lease of job {job[:12]}",
+        hint="a machine reports only about its own leases",
+        job=job,
+    )
 
 
 def is_kept(row: JobRow, token: AttemptToken) -> bool:
-    """Return whether an attempt whose lease has ended may still bring its result: it was to, and nobody else has it."""
+    """Return True if an attempt with an expired lease may still send its result: it was to, and nothing was granted."""
     return (
         row.state == "pending"
         and row.epoch == token.epoch
@@ -155,7 +159,7 @@ def _finished_again(turn: WriterTransaction, row: JobRow, said: Finish, tree: st
     )
     raise Conflict(
         f"{row.shown} has completed with another result ({tree[:12]}, not {said.tree[:12]})",
-        hint="the first one stays; drop this one",
+        hint="the first result is kept; discard this one",
         tree=tree,
     )
 
@@ -196,7 +200,7 @@ def _finish_late(turn: WriterTransaction, row: JobRow, said: Finish) -> WriteRes
         epoch=row.epoch,
         from_state=row.state,
         to_state="completed",
-        fields={"tree": said.tree, "seconds": said.seconds, "why": "its result came after its lease had ended"},
+        fields={"tree": said.tree, "seconds": said.seconds, "why": "its result came after its lease had expired"},
     )
     turn.count_move(row.state, "completed")
     if row.is_ready:
@@ -209,7 +213,7 @@ def _stale(row: JobRow, token: AttemptToken) -> StokerError:
     return StaleLease(
         f"{row.shown} is no longer attempt {token.attempt}'s (epoch {token.epoch}): "
         f"it is {row.state}, attempt {row.attempt}, epoch {row.epoch}",
-        hint="stop it and drop its result",
+        hint="stop it and discard its result",
         job=row.id,
         state=row.state,
         epoch=row.epoch,
@@ -218,7 +222,7 @@ def _stale(row: JobRow, token: AttemptToken) -> StokerError:
 
 
 def write(turn: WriterTransaction, asked: Write) -> WriteResponse:
-    """Do what an attempt says, if it may still speak for its job."""
+    """Apply a report of an attempt if its token is current."""
     said = asked.said
     live = turn.book.live.get(asked.job)
     if live is None or not live.is_token(said.token(asked.job)):
@@ -231,14 +235,14 @@ def write(turn: WriterTransaction, asked: Write) -> WriteResponse:
 
 def _start(turn: WriterTransaction, live: LiveLease, said: Start) -> WriteResponse:
     if live.state == JobState.RUNNING.value:
-        return WriteResponse(job=live.id, state=live.state, is_repeat=True)
-    turn.move(live.seq)
-    at = {"at_seq": live.seq, "was_epoch": live.epoch}
+        return WriteResponse(job=live.job.id, state=live.state, is_repeat=True)
+    turn.move(live.job.seq)
+    at = {"at_seq": live.job.seq, "was_epoch": live.job.epoch}
     turn.write(turn.statements.start_job, **at, was_state=live.state, started_s=turn.now_s, changed_s=turn.now_s)
-    turn.write(turn.statements.start_attempt, **at, at_attempt=live.attempt, started_s=turn.now_s)
+    turn.write(turn.statements.start_attempt, **at, at_attempt=live.job.attempt, started_s=turn.now_s)
     tell_start(turn, live, **({"run": plain(said.run)} if said.run else {}))
     live.started_s = turn.now_s
-    # What it said while it was prepared is no longer so.
+    # The progress of its preparation is over.
     live.progress = ""
     live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
     live.is_changed = True
@@ -251,7 +255,7 @@ def _finish(turn: WriterTransaction, live: LiveLease, said: Finish) -> WriteResp
         ending=COMPLETED, kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said)
     )
     complete_job(
-        turn, live, ending, result_row(turn, live.seq, live.attempt, said), tree=said.tree, seconds=said.seconds
+        turn, live, ending, result_row(turn, live.job.seq, live.job.attempt, said), tree=said.tree, seconds=said.seconds
     )
     return _settled(live)
 
@@ -259,24 +263,24 @@ def _finish(turn: WriterTransaction, live: LiveLease, said: Finish) -> WriteResp
 def _fail(turn: WriterTransaction, live: LiveLease, said: Fail) -> WriteResponse:
     cause = plain(said.cause)
     charge = charge_of(cause)
-    live.user_failures += charge is BudgetCharge.USER
-    live.lost += charge is BudgetCharge.LOST
+    live.job.user_failures += charge is BudgetCharge.USER
+    live.job.lost += charge is BudgetCharge.LOST
     then = after_failure(
         cause,
-        BudgetUsage(user_failures=live.user_failures, lost=live.lost),
+        BudgetUsage(user_failures=live.job.user_failures, lost=live.job.lost),
         turn.setting.budgets,
         attempts=live.attempts,
         is_cancelling=live.is_cancelling,
         randomness=turn.setting.randomness(),
     )
-    said_so: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "cause": cause,
         "message": plain(said.message),
         "hint": plain(said.hint),
         "error": json_or_empty(said.error),
         "exit_code": said.exit_code,
     }
-    _follow(turn, live, then, said_so, said.seconds)
+    _follow(turn, live, then, fields, said.seconds)
     return _settled(live)
 
 
@@ -284,18 +288,21 @@ def _follow(
     turn: WriterTransaction,
     live: LiveLease,
     then: JobRetry | JobFailure | JobCancellation,
-    said: dict[str, Any],
+    fields: dict[str, Any],
     seconds: float,
 ) -> None:
     if isinstance(then, JobRetry):
-        ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_RETRYING, **said)
+        ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_RETRYING, **fields)
         return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why, seconds=seconds)
     elif isinstance(then, JobCancellation):
         close_job(
-            turn, live, JobState.CANCELLED, AttemptEndRecord(ending="cancelled", kind=FleetKinds.JOB_CANCELLED, **said)
+            turn,
+            live,
+            JobState.CANCELLED,
+            AttemptEndRecord(ending="cancelled", kind=FleetKinds.JOB_CANCELLED, **fields),
         )
     else:
-        ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_FAILED, **said)
+        ending = AttemptEndRecord(ending="failed", kind=FleetKinds.JOB_FAILED, **fields)
         close_job(turn, live, JobState.FAILED, ending, why=then.why, seconds=seconds)
 
 
@@ -314,14 +321,14 @@ def _decline(turn: WriterTransaction, live: LiveLease, said: Decline) -> WriteRe
         )
     if live.is_cancelling:
         return _cancelled(turn, live, plain(said.reason))
-    live.declined += 1
+    live.job.declined += 1
     pause_s = LASTING_DECLINE_S if said.lasts else DECLINE_PAUSE_S
-    turn.book.barred.setdefault(live.machine, {})[live.seq] = turn.tick_s + pause_s
+    turn.book.barred.setdefault(live.machine, {})[live.job.seq] = turn.tick_s + pause_s
     turn.book.scheduler.doubt(live.machine, is_doubted=True)
     ending = AttemptEndRecord(
         ending="declined", kind=FleetKinds.JOB_DECLINED, cause=plain(said.reason)[:40], message=plain(said.message)
     )
-    pause_s = pause_after_decline(live.declined, turn.setting.budgets)
+    pause_s = pause_after_decline(live.job.declined, turn.setting.budgets)
     return_to_line(turn, live, ending, pause_s=pause_s, reason=plain(said.reason))
     return _settled(live)
 
@@ -329,7 +336,7 @@ def _decline(turn: WriterTransaction, live: LiveLease, said: Decline) -> WriteRe
 def _confirm_cancel(turn: WriterTransaction, live: LiveLease, said: CancelConfirmed) -> WriteResponse:
     if not live.is_cancelling:
         raise InvalidTransition(
-            "nobody asked to cancel this job", hint="release it, or say how it failed", state=live.state, move="cancel"
+            "job has no cancel request", hint="release it, or report its failure", state=live.state, move="cancel"
         )
     return _cancelled(turn, live, live.cancel_why or plain(said.why))
 
@@ -348,28 +355,21 @@ def _cancelled(turn: WriterTransaction, live: LiveLease, why: str) -> WriteRespo
 def _point_checkpoint(turn: WriterTransaction, live: LiveLease, said: PointCheckpoint) -> WriteResponse:
     body = said.checkpoint
     see_archive(turn, body.archive_sha256, body.size_bytes)
-    turn.move(live.seq)
+    turn.move(live.job.seq)
     turn.write(
         turn.statements.point_checkpoint,
-        at_seq=live.seq,
-        was_epoch=live.epoch,
+        at_seq=live.job.seq,
+        was_epoch=live.job.epoch,
         was_state=live.state,
         checkpoint=json_or_empty(body.model_dump(mode="json")),
         changed_s=turn.now_s,
     )
-    turn.tell(
-        FleetKinds.JOB_CHECKPOINT,
-        seq=live.seq,
-        machine=live.machine,
-        attempt=live.attempt,
-        epoch=live.epoch,
-        fields={"step": body.step, "tree": body.tree},
-    )
+    turn.tell_live(FleetKinds.JOB_CHECKPOINT, live, {"step": body.step, "tree": body.tree})
     return _settled(live)
 
 
 def _settled(live: LiveLease) -> WriteResponse:
-    return WriteResponse(job=live.id, state=live.state)
+    return WriteResponse(job=live.job.id, state=live.state)
 
 
 _VERBS: dict[type, Any] = {

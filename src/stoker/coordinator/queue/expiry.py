@@ -1,4 +1,4 @@
-"""What time alone changes: leases that ended, starts that did not come, pauses that are over, machines gone silent."""
+"""Heartbeats, and what time changes: expired leases, missed starts, ended pauses, silent machines, old rows."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ from stoker.coordinator.database.tables import EVENTS_DROPPED_TO, EVENTS_FROM_S
 from stoker.coordinator.queue.claims import order_for
 from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
 from stoker.coordinator.queue.endings import is_kept
-from stoker.coordinator.queue.machines import hear_closed, hold, known_machine, leave, open_machine, see, stay
-from stoker.coordinator.queue.moves import enter_line, forgive, lose
-from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, RegisteredMachine, progress_end_s
-from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.machines import hold, known_machine, leave, open_machine, see, set_closed_by_worker, stay
+from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, ReadyJobEntry, RegisteredMachine, progress_end_s
 from stoker.coordinator.queue.sql import JobRow
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, forgive, lose
 from stoker.core.events import FleetKinds
 from stoker.core.jsontext import dumps
 from stoker.core.text import format_duration
 from stoker.protocol.lease_messages import LeaseInstruction, LeaseInstructionKind, LeaseReport, Renewal, RenewalResponse
 
-# Heartbeats: leases live in memory and are written down together, about once a second.
+# Heartbeats: leases are renewed in memory and stored together, about once a second.
 
 _LONGEST_TEXT = 500
 _MOST_METRICS = 200
 
 
-def renew(turn: WriterTransaction, said: Renewal) -> RenewalResponse:
-    """Let a worker's leases last longer, and say what it is to do with them."""
-    machine = known_machine(turn, said.worker, said.incarnation)
+def renew(turn: WriterTransaction, renewal: Renewal) -> RenewalResponse:
+    """Renew a worker's leases, and return the instructions for them."""
+    machine = known_machine(turn, renewal.worker, renewal.incarnation)
     see(turn, machine)
-    stay(turn, machine, said.ends_in_s)
-    machine.disk_free_bytes = said.measured.disk_free_bytes
-    if said.holdings is not None:
-        hold(turn, machine, said.holdings)
-    hear_closed(turn, machine, said.measured.closed)
-    orders = [order for report in said.leases if (order := _renew_one(turn, machine, report)) is not None]
-    if said.is_leaving:
+    stay(turn, machine, renewal.ends_in_s)
+    machine.disk_free_bytes = renewal.measured.disk_free_bytes
+    if renewal.holdings is not None:
+        hold(turn, machine, renewal.holdings)
+    set_closed_by_worker(turn, machine, renewal.measured.closed)
+    orders = [order for report in renewal.leases if (order := _renew_one(turn, machine, report)) is not None]
+    if renewal.is_leaving:
         leave(turn, machine)
     return RenewalResponse(
         lease_s=turn.pace.lease_s,
@@ -45,20 +43,20 @@ def renew(turn: WriterTransaction, said: Renewal) -> RenewalResponse:
         server_s=turn.now_s,
         orders=tuple(orders),
         closed=machine.closed,
-        wants_holdings=machine.holdings is None and not said.is_leaving,
+        wants_holdings=machine.holdings is None and not renewal.is_leaving,
     )
 
 
 def write_down(turn: WriterTransaction) -> None:
-    """Write what heartbeats have changed since the last time."""
+    """Store what heartbeats have changed since the last call."""
     book = turn.book
     for live in book.live.values():
         if live.is_changed:
             live.is_changed = False
             turn.write(
                 turn.statements.renew_lease,
-                at_seq=live.seq,
-                was_epoch=live.epoch,
+                at_seq=live.job.seq,
+                was_epoch=live.job.epoch,
                 until_s=turn.now_s + live.until_tick_s - turn.tick_s,
                 progress=live.progress,
             )
@@ -72,13 +70,13 @@ def write_down(turn: WriterTransaction) -> None:
 
 def _renew_one(turn: WriterTransaction, machine: RegisteredMachine, report: LeaseReport) -> LeaseInstruction | None:
     live = turn.book.live.get(report.job)
-    # A lease belongs to one machine: another one that knows its token does not keep it alive.
+    # A lease belongs to one machine: another machine with its token cannot renew it.
     if live is None or live.machine != machine.name or not live.is_token(report.token()):
         return _not_live(turn, machine, report)
     if report.is_alive and live.state == "running":
         live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
     elif report.prepared > live.prepared and live.started_s is None:
-        # What it needs is on its way: as long as more of it comes, and no longer.
+        # Its inputs are arriving: the start deadline is extended as long as there is progress.
         live.prepared = report.prepared
         live.until_tick_s = max(live.until_tick_s, turn.tick_s + turn.setting.times.start_s)
     live.progress = _progress(report)
@@ -97,37 +95,36 @@ def _not_live(turn: WriterTransaction, machine: RegisteredMachine, report: Lease
         if JobRow(*rows[0]).machine == machine.name:
             machine.late_until_tick_s = turn.tick_s + LATE_S
         return None
-    why = "its lease has ended" if rows else "there is no such job"
+    why = "lease expired" if rows else "job not found"
     return LeaseInstruction(job=report.job, epoch=report.epoch, do=LeaseInstructionKind.DROP, why=why)
 
 
 def _progress(report: LeaseReport) -> str:
-    """Give what is shown of how a job stands: written down about once a second, so a worker that tells much is cut."""
-    told: dict[str, Any] = {
+    """Return a job's progress as stored; long reports are cut, since it is stored about once a second."""
+    progress: dict[str, Any] = {
         "step": report.step,
         "of": report.of,
         "metrics": {name[:_LONGEST_TEXT]: value for name, value in islice(report.metrics.items(), _MOST_METRICS)},
         "stage": report.stage[:_LONGEST_TEXT],
         "says": report.says[:_LONGEST_TEXT],
     }
-    told = {name: value for name, value in told.items() if value not in (None, "", {})}
-    return dumps(told) if told else ""
+    progress = {name: value for name, value in progress.items() if value not in (None, "", {})}
+    return dumps(progress) if progress else ""
 
 
-# What is kept for nobody: old events, and classes that no job is of. The writer drops some of them with each sweep.
+# Retention of events and unused classes. The writer deletes some of them with each sweep.
 #
-# The events of a job that has ended go together, once the youngest of them is older than events are kept; those of
-# machines go one by one. Jobs that have not ended keep all of theirs, and the newest event of all stays: no number is
-# given twice. How far it went is written down, so that whoever goes on from an older event can be told, and `db check`
-# knows what it can't find.
+# All events of an ended job are deleted together, once the newest of them is older than the retention time; those of
+# machines one by one. Live jobs keep all events, and the newest event of all remains: no id is used twice. The progress
+# is stored, so that a client that resumes from a deleted event gets an error, and `db check` knows what is missing.
 
 MOST_DROPPED_AT_ONCE = 200
-"""Events, or classes, that are looked at in one commit; with an event, its job's whole story may go."""
+"""Events, or classes, examined in one commit; with an event, all events of its job may be deleted."""
 _LOOK_EVERY_S = 3600.0
 
 
 def drop_old(turn: WriterTransaction) -> None:
-    """Look at some more events, then classes, until all were looked at; then an hour later again."""
+    """Examine some more events, then classes, until all were examined; then again an hour later."""
     if turn.tick_s < turn.book.dropping.next_tick_s:
         return
     if _drop_events(turn) and _drop_classes(turn):
@@ -135,10 +132,10 @@ def drop_old(turn: WriterTransaction) -> None:
 
 
 def _drop_events(turn: WriterTransaction) -> bool:
-    """Drop what is too old of the next few events; say whether there are no more such."""
+    """Delete old ones among the next few events; return True if there are no more."""
     book, before_s = turn.book, turn.now_s - turn.setting.times.events_kept_s
     rows = turn.read(turn.queries.events_behind, after_id=book.dropping.looked_to, most=MOST_DROPPED_AT_ONCE)
-    # The journal's time never goes back.
+    # The time of events never goes back.
     old = list(takewhile(lambda row: row[2] < before_s and row[0] < book.event_id, rows))
     if not old:
         return True
@@ -159,9 +156,9 @@ def _drop_events(turn: WriterTransaction) -> bool:
 
 
 def _drop_classes(turn: WriterTransaction) -> bool:
-    """Drop those of the next few classes that no job is of, whatever its state; say whether these were the last.
+    """Delete classes without jobs among the next few; return True if these were the last.
 
-    The scheduler may remember them until the coordinator starts anew: nothing is ever of such a class again.
+    The scheduler may keep them until the coordinator restarts: no job ever gets such a class again.
     """
     book = turn.book
     after_id = book.dropping.class_looked_to
@@ -179,13 +176,13 @@ def _drop_classes(turn: WriterTransaction) -> bool:
             for class_id in unused & stated.keys():
                 del stated[class_id]
         book.class_sorts = {sort: class_id for sort, class_id in book.class_sorts.items() if class_id not in unused}
-        # Before anybody asks for such a class anew: its row would be there twice.
+        # Before such a class is added again: its row would exist twice.
         turn.settle()
     return is_last
 
 
 MOST_EXPIRED_AT_ONCE = 500
-"""Of each sort in one commit; the rest comes with the next."""
+"""Of each kind in one commit; the rest follows in the next."""
 CLAIMS_KEPT_S = 600.0
 CLAIMS_KEPT = 50_000
 SUBMISSIONS_KEPT_S = 7 * 24 * 3600.0
@@ -193,7 +190,7 @@ _LOOK_FOR_OLD_EVERY_S = 3600.0
 
 
 def sweep(turn: WriterTransaction) -> LeaseSweepResult:
-    """Look once."""
+    """Apply what time has changed: expired leases, ready jobs, opened machines, old rows."""
     turn.book.waiting.look_again()
     done = LeaseSweepResult(expired=_expire(turn), readied=_ready(turn), opened=_open(turn))
     _unbar(turn)
@@ -204,12 +201,12 @@ def sweep(turn: WriterTransaction) -> LeaseSweepResult:
 
 
 def settles_at_tick_s(turn: WriterTransaction) -> float:
-    """Return when leases may end again after a start: every worker had a whole lease and the grace to speak."""
+    """Return when leases may expire after a start: every worker had a full lease and the grace period."""
     return turn.book.time.started_tick_s + turn.pace.lease_s + turn.setting.times.grace_s
 
 
 def end_leases_of_the_past(turn: WriterTransaction) -> None:
-    """End leases that were granted before the database was restored: their epochs may have been given out since."""
+    """End leases that were granted before the database was restored: their epochs may have been reused since."""
     for live in list(turn.book.live.values()):
         if live.generation != turn.book.generation:
             forgive(turn, live, "the coordinator was restored from a backup")
@@ -222,20 +219,20 @@ def _expire(turn: WriterTransaction) -> tuple[str, ...]:
     over = [live for live in turn.book.live.values() if live.until_tick_s <= turn.tick_s][:MOST_EXPIRED_AT_ONCE]
     for live in over:
         lose(turn, live, _why(turn, live))
-    return tuple(live.id for live in over)
+    return tuple(live.job.id for live in over)
 
 
 def _why(turn: WriterTransaction, live: LiveLease) -> str:
     if live.started_s is None:
         start = format_duration(turn.setting.times.start_s)
         if live.prepared:
-            return f"granted to {live.machine}, which brought no more of what it needs for {start}"
+            return f"granted to {live.machine}: no progress of its preparation for {start}"
         return f"granted to {live.machine} and not started within {start}"
-    return f"nothing was heard of it from {live.machine} for {format_duration(turn.pace.lease_s)} and the grace"
+    return f"{live.machine} did not renew its lease for {format_duration(turn.pace.lease_s)} and the grace period"
 
 
 def _miss_machines(turn: WriterTransaction) -> None:
-    """Count no longer on machines that nobody hears from."""
+    """Remove silent machines from the scheduler."""
     silent_since_s = turn.tick_s - turn.pace.lease_s - turn.setting.times.grace_s
     for machine in turn.book.machines.values():
         if machine.is_offered and machine.seen_tick_s <= silent_since_s:
@@ -278,7 +275,7 @@ def _open(turn: WriterTransaction) -> tuple[str, ...]:
 
 
 def _unbar(turn: WriterTransaction) -> None:
-    """Offer machines again what they declined a while ago."""
+    """Offer jobs again to machines that declined them a while ago."""
     for name, barred in turn.book.barred.items():
         over = [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]
         for seq in over:
@@ -289,16 +286,16 @@ def _unbar(turn: WriterTransaction) -> None:
 
 
 def _forget_claims(turn: WriterTransaction) -> None:
-    """Forget requests that nobody will repeat: old ones, and those beyond the bound whose jobs have started."""
+    """Delete claims that will not be repeated: old ones, and those beyond the limit whose jobs have started."""
     claims, live = turn.book.claims, turn.book.live_by_seq
     forgotten: list[str] = []
     for request_id, claimed in claims.items():
         is_old = claimed.at_s <= turn.now_s - CLAIMS_KEPT_S
         if not is_old and len(claims) - len(forgotten) <= CLAIMS_KEPT:
             break
-        # Once started it is known to have arrived.
+        # A start shows that the response arrived.
         is_awaited = any(
-            (lease := live.get(seq)) is not None and lease.epoch == epoch and lease.started_s is None
+            (lease := live.get(seq)) is not None and lease.job.epoch == epoch and lease.started_s is None
             for seq, epoch in claimed.granted
         )
         if not is_awaited:
@@ -309,7 +306,7 @@ def _forget_claims(turn: WriterTransaction) -> None:
 
 
 def _forget_submissions(turn: WriterTransaction) -> None:
-    """Forget answers under keys that nobody will repeat: an hour's walk through the table, some at a time."""
+    """Delete responses under old idempotency keys, some at a time, then again an hour later."""
     book = turn.book
     if turn.tick_s < book.next_old_tick_s:
         return

@@ -1,4 +1,4 @@
-"""Hooks in rows: made, moved on, closed. A closed one is remembered for a month, for people."""
+"""Symptoms, worker reports and webhooks in rows. A closed webhook is kept for 30 days, for users."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from typing import Any
 from stoker.coordinator.database.tables import HOOKS, SYMPTOMS
 from stoker.coordinator.queue.commands import AddHook, CloseHook, MoveHook, NoteReport, NoteSymptoms, QueueCommandResult
 from stoker.coordinator.queue.machines import named
-from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.operator_commands import rows_of
 from stoker.coordinator.queue.sql import records
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, plain, telling
 from stoker.core.errors import NotFound, Refused
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.core.leases import Symptom
 
-# Symptoms in rows: an event for each that is new, again after an hour, and one when it is over.
+# Symptoms: an event for each new one, again after an hour, and one when it is over.
 
 AGAIN_S = 3600.0
-"""What lasts is told again after so long, and what comes back sooner is not news."""
+"""A lasting symptom gets another event after so long; one that comes back sooner gets none."""
 KEPT_S = 7 * 24 * 3600.0
-"""For so long it is remembered what is over."""
+"""How long a past symptom is stored."""
 
 
 def note_symptoms(turn: WriterTransaction, asked: NoteSymptoms) -> QueueCommandResult:
-    """Bring the rows up to date. `changed` are the machines of which something was told."""
+    """Update the rows of symptoms. `changed` are the machines with new events."""
     rows = {
         (row["machine"], row["device"], row["symptom"]): row
         for row in records(SYMPTOMS, turn.read(turn.queries.symptoms))
@@ -50,7 +49,7 @@ def note_symptoms(turn: WriterTransaction, asked: NoteSymptoms) -> QueueCommandR
 
 
 def note_report(turn: WriterTransaction, asked: NoteReport) -> QueueCommandResult:
-    """Keep what a machine's worker found out, in the place of what it said before."""
+    """Store the report of a machine's worker in place of the earlier one."""
     machine = named(turn, asked.machine)
     machine.row["report"] = asked.report
     turn.write(turn.statements.put_report, at_name=asked.machine, report=asked.report)
@@ -58,23 +57,23 @@ def note_report(turn: WriterTransaction, asked: NoteReport) -> QueueCommandResul
 
 
 def _note(turn: WriterTransaction, symptom: Symptom, row: dict[str, Any] | None) -> bool:
-    is_told = row is None or turn.now_s - row["told_s"] >= AGAIN_S
+    has_event = row is None or turn.now_s - row["told_s"] >= AGAIN_S
     is_back = row is not None and row["over_s"] is not None
     fresh = {
         "machine": symptom.machine,
         "device": symptom.device,
         "symptom": symptom.ailment.value,
         "since_s": turn.now_s if row is None or is_back else row["since_s"],
-        "told_s": turn.now_s if row is None or is_told else row["told_s"],
+        "told_s": turn.now_s if row is None or has_event else row["told_s"],
         "over_s": None,
         "message": plain(symptom.message),
         "hint": plain(symptom.hint),
     }
     if fresh != row:
         turn.write(turn.statements.put_symptom, **fresh)
-    if is_told:
+    if has_event:
         _tell(turn, fresh, is_over=False)
-    return is_told
+    return has_event
 
 
 def _tell(turn: WriterTransaction, row: dict[str, Any], *, is_over: bool) -> None:
@@ -84,15 +83,15 @@ def _tell(turn: WriterTransaction, row: dict[str, Any], *, is_over: bool) -> Non
 
 
 MOST_OPEN = 1000
-"""Hooks at one time."""
+"""Number of open webhooks."""
 WEBHOOK_EVENTS_KEPT_S = 30 * 24 * 3600.0
 
 
 def add_hook(turn: WriterTransaction, asked: AddHook) -> QueueCommandResult:
-    """Begin to tell somebody of events: of all that follow, or of how some jobs end."""
+    """Create a webhook: for all later events, or for the ends of some jobs."""
     hooks = _all(turn)
     if sum(row["closed_s"] is None for row in hooks) >= MOST_OPEN:
-        raise Refused(f"{MOST_OPEN} hooks are open already", hint="`stoker admin notify rm ID` closes one")
+        raise Refused(f"{MOST_OPEN} webhooks are open already", hint="close one: `stoker admin notify rm ID`")
     for row in hooks[:-1]:
         if row["closed_s"] is not None and row["closed_s"] < turn.now_s - WEBHOOK_EVENTS_KEPT_S:
             turn.write(turn.statements.drop_hook, at_id=row["id"])
@@ -120,10 +119,10 @@ def add_hook(turn: WriterTransaction, asked: AddHook) -> QueueCommandResult:
 
 
 def move_hook(turn: WriterTransaction, asked: MoveHook) -> QueueCommandResult:
-    """Note how far one has come, and how it goes; of one that is closed nothing is noted."""
+    """Store a webhook's cursor and failures; ignored for a closed one."""
     row = _find(turn, asked.id)
     if row["closed_s"] is not None:
-        return QueueCommandResult(notes=(f"hook {asked.id} is closed",))
+        return QueueCommandResult(notes=(f"webhook {asked.id} is closed",))
     row |= {
         "cursor": max(row["cursor"], asked.cursor),
         "failures": asked.failures,
@@ -136,10 +135,10 @@ def move_hook(turn: WriterTransaction, asked: MoveHook) -> QueueCommandResult:
 
 
 def close_hook(turn: WriterTransaction, asked: CloseHook) -> QueueCommandResult:
-    """Tell one nothing more; what signed its messages is forgotten."""
+    """Close a webhook, and delete its secret."""
     row = _find(turn, asked.id)
     if row["closed_s"] is not None:
-        return QueueCommandResult(notes=(f"hook {asked.id} is closed already",))
+        return QueueCommandResult(notes=(f"webhook {asked.id} is closed already",))
     turn.write(
         turn.statements.put_hook, **{**row, "closed_s": turn.now_s, "secret": "", "last_error": plain(asked.why)}
     )
@@ -148,7 +147,7 @@ def close_hook(turn: WriterTransaction, asked: CloseHook) -> QueueCommandResult:
 
 
 def _jobs(turn: WriterTransaction, ids: tuple[str, ...]) -> tuple[list[int], int]:
-    """Return the numbers of jobs, and behind which event a hook of theirs begins."""
+    """Return the numbers of jobs, and the event behind which their webhook begins."""
     rows = rows_of(turn, ids)
     ended = [row.seq for row in rows if JobState(row.state).is_terminal]
     cursor = turn.book.event_id
@@ -166,15 +165,13 @@ def _find(turn: WriterTransaction, id: int) -> dict[str, Any]:
     for row in _all(turn):
         if row["id"] == id:
             return row
-    raise NotFound(f"there is no hook {id}", hint="`stoker admin notify` lists them")
+    raise NotFound(f"there is no webhook {id}", hint="`stoker admin notify` lists them")
 
 
 def _tell_hooking(turn: WriterTransaction, kind: str, id: int, *, why: str = "", by: str = "") -> None:
     fields = {"hook": id, "why": plain(why), "by": plain(by)}
     turn.tell(kind, fields=telling(fields))
 
-
-# The verbs about machines' health and about who is told of events, by their commands.
 
 HEALTH_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] = {
     NoteSymptoms: note_symptoms,

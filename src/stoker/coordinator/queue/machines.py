@@ -1,4 +1,4 @@
-"""Machines: what each offers, hello, and whether one is heard of, closed or opened."""
+"""Machines: what each offers, hello, last contact, closing and opening."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from stoker.coordinator.queue.commands import (
     OpenMachine,
     QueueCommandResult,
 )
-from stoker.coordinator.queue.moves import json_or_empty, lose, plain, telling
 from stoker.coordinator.queue.queue_state import (
     ACCEPTS,
     ENDS,
@@ -25,7 +24,7 @@ from stoker.coordinator.queue.queue_state import (
     unable,
     unaccepted,
 )
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, json_or_empty, lose, plain, telling
 from stoker.core.capability import Capability, capability_from_dict
 from stoker.core.errors import BadInput, NotFound, Refused, StaleLease
 from stoker.core.events import FleetKinds
@@ -41,56 +40,51 @@ from stoker.scheduler.offers import AgreedOffer, DeviceOffer, NodeOffer, agree, 
 from stoker.scheduler.scheduler import END_NEWS_S
 from stoker.scheduler.snapshot import Snapshot, take
 
-# What a machine offers: the smallest of what was detected, what the cluster file and the policies laid over it declare,
-# and what the worker was started with. Where file and machine disagree, that is reported.
+# What a machine offers: the smallest of detected, declared in the cluster file and the policies over it, and declared
+# for the worker. Differences between file and machine are reported.
 
 _MOST = 1 << 60
 
 
 @frozen
 class WorkerLimits:
-    """What whoever started a worker declared. Nothing said means: as found."""
+    """What was declared for a worker. None: as detected."""
 
     cores: int | None = None
     ram_bytes: int | None = None
     gpus: int | tuple[str, ...] | None = None
-    """How many devices, or which, by UUID."""
+    """Number of devices, or their UUIDs."""
     slots: int | None = None
 
 
-def limits_of(said: Mapping[str, object]) -> WorkerLimits:
-    """Read what a worker says was declared (`Hello.declared`); other keys are passed over.
-
-    Raises:
-        BadInput: a value that is none.
-
-    """
-    gpus = said.get("gpus")
+def limits_of(declared: Mapping[str, object]) -> WorkerLimits:
+    """Return the limits in `Hello.declared`; other keys are ignored. Raises `BadInput` for an invalid value."""
+    gpus = declared.get("gpus")
     if isinstance(gpus, list | tuple):
         if not all(isinstance(one, str) for one in gpus):
-            message = "gpus: a number of devices, or a list of UUIDs"
+            message = "gpus: not a number of devices or a list of UUIDs"
             raise BadInput(message)
         devices: int | tuple[str, ...] | None = tuple(str(one) for one in gpus)
     else:
-        devices = _whole(said, "gpus", least=0)
+        devices = _whole(declared, "gpus", least=0)
     return WorkerLimits(
-        cores=_whole(said, "cores", least=1),
-        ram_bytes=_whole(said, "ram_bytes", least=1),
+        cores=_whole(declared, "cores", least=1),
+        ram_bytes=_whole(declared, "ram_bytes", least=1),
         gpus=devices,
-        slots=_whole(said, "slots", least=1),
+        slots=_whole(declared, "slots", least=1),
     )
 
 
 def laid_over(node: Node | None, policy: HostPolicy | None, capability: Capability) -> Node | None:
-    """Lay a manifest's policy over a declared node; over what was found, where nobody declared the machine."""
+    """Return a declared node with a manifest's policy over it; for an undeclared machine, over what was detected."""
     if policy is None:
         return node
-    said = {
+    fields = {
         name: value
         for name in ("description", "priority", "allow_jobs", "deny_jobs")
         if (value := getattr(policy, name)) is not None
     }
-    return changed(node or node_of(capability), **said) if said else node
+    return changed(node or node_of(capability), **fields) if fields else node
 
 
 def joined(
@@ -102,7 +96,7 @@ def joined(
     policy: HostPolicy | None = None,
     limits: WorkerLimits | None = None,
 ) -> AgreedOffer:
-    """Return what a machine offers by everybody who has a say: also what a manifest says, and slots as it was asked."""
+    """Return what a machine offers by its declaration, a manifest's policy, and the slots of its worker."""
     limits = limits or WorkerLimits()
     if slots is not None:
         limits = changed(limits, slots=min(slots, limits.slots or slots))
@@ -112,7 +106,7 @@ def joined(
 def with_closed(
     offer: NodeOffer, closed: str, closed_devices: Mapping[str, str], *, unable: Mapping[str, str]
 ) -> NodeOffer:
-    """Return an offer with what is closed, and why: the machine, devices by UUID, jobs by a word of theirs."""
+    """Return an offer with what is closed, and why: the machine, devices by UUID, jobs by a denied word."""
     devices = tuple(
         changed(device, closed=closed_devices[device.uuid] or "closed") if device.uuid in closed_devices else device
         for device in offer.devices
@@ -129,9 +123,9 @@ def with_closed(
 def join(
     name: str, capability: Capability, node: Node | None = None, *, limits: WorkerLimits | None = None
 ) -> AgreedOffer:
-    """Return what a machine offers, idle, and where its declaration and the machine disagree.
+    """Return what a machine offers when idle, and the differences between declaration and machine.
 
-    RAM that was available when it joined is left out: what is available is measured with every claim.
+    RAM that was available when it joined is left out: available RAM is measured with every claim.
     """
     steady = changed(capability, ram_available_bytes=None)
     agreed = agree(node, steady)
@@ -156,17 +150,17 @@ def _chosen(devices: tuple[DeviceOffer, ...], gpus: int | tuple[str, ...] | None
     if isinstance(gpus, int):
         # The first that can be used.
         able = [device.uuid for device in devices if not device.closed][:gpus]
-        why = f"its worker was started for {gpus} device{'' if gpus == 1 else 's'}"
+        why = f"the worker was started for {gpus} device{'' if gpus == 1 else 's'}"
     else:
         able = [device.uuid for device in devices if device.uuid in gpus]
-        why = "its worker was started for other devices"
+        why = "the worker was started for other devices"
     return tuple(device if device.closed or device.uuid in able else changed(device, closed=why) for device in devices)
 
 
 def _slots_changed(offer: NodeOffer, slots: int | None) -> dict[str, int | bool]:
     if slots is None:
         return {}
-    # A slot per device is what holds where nobody counted; the worker did.
+    # A slot per device is the default; the worker declared a number.
     return {"slots": slots if offer.is_slot_per_device else min(offer.slots, slots), "is_slot_per_device": False}
 
 
@@ -174,46 +168,46 @@ def _smaller(one: int | None, other: int | None) -> int | None:
     return min((amount for amount in (one, other) if amount is not None), default=None)
 
 
-def _whole(said: Mapping[str, object], name: str, *, least: int) -> int | None:
-    if said.get(name) is None:
+def _whole(declared: Mapping[str, object], name: str, *, least: int) -> int | None:
+    if declared.get(name) is None:
         return None
-    value = whole_number(said[name])
+    value = whole_number(declared[name])
     if value is None or not least <= value <= _MOST:
-        message = f"{name}: a whole number of at least {least}, not {str(said[name])[:40]!r}"
+        message = f"{name}: not a whole number of at least {least}: {str(declared[name])[:40]!r}"
         raise BadInput(message)
     return value
 
 
 _OUTDATED = 8
-"""So many earlier starts of a worker are remembered."""
+"""Number of earlier incarnations of a worker that are stored."""
 
 
 def known_machine(turn: WriterTransaction, worker: str, incarnation: str) -> RegisteredMachine:
-    """Return the machine that speaks, or refuse one that never said hello, or whose later start has."""
+    """Return a registered machine; refuse an unregistered one, and an earlier incarnation of its worker."""
     machine = turn.book.machines.get(worker)
-    # After a restore it is not known which start of a worker was the last: whoever speaks says hello again.
+    # After a restore the last incarnation of a worker is unknown: every worker registers again.
     if machine is None or not machine.incarnation:
-        raise NotFound(f"no machine {worker!r} has said hello", hint="say hello first", machine=worker)
+        raise NotFound(f"machine {worker!r} is not registered", hint="send a hello first", machine=worker)
     if machine.incarnation != incarnation:
         raise _taken_over(worker)
     return machine
 
 
 def see(turn: WriterTransaction, machine: RegisteredMachine) -> None:
-    """Note that a machine was heard of; one that was silent is offered work again."""
+    """Record that a machine sent a request; one that was silent is offered jobs again."""
     machine.seen_tick_s = turn.tick_s
     machine.late_until_tick_s = min(machine.late_until_tick_s, turn.tick_s + LATE_S)
     machine.row["last_seen_s"] = turn.now_s
     machine.is_changed = True
-    # Who said goodbye says hello first: a word of before that came late brings nobody back.
+    # A machine that left has to send a hello first: a late request from before must not bring it back.
     if not machine.is_offered and machine.row["left_s"] is None:
         offer(turn, machine)
 
 
 def stay(turn: WriterTransaction, machine: RegisteredMachine, left_s: float | None) -> None:
-    """Take in for how long a machine stays, as it says now; None: it says nothing of an end.
+    """Record the time until a machine leaves, as reported now; None: not reported.
 
-    It counts from now, so a clock of ours that jumped ends a machine only until it speaks next.
+    It counts from now, so after a jump of our clock the end is wrong only until the machine's next request.
     """
     if left_s is None:
         return
@@ -226,7 +220,7 @@ def stay(turn: WriterTransaction, machine: RegisteredMachine, left_s: float | No
 
 
 def leave(turn: WriterTransaction, machine: RegisteredMachine) -> None:
-    """Count on a machine no longer whose worker ends in order."""
+    """Remove a machine from the scheduler whose worker shuts down in order."""
     if machine.row["left_s"] is not None:
         return
     machine.row["left_s"] = turn.now_s
@@ -237,7 +231,7 @@ def leave(turn: WriterTransaction, machine: RegisteredMachine) -> None:
 
 
 def offer(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
-    """Let the scheduler count on a machine as it is now, and call it; return where it differs from its declaration."""
+    """Register a machine with the scheduler as it is now, and call it; return its differences from its declaration."""
     book = turn.book
     capability = capability_from_dict(loads(machine.row["capability"]))
     agreed = _joined(book, machine, capability)
@@ -256,17 +250,17 @@ def offer(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...
     return drift
 
 
-def hear_closed(turn: WriterTransaction, machine: RegisteredMachine, closed: Mapping[str, str]) -> None:
-    """Take in what a machine itself says is closed, by device; "" is all of it."""
-    if _told_closed(turn.book, machine) != closed:
+def set_closed_by_worker(turn: WriterTransaction, machine: RegisteredMachine, closed: Mapping[str, str]) -> None:
+    """Store what a machine's own worker reports as closed, by device; "" is the whole machine."""
+    if _closed_by_worker(turn.book, machine) != closed:
         turn.book.scheduler.measure(machine.name, WorkerMeasurements(closed=dict(closed)))
         turn.call(machine.name)
 
 
-def _told_closed(book: QueueState, machine: RegisteredMachine) -> Mapping[str, str]:
-    """Return what a machine itself said last that is closed."""
+def _closed_by_worker(book: QueueState, machine: RegisteredMachine) -> Mapping[str, str]:
+    """Return what a machine's own worker reported last as closed."""
     scheduled = book.scheduler.machines.machines.get(machine.name)
-    return {} if scheduled is None else scheduled.told
+    return {} if scheduled is None else scheduled.closed_by_worker
 
 
 def _joined(book: QueueState, machine: RegisteredMachine, capability: Capability) -> AgreedOffer:
@@ -282,7 +276,7 @@ def _joined(book: QueueState, machine: RegisteredMachine, capability: Capability
 
 
 def away(book: QueueState) -> tuple[NodeOffer, ...]:
-    """Return what machines that the scheduler does not count on now would offer, were they back and open."""
+    """Return what machines that are away would offer if they were back and open."""
     found = []
     for machine in book.machines.values():
         if machine.is_offered or not machine.row["capability"]:
@@ -296,13 +290,13 @@ def away(book: QueueState) -> tuple[NodeOffer, ...]:
 
 
 def hold(turn: WriterTransaction, machine: RegisteredMachine, holdings: MachineInventory) -> None:
-    """Note what a machine has; it is offered anew if that changes which jobs it can have."""
+    """Store a machine's inventory; offer it again if that changes which jobs it can run."""
     if is_news(turn.book, machine, holdings) and machine.is_offered:
         offer(turn, machine)
 
 
 def hello(turn: WriterTransaction, said: Hello) -> Welcome:
-    """Take a machine in, or in again. A new start of its worker ends what the old one held."""
+    """Register a machine. A new incarnation of its worker ends the leases of the old one."""
     book = turn.book
     machine = book.machines.get(said.worker)
     if machine is not None and said.incarnation in machine.outdated:
@@ -315,21 +309,21 @@ def hello(turn: WriterTransaction, said: Hello) -> Welcome:
         seen_tick_s=turn.tick_s,
         holdings=said.holdings or MachineInventory(),
     )
-    # Refuses a capability or a declaration that is none, before anything is changed.
+    # Refuses an invalid capability or declaration before anything is changed.
     drift = offer(turn, fresh)
     if machine is not None:
         if is_new_start:
             for live in list(machine.leases.values()):
-                lose(turn, live, "its worker was started anew")
-            # Somebody may have done something about what it declined.
+                lose(turn, live, "the worker was restarted")
+            # The reason why it declined a job may have been fixed.
             book.barred.pop(machine.name, None)
         fresh.leases = machine.leases
         fresh.late_until_tick_s = min(machine.late_until_tick_s, turn.tick_s + LATE_S)
     book.machines[said.worker] = fresh
     turn.write(turn.statements.put_machine, **row)
     if is_new_start:
-        told = {"incarnation": said.incarnation, "version": said.version, "drift": list(drift)}
-        turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=telling(told))
+        fields = {"incarnation": said.incarnation, "version": said.version, "drift": list(drift)}
+        turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=telling(fields))
     elif machine is not None:
         _tell_changes(turn, machine, row, drift)
     return Welcome(
@@ -348,12 +342,14 @@ def hello(turn: WriterTransaction, said: Hello) -> Welcome:
 
 
 def close_machine(turn: WriterTransaction, asked: CloseMachine) -> QueueCommandResult:
-    """Return a machine, or some of its devices, nothing more."""
+    """Close a machine, or some of its devices: no new jobs start there."""
     machine = named(turn, asked.machine)
     why = plain(asked.why) or f"{asked.how.value} by {plain(asked.by) or 'an operator'}"
     if asked.devices:
         if asked.how is not MachineCloseMode.CORDON:
-            raise Refused("only a whole machine is drained or paused", hint="cordon the device", machine=asked.machine)
+            raise Refused(
+                "drain and pause are for whole machines only", hint="cordon the device", machine=asked.machine
+            )
         machine.closed_devices = {**machine.closed_devices, **dict.fromkeys(asked.devices, why)}
     else:
         until_s = None if asked.for_s is None else turn.now_s + asked.for_s
@@ -364,7 +360,7 @@ def close_machine(turn: WriterTransaction, asked: CloseMachine) -> QueueCommandR
 
 
 def open_machine(turn: WriterTransaction, asked: OpenMachine) -> QueueCommandResult:
-    """Take that back."""
+    """Open a machine, or some of its devices, again."""
     machine = named(turn, asked.machine)
     if asked.devices:
         machine.closed_devices = {
@@ -379,26 +375,26 @@ def open_machine(turn: WriterTransaction, asked: OpenMachine) -> QueueCommandRes
 
 
 def _still_closed(turn: WriterTransaction, machine: RegisteredMachine) -> tuple[str, ...]:
-    """Return what keeps jobs from a machine that is open for us: its own word, or devices that are closed."""
-    told = _told_closed(turn.book, machine).get("", "")
+    """Return notes about what still keeps jobs from an open machine: its own worker, or closed devices."""
+    why = _closed_by_worker(turn.book, machine).get("", "")
     notes = []
-    if told:
-        notes.append(f"it takes nothing yet, it says: {told}; `stoker pause --off` on {machine.name} ends a pause")
+    if why:
+        notes.append(f"{machine.name} is closed by its own worker: {why}; end a pause there: `stoker pause --off`")
     if machine.closed_devices:
         devices = ", ".join(sorted(machine.closed_devices))
-        notes.append(f"closed still: {devices}; `stoker machines open {machine.name} --device UUID` opens a device")
+        notes.append(f"still closed: {devices}; open a device: `stoker machines open {machine.name} --device UUID`")
     return tuple(notes)
 
 
 def named(turn: WriterTransaction, name: str) -> RegisteredMachine:
-    """Return a machine that is known."""
+    """Return a machine by name. Raises `NotFound`."""
     machine = turn.book.machines.get(name)
     if machine is None:
         raise NotFound(f"there is no machine {name!r}", hint="`stoker machines` lists them", machine=name)
     return machine
 
 
-def _write_closed(turn: WriterTransaction, machine: RegisteredMachine, what: str, told: dict[str, Any]) -> None:
+def _write_closed(turn: WriterTransaction, machine: RegisteredMachine, what: str, fields: dict[str, Any]) -> None:
     row = machine.row
     row["closed_devices"] = json_or_empty(machine.closed_devices)
     turn.write(
@@ -412,14 +408,14 @@ def _write_closed(turn: WriterTransaction, machine: RegisteredMachine, what: str
     turn.tell(
         FleetKinds.MACHINE_CHANGED,
         machine=machine.name,
-        fields=telling({"what": what, "until_s": row["until_s"], **told}),
+        fields=telling({"what": what, "until_s": row["until_s"], **fields}),
     )
     if machine.is_offered:
         offer(turn, machine)
 
 
 def _slots(turn: WriterTransaction, said: Hello) -> int:
-    """Return how many jobs at once it may hold; 0: as many as it wants."""
+    """Return the maximum number of concurrent jobs; 0: as requested."""
     node = turn.book.cluster.find(said.worker) if turn.book.cluster is not None else None
     is_declared = node is not None and (node.slots is not None or node.max_adapters > 1)
     declared = node.most_jobs if node is not None and is_declared else None
@@ -450,7 +446,7 @@ def _row(turn: WriterTransaction, said: Hello, machine: RegisteredMachine | None
 
 
 def _declared(said: Hello, now_s: float) -> dict[str, Any]:
-    """Return what was declared of a machine, and what its row keeps beside that."""
+    """Return what was declared of a machine, with accepted code and end time."""
     declared = {name: value for name, value in said.declared.items() if name not in (ACCEPTS, ENDS)}
     if said.accepts:
         declared[ACCEPTS] = list(said.accepts)
@@ -462,16 +458,16 @@ def _declared(said: Hello, now_s: float) -> dict[str, Any]:
 def _tell_changes(
     turn: WriterTransaction, machine: RegisteredMachine, row: dict[str, Any], drift: tuple[str, ...]
 ) -> None:
-    """Write an event if a machine that says hello again offers something else than before."""
+    """Add an event if a machine that registers again offers something else than before."""
     had, has = _usable_devices(machine.row), _usable_devices(row)
     if had == has and machine.row["capability_digest"] == row["capability_digest"]:
         return
-    told = {"drift": list(drift), "what": "capability", "gone": sorted(had - has), "back": sorted(has - had)}
-    turn.tell(FleetKinds.MACHINE_CHANGED, machine=machine.name, fields=telling(told))
+    fields = {"drift": list(drift), "what": "capability", "gone": sorted(had - has), "back": sorted(has - had)}
+    turn.tell(FleetKinds.MACHINE_CHANGED, machine=machine.name, fields=telling(fields))
 
 
 def _usable_devices(row: dict[str, Any]) -> set[str]:
-    """Return the UUIDs of the devices that a machine offers; none of a row that holds no capability."""
+    """Return the UUIDs of a machine's usable devices; none if its row has no valid capability."""
     try:
         return {device.uuid for device in capability_from_dict(loads(row["capability"])).usable_devices}
     except (BadInput, ValueError):
@@ -479,7 +475,7 @@ def _usable_devices(row: dict[str, Any]) -> set[str]:
 
 
 def _outdated(said: Hello, machine: RegisteredMachine | None) -> str:
-    """Note which starts of a worker are over. It outlives the coordinator: an old start never takes over a new one."""
+    """Return the outdated incarnations of a worker, to store: an old one never takes over from a new one."""
     if machine is None or machine.incarnation in ("", said.incarnation):
         return machine.row["outdated"] if machine is not None else ""
     return dumps([*machine.outdated, machine.incarnation][-_OUTDATED:])
@@ -487,15 +483,12 @@ def _outdated(said: Hello, machine: RegisteredMachine | None) -> str:
 
 def _taken_over(worker: str) -> StaleLease:
     return StaleLease(
-        f"a newer start of {worker} has taken over", hint="stop what this one runs, and end", machine=worker
+        f"a newer worker of {worker} has taken over", hint="stop the jobs of this worker and exit", machine=worker
     )
 
 
-# For explanations and forecasts: the machines as the scheduler sees them, and its whole state.
-
-
-def look(turn: WriterTransaction, asked: InspectMachines) -> MachineInspection:
-    """Return what is known now. Changes nothing."""
+def inspect_machines(turn: WriterTransaction, asked: InspectMachines) -> MachineInspection:
+    """Return the machines as the scheduler sees them, for explanations and forecasts. Changes nothing."""
     book = turn.book
     scheduler = book.scheduler
     return MachineInspection(
@@ -519,7 +512,7 @@ def _schedule(turn: WriterTransaction) -> Snapshot:
     return take(
         book.scheduler,
         turn.now_s,
-        running=[(live.seq, live.allocation) for live in book.live.values()],
+        running=[(live.job.seq, live.allocation) for live in book.live.values()],
         declined={
             name: {seq: turn.now_s + until_tick_s - turn.tick_s for seq, until_tick_s in barred.items()}
             for name, barred in book.barred.items()

@@ -1,4 +1,4 @@
-"""Invitations, in rows: made, tried in vain, used once."""
+"""Members of the fleet: invitations, certificates, tokens, forgotten machines."""
 
 from __future__ import annotations
 
@@ -31,33 +31,32 @@ from stoker.coordinator.queue.commands import (
     WithdrawInvite,
 )
 from stoker.coordinator.queue.machines import named
-from stoker.coordinator.queue.moves import lose, plain, telling
 from stoker.coordinator.queue.sql import Queries, records
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, lose, plain, telling
 from stoker.core.errors import Conflict, Forbidden, NotFound, RateLimited, Refused
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import changed, fields_of
 
-# Certificates of machines, in rows: issued, renewed, taken back.
+# Certificates of machines: issued, renewed, revoked.
 
 MOST_LIVE = 8
-"""Certificates of one machine at the same time: two, where nothing goes wrong."""
+"""Valid certificates of one machine; normally at most two."""
 
 
 def issue_certificate(turn: WriterTransaction, asked: IssueCertificate) -> QueueCommandResult:
-    """Return a machine its next certificate, if the one that it shows is still good."""
+    """Issue a machine's next certificate if its present one is still valid."""
     standing, name = turn.book.standing, asked.certificate.name
-    # It was good when the request was judged; somebody may have taken it back since.
+    # It was valid when the request arrived; it may have been revoked since.
     standing.machine(asked.present, name, turn.now_s)
     if len(standing.certificates_of(name, turn.now_s)) >= MOST_LIVE:
-        hint = f"is its folder writable? `stoker machines invite --name {name}` lets it begin anew"
+        hint = f"check that its folder is writable, or invite it again: `stoker machines invite --name {name}`"
         raise RateLimited(f"{name} has {MOST_LIVE} certificates already", hint=hint, retry_after_s=3600)
     put_certificate(turn, asked.certificate, by=name)
     return QueueCommandResult(changed=(name,))
 
 
 def revoke_all(turn: WriterTransaction, machine: str, *, why: str, by: str) -> int:
-    """Take back every certificate of a machine, and say how many that were."""
+    """Revoke all certificates of a machine, and return their number."""
     found = turn.book.standing.certificates_of(machine, turn.now_s)
     for one in found:
         revoke(turn, one, why, by)
@@ -65,14 +64,14 @@ def revoke_all(turn: WriterTransaction, machine: str, *, why: str, by: str) -> i
 
 
 def put_certificate(turn: WriterTransaction, certificate: IssuedCertificate, *, by: str, address: str = "") -> None:
-    """Let a certificate count."""
+    """Store a new certificate."""
     _put(turn, certificate)
     fields = {"serial": certificate.serial, "expires_s": certificate.expires_s, "by": by, "address": plain(address)}
     turn.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
 
 
 def revoke(turn: WriterTransaction, found: IssuedCertificate, why: str, by: str) -> None:
-    """Let a certificate count no more."""
+    """Revoke a certificate."""
     turn.setting.revocations.add_certificate(found.serial)
     _put(turn, changed(found, revoked_s=turn.now_s, why=plain(why)))
     fields = {"serial": found.serial, "why": plain(why), "by": plain(by)}
@@ -84,14 +83,14 @@ def _put(turn: WriterTransaction, certificate: IssuedCertificate) -> None:
     turn.write(turn.statements.put_certificate, **fields_of(certificate))
 
 
-# Tokens of people, in rows: made, put in another's place, taken back, used.
+# Tokens of users: made, rotated, revoked, used.
 
 
 def make_token(turn: WriterTransaction, asked: MakeToken) -> QueueCommandResult:
-    """Give somebody a token."""
+    """Create a token."""
     name = asked.token.name
     if turn.book.standing.tokens_of(name, turn.now_s):
-        hint = "put a new one in its place (`stoker admin tokens rotate`), revoke it, or choose another name"
+        hint = "replace it: `stoker admin tokens rotate`; or revoke it, or choose another name"
         raise Conflict(f"{name} has a token already", hint=hint, name=name)
     expires_s = None if asked.life_s is None else turn.now_s + asked.life_s
     put_token(turn, changed(asked.token, issued_s=turn.now_s, expires_s=expires_s))
@@ -99,10 +98,12 @@ def make_token(turn: WriterTransaction, asked: MakeToken) -> QueueCommandResult:
 
 
 def rotate_token(turn: WriterTransaction, asked: RotateToken) -> QueueCommandResult:
-    """Put a new token in the place of a live one."""
+    """Replace a valid token by a new one."""
     old = _named(turn, asked.id)
     if not old.is_live(turn.now_s):
-        raise Refused(f"the token {old.id} of {old.name} has ended", hint="make a new one: `stoker admin tokens make`")
+        raise Refused(
+            f"token {old.id} of {old.name} expired or was revoked", hint="make a new one: `stoker admin tokens make`"
+        )
     life_s = None if old.expires_s is None else old.expires_s - old.issued_s
     new = changed(
         asked.new,
@@ -118,22 +119,22 @@ def rotate_token(turn: WriterTransaction, asked: RotateToken) -> QueueCommandRes
 
 
 def revoke_token(turn: WriterTransaction, asked: RevokeToken) -> QueueCommandResult:
-    """Take a token back."""
+    """Revoke a token."""
     found = _named(turn, asked.id)
     if found.revoked_s is not None:
-        return QueueCommandResult(notes=(f"the token {found.id} of {found.name} was revoked before",))
+        return QueueCommandResult(notes=(f"token {found.id} of {found.name} is revoked already",))
     _revoke(turn, found, asked.by)
     return QueueCommandResult(changed=(found.id,))
 
 
 def revoke_tokens(turn: WriterTransaction, name: str, *, by: str) -> None:
-    """Take back every live token of a name."""
+    """Revoke all valid tokens of a name."""
     for one in turn.book.standing.tokens_of(name, turn.now_s):
         _revoke(turn, one, by)
 
 
 def note_tokens(turn: WriterTransaction, asked: NoteTokens) -> QueueCommandResult:
-    """Write down that tokens were used: seldom, and without an event."""
+    """Store that tokens were used: seldom, and without an event."""
     for id_ in asked.ids:
         found = turn.book.standing.token_by_id(id_)
         if found is not None:
@@ -142,7 +143,7 @@ def note_tokens(turn: WriterTransaction, asked: NoteTokens) -> QueueCommandResul
 
 
 def put_token(turn: WriterTransaction, token: ApiTokenRecord, *, address: str = "") -> None:
-    """Let a token count."""
+    """Store a new token."""
     _put_people(turn, token)
     fields = {"token": token.id, "name": token.name, "role": token.role, "by": token.by, "address": plain(address)}
     turn.tell(FleetKinds.TOKEN_MADE, fields=telling(fields))
@@ -168,17 +169,17 @@ def _put_people(turn: WriterTransaction, token: ApiTokenRecord) -> None:
 
 
 MOST_OPEN = 100
-"""Invitations that nobody has used yet."""
+"""Number of unused invitations."""
 
 
 def make_invite(turn: WriterTransaction, asked: MakeInvite) -> QueueCommandResult:
-    """Let somebody join for a while. An id is used again only once nobody can mean the old one."""
+    """Create an invitation. An id is reused only when the old invitation can no longer be used."""
     known, now_s = turn.book.standing.invites, turn.now_s
     old = known.get(asked.invite.id)
     if old is not None and (old.is_live(now_s) or may_repeat(old, now_s)):
-        raise Conflict("another invitation has that id", hint="take another one")
+        raise Conflict("another invitation has this id", hint="use another one")
     if sum(one.is_live(now_s) for one in known.values()) >= MOST_OPEN:
-        raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they are over")
+        raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they expire")
     made = changed(asked.invite, made_s=now_s, expires_s=now_s + asked.life_s, by=plain(asked.invite.by)[:200])
     _put_inviting(turn, made)
     fields = {"invite": made.id, "role": made.role, "name": made.name, "expires_s": made.expires_s, "by": made.by}
@@ -187,7 +188,7 @@ def make_invite(turn: WriterTransaction, asked: MakeInvite) -> QueueCommandResul
 
 
 def fail_invite(turn: WriterTransaction, asked: FailInvite) -> QueueCommandResult:
-    """Count a wrong code; after some of them the invitation is over."""
+    """Count a wrong code; after `MOST_FAILURES` the invitation is closed."""
     found = turn.book.standing.invites.get(asked.id)
     if found is None or not found.is_live(turn.now_s):
         return QueueCommandResult()
@@ -200,19 +201,19 @@ def fail_invite(turn: WriterTransaction, asked: FailInvite) -> QueueCommandResul
 
 
 def withdraw_invite(turn: WriterTransaction, asked: WithdrawInvite) -> QueueCommandResult:
-    """Take an invitation back that nobody has used."""
+    """Withdraw an unused invitation."""
     found = turn.book.standing.invites.get(asked.id)
     if found is None:
         raise NotFound(f"there is no invitation {asked.id!r}", hint="`stoker machines invite --list` lists them")
     if not found.is_live(turn.now_s):
-        return QueueCommandResult(notes=(f"the invitation {found.id} is over already",))
+        return QueueCommandResult(notes=(f"invitation {found.id} is closed already",))
     _put_inviting(turn, changed(found, key=""))
     turn.tell(FleetKinds.INVITE_WITHDRAWN, fields={"invite": found.id, **({"by": plain(asked.by)} if asked.by else {})})
     return QueueCommandResult(changed=(found.id,))
 
 
 def use_invite(turn: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
-    """Let somebody in, once. The same words again get the same answer, any others none."""
+    """Redeem an invitation once. Idempotent: the same request gets the same answer."""
     standing, now_s = turn.book.standing, turn.now_s
     found = standing.invites.get(asked.id)
     if found is not None and found.used_s is not None and found.request == asked.request:
@@ -237,17 +238,17 @@ def use_invite(turn: WriterTransaction, asked: UseInvite) -> QueueCommandResult:
 
 
 def _is_without_certificate(turn: WriterTransaction, name: str) -> bool:
-    """Return whether a machine of the fleet has this name that never joined: a worker of the coordinator's own user."""
+    """Return True if a machine has this name without a certificate: a worker of the coordinator's own user."""
     issued = turn.book.standing.certificates.values()
     return name in turn.book.machines and not any(one.name == name for one in issued)
 
 
 def _see_free(invite: Invite, name: str, sort: str) -> None:
-    """Refuse a name that somebody has, unless the invitation is for exactly that one: whoever made it meant it."""
+    """Refuse a name in use, unless the invitation is for exactly this name."""
     if invite.name != name:
         raise Conflict(
             f"a {sort} {name!r} belongs to the fleet already",
-            hint=f"join under another name (--name), or have this one invited: `stoker machines invite --name {name}`",
+            hint=f"join under another name (--name), or invite this one: `stoker machines invite --name {name}`",
             name=name,
             reason="name",
         )
@@ -257,8 +258,6 @@ def _put_inviting(turn: WriterTransaction, invite: Invite) -> None:
     turn.book.standing.invites[invite.id] = invite
     turn.write(turn.statements.put_invite, **fields_of(invite))
 
-
-# The verbs about who belongs to the fleet, by their commands; and their rows, read into memory.
 
 TRUST_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] = {
     MakeInvite: make_invite,
@@ -274,7 +273,7 @@ TRUST_VERBS: dict[type, Callable[[WriterTransaction, Any], QueueCommandResult]] 
 
 
 def load_standing(connection: WriterConnection, queries: Queries, now_s: float) -> TrustState:
-    """Read who may what. Certificates that have expired are of no use to anybody."""
+    """Return the members as in the rows, without expired certificates."""
     standing = TrustState()
     invites = records(INVITES, connection.read(queries.invites))
     tokens = records(TOKENS, connection.read(queries.tokens))
@@ -285,37 +284,37 @@ def load_standing(connection: WriterConnection, queries: Queries, now_s: float) 
     return standing
 
 
-# Machines that no longer belong to the fleet: forgotten, or with their last certificate taken back.
+# Machines that no longer belong to the fleet: forgotten, or with their last certificate revoked.
 
 
 def forget_machine(turn: WriterTransaction, asked: ForgetMachine) -> QueueCommandResult:
-    """Remove a machine, and take its certificates back; one that has none and would be back at once is refused."""
+    """Remove a machine and revoke its certificates; refused without one if it would be back at once."""
     if not turn.book.standing.certificates_of(asked.machine, turn.now_s):
         _see_gone(turn, asked.machine, is_forced=asked.is_forced)
     revoke_all(turn, asked.machine, why="forgotten", by=asked.by)
-    _remove(turn, asked.machine, "its machine was forgotten", asked.by)
+    _remove(turn, asked.machine, "the machine was forgotten", asked.by)
     return QueueCommandResult(changed=(asked.machine,))
 
 
 def revoke_certificate(turn: WriterTransaction, asked: RevokeCertificate) -> QueueCommandResult:
-    """Take one certificate back. Whoever has no other is out of the fleet until it joins again."""
+    """Revoke one certificate. A machine without another one is removed until it joins again."""
     standing = turn.book.standing
     found = standing.certificates.get(asked.serial)
     if found is None:
-        raise NotFound(f"no certificate {asked.serial[:12]} is known", hint="`stoker machines show` lists them")
+        raise NotFound(f"there is no certificate {asked.serial[:12]}", hint="`stoker machines show` lists them")
     if found.revoked_s is not None:
-        return QueueCommandResult(notes=(f"the certificate of {found.name} was taken back before",))
+        return QueueCommandResult(notes=(f"the certificate of {found.name} is revoked already",))
     revoke(turn, found, asked.why, asked.by)
     if not standing.certificates_of(found.name, turn.now_s) and found.name in turn.book.machines:
-        _remove(turn, found.name, "its certificate was taken back", asked.by)
+        _remove(turn, found.name, "its certificate was revoked", asked.by)
     return QueueCommandResult(changed=(found.name,))
 
 
 def _see_gone(turn: WriterTransaction, name: str, *, is_forced: bool) -> None:
-    """Refuse to forget a machine that would be back with its next word, and open, though it was drained."""
+    """Refuse to forget a machine whose next request would bring it back, and open, though it was drained."""
     machine = named(turn, name)
     if machine.leases:
-        jobs = sorted(live.id for live in machine.leases.values())
+        jobs = sorted(live.job.id for live in machine.leases.values())
         raise Refused(
             f"{name} still holds {len(jobs)} lease{'s' * (len(jobs) != 1)}",
             hint="drain it, or wait until its leases end",
@@ -323,9 +322,9 @@ def _see_gone(turn: WriterTransaction, name: str, *, is_forced: bool) -> None:
         )
     if machine.is_offered and not is_forced:
         raise Refused(
-            f"the worker of {name} still runs: with its next word {name} would be back, and open",
-            hint=f"stop it first; {name} is taken for gone when nothing was heard of it for the lease and the grace. "
-            "--force forgets it now",
+            f"the worker of {name} still runs: its next request would bring {name} back, and open",
+            hint=f"stop it first; {name} counts as gone after the lease duration and the grace period without a "
+            "request. --force forgets it now",
             machine=name,
         )
 
@@ -333,7 +332,7 @@ def _see_gone(turn: WriterTransaction, name: str, *, is_forced: bool) -> None:
 def _remove(turn: WriterTransaction, name: str, why: str, by: str) -> None:
     book = turn.book
     machine = book.machines.get(name)
-    # Without a machine, it joined and never said hello.
+    # Without a machine, it joined and never registered.
     if machine is not None:
         for live in list(machine.leases.values()):
             lose(turn, live, why)

@@ -1,4 +1,4 @@
-"""What people ask of jobs that are there: cancel, requeue, another priority."""
+"""Commands of users on existing jobs: cancel, requeue, priority, exec, pins, pruning, trees."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from stoker.coordinator.queue.commands import (
     WantTree,
 )
 from stoker.coordinator.queue.endings import is_checkpoint_here
-from stoker.coordinator.queue.moves import enter_line, leave_line, plain, telling
-from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.queue_state import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, leave_line, plain, telling
 from stoker.core.errors import Forbidden, InvalidTransition, NotFound, Unavailable
 from stoker.core.events import FleetKinds
 from stoker.core.job import JobState
@@ -33,7 +32,7 @@ from stoker.core.retry import FailureCause
 
 
 def cancel(turn: WriterTransaction, asked: CancelJobs) -> QueueCommandResult:
-    """Note for good that nobody wants these jobs: what waits ends now, what runs is told to stop."""
+    """Record a cancel request: pending jobs end now, workers get an instruction to stop live ones."""
     rows = rows_of(turn, asked.jobs, asked.only_of)
     return _for_each(rows, lambda row: _cancel_one(turn, row, plain(asked.by)))
 
@@ -53,18 +52,18 @@ def requeue(turn: WriterTransaction, asked: RequeueJobs) -> QueueCommandResult:
 
 
 def set_priority(turn: WriterTransaction, asked: SetPriority) -> QueueCommandResult:
-    """Put jobs elsewhere in the line; of those that do not wait, it counts should they wait again."""
+    """Change the priority of jobs; for jobs that are not pending it applies when they are again."""
     rows = rows_of(turn, asked.jobs, asked.only_of)
     return _for_each(rows, lambda row: _set_priority_one(turn, row, asked.priority, plain(asked.by)))
 
 
 def requeue_row(turn: WriterTransaction, row: JobRow, *, spec: str, code: str, **fields: Any) -> None:
-    """Put a terminal job back into the line under a higher epoch, its budgets whole again; its history stays."""
+    """Requeue a terminal job under a higher epoch, with full retry budgets; its history stays."""
     class_id = class_of(turn, loads(spec), row.submitter)
     is_ready = not row.blockers
-    # What has completed has nothing to go on from: it is wanted anew, often with other code.
-    goes_on = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
-    checkpoint = row.checkpoint if goes_on else ""
+    # A completed job restarts from step 0, often with other code.
+    resumes = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
+    checkpoint = row.checkpoint if resumes else ""
     turn.book.unbar(row.seq)
     turn.move(row.seq)
     turn.write(
@@ -116,12 +115,12 @@ def _cancel_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
     at = {"at_seq": row.seq, "was_epoch": row.epoch, "was_state": row.state}
     why = f"cancelled by {by}" if by else "cancelled"
     turn.move(row.seq)
-    told = {"seq": row.seq, "epoch": row.epoch, "attempt": row.attempt, "fields": {"by": by} if by else None}
+    event = {"seq": row.seq, "epoch": row.epoch, "attempt": row.attempt, "fields": {"by": by} if by else None}
     if live is not None:
         turn.write(turn.statements.mark_cancelling, **at, changed_s=turn.now_s, message=why)
         live.is_cancelling, live.cancel_why = True, why
         turn.call(live.machine)
-        turn.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **told)
+        turn.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **event)
         return ""
     turn.write(
         turn.statements.end_job,
@@ -137,7 +136,7 @@ def _cancel_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
         user_failures=row.user_failures,
         lost=row.lost,
     )
-    turn.tell(FleetKinds.JOB_CANCELLED, from_state=row.state, to_state="cancelled", **told)
+    turn.tell(FleetKinds.JOB_CANCELLED, from_state=row.state, to_state="cancelled", **event)
     turn.count_move(row.state, "cancelled")
     if row.is_ready:
         leave_line(turn, row.class_id, row.priority, row.seq)
@@ -146,7 +145,7 @@ def _cancel_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
 
 def _requeue_one(turn: WriterTransaction, row: JobRow, by: str) -> str:
     if row.state == JobState.PENDING.value:
-        return f"{row.shown} waits already"
+        return f"{row.shown} is pending already"
     requeue_row(turn, row, spec=row.spec, code=row.code, by=by)
     return ""
 
@@ -167,7 +166,7 @@ def _set_priority_one(turn: WriterTransaction, row: JobRow, priority: int, by: s
     turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
     live = turn.book.live_by_seq.get(row.seq)
     if live is not None:
-        live.priority = priority
+        live.job.priority = priority
     elif row.is_ready:
         leave_line(turn, row.class_id, row.priority, row.seq)
         enter_line(turn, ReadyJobEntry.of(row._replace(priority=priority)))
@@ -186,7 +185,7 @@ def _for_each(rows: list[JobRow], do: Callable[[JobRow], str]) -> QueueCommandRe
 
 
 def rows_of(turn: WriterTransaction, jobs: tuple[str, ...], only_of: str | None = None) -> list[JobRow]:
-    """Read jobs by their ids, in the order asked; all of them or none. `Forbidden` if one is not `only_of`'s."""
+    """Return jobs by their ids, in this order; all or none. Raises `Forbidden` if one is not `only_of`'s."""
     ids = list(dict.fromkeys(jobs))
     found = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
     missing = [id for id in ids if id not in found]
@@ -198,24 +197,22 @@ def rows_of(turn: WriterTransaction, jobs: tuple[str, ...], only_of: str | None 
         submitter = others.submitter or "the coordinator's operator"
         raise Forbidden(
             f"{others.shown} was submitted by {submitter}: changing it needs the role operate",
-            hint="ask its submitter, or somebody with the role operate",
+            hint="contact its submitter, or a user with the role operate",
         )
     return rows
 
 
-# Commands inside running jobs: where one would run, or why it can't; and that it was run, by whom. Never what it
-# said.
-#
-# The streams themselves are not the queue's: `http.exec_sessions` has them.
+# Commands inside running jobs: where one runs, or why it can't; and an event with its user. Never its output, which
+# only `http.exec_sessions` has.
 
 _LONGEST_WORD = 200
 _SHOWN_ID = 8
 _MISSED_BEATS = 2
-"""So many heartbeats late, a machine is not waited for."""
+"""A machine with so many missed heartbeats counts as silent."""
 
 
 def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
-    """Return where a job runs, and write down who runs a command there. Refuses with where the job is instead."""
+    """Return where a job runs, and record who runs a command there. Refused, with its state, if it does not run."""
     row = rows_of(turn, (asked.job,))[0]
     live = turn.book.live.get(row.id)
     if live is None or live.state != JobState.RUNNING.value or live.is_cancelling:
@@ -224,33 +221,26 @@ def begin_exec(turn: WriterTransaction, asked: BeginExec) -> QueueCommandResult:
     silent_s = float("inf") if machine is None else turn.tick_s - machine.seen_tick_s
     if silent_s > _MISSED_BEATS * turn.pace.heartbeat_s:
         since = f" for {silent_s:.0f} s" if machine is not None else ""
-        hint = f"stoker machines show {live.machine}; its jobs go elsewhere if it stays away"
+        hint = f"stoker machines show {live.machine}; if it stays away, its jobs are requeued"
         raise Unavailable(f"{live.machine}, where {row.shown} runs, has been silent{since}", hint=hint)
     fields = {
         "session": asked.session[:_SHOWN_ID],
         "program": plain(asked.program[:_LONGEST_WORD]),
         "by": plain(asked.by),
     }
-    turn.tell(
-        FleetKinds.EXEC_BEGUN,
-        seq=row.seq,
-        machine=live.machine,
-        attempt=live.attempt,
-        epoch=live.epoch,
-        fields=telling(fields),
-    )
+    turn.tell_live(FleetKinds.EXEC_BEGUN, live, telling(fields))
     where = {
         "name": row.shown,
         "machine": live.machine,
-        "attempt": live.attempt,
-        "epoch": live.epoch,
+        "attempt": live.job.attempt,
+        "epoch": live.job.epoch,
         "generation": live.generation,
     }
     return QueueCommandResult(changed=(row.id,), data=where)
 
 
 def end_exec(turn: WriterTransaction, asked: EndExec) -> QueueCommandResult:
-    """Write down that a command has ended."""
+    """Record that a command has ended."""
     row = rows_of(turn, (asked.token.job,))[0]
     fields = {
         "session": asked.session[:_SHOWN_ID],
@@ -281,21 +271,21 @@ def _not_running(row: JobRow, machine: str) -> InvalidTransition:
     if row.is_cancelling:
         what, hint = f"{name} is being cancelled on {machine}", f"stoker jobs show {name}"
     elif row.state == JobState.PENDING.value:
-        what, hint = f"{name} waits in line: nothing of it runs", f"stoker explain {name} says why"
+        what, hint = f"{name} is pending: no process of it runs", f"stoker explain {name} shows why"
     elif row.state == JobState.CLAIMED.value:
-        hint = f"stoker logs -f {name} shows how far it is"
-        what = f"{name} is being prepared on {machine}: nothing of it runs yet"
+        hint = f"stoker logs -f {name} shows its progress"
+        what = f"{name} is being prepared on {machine}: no process of it runs yet"
     else:
         where = f" on {row.machine}" if row.machine else ""
         what, hint = f"{name} has ended ({row.state}{where})", f"stoker get {name}, or stoker logs {name}"
     return InvalidTransition(what, hint=hint, state=row.state, move="exec", machine=machine or row.machine or "")
 
 
-# Which results are kept: pins that people set, and marks that a prune leaves before bytes go.
+# Retention of results: pins, and marks of a prune before bytes are deleted.
 
 
 def pin(turn: WriterTransaction, asked: PinJobs) -> QueueCommandResult:
-    """Keep the results of jobs whatever is pruned, or let go of them again; a job without one is told."""
+    """Pin or unpin the results of jobs; jobs without a result are in the notes."""
     rows = rows_of(turn, asked.jobs)
     seqs = turn.many(row.seq for row in rows)
     found = {seq for _, seq, _, pruned_s in turn.read(turn.queries.results_of, seqs=seqs) if pruned_s is None}
@@ -312,7 +302,7 @@ def pin(turn: WriterTransaction, asked: PinJobs) -> QueueCommandResult:
 
 
 def prune(turn: WriterTransaction, asked: PruneBundles) -> QueueCommandResult:
-    """Mark results as pruned; what is pinned, or marked already, stays as it is."""
+    """Mark results as pruned, except pinned and already marked ones."""
     changed = []
     for id_, seq, is_pinned, pruned_s in turn.read(turn.queries.results, ids=turn.many(asked.bundles)):
         if is_pinned or pruned_s is not None:
@@ -324,17 +314,17 @@ def prune(turn: WriterTransaction, asked: PruneBundles) -> QueueCommandResult:
     return QueueCommandResult(changed=tuple(changed))
 
 
-# Trees of code and data that lie with the coordinator: which there are, and when somebody last wanted them.
+# Trees of code and data stored by the coordinator, and when each was last requested.
 #
-# A tree is named here once all of its bytes are in, and no longer before any of them goes. Whoever hands in jobs wants
-# their trees first, so a tree that was wanted after a prune looked at it stays.
+# A tree is listed once all of its bytes are stored, and unlisted before any of them is deleted. A submitter requests
+# its trees first, so a tree that was requested after a prune examined it stays.
 
 WANTED_AGAIN_S = 3600.0
-"""That a tree is wanted is noted at most this often, so that a second submission is not a write."""
+"""A request for a tree is stored at most this often, so that a second submission writes nothing."""
 
 
 def keep_tree(turn: WriterTransaction, asked: KeepTree) -> QueueCommandResult:
-    """Name a tree. One that is named already is wanted now."""
+    """List a tree, or record that a listed one was requested."""
     found = turn.read(turn.queries.content, of_tree=asked.tree)
     at_s = found[0][0] if found else turn.now_s
     turn.write(
@@ -351,7 +341,7 @@ def keep_tree(turn: WriterTransaction, asked: KeepTree) -> QueueCommandResult:
 
 
 def want_tree(turn: WriterTransaction, asked: WantTree) -> QueueCommandResult:
-    """Note that a tree is wanted; `changed` names it if it is here."""
+    """Record that a tree is requested; `changed` names it if it is stored."""
     found = turn.read(turn.queries.content, of_tree=asked.tree)
     if not found:
         return QueueCommandResult()
@@ -361,7 +351,7 @@ def want_tree(turn: WriterTransaction, asked: WantTree) -> QueueCommandResult:
 
 
 def drop_trees(turn: WriterTransaction, asked: DropTrees) -> QueueCommandResult:
-    """Forget trees that nobody has wanted since they were looked at; `changed` are those."""
+    """Unlist trees that were not requested since they were examined; `changed` are those."""
     changed = []
     for tree, wanted_s in asked.trees:
         found = turn.read(turn.queries.content, of_tree=tree)

@@ -1,24 +1,28 @@
-"""What the writer knows without asking: live leases, machines, classes, claims, who waits, the next numbers.
+"""The writer's state in memory: live leases, machines, classes, claims, ready jobs, the next numbers.
 
-It is a copy of rows, made when the coordinator starts and changed together with them. A guarded statement that does not
-find its row shows that the copy is wrong; then it is thrown away and made again.
+It is a copy of rows, read when the coordinator starts and changed together with them. A guarded statement that does not
+find its row shows that the copy is wrong; then it is discarded and read again.
+
+Of the ready jobs only the first few of each class and priority are in memory, read a page at a time along the index, so
+that a claim costs the same for ten ready jobs or a million.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from stoker.coordinator.auth import Revocations, TrustState
-from stoker.coordinator.queue.ready import ReadyJobEntry, ReadyJobs
+from stoker.coordinator.queue.sql import READY_FIELDS, JobRow
 from stoker.core.clock import Clock
-from stoker.core.frozen import changeable, fresh, frozen
+from stoker.core.frozen import changeable, changed, fresh, frozen
 from stoker.core.job import EnvironmentChoice
 from stoker.core.jsontext import loads
 from stoker.core.leases import AttemptToken, Budgets, FleetTimes
 from stoker.core.machine import Cluster, DevicePreference, SchedulableJob, code_word, environment_word
-from stoker.protocol.code_messages import code_of, why_not_accepted
 from stoker.protocol.environment_messages import (
     EnvironmentStatus,
     environment_digest,
@@ -26,42 +30,204 @@ from stoker.protocol.environment_messages import (
     outlook,
     reported_digest,
 )
+from stoker.protocol.job_checks import code_of, why_not_accepted
 from stoker.protocol.job_messages import ENVIRONMENT_BODY, HostPolicy
 from stoker.protocol.lease_messages import MachineInventory
 from stoker.scheduler.machine_index import LeaseAllocation
 from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.ready_queue import ReadyHead, ReadyQueue
 from stoker.scheduler.scheduler import Scheduler
 from stoker.scheduler.score import CPU_SPEED
 
-# What the queue is given: time, limits, the scheduler, and where bytes lie.
+PAGE = 16
+LARGEST_PAGE = 256
+
+
+@dataclass(slots=True, eq=False)
+class ReadyJobEntry:
+    """A ready job: the columns that a grant needs, in the order of `READY_FIELDS`."""
+
+    seq: int
+    id: str
+    class_id: int
+    priority: int
+    since_s: float
+    epoch: int
+    attempt: int
+    user_failures: int
+    lost: int
+    declined: int
+    spec: str
+    checkpoint: str
+
+    @classmethod
+    def of(cls, row: JobRow) -> ReadyJobEntry:
+        """Return the entry of a row."""
+        fields: tuple[Any, ...] = row[: len(READY_FIELDS)]
+        return cls(*fields)
+
+    def __lt__(self, other: ReadyJobEntry) -> bool:
+        return self.seq < other.seq
+
+
+Fetch = Callable[[int, int, int, int], list[ReadyJobEntry]]
+"""Returns the next ready jobs of a class and priority after one, at most so many."""
+
+
+@changeable
+class Level:
+    """One class at one priority."""
+
+    count: int = 0
+    """Number of ready jobs, in memory or not."""
+    first: list[ReadyJobEntry] = fresh(factory=list)
+    """The first ones, by number."""
+    known_to: int = 0
+    """`first` has all up to this number."""
+    is_whole: bool = True
+    """`first` has all."""
+    page: int = PAGE
+
+
+class ReadyJobs:
+    """All levels. Changes are counted at once; pages are read by the next `freshen`."""
+
+    def __init__(self, ready: ReadyQueue, fetch: Fetch) -> None:
+        self._ready = ready
+        ready.nth = self.nth
+        self.fetch = fetch
+        """Reads a page, in the current transaction."""
+        self._levels: dict[tuple[int, int], Level] = {}
+        self._changed: set[tuple[int, int]] = set()
+
+    def put_count(self, class_id: int, priority: int, count: int) -> None:
+        """Set the number of jobs of a level, as in the database."""
+        self._levels[class_id, priority] = Level(count=count, is_whole=False)
+        self._changed.add((class_id, priority))
+
+    def add(self, job: ReadyJobEntry) -> None:
+        """Add a job that became ready."""
+        key = (job.class_id, job.priority)
+        level = self._levels.get(key)
+        if level is None:
+            level = self._levels[key] = Level()
+        level.count += 1
+        self._changed.add(key)
+        if level.is_whole or job.seq <= level.known_to:
+            insort(level.first, job)
+            if len(level.first) > LARGEST_PAGE:
+                del level.first[LARGEST_PAGE // 2 :]
+                level.is_whole = False
+                level.known_to = level.first[-1].seq
+
+    def drop(self, class_id: int, priority: int, seq: int) -> None:
+        """Remove a job that is no longer ready."""
+        level = self._levels[class_id, priority]
+        level.count -= 1
+        self._changed.add((class_id, priority))
+        place = _place(level.first, seq)
+        if place >= 0:
+            del level.first[place]
+
+    def freshen(self) -> None:
+        """Give the scheduler the first job of every changed level; read a page where none is left in memory."""
+        changed_levels, self._changed = self._changed, set()
+        for key in sorted(changed_levels):
+            level = self._levels[key]
+            if not level.first and level.count:
+                self._fill(key, level)
+            if level.first:
+                self._ready.set_head(*key, level.first[0].seq, level.count)
+            else:
+                self._ready.set_head(*key, 0, 0)
+                if level.count <= 0:
+                    del self._levels[key]
+
+    def look_again(self) -> None:
+        """Reread levels that have fewer jobs in memory than counted: rows were locked when last read."""
+        for key, level in self._levels.items():
+            if level.count > len(level.first) and (level.is_whole or not level.first):
+                level.first, level.known_to, level.is_whole = [], 0, False
+                self._changed.add(key)
+
+    def job_at(self, head: ReadyHead) -> ReadyJobEntry:
+        """Return the job of a head."""
+        level = self._levels[head.class_id, head.priority]
+        return level.first[_place(level.first, head.seq)]
+
+    def instead(self, head: ReadyHead, barred: Collection[int]) -> ReadyHead | None:
+        """Return the first job of a head's level that is not barred; None if all in memory are."""
+        if head.seq not in barred:
+            return head
+        key = (head.class_id, head.priority)
+        level = self._levels[key]
+        while True:
+            for job in level.first:
+                if job.seq not in barred:
+                    return changed(head, seq=job.seq)
+            if not self._fill_more(key, level):
+                return None
+
+    def nth(self, class_id: int, priority: int, place: int) -> int | None:
+        """Return the number of the n-th ready job of a level, from 0; None if there are fewer, or too many before."""
+        level = self._levels.get((class_id, priority))
+        if level is None:
+            return None
+        while place >= len(level.first):
+            if not self._fill_more((class_id, priority), level):
+                return None
+        return level.first[place].seq
+
+    def _fill_more(self, key: tuple[int, int], level: Level) -> bool:
+        """Read one more page; return False if there is none, or enough in memory."""
+        if level.is_whole or len(level.first) >= LARGEST_PAGE:
+            return False
+        self._fill(key, level)
+        return True
+
+    def _fill(self, key: tuple[int, int], level: Level) -> None:
+        found = self.fetch(*key, level.known_to, level.page)
+        level.first += found
+        level.is_whole = len(found) < level.page
+        level.known_to = found[-1].seq if found else level.known_to
+        level.page = min(level.page * 2, LARGEST_PAGE)
+
+
+def _place(jobs: list[ReadyJobEntry], seq: int) -> int:
+    place = bisect_left(jobs, seq, key=_seq)
+    return place if place < len(jobs) and jobs[place].seq == seq else -1
+
+
+def _seq(job: ReadyJobEntry) -> int:
+    return job.seq
 
 
 @frozen
 class QueueContext:
-    """Handed in once, the same for as long as the queue lives."""
+    """Parameters of the queue, constant during its life."""
 
     clock: Clock
     times: FleetTimes
     budgets: Budgets
     scheduler: Scheduler
     has_object: Callable[[str], int | None]
-    """How many bytes lie under a digest; nothing if none do."""
+    """Returns the size of a stored object; None if there is none."""
     randomness: Callable[[], float]
     """From 0 to 1."""
     version: str = ""
-    """The program's."""
+    """Of the program."""
     revocations: Revocations = fresh(factory=Revocations)
 
 
 _JUMP_S = 1.0
-"""By less, clocks that are kept right are set all the time."""
+"""Synchronised clocks are adjusted by less all the time."""
 
 
 class CoordinatorTime:
-    """The coordinator's own time: it never goes back, whatever happens to the wall clock.
+    """The coordinator's own time, which never goes back, whatever happens to the wall clock.
 
-    Stamps are the larger of the wall clock and of what was stored last plus what has passed since. Leases are judged on
-    the monotonic scale alone, so that no jump of the wall clock ends one.
+    A timestamp is the larger of the wall clock and the last stored time plus the time since. Leases expire by the
+    monotonic clock only, so that no jump of the wall clock ends one.
     """
 
     def __init__(self, clock: Clock, stored_s: float) -> None:
@@ -77,98 +243,91 @@ class CoordinatorTime:
         tick_s, boot_s = self._clock.monotonic_s(), self._clock.boottime_s()
         last_s = self._last_s
         self._last_s = max(self._clock.wall_s(), last_s + tick_s - self._last_tick_s)
-        # The boot time counts suspend: then time has passed, and jobs of other machines went on.
+        # The boot time counts suspend: time in which jobs of other machines continued.
         jumped_s = self._last_s - (last_s + boot_s - self._last_boot_s)
         self._jumped_s += jumped_s if jumped_s > _JUMP_S else 0.0
         self._last_tick_s, self._last_boot_s = tick_s, boot_s
         return self._last_s
 
     def take_jump_s(self) -> float:
-        """Return by how much the time to store was set forward since this was last asked, beside what has passed."""
+        """Return by how much the time to store jumped forward since the last call."""
         jumped_s, self._jumped_s = self._jumped_s, 0.0
         return jumped_s
 
     def tick_s(self) -> float:
-        """Return the time by which leases are judged."""
+        """Return the monotonic time, by which leases expire."""
         return self._clock.monotonic_s()
 
 
 ACCEPTS = "accepts"
-"""Under this a machine's row keeps, beside what was declared of it, which code alone it runs."""
+"""Key in a machine's `declared`: the only code that it runs."""
 ENDS = "ends_s"
-"""Under this it keeps there when the machine goes away."""
+"""Key in a machine's `declared`: when the machine leaves."""
 
 
-@changeable
+@dataclass(slots=True, eq=False)
 class LiveLease:
-    """A live lease and what is needed of its job to end it."""
+    """A live lease of a job."""
 
-    seq: int
-    id: str
-    attempt: int
-    epoch: int
+    job: ReadyJobEntry
+    """Its class is the current one; the allocation may have an earlier one. Without spec and checkpoint."""
     generation: int
     machine: str
     incarnation: str
-    class_id: int
-    """Of its job now; its allocation may still be of another one."""
-    priority: int
     state: str
     allocation: LeaseAllocation
     attempts: int
-    """How many failures of its own the job may have."""
-    user_failures: int
-    lost: int
-    declined: int
+    """Maximum number of the job's own failures."""
     until_tick_s: float
-    """When it is over, on the monotonic scale."""
+    """When it expires, by the monotonic clock."""
     blockers: int = 0
     is_cancelling: bool = False
     cancel_why: str = ""
-    """Of one that is cancelled: by whom."""
+    """Who cancelled it."""
     started_s: float | None = None
     progress: str = ""
     prepared: int = 0
-    """Before its start: how far its machine has got with what it needs."""
+    """Before its start: progress of its preparation."""
     is_changed: bool = False
-    """Renewed since it was last written down."""
+    """Renewed since it was last stored."""
 
     def is_token(self, token: AttemptToken) -> bool:
-        """Return whether a token is this lease's own."""
+        """Return True if a token is of this lease."""
+        job = self.job
         return (
-            token.epoch == self.epoch
-            and token.attempt == self.attempt
+            token.epoch == job.epoch
+            and token.attempt == job.attempt
             and token.generation == self.generation
-            and token.job == self.id
+            and token.job == job.id
         )
 
 
 LATE_S = 3600.0
-"""How long a machine that lost a lease may send the result, from when it is heard again or last spoke of it."""
+"""How long a machine that lost a lease may send its result, after it returns or last reported the lease."""
 
 
 @changeable
 class RegisteredMachine:
-    """A machine that has said hello."""
+    """A machine whose worker sent a hello."""
 
     row: dict[str, Any]
-    """As it is stored."""
+    """Its stored row."""
     closed_devices: dict[str, str]
     seen_tick_s: float
     holdings: MachineInventory | None = None
-    """What its worker said last that it has; None: it has not spoken since this coordinator started."""
+    """The last reported inventory; None: no report since this coordinator started."""
     disk_free_bytes: int | None = None
-    """As its last heartbeat said."""
+    """Of its last heartbeat."""
     leases: dict[int, LiveLease] = fresh(factory=dict)
     """By the job's number."""
     late_until_tick_s: float = float("-inf")
-    """Until when it may send the result of a lease that ended without a word of it; infinite until it is heard."""
+    """Until when it may send the result of an expired lease; infinite until its next request."""
     is_offered: bool = False
-    """Whether the scheduler counts on it: it was heard of lately."""
+    """The scheduler uses it: it sent a request lately."""
     away: NodeOffer | None = None
-    """What it would offer if it came back; None: not asked for since it was last offered."""
+    """What it would offer if it came back; None: not computed since it was last offered."""
     is_changed: bool = False
-    """Seen since that was last written down."""
+    """Seen since `last_seen_s` was last stored."""
 
     @property
     def name(self) -> str:
@@ -180,30 +339,30 @@ class RegisteredMachine:
 
     @property
     def is_expected(self) -> bool:
-        """Whether it spoke lately, as far as is known, and did not say goodbye."""
+        """True if it sent a request lately, as far as is known, and did not leave."""
         return self.seen_tick_s > float("-inf") and self.row["left_s"] is None
 
     @property
     def outdated(self) -> list[str]:
-        """Earlier starts of its worker, the oldest first: their late words do not count."""
+        """Earlier incarnations of its worker, the oldest first: their late requests are refused."""
         return loads(self.row["outdated"]) if self.row["outdated"] else []
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """Trees and commits whose code alone it runs; none: any."""
+        """Trees and commits; it runs only their code (empty: any)."""
         declared = self.row["declared"]
-        # Read seldom, and mostly not there: the text says so without being read.
+        # Mostly absent: the text shows that without parsing.
         return tuple(loads(declared).get(ACCEPTS, ())) if f'"{ACCEPTS}"' in (declared or "") else ()
 
     @property
     def ends_s(self) -> float | None:
-        """When it goes away; None: no end is known."""
+        """When it leaves; None: no end is known."""
         declared = self.row["declared"]
         return loads(declared).get(ENDS) if f'"{ENDS}"' in (declared or "") else None
 
     @property
     def closed(self) -> str:
-        """Why it gets nothing; empty: it is open."""
+        """Why it gets no jobs; empty: it is open."""
         if not self.row["closed"]:
             return ""
         why = self.row["why"]
@@ -211,7 +370,7 @@ class RegisteredMachine:
 
 
 class QueueClaimRecord(NamedTuple):
-    """What a request for work was granted."""
+    """The grants of a claim."""
 
     incarnation: str
     at_s: float
@@ -221,33 +380,30 @@ class QueueClaimRecord(NamedTuple):
 
 @changeable
 class EventDropProgress:
-    """How far old events and unused classes have been looked for."""
+    """Progress of the deletion of old events and unused classes."""
 
     next_tick_s: float = float("-inf")
-    """When they are next looked for, on the monotonic scale."""
+    """When the next pass starts, by the monotonic clock."""
     looked_to: int = 0
-    """Up to which event."""
+    """Events up to this id were examined."""
     class_looked_to: int = 0
     dropped_to: int = 0
-    """The newest event that was dropped."""
+    """The newest deleted event."""
 
 
 class JobKind(NamedTuple):
-    """What makes jobs one class: they ask for the same, are alike in what they run, and are of one user.
-
-    They also state about the same duration, or none.
-    """
+    """The key of a class: jobs of one user with equal requirements, recipe or program, and stated duration."""
 
     wanted: SchedulableJob
     like: str
-    """The recipe; of a program, the job's name: by that durations are learned."""
+    """The recipe, or for a program the job's name: durations are learned by it."""
     user: str
     stated_s: float | None = None
-    """As `rounded_s` rounds it: on a device of speed 1, or on the only machine that is allowed."""
+    """Rounded by `rounded_s`: on a device of speed 1, or on the only allowed machine."""
 
     @property
     def only_host(self) -> str:
-        """The machine on which its jobs take the stated time; empty: a device of speed 1."""
+        """The machine that the stated time is for; empty: a device of speed 1."""
         hosts = self.wanted.allowed_hosts
         is_there = (
             self.stated_s is not None
@@ -259,7 +415,7 @@ class JobKind(NamedTuple):
     def expected_s(self, offer: NodeOffer | None) -> float | None:
         """Return the stated time on a device of speed 1; None: not stated.
 
-        `offer` is that of the only host, if it is known: the speed of its fastest device counts, or of its CPU.
+        `offer` is that of the only host, if known: the speed of its fastest device is used, or of its CPU.
         """
         if self.stated_s is None or not self.only_host or offer is None:
             return self.stated_s
@@ -267,7 +423,7 @@ class JobKind(NamedTuple):
 
 
 class QueueState:
-    """All of it."""
+    """The whole state."""
 
     def __init__(self, time: CoordinatorTime, scheduler: Scheduler, generation: int) -> None:
         self.time = time
@@ -279,30 +435,30 @@ class QueueState:
         self.machines: dict[str, RegisteredMachine] = {}
         self.classes: dict[JobKind, int] = {}
         self.stated_on: dict[str, dict[int, JobKind]] = {}
-        """By machine, classes whose jobs state how long they take there."""
+        """By machine: classes whose jobs state their duration on it."""
         self.class_sorts: dict[tuple[Any, ...], int] = {}
-        """The same by the fields of orders, so that thousands that are alike are soon known."""
+        """`classes` by the fields of specs: the fast lookup for thousands of equal jobs."""
         self.environments: dict[str, tuple[EnvironmentChoice, ...]] = {}
-        """By the digest that classes know them by."""
-        self.tells_code_apart = False
-        """Whether some machine runs only certain code."""
+        """By the digest in classes."""
+        self.is_code_in_classes = False
+        """Some machine runs only certain code."""
         self.code_words: set[str] = set()
-        """Those that classes have (`core.machine.code_word`)."""
+        """Code words of classes (`core.machine.code_word`)."""
         self.waiting = ReadyJobs(scheduler.ready, _no_page)
         self.claims: OrderedDict[str, QueueClaimRecord] = OrderedDict()
         """By request id, the oldest first."""
         self.barred: dict[str, dict[int, float]] = {}
-        """Machine → job's number → until when (monotonic) it is not offered the job again, which it declined."""
+        """Machine → job's number → until when (monotonic) the machine is not offered the job that it declined."""
         self.cluster: Cluster | None = None
         self.policies: dict[str, HostPolicy] = {}
         self.listed: frozenset[str] = frozenset()
-        """Words that machines' allow and deny lists ask about."""
+        """Words in the allow and deny lists of machines."""
         self.standing = TrustState()
-        """Who belongs to the fleet."""
+        """The members of the fleet."""
         self.has_after = False
-        """Whether any job was ever to come after another."""
+        """Some job has dependencies."""
         self.next_old_tick_s = float("-inf")
-        """When it is next looked for answers to submissions that are too old, on the monotonic scale."""
+        """When old responses to submissions are next deleted, by the monotonic clock."""
         self.dropping = EventDropProgress()
         self.next_delay_s = float("inf")
         """When the first delayed job is ready."""
@@ -312,7 +468,7 @@ class QueueState:
         self.class_id = 0
 
     def put_class(self, class_id: int, kind: JobKind) -> None:
-        """Let the scheduler know a class, before any of its jobs is ready or runs."""
+        """Register a class with the scheduler, before any of its jobs is ready or runs."""
         host = kind.only_host
         if host:
             self.stated_on.setdefault(host, {})[class_id] = kind
@@ -321,55 +477,55 @@ class QueueState:
         self.scheduler.put_class(class_id, kind.wanted, user=kind.user, like=kind.like, expected_s=expected_s)
 
     def restate(self, machine: str) -> None:
-        """Let the scheduler know how long jobs take whose duration is stated for a machine, which is known now."""
+        """Register classes again whose durations are stated for a machine that is known now."""
         for class_id, kind in self.stated_on.get(machine, {}).items():
             self.put_class(class_id, kind)
 
     def unbar(self, seq: int) -> None:
-        """Let machines be offered a job again that they declined: it is another one now."""
+        """Offer a job again to machines that declined it: it has changed."""
         for declined in self.barred.values():
             declined.pop(seq, None)
 
     def add_live(self, live: LiveLease) -> None:
-        """Add a lease; the scheduler counts it where it is granted or restored."""
-        self.live[live.id] = live
-        self.live_by_seq[live.seq] = live
+        """Add a lease; the caller registers it with the scheduler."""
+        self.live[live.job.id] = live
+        self.live_by_seq[live.job.seq] = live
         machine = self.machines.get(live.machine)
         if machine is not None:
-            machine.leases[live.seq] = live
+            machine.leases[live.job.seq] = live
 
     def drop_live(self, live: LiveLease, now_s: float, *, is_completed: bool) -> None:
         """Remove a lease that has ended."""
-        del self.live[live.id]
-        del self.live_by_seq[live.seq]
+        del self.live[live.job.id]
+        del self.live_by_seq[live.job.seq]
         machine = self.machines.get(live.machine)
         if machine is not None:
-            machine.leases.pop(live.seq, None)
+            machine.leases.pop(live.job.seq, None)
         self.scheduler.release(live.allocation, now_s, is_completed=is_completed)
 
 
 def _no_page(_class_id: int, _priority: int, _after_seq: int, _most: int) -> list[ReadyJobEntry]:
-    """Return no ready jobs: outside of a turn nothing is read."""
+    """Return no ready jobs: rows are read inside a transaction only."""
     return []
 
 
-# Words for programs' code, and which of them a machine denies that runs only certain code.
+# Code words of programs, and those that a machine with a list of accepted code denies.
 #
-# As long as no machine is so, no class knows about code. From the first on (`Book.tells_code_apart`), a program's class
-# has a word for its tree and commit, and machines that do not accept it deny that word: a grant costs nothing more.
+# Without such a machine no class has a code word. From the first one on (`QueueState.is_code_in_classes`), a program's
+# class has a word for its tree and commit, and machines that do not accept it deny the word: no extra cost per grant.
 
 _PROGRAM = "command"
 
 
 def code_in(book: QueueState, spec: Mapping[str, Any]) -> str:
-    """Return the word for an order's code; empty: nobody asks, or it is a recipe's, which is the machine's own."""
-    if not book.tells_code_apart or spec["recipe"] != _PROGRAM:
+    """Return a job's code word; empty: not needed, or the code is a recipe's, which is installed on the machine."""
+    if not book.is_code_in_classes or spec["recipe"] != _PROGRAM:
         return ""
     return code_word(*code_of(spec))
 
 
 def learn_code(book: QueueState, word: str) -> bool:
-    """Take in a word; says whether it is news."""
+    """Add a code word; return True if it is new."""
     if word in book.code_words:
         return False
     book.code_words.add(word)
@@ -377,7 +533,7 @@ def learn_code(book: QueueState, word: str) -> bool:
 
 
 def unaccepted(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
-    """Return the code that a machine does not run, by the word that it denies, with the reason."""
+    """Return the code words that a machine denies, with the reason."""
     accepts = machine.accepts
     if not accepts:
         return {}
@@ -385,26 +541,26 @@ def unaccepted(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
     return {word: why for word, why in found.items() if why}
 
 
-# Environments of jobs against machines: which machine can't have which, and what its worker says it has.
+# Environments of jobs on machines: which machine can't provide which.
 #
-# A class of jobs knows its environment by one digest. Machines that can't have one deny that digest, so that what is
-# granted costs nothing more: only news of an environment, or of what a machine has, is looked at here.
+# A class has the digest of its environment. Machines that can't provide it deny the digest, at no extra cost per grant:
+# only a new environment, or a change of a machine's inventory, is evaluated here.
 
 Choices = tuple[EnvironmentChoice, ...]
 
 
 def choices_in(spec: Mapping[str, Any]) -> Choices:
-    """Return the choices of an order, as it came or as it is stored."""
+    """Return the choices of a job, as submitted or as stored."""
     return tuple(ENVIRONMENT_BODY.validate_python(one) for one in spec.get("environment", ()))
 
 
 def digest_in(spec: Mapping[str, Any]) -> str:
-    """Return the digest by which an order's class knows its environment; empty: it has none."""
+    """Return the digest of a job's environment; empty: it has none."""
     return environment_digest(choices_in(spec)) if spec.get("environment") else ""
 
 
 def learn(book: QueueState, choices: Choices) -> bool:
-    """Take in an environment; return True if it is news."""
+    """Add an environment; return True if it is new."""
     digest = environment_digest(choices)
     is_known = digest in book.environments
     book.environments[digest] = choices
@@ -412,7 +568,7 @@ def learn(book: QueueState, choices: Choices) -> bool:
 
 
 def unable(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
-    """Return the environments that a machine can't have, by the word that it denies, with the reason."""
+    """Return the environments that a machine can't provide, by the word that it denies, with the reason."""
     held = machine.holdings
     if held is None or not book.environments:
         return {}
@@ -429,7 +585,7 @@ def unable(book: QueueState, machine: RegisteredMachine) -> dict[str, str]:
 
 
 def _is_in_doubt(choices: Choices, held: MachineInventory) -> bool:
-    """Return True if a machine may be unable to have it: most are for all machines, and none refused them."""
+    """Return False if a machine surely can provide it, as in most cases: for all platforms, and not refused."""
     is_for_all = any(not one.platform for one in choices)
     return (
         not is_for_all
@@ -439,24 +595,24 @@ def _is_in_doubt(choices: Choices, held: MachineInventory) -> bool:
 
 
 def is_news(book: QueueState, machine: RegisteredMachine, holdings: MachineInventory) -> bool:
-    """Take in what a worker says it has; says whether it can have other environments now than before."""
+    """Store a worker's inventory; return True if the environments that it can provide changed."""
     was = unable(book, machine)
     machine.holdings = holdings
     return unable(book, machine) != was
 
 
 _LEAST_PROGRESS = 0.02
-"""Less than this part done says nothing about the rest: starting up takes its own time."""
+"""With less done there is no estimate: start-up time would distort it."""
 
 
 def progress_end_s(started_s: float, step: int | None, of: int | None, now_s: float) -> float | None:
-    """Return when a run ends if it goes on as fast as until now; None if it does not say how far it is.
+    """Return when a run ends at its speed until now; None if its progress is unknown.
 
-    Whatever it says, the end is not in the past, and not later than 1 / `_LEAST_PROGRESS` times what it took until now.
+    The end is not in the past, and not later than 1 / `_LEAST_PROGRESS` times the duration until now.
     """
     if step is None or of is None or step <= 0 or of <= 0:
         return None
-    # Workers send whole numbers of any size: a quotient below 1 is always a float.
+    # Workers send integers of any size: a quotient below 1 is always a float.
     part = step / of if step < of else 1.0
     if part < _LEAST_PROGRESS:
         return None

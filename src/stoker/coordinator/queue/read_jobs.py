@@ -1,6 +1,6 @@
-"""Jobs as people ask for them, read from committed rows: which one is meant, pages, one job's details, the best ones.
+"""Reads of jobs from committed rows: lookup by name, pages, one job's details, the leaderboard.
 
-Every function takes a connection that sees one moment of the database (`database.snapshot`).
+Every function takes a connection with a snapshot of the database (`database.snapshot`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.engine.ranking import Direction, known_direction, preference
 from stoker.protocol.job_messages import INPUT_BODY
 from stoker.protocol.view_messages import AttemptView, JobDetails, JobPage, JobView, Leaderboard, LeaderRow
 
-# Which job is meant: by name (the newest of it), `name/3`, the beginning of an id, or `last`.
+# Lookup of a job: by name (the newest), `name/3`, the beginning of an id, or `last`.
 
 SHORTEST_PREFIX = 4
 _ID_LENGTH = 64
@@ -41,7 +41,7 @@ _NAMES = 500
 
 @frozen
 class JobMatch:
-    """A job that is meant."""
+    """A job that was found."""
 
     seq: int
     id: str
@@ -49,7 +49,7 @@ class JobMatch:
 
 
 def find_job(connection: Connection, ref: str) -> JobMatch:
-    """Find a job, or say what was probably meant, or which ones it could be."""
+    """Return a job. Raises `NotFound` with the nearest name, or `Ambiguous` with the candidates."""
     row = _last(connection) if ref == "last" else _by_name(connection, ref)
     begun = [row] if row is not None else _begun_by(connection, ref)
     if len(begun) == 1:
@@ -57,14 +57,14 @@ def find_job(connection: Connection, ref: str) -> JobMatch:
     if begun:
         raise _several(ref, begun)
     if ref == "last":
-        raise NotFound("no job was submitted yet", hint="stoker submit manifest.toml")
+        raise NotFound("no jobs yet", hint="stoker submit manifest.toml")
     raise NotFound(
         f"there is no job {ref!r}", hint=did_you_mean(ref, _names(connection, ref)) or "`stoker jobs` lists them"
     )
 
 
 def find_jobs(connection: Connection, ref: str) -> tuple[JobMatch, ...]:
-    """Find what a name stands for: one job, or of a sweep's bare name every point in its order, of each the newest."""
+    """Return the jobs of a name: one job, or for a sweep's bare name all points in order, the newest of each."""
     newest = connection.execute(_newest(ref)).first()
     if newest is None or not newest.number:
         return (find_job(connection, ref),)
@@ -113,7 +113,7 @@ def _several(ref: str, rows: list[Row[Any]]) -> Ambiguous:
     more = ", …" if len(rows) > _SHOWN else ""
     return Ambiguous(
         f"{ref!r} begins the ids of several jobs: {', '.join(shown)}{more}",
-        hint="type more of it",
+        hint="type more digits",
         candidates=[
             {"id": row.id, "name": point_name(row.name, row.number), "state": row.state} for row in rows[:_SHOWN]
         ],
@@ -121,30 +121,30 @@ def _several(ref: str, rows: list[Row[Any]]) -> Ambiguous:
 
 
 def _names(connection: Connection, ref: str) -> list[str]:
-    """Return different names, first those that begin alike."""
+    """Return different names, those with the same first letter first."""
     return list(dict.fromkeys([*_names_from(connection, ref[:1]), *_names_from(connection, "")]))
 
 
 def _names_from(connection: Connection, low: str) -> list[str]:
-    """Return different names in their order. Each costs one step in the index, however many jobs have it."""
+    """Return different names in order. Each costs one step in the index, however many jobs have it."""
     walk = select(func.min(JOBS.c.name).label("name")).where(JOBS.c.name >= low).cte("walk", recursive=True)
     following = select(func.min(JOBS.c.name)).where(JOBS.c.name > walk.c.name).scalar_subquery()
     walk = walk.union_all(select(following).where(walk.c.name.is_not(None)))
     return list(connection.scalars(select(walk.c.name).where(walk.c.name.is_not(None)).limit(_NAMES)))
 
 
-# Where a list goes on: a word that only we read, bound to the filters it was made for.
+# Cursors of pages: opaque, and bound to the filters they were made for.
 
 _MARK = "j1"
 
 
 def write_cursor(seq: int, filters: Mapping[str, str]) -> str:
-    """Return the word for the page after this job."""
+    """Return the cursor of the page after this job."""
     return urlsafe_b64encode(f"{_MARK}.{seq}.{_seal(seq, filters):08x}".encode()).decode().rstrip("=")
 
 
 def read_cursor(word: str, filters: Mapping[str, str]) -> int:
-    """Return the job after which a page begins, or refuse a word that is not ours or belongs to another list."""
+    """Return the job after which a page begins. Raises `BadInput` for an invalid cursor or one of another list."""
     try:
         mark, number, seal = urlsafe_b64decode(word + "=" * (-len(word) % 4)).decode("ascii").split(".")
         seq = int(number)
@@ -153,21 +153,21 @@ def read_cursor(word: str, filters: Mapping[str, str]) -> int:
     except (ValueError, binascii.Error):
         pass
     raise BadInput(
-        f"{word[:40]!r} is not where this list goes on",
-        hint="hand back the `next` of the page before, with the same filters; or begin again without it",
+        f"{word[:40]!r} is not a cursor of this list",
+        hint="use the `next` of the page before, with the same filters; or begin again without it",
     )
 
 
 def _seal(seq: int, filters: Mapping[str, str]) -> int:
-    """Bind a place to its list. It guards against mistakes, not against people: everybody may read every page."""
+    """Return a checksum of a cursor. It detects mistakes, not forgery: all users may read every page."""
     return crc32(repr((seq, sorted(filters.items()))).encode())
 
 
-# Pages of jobs, newest first: each costs about the same, wherever it lies and however long the history is.
+# Pages of jobs, newest first: each costs about the same, at any position and for any length of history.
 #
-# One filter is answered by its index; a recipe with a state, and whatever few jobs are in a state, too. Other filters
-# may each match much and together nothing: their page is looked for window by window and ends early once it took its
-# time. It is then short, or even empty, and says where to go on.
+# One filter uses its index; so do recipe with state, and states with few jobs. Other filters may each match much and
+# together nothing: their page is searched window by window, and ends early after a time limit. It is then short, or
+# even empty, and has a cursor.
 
 MOST = 1000
 _WINDOW = 10_000
@@ -180,14 +180,14 @@ _STATE = "state:"
 def read_page(
     connection: Connection, filters: Mapping[str, str], *, after: str, limit: int, clock: Clock, limits: Limits
 ) -> JobPage:
-    """Read one page. `filters` hold only what is asked for."""
+    """Return one page. `filters` has the given filters only."""
     limit = max(1, min(limit, MOST))
     counts, states = read_counts(connection), states_of(filters.get("state", ""))
     total = sum(counts[one] for one in states or counts) if filters.keys() <= {"state"} else None
     before = read_cursor(after, filters) if after else _FAR
     is_rare = bool(states) and sum(counts[state] for state in states) <= _FEW
     if "recipe" in filters and not states:
-        # Its index is ordered within each state.
+        # Its index is by state.
         states = tuple(str(state) for state in JobState)
     if is_rare or len(filters) <= 1 or filters.keys() == {"recipe", "state"}:
         rows = _part(connection, _asked(filters, is_rare=is_rare), states, before, 0, limit + 1)
@@ -210,7 +210,7 @@ def _walk(
     limit: int,
     clock: Clock,
 ) -> tuple[list[Row[Any]], int]:
-    """Look window by window; return rows, and the job after which the next page begins (0: there is none)."""
+    """Search window by window; return rows, and the job after which the next page begins (0: there is none)."""
     asked = _asked(filters)
     upper = min(before, 1 + int(connection.scalar(select(func.max(JOBS.c.seq))) or 0))
     found: list[Row[Any]] = []
@@ -227,7 +227,7 @@ def _walk(
 
 
 def read_counts(connection: Connection) -> dict[str, int]:
-    """Return how many jobs are in each state, as the writer counts them."""
+    """Return the number of jobs in each state, as counted by the writer."""
     rows = connection.execute(select(COUNTERS).where(COUNTERS.c.key.startswith(_STATE, autoescape=True)))
     kept = {row.key.removeprefix(_STATE): row.value for row in rows}
     return {str(state): kept.get(state.value, 0) for state in JobState}
@@ -249,16 +249,16 @@ def _asked(filters: Mapping[str, str], *, is_rare: bool = False) -> Select[Any]:
     statement = listed_jobs()
     for column in ("name", "recipe", "machine"):
         if column in filters:
-            # Of a rare state every job is looked at; an expression keeps databases from preferring a longer index.
-            said = JOBS.c[column].concat("") if is_rare else JOBS.c[column]
-            statement = statement.where(said == filters[column])
+            # Of a rare state every job is read; an expression keeps databases from preferring a longer index.
+            operand = JOBS.c[column].concat("") if is_rare else JOBS.c[column]
+            statement = statement.where(operand == filters[column])
     return statement
 
 
 def _part(
     connection: Connection, asked: Select[Any], states: tuple[str, ...], before: int, lower: int, limit: int
 ) -> list[Row[Any]]:
-    """Read the newest of one window; of several states each by itself, so that each is read in order."""
+    """Return the newest jobs of one window; several states are read separately, each in order."""
     asked = asked.where(JOBS.c.seq < before).order_by(JOBS.c.seq.desc()).limit(limit)
     if lower:
         asked = asked.where(JOBS.c.seq >= lower)
@@ -268,7 +268,7 @@ def _part(
     return rows if len(states) <= 1 else nlargest(limit, rows, key=lambda row: row.seq)
 
 
-# Rows become what people see: one place that says which column is which field.
+# Rows as views: the mapping of columns to fields.
 
 _LISTED = (
     "seq", "id", "name", "number", "label", "recipe", "mode", "state", "is_ready", "blockers", "not_before_s",
@@ -278,14 +278,14 @@ _LISTED = (
 
 
 def listed_jobs() -> Select[Any]:
-    """Return the statement that reads jobs as lists show them, what their leases say included."""
+    """Return the statement for jobs in lists, with their leases."""
     columns = [JOBS.c[name] for name in _LISTED]
     lease = (LEASES.c.devices.label("held_devices"), LEASES.c.progress)
     return select(*columns, *lease).select_from(JOBS.outerjoin(LEASES, LEASES.c.seq == JOBS.c.seq))
 
 
 Limits = Callable[[int], str]
-"""Returns which limit of its user keeps jobs of a class from starting now; empty: none."""
+"""Returns the limit of its user that keeps jobs of a class from starting; empty: none."""
 
 
 def job_view(row: Row[Any], *, now_s: float, limits: Limits) -> JobView:
@@ -302,7 +302,7 @@ def job_view(row: Row[Any], *, now_s: float, limits: Limits) -> JobView:
         priority=row.priority,
         epoch=row.epoch,
         attempt=row.attempt,
-        # Where it was lost, or given back, it is no longer.
+        # It was lost or released there.
         machine="" if row.state == JobState.PENDING else row.machine,
         devices=tuple(loads(row.held_devices)) if row.held_devices else (),
         submitter=row.submitter,
@@ -347,8 +347,8 @@ def told_events() -> Select[Any]:
 
 
 def event_object(row: Row[Any]) -> dict[str, Any]:
-    """Return an event in the envelope that all streams of ours have; `seq` is its own number, by which one resumes."""
-    told: dict[str, Any] = {
+    """Return an event in the envelope of all our streams; `seq` is its id, by which a client resumes."""
+    event: dict[str, Any] = {
         "v": VERSION,
         "ts": round(row.at_s, 6),
         "seq": row.id,
@@ -356,13 +356,14 @@ def event_object(row: Row[Any]) -> dict[str, Any]:
         "kind": row.kind,
     }
     if row.job is not None:
-        told |= {"job": row.job, "name": point_name(row.name, row.number)}
-    told |= {word: value for word in ("machine", "attempt", "epoch") if (value := getattr(row, word)) not in (None, "")}
-    told["generation"] = row.generation
+        event |= {"job": row.job, "name": point_name(row.name, row.number)}
+    optional = {name: getattr(row, name) for name in ("machine", "attempt", "epoch")}
+    event |= {name: value for name, value in optional.items() if value not in (None, "")}
+    event["generation"] = row.generation
     if row.to_state:
-        told |= {"from": row.from_state, "to": row.to_state}
-    # What an event brings of its own never covers what stands above.
-    return told | {word: value for word, value in read_object(row.fields).items() if word not in told}
+        event |= {"from": row.from_state, "to": row.to_state}
+    # An event's own fields never replace those of the envelope.
+    return event | {name: value for name, value in read_object(row.fields).items() if name not in event}
 
 
 def read_object(text: str | None) -> dict[str, Any]:
@@ -371,24 +372,24 @@ def read_object(text: str | None) -> dict[str, Any]:
 
 
 def _why(row: Row[Any], now_s: float, limits: Limits) -> str:
-    """Return in one line what a pending job waits for, or why one failed."""
+    """Return in one line why a job is pending, or why it failed."""
     if row.state == JobState.PENDING:
         if row.blockers:
             return f"waits for {row.blockers} job{'s' * (row.blockers != 1)} to complete first"
         if not row.is_ready and row.not_before_s > now_s:
-            return f"tries again in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
+            return f"retry in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
         limit = limits(row.class_id)
         return (f"waits: {limit}" if limit else "waits for a machine") + (
             f"; before: {row.message}" if row.message else ""
         )
     if row.state == JobState.FAILED:
-        # That its own program failed is what everybody expects; any other cause is said.
+        # A failure of its own program is the usual cause; any other is shown.
         cause = "" if row.cause == FailureCause.USER and row.message else row.cause
         return ": ".join(part for part in (cause, row.message) if part)
     return row.message if row.state == JobState.CANCELLED else ""
 
 
-# Everything about one job, and the journal: what happened, in order.
+# Details of one job, and events in order.
 
 _NEWEST_EVENTS = 100
 _MOST_ATTEMPTS = 1000
@@ -423,7 +424,7 @@ def read_story(connection: Connection, ref: str, *, now_s: float, limits: Limits
 
 
 def read_attempts(connection: Connection, ref: str) -> tuple[AttemptView, ...]:
-    """Return the attempts at a job, oldest first; of very many the newest."""
+    """Return the attempts of a job, oldest first; of very many the newest."""
     return _attempts(connection, find_job(connection, ref).seq)
 
 
@@ -435,7 +436,7 @@ def _attempts(connection: Connection, seq: int) -> tuple[AttemptView, ...]:
 def read_events(
     connection: Connection, after_id: int = 0, limit: int = 1000, ref: str | None = None
 ) -> tuple[dict[str, Any], ...]:
-    """Return what happened after an event, oldest first, of one job or of all, in the envelope of every stream."""
+    """Return the events after one, oldest first, of one job or of all, in the envelope of every stream."""
     asked = told_events().where(EVENTS.c.id > after_id).order_by(EVENTS.c.id).limit(max(0, min(limit, MOST_EVENTS)))
     if ref is not None:
         asked = asked.where(EVENTS.c.seq == find_job(connection, ref).seq)
@@ -461,7 +462,7 @@ def bundle_object(row: Row[Any]) -> dict[str, Any]:
 
 
 def _before_it(connection: Connection, seq: int) -> tuple[str, ...]:
-    """Return the names of the jobs that one comes after."""
+    """Return the names of the jobs that one depends on."""
     asked = (
         select(JOBS.c.name, JOBS.c.number)
         .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
@@ -477,12 +478,12 @@ def _bundle(connection: Connection, seq: int) -> dict[str, Any]:
     return bundle_object(row) if row is not None else {}
 
 
-# What an explanation needs of the rows: the job and what it comes after, and the numbers of ready jobs.
+# Rows for an explanation: the job and its dependencies, and the numbers of ready jobs.
 
 
 @frozen
 class PrerequisiteRow:
-    """A job that another one comes after, and that has not completed."""
+    """An uncompleted job that another one depends on."""
 
     seq: int
     job: str
@@ -492,21 +493,21 @@ class PrerequisiteRow:
 
 @frozen
 class JobExplainRow:
-    """A job, as an explanation asks about it."""
+    """A job's fields for an explanation."""
 
     seq: int
     class_id: int
     not_before_s: float
     message: str
     attempts: int
-    """How many failures of its own it may have."""
+    """Maximum number of its own failures."""
     after: tuple[PrerequisiteRow, ...] = ()
     environment: tuple[EnvironmentChoice, ...] = ()
     inputs: tuple[JobInput, ...] = ()
 
 
 def read_case(connection: Connection, ref: str) -> JobExplainRow:
-    """Return what an explanation needs of a job beside its story."""
+    """Return what an explanation needs of a job besides its details."""
     seq = find_job(connection, ref).seq
     asked = select(JOBS.c.class_id, JOBS.c.not_before_s, JOBS.c.message, JOBS.c.spec).where(JOBS.c.seq == seq)
     row = connection.execute(asked).one()
@@ -535,7 +536,7 @@ def read_case(connection: Connection, ref: str) -> JobExplainRow:
 def read_ready_numbers(
     connection: Connection, levels: Mapping[tuple[int, int], int]
 ) -> dict[tuple[int, int], list[int]]:
-    """Return the numbers of the first ready jobs of each class and priority, as many as asked for, in order."""
+    """Return the numbers of the first ready jobs of each class and priority, up to the given count, in order."""
     found = {}
     for (class_id, priority), most in levels.items():
         asked = select(JOBS.c.seq).where(READY, JOBS.c.class_id == class_id, JOBS.c.priority == priority)
@@ -544,12 +545,12 @@ def read_ready_numbers(
 
 
 def read_names(connection: Connection, seqs: Collection[int]) -> dict[int, str]:
-    """Return what jobs are called, by number."""
+    """Return the names of jobs, by number."""
     asked = select(JOBS.c.seq, JOBS.c.name, JOBS.c.number).where(JOBS.c.seq.in_(seqs))
     return {row.seq: point_name(row.name, row.number) for row in connection.execute(asked)}
 
 
-# What finished jobs left: how good they were, and which bundles there are.
+# Results of finished jobs: the leaderboard and the index of results.
 
 _CANDIDATES = 5_000
 _MOST_ROWS = 1000
@@ -559,9 +560,9 @@ _LEADER_COLUMNS = ("seq", "id", "name", "number", "label", "recipe", "machine", 
 def read_leaderboard(
     connection: Connection, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20
 ) -> Leaderboard:
-    """Rank completed jobs by one of their metrics, best first; without one, by the metric that most likely matters.
+    """Rank completed jobs by a metric, best first (default: the most likely objective).
 
-    Of a long history the newest five thousand take part.
+    Of a long history the newest 5,000 are ranked.
     """
     asked = _completed(recipe, name).with_only_columns(JOBS.c.seq, JOBS.c.metrics).where(JOBS.c.metrics != "")
     jobs = [(row.seq, loads(row.metrics)) for row in connection.execute(asked.limit(_CANDIDATES))]
@@ -602,7 +603,7 @@ def read_bundles(
 
 
 def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]], metric: str) -> tuple[LeaderRow, ...]:
-    # Not all of a job: each may be large, and there may be a thousand.
+    # Not all columns: a job may be large, and there may be a thousand.
     columns = [JOBS.c[column] for column in _LEADER_COLUMNS]
     asked = select(*columns).where(JOBS.c.seq.in_([seq for seq, _ in ranked]))
     jobs = {row.seq: row for row in connection.execute(asked)}
@@ -623,7 +624,7 @@ def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]],
 
 
 def _took_s(row: Row[Any]) -> float | None:
-    """Return how long a job took, as every list of jobs does: from its start to its end."""
+    """Return the duration of a job, from its start to its end."""
     return None if row.started_s is None or row.ended_s is None else max(0.0, row.ended_s - row.started_s)
 
 
@@ -631,7 +632,7 @@ def _completed(recipe: str = "", name: str = "") -> Select[Any]:
     """Return the statement for completed jobs, newest first: along the index of recipes, or of states."""
     asked = select(JOBS.c.seq).where(JOBS.c.state == JobState.COMPLETED.value).order_by(JOBS.c.seq.desc())
     if name:
-        # Chosen by themselves first: in their own index they are few, among the completed ones they may be rare.
+        # Selected by name first: few in that index, while they may be rare among all completed jobs.
         named = select(JOBS.c.seq).where(JOBS.c.name == name).order_by(JOBS.c.seq.desc()).limit(_CANDIDATES)
         asked = asked.where(JOBS.c.seq.in_(named))
     return asked.where(JOBS.c.recipe == recipe) if recipe else asked

@@ -1,4 +1,4 @@
-"""The reading side of the queue: every question that people and programs ask, on connections of its own."""
+"""The reading side of the queue, on its own connections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LEASE_COLUMNS = (
 
 @frozen
 class LeaseView:
-    """One live lease, as its machine's row shows it."""
+    """One live lease of a machine."""
 
     seq: int
     job: str
@@ -63,7 +63,7 @@ class LeaseView:
 
 @frozen
 class MachineRow:
-    """A machine as it is written down, and what it holds."""
+    """A stored machine, with its leases."""
 
     name: str
     incarnation: str
@@ -85,16 +85,16 @@ class MachineRow:
 
     @property
     def ends_s(self) -> float | None:
-        """When it goes away, as its worker announced; None: no end is known."""
+        """When it leaves, as announced by its worker; None: no end is known."""
         return self.declared.get(ENDS)
 
 
 @frozen
 class JobQueuePosition:
-    """How many ready jobs go before one that waits."""
+    """Number of ready jobs ahead of a pending one."""
 
     alike: int = 0
-    """That ask for the same."""
+    """With the same requirements."""
     by_class: Mapping[int, int] = fresh(factory=dict)
 
     @property
@@ -103,13 +103,13 @@ class JobQueuePosition:
 
 
 def read_ready(connection: Connection) -> dict[int, int]:
-    """Return how many jobs of each requirement class are ready, as the writer counts them; none where none is."""
+    """Return the number of ready jobs of each class, as counted by the writer."""
     rows = connection.execute(select(COUNTERS).where(COUNTERS.c.key.startswith(_CLASS, autoescape=True)))
     return {int(row.key.removeprefix(_CLASS)): row.value for row in rows if row.value}
 
 
 def read_before(connection: Connection, seq: int) -> JobQueuePosition:
-    """Count the ready jobs that stand before one in the line: higher priorities, and its own priority's older ones."""
+    """Return the queue position of a job: ready jobs of higher priority, and older ones of the same."""
     row = connection.execute(select(JOBS.c.class_id, JOBS.c.priority, JOBS.c.state).where(JOBS.c.seq == seq)).one()
     if row.state != JobState.PENDING:
         return JobQueuePosition()
@@ -118,7 +118,7 @@ def read_before(connection: Connection, seq: int) -> JobQueuePosition:
 
 
 def _before_in(connection: Connection, class_id: int, priority: int, seq: int) -> int:
-    """Count in one class, along its index: only those that are before are touched."""
+    """Count the jobs ahead in one class, along its index: only these are read."""
     ready = select(func.count()).select_from(JOBS).where(READY, JOBS.c.class_id == class_id)
     higher = ready.where(JOBS.c.priority > priority)
     older = ready.where(JOBS.c.priority == priority, JOBS.c.seq < seq)
@@ -141,7 +141,7 @@ def read_machines(connection: Connection, name: str = "") -> tuple[MachineRow, .
 
 
 def read_meta(connection: Connection) -> dict[str, str]:
-    """Return what the database says of itself: its generation, its latest time."""
+    """Return the database's meta data: its generation, its latest time."""
     return {row.key: row.value for row in connection.execute(select(META))}
 
 
@@ -162,14 +162,14 @@ def _machine(row: RowMapping, held: tuple[LeaseView, ...]) -> MachineRow:
     return MachineRow(**{**columns, **objects}, held=held)
 
 
-# What is wrong with machines, and the webhooks.
+# Symptoms of machines, and webhooks.
 
 _MOST = 1000
 
 
 @frozen
 class WebhookRow:
-    """A hook as it is written down."""
+    """A stored webhook."""
 
     id: int
     url: str
@@ -188,12 +188,12 @@ class WebhookRow:
     by: str
 
     def __repr__(self) -> str:
-        # A secret must not come into a message by way of an error.
-        return f"HookRow({self.id})"
+        # The secret must not appear in an error message.
+        return f"WebhookRow({self.id})"
 
 
 def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomView, ...]:
-    """Return what is wrong now; of very much a part."""
+    """Return the present symptoms; of very many a part."""
     asked = select(SYMPTOMS).where(SYMPTOMS.c.over_s.is_(None))
     if machine:
         asked = asked.where(SYMPTOMS.c.machine == machine)
@@ -202,7 +202,7 @@ def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomVie
 
 
 def read_hooks(connection: Connection, *, is_open: bool = False) -> tuple[WebhookRow, ...]:
-    """Return the hooks, the oldest first."""
+    """Return the webhooks, the oldest first."""
     asked = select(HOOKS).order_by(HOOKS.c.id)
     if is_open:
         asked = asked.where(HOOKS.c.closed_s.is_(None))
@@ -220,7 +220,7 @@ T = TypeVar("T")
 
 
 def _reading(read: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[QueueReader, P], T]:
-    """Return a method that reads at one moment of the database."""
+    """Return a method that reads in a snapshot of the database."""
 
     def method(self: QueueReader, /, *args: P.args, **named: P.kwargs) -> T:
         with snapshot(self.database) as connection:
@@ -230,10 +230,10 @@ def _reading(read: Callable[Concatenate[Connection, P], T]) -> Callable[Concaten
 
 
 class QueueReader:
-    """Answers from what was committed, for any thread.
+    """Reads committed rows. Thread-safe.
 
-    Where a job is wanted, `ref` is a name (the newest of it), `name/3`, the beginning of an id, or `last`; `NotFound`
-    and `Ambiguous` say what was probably meant.
+    `ref` is a job's name (the newest), `name/3`, the beginning of an id, or `last`; `NotFound` and `Ambiguous` have
+    the nearest names.
     """
 
     def __init__(self, database: Database, *, clock: Clock, limits: Limits = lambda _class_id: "") -> None:
@@ -246,7 +246,7 @@ class QueueReader:
     ) -> JobPage:
         """Return a page of jobs, newest first. `state` may be several: `claimed,running`.
 
-        With several filters that hardly anything matches a page may be short, or empty: it goes on while it has `next`.
+        With several filters that match little, a page may be short or empty: there are more while it has `next`.
         """
         asked = {"state": state, "name": name, "recipe": recipe, "machine": machine}
         filters = {word: value for word, value in asked.items() if value}

@@ -1,4 +1,4 @@
-"""What the writer reads, compiled once for its database."""
+"""Statements of the writer, compiled once for its database."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Statements:
         self.add_attempt = self._write(insert(ATTEMPTS), *NEW_ATTEMPT)
         attempt = and_(_at(ATTEMPTS), ATTEMPTS.c.attempt == bindparam("at_attempt"))
         self.start_attempt = self._guard(update(ATTEMPTS).where(attempt), "started_s")
-        # An expired attempt may end once more: its result came back, and nobody else had been given the job.
+        # An expired attempt may end once more: its result arrived late, and the job was not granted again.
         # As parameters: PostgreSQL takes a condition of fixed values for one that few rows meet, and would go through
         # all attempts for it instead of finding each by its key.
         ending = ATTEMPTS.c.ending
@@ -224,13 +224,13 @@ def _literal(value: object) -> Any:
 
 
 def records(table: Table, rows: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Return whole rows of a table by their columns' names."""
+    """Return rows of a table as dicts by column names."""
     names = table.columns.keys()
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 class JobRow(NamedTuple):
-    """What decisions about a job that is not live need; its fields are the columns, in this order."""
+    """The columns for decisions about a job, in this order."""
 
     seq: int
     id: str
@@ -264,12 +264,12 @@ class JobRow(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """What people call it."""
+        """Its name, as shown."""
         return point_name(self.name, self.number)
 
 
 class LeaseRow(NamedTuple):
-    """A live lease and its job, as they are read at a start."""
+    """A live lease and its job, read at a start."""
 
     seq: int
     attempt: int
@@ -310,9 +310,9 @@ class EndedRow(NamedTuple):
 
 
 READY_FIELDS = JobRow._fields[:12]
-"""What the line keeps of a job: `waiting.Ready`, in its order."""
+"""The columns of a ready job: `ReadyJobEntry`, in its order."""
 LEASE_FIELDS = LeaseRow._fields[:9]
-"""Of the lease's own table; the others are the job's."""
+"""The columns of the lease's own table; the others are the job's."""
 
 
 # Literals: SQLite uses a partial index only for a condition that it can compare with the index's own.

@@ -1,6 +1,6 @@
-"""A submission made ready before it is the writer's turn: ids checked, orders written as text, faults all at once.
+"""Check a submission before the writer takes it: ids, specs as stored text, all errors at once.
 
-Nothing here knows the database, so it is done in the asker's own thread.
+Pure, without the database: runs in the caller's thread.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import may_change
 from stoker.core.text import JOB_NAME_RULE, is_job_name, point_name
 from stoker.host.folders import name_fault, shown_name
-from stoker.protocol.client_identity import identity_fault
 from stoker.protocol.environment_messages import choices_fault
+from stoker.protocol.job_checks import identity_fault
 from stoker.protocol.job_messages import (
     JOB_BODY,
     MOST_ORDER_BYTES,
@@ -35,22 +35,22 @@ _MOST_FAULTS = 100
 
 @frozen
 class CheckedSpec:
-    """One order, ready to be stored."""
+    """One checked job spec."""
 
     order: JobSpec
     text: str
-    """The order as it is stored: JSON, without its id."""
+    """The spec as stored: JSON, without its id."""
     code: str
     """The digest of its code; empty if it names none."""
 
     @property
     def shown(self) -> str:
-        """What people call it."""
+        """Its name, as shown."""
         return f"{self.order.name}/{self.order.number}" if self.order.number else self.order.name
 
     @property
     def placed_by(self) -> dict[str, Any]:
-        """What decides its class, as its stored text has it."""
+        """The fields that decide its class, as in its stored text."""
         order = self.order
         return {
             "name": order.name,
@@ -70,32 +70,33 @@ class CheckedSpec:
 
 @frozen
 class CheckedSubmission:
-    """All orders of a submission, each id once."""
+    """All jobs of a submission, each id once."""
 
     all: tuple[CheckedSpec, ...]
     payload: str
-    """The digest of everything asked for, if it came with a key."""
+    """The digest of the whole submission, if it has a key."""
     twins: dict[str, str]
-    """Orders that are another one's job → what that one is called, by their own names."""
+    """Name of a job with the same id as another one → name of that one."""
 
 
 def draft(submission: Submission) -> CheckedSubmission:
-    """Check a submission as far as it can be checked by itself.
-
-    Raises `InvalidInput`, with all that is wrong.
-    """
+    """Check a submission by itself. Raises `InvalidInput` with all errors."""
     faults: list[Diagnostic] = []
     drafts: dict[str, CheckedSpec] = {}
     twins: dict[str, str] = {}
-    drafting = _Drafting()
+    codes: dict[tuple[tuple[str, str], ...], str] = {}
     for at, order in enumerate(submission.jobs):
         why = _wrong(order)
         if why:
             faults.append(Diagnostic(f"jobs[{at}] {order.name[:80]}", why))
             continue
-        one = drafting.draft(order)
+        # All jobs of a submission mostly have the same code.
+        code = tuple(order.code.items())
+        if code and code not in codes:
+            codes[code] = digest_value("job code", order.code)
+        one = CheckedSpec(order=order, text=_text(order), code=codes[code] if code else "")
         if len(one.text) > MOST_ORDER_BYTES:
-            why = f"it has {len(one.text):,} characters; {MOST_ORDER_BYTES:,} are the most"
+            why = f"has {len(one.text):,} characters; the limit is {MOST_ORDER_BYTES:,}"
             faults.append(Diagnostic(f"jobs[{at}] {order.name[:80]}", why))
             continue
         first = drafts.setdefault(order.id, one)
@@ -104,7 +105,7 @@ def draft(submission: Submission) -> CheckedSubmission:
     faults += _circles(drafts.values())
     if faults:
         raise InvalidInput(
-            f"{len(faults)} of {len(submission.jobs)} jobs can't be taken",
+            f"{len(faults)} of {len(submission.jobs)} jobs are invalid",
             faults=tuple(faults[:_MOST_FAULTS]),
             count=len(faults),
             hint="nothing was submitted",
@@ -114,13 +115,13 @@ def draft(submission: Submission) -> CheckedSubmission:
 
 
 def called_as(draft: CheckedSpec, name: str, number: int, label: str, point: dict[str, Any]) -> CheckedSpec:
-    """Return the same order under another name, perhaps as a point of another sweep."""
+    """Return the same job under another name, perhaps as a point of another sweep."""
     order = changed(draft.order, name=name, number=number, label=label, point=point)
     return CheckedSpec(order=order, text=_text(order), code=draft.code)
 
 
 def _payload(submission: Submission, drafts: Mapping[str, CheckedSpec]) -> str:
-    """Digest everything that is asked for but the key: the rest of it, then each order as its id and its text."""
+    """Return the digest of a submission without its key: its other fields, then id and text of each job."""
     digest = sha256(submission.model_dump_json(exclude={"key", "jobs"}).encode())
     for order in submission.jobs:
         one = drafts[order.id]
@@ -129,31 +130,14 @@ def _payload(submission: Submission, drafts: Mapping[str, CheckedSpec]) -> str:
     return digest.hexdigest()
 
 
-class _Drafting:
-    """Makes drafts; what all jobs of a submission have in common is made once."""
-
-    def __init__(self) -> None:
-        self._codes: dict[tuple[tuple[str, str], ...], str] = {}
-
-    def draft(self, order: JobSpec) -> CheckedSpec:
-        return CheckedSpec(order=order, text=_text(order), code=self._code(order.code) if order.code else "")
-
-    def _code(self, code: dict[str, str]) -> str:
-        key = tuple(code.items())
-        known = self._codes.get(key)
-        if known is None:
-            known = self._codes[key] = digest_value("job code", code)
-        return known
-
-
 _NOT_STORED = {"id"}
 
 
 def _text(order: JobSpec) -> str:
-    """Return an order as it is stored."""
+    """Return a spec as stored text."""
     text = str(JOB_BODY.dump_json(order, exclude=_NOT_STORED), "utf-8")
     if "NaN" in text or "Infinity" in text or '"$' in text:
-        # Those are written otherwise in our own JSON.
+        # Our own JSON writes these differently.
         text = dumps(JOB_BODY.dump_python(order, mode="json", exclude=_NOT_STORED))
     return text
 
@@ -163,31 +147,31 @@ def _wrong(order: JobSpec) -> str:
 
 
 def _wrongly_called(order: JobSpec) -> str:
-    """Return what is wrong with what people will know a job by: its name and label become folders, and are typed."""
+    """Return what is wrong with a job's names: its name and label become folders, and are typed."""
     if order.number > _MOST_INT:
         return f"number {order.number} is too large"
     if not is_job_name(order.name):
-        return f"no name for a job: {JOB_NAME_RULE}"
+        return f"not a valid job name: {JOB_NAME_RULE}"
     if order.label and (fault := "it has a slash" if "/" in order.label else name_fault(order.label)):
-        return f"its label can't be a folder's name: {fault}"
+        return f"label is not a valid folder name: {fault}"
     for word, text in (("recipe", order.recipe), ("mode", order.mode)):
         if not text.isprintable():
-            return f"its {word} {shown_name(text)} has a character that can't be shown"
+            return f"{word} {shown_name(text)} has a character that is not printable"
     return ""
 
 
 def _circles(drafts: Collection[CheckedSpec]) -> list[Diagnostic]:
-    """Find jobs of one submission that wait for themselves, directly or through others.
+    """Return the dependency cycles among the jobs of one submission.
 
-    A word in `after` stands for all jobs of that name: it is a place of its own on the way, so that a thousand jobs
-    that wait for a thousand are two thousand steps and not a million.
+    A name in `after` means all jobs of that name: names are nodes of the graph, so that a thousand jobs that depend on
+    a thousand have two thousand edges and not a million.
     """
     if not any(one.order.after for one in drafts):
         return []
     jobs: dict[str, list[str]] = {}
-    """Word → the jobs that it stands for, as `name/number`."""
+    """Name → its jobs, as `name/number`."""
     words: dict[str, tuple[str, ...]] = {}
-    """Job → the words that it waits for."""
+    """Job → the names that it depends on."""
     for one in drafts:
         place = f"{one.order.name}/{one.order.number}"
         words[place] = one.order.after
@@ -208,7 +192,7 @@ def _circles(drafts: Collection[CheckedSpec]) -> list[Diagnostic]:
 def _circle_from(
     start: tuple[str, bool], steps: dict[tuple[str, bool], list[tuple[str, bool]]], done: set[tuple[str, bool]]
 ) -> list[str]:
-    """Walk along what somebody waits for; gives the words on the way back to one that was met, if there is one."""
+    """Walk the graph from a node; return the names of the first cycle found, else none."""
     path: dict[tuple[str, bool], None] = {}
     stack: list[tuple[tuple[str, bool], bool]] = [(start, False)]
     while stack:
@@ -228,41 +212,41 @@ def _circle_from(
     return []
 
 
-# What a submission does to a job that is known already: decided purely, before anything is written.
+# What a submission does to an existing job: a pure decision, before anything is written.
 
 _CODE = frozenset({"code", "code_tree", "code_folder", "commit", "folder", "project"})
-"""Which code it is, and where that lies: told apart from what is wanted."""
+"""Fields of the code and its location, compared separately."""
 CODE_TREE = "code_tree"
-"""What is said to have changed if no more did than other files of the project."""
+"""The reported change if only other files of the project changed."""
 
 
 @frozen
 class SpecDecision:
-    """What becomes of one order."""
+    """What a submission does to one job."""
 
     draft: CheckedSpec
-    """As it is asked for."""
+    """As submitted."""
     row: JobRow | None
-    """The job as it stands; nothing: it is new."""
+    """The existing job; None: it is new."""
     outcome: SubmissionOutcome
     state: str
     """Afterwards."""
     changes: tuple[str, ...] = ()
     kept_name: CheckedSpec | None = None
-    """The same under the name that the job has; nothing: it is called as it is asked for."""
+    """The same under the job's existing name; None: the submitted name is used."""
     is_anothers: bool = False
-    """Another principal submitted the job: it stays exactly as it is."""
+    """Another user submitted the job: it is not changed."""
     withheld: tuple[str, ...] = ()
-    """What would have changed of it."""
+    """The fields that would have changed."""
 
     @property
     def written(self) -> CheckedSpec:
-        """As it is to stand in the queue."""
+        """The spec to store."""
         return self.kept_name or self.draft
 
     @property
     def is_to_be_written(self) -> bool:
-        """Whether the job is to be as it is asked for now. What a result was made from stays as it was."""
+        """True if the job is to be updated. The source of a result stays as it was."""
         return bool(self.changes) and not (self.changes == (CODE_TREE,) and JobState(self.state).is_terminal)
 
 
@@ -274,15 +258,14 @@ def decide(
     *,
     only_of: str | None = None,
 ) -> SpecDecision:
-    """Return what becomes of an order. Its state is kept, except where its code is another now.
+    """Decide what a submission does to a job. Its state is kept, unless its code changed.
 
-    So is its name, whatever the same work is called this time: people look for it under the old one. Only the source
-    that brought a job gives it another.
+    Its name is kept, too: users look for it under the old one. Only the source that submitted a job can rename it.
 
-    A job that failed is tried again with anything that changed in its project; a result is doubted only if the
-    program's own files did, and run again on demand alone; what has not ended runs with what the project is now.
+    A failed job is requeued if anything in its project changed. A completed one counts as changed only if the program's
+    own files did, and is run again only on request. A job that has not ended runs with the present project.
 
-    A job that somebody other than `only_of` submitted (None: all may be changed) is followed and never changed.
+    A job of a user other than `only_of` (None: all may be changed) is never changed.
     """
     if row is None:
         return SpecDecision(draft=draft, row=None, outcome=SubmissionOutcome.NEW, state=JobState.PENDING.value)
@@ -295,7 +278,7 @@ def decide(
 
 
 def _followed(fate: SpecDecision, row: JobRow) -> SpecDecision:
-    """Return what becomes of an order for another principal's job: nothing, with what would have become of it."""
+    """Return the decision for another user's job: unchanged, with the fields that would have changed."""
     withheld = (*fate.changes, "code") if fate.outcome is SubmissionOutcome.KEPT else fate.changes
     return changed(
         fate,
@@ -308,7 +291,7 @@ def _followed(fate: SpecDecision, row: JobRow) -> SpecDecision:
 
 
 def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
-    """Name the fields of an order that are others now, but for those about its code."""
+    """Return the changed fields of a spec, except those of its code."""
     apart = _CODE if new.get("code_tree") else _CODE - {"folder"}
     return tuple(name for name, value in new.items() if name not in apart and old.get(name) != value)
 
@@ -335,33 +318,33 @@ def _of_known(draft: CheckedSpec, row: JobRow, on_changed_code: OnChangedCode) -
         changes = (*changes, "code")
     outcome = SubmissionOutcome.CHANGED if changes else SubmissionOutcome.KNOWN
     if is_other_tree:
-        # Nothing that anybody would call another job: some file of the project, perhaps the manifest itself.
+        # Not a different job: some file of the project changed, perhaps the manifest itself.
         changes = (*changes, CODE_TREE)
     return SpecDecision(draft=draft, row=row, outcome=outcome, state=row.state, changes=changes)
 
 
-# Jobs of a manifest that became others: same name, other values or data. Pure.
+# Jobs of a manifest that were replaced: same name, other values or data. Pure.
 #
-# What a job reads and its values are part of its id, so such a job is new, and the one before it stays. For people it
-# is one job that changed: which of the two is told of by which word is decided here.
+# Inputs and values are part of a job's id, so such a job is new, and the earlier one remains. To users it is shown as
+# one job that changed.
 
 _SHORT = 12
 _ASKED = ("recipe", "mode", "seed", "split_recipe", "train_hosts")
 
 
 def replaced(fates: Iterable[SpecDecision], left: Iterable[tuple[str, str, int]]) -> dict[str, str]:
-    """Return which new jobs stand for which pending ones that their source no longer names: their ids, by name."""
+    """Return the new jobs that replace pending ones of the same name which their source no longer has: new id → old."""
     new = {(one.draft.order.name, one.draft.order.number): one.draft.order.id for one in fates if _is_new(one)}
     return {new[name, number]: old for old, name, number in left if (name, number) in new}
 
 
 def what_differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name what makes one order another job than an earlier one: `lr`, `data.DATA`, `seed`."""
+    """Return the differences that make two specs different jobs: `lr`, `data.DATA`, `seed`."""
     names = [key for key in _ASKED if (old.get(key) or None) != (new.get(key) or None)]
     before, now = old.get("identity", {}), new.get("identity", {})
     for key in dict.fromkeys((*now, *before)):
         was, is_now = before.get(key), now.get(key)
-        # What is ours and no argument stands in brackets there.
+        # Keys that are not arguments are in parentheses.
         plain = str(key).strip("()")
         if was == is_now:
             continue
@@ -376,7 +359,7 @@ def what_differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, .
 def shown_left(
     fates: Iterable[SpecDecision], left: Iterable[tuple[str, str, int]], taken: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return what people call the jobs that nothing stands for; with the id where the source calls another one so."""
+    """Return the names of jobs that were not replaced; with the id if the source uses the name for another job."""
     gone, named = set(taken), {one.draft.shown for one in fates}
     shown = ((id, point_name(name, number)) for id, name, number in left if id not in gone)
     return tuple(f"{name} as {id[:_SHORT]}" if name in named else name for id, name in shown)

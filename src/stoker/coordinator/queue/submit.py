@@ -1,4 +1,4 @@
-"""Submit: all jobs of a submission are taken together or not at all, and the same submission again changes nothing."""
+"""Submit: all jobs of a submission are accepted or none, and the same submission again changes nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from stoker.coordinator.queue.classes import class_of, like_of, put_policies
 from stoker.coordinator.queue.commands import Submit
-from stoker.coordinator.queue.moves import enter_line, leave_line, plain, recount, telling
 from stoker.coordinator.queue.operator_commands import requeue_row
-from stoker.coordinator.queue.ready import ReadyJobEntry
+from stoker.coordinator.queue.queue_state import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.submission_check import (
     CODE_TREE,
@@ -23,7 +22,7 @@ from stoker.coordinator.queue.submission_check import (
     shown_left,
     what_differs,
 )
-from stoker.coordinator.queue.transaction import WriterTransaction
+from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, leave_line, plain, recount, telling
 from stoker.core.errors import Conflict, Diagnostic, InvalidInput
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import fields_of, frozen
@@ -33,25 +32,25 @@ from stoker.core.text import did_you_mean
 from stoker.protocol.codec import alike
 from stoker.protocol.job_messages import PREFIX, JobSubmissionResult, Submission, SubmissionOutcome, SubmissionResponse
 
-# Who comes after whom in a submission: names become jobs, of this submission first, else of those known already.
+# Dependencies in a submission: names become jobs, of this submission first, else of those that exist.
 
 
 @frozen
 class Arrangement:
-    """Numbers of jobs, and what they wait for."""
+    """Numbers of jobs, and their dependencies."""
 
     seqs: dict[str, int]
-    """By id; new ones are numbered on."""
+    """By id; new jobs get the next numbers."""
     befores: dict[int, tuple[int, ...]]
-    """What a job is to come after, where that is to be written down."""
+    """The dependencies of a job, if they are to be stored."""
     blockers: dict[int, int]
-    """How many of those are not complete."""
+    """How many of them have not completed."""
 
 
 def arrange(turn: WriterTransaction, fates: list[SpecDecision], *, may_lack: bool = False) -> Arrangement:
-    """Number new jobs and find what each is to come after; with `may_lack`, names of jobs that are not known may occur.
+    """Number new jobs and find their dependencies; with `may_lack`, unknown names are allowed.
 
-    Raises `InvalidInput` for names that nothing goes by, and for jobs that would wait for themselves.
+    Raises `InvalidInput` for unknown names, and for dependency cycles.
     """
     seqs: dict[str, int] = {}
     newest = turn.book.seq
@@ -79,7 +78,7 @@ def arrange(turn: WriterTransaction, fates: list[SpecDecision], *, may_lack: boo
 def _refuse_circles(
     turn: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], befores: dict[int, tuple[int, ...]]
 ) -> None:
-    """Find a circle through jobs that are known already; one among new jobs alone was found when they were drafted."""
+    """Refuse a cycle through existing jobs; one among new jobs alone was refused by `draft`."""
     ways = dict(befores)
     ahead = {before for some in befores.values() for before in some} - ways.keys()
     while ahead:
@@ -96,7 +95,7 @@ def _refuse_circles(
         shown |= {row.seq: row.shown for row in (JobRow(*row) for row in known)}
         names = [shown[seq] for seq in circle]
         raise InvalidInput(
-            "jobs would wait for themselves",
+            "jobs depend on each other in a cycle",
             faults=(Diagnostic(names[0], f"waits for itself: {' → '.join(names)}"),),
             hint="nothing was submitted",
         ) from None
@@ -109,7 +108,7 @@ def _is_written(fate: SpecDecision) -> bool:
 def _named(
     turn: WriterTransaction, fates: list[SpecDecision], seqs: dict[str, int], words: set[str], *, may_lack: bool
 ) -> dict[str, dict[int, str]]:
-    """Return the jobs that each word stands for, with their states."""
+    """Return the jobs of each name, with their states."""
     named: dict[str, dict[int, str]] = {}
     for fate in fates:
         for word in {fate.draft.order.name, fate.draft.shown}:
@@ -126,11 +125,11 @@ def _named(
     missing = sorted(words - named.keys())
     if missing and not may_lack:
         raise InvalidInput(
-            f"{len(missing)} name{'s' * (len(missing) != 1)} in `after` stand for no job",
+            f"{len(missing)} unknown name{'s' * (len(missing) != 1)} in `after`",
             faults=tuple(
                 Diagnostic("after", f"there is no job {word!r}", did_you_mean(word, named)) for word in missing
             ),
-            hint="name a job of this submission, or one that was submitted before",
+            hint="name a job of this submission, or an earlier one",
         )
     return named
 
@@ -138,11 +137,11 @@ def _named(
 _MOST_COMPARED = 1000
 _ABOUT_CODE = frozenset({"code", CODE_TREE})
 _CURES_NOTHING = frozenset({"name", "number", "label", "point", "priority", "after", "source", "expected_s"})
-"""Changes of a job that are nothing to the machine that declined it."""
+"""Changes of a job that do not matter to a machine that declined it."""
 
 
 def submit(turn: WriterTransaction, command: Submit, drafts: CheckedSubmission) -> SubmissionResponse:
-    """Take a submission in, or say what it would change."""
+    """Apply a submission, or return what it would change."""
     asked = command.asked
     if asked.key and not asked.dry_run:
         before = turn.read(turn.queries.submission, of_key=plain(asked.key))
@@ -154,7 +153,7 @@ def submit(turn: WriterTransaction, command: Submit, drafts: CheckedSubmission) 
         decide(one, known.get(one.order.id), asked.on_changed_code, plain(asked.source), only_of=command.only_of)
         for one in drafts.all
     ]
-    # Of one part that would be submitted, those that it waits for may be in another part.
+    # In a dry run of one part, dependencies may be in another part.
     arrangement = arrange(turn, fates, may_lack=asked.dry_run and bool(asked.others))
     answer = _answer(turn, asked, drafts, fates)
     if asked.dry_run:
@@ -176,7 +175,7 @@ def submit(turn: WriterTransaction, command: Submit, drafts: CheckedSubmission) 
 def _again(asked: Submission, drafts: CheckedSubmission, payload: str, answer: str) -> SubmissionResponse:
     if payload != drafts.payload:
         raise Conflict(
-            f"the key {asked.key!r} already stands for another submission",
+            f"idempotency key {asked.key!r} belongs to another submission",
             hint="use a new key for other jobs",
             key=asked.key,
         )
@@ -219,7 +218,7 @@ def _answer(
 
 
 def _left(turn: WriterTransaction, asked: Submission, by_id: dict[str, SpecDecision]) -> list[tuple[str, str, int]]:
-    """Return the pending jobs that their source no longer names: id, name, number."""
+    """Return the pending jobs that their source no longer has: id, name, number."""
     if not asked.source:
         return []
     rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
@@ -230,7 +229,7 @@ def _left(turn: WriterTransaction, asked: Submission, by_id: dict[str, SpecDecis
 def _differing(
     turn: WriterTransaction, by_id: dict[str, SpecDecision], earlier: dict[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return what is another in jobs that stand for earlier ones; of very many only for the first."""
+    """Return the differences between new jobs and the earlier ones that they replace; of very many for the first."""
     some = dict(list(earlier.items())[:_MOST_COMPARED])
     rows = turn.read(turn.queries.jobs_by_id, ids=turn.many(list(some.values())))
     specs = {row[1]: JobRow(*row).spec for row in rows}
@@ -268,10 +267,10 @@ def _bring_up_to_date(turn: WriterTransaction, asked: Submission, fate: SpecDeci
     if fate.row is None:
         return
     if fate.outcome is SubmissionOutcome.REQUEUED:
-        # Its name and its priority may be others now, too.
+        # Its name and priority may have changed, too.
         row = _change(turn, asked, fate, fate.row) if set(fate.changes) - _ABOUT_CODE else fate.row
         by = plain(asked.submitter)
-        requeue_row(turn, row, spec=fate.written.text, code=fate.written.code, why="its code is another now", by=by)
+        requeue_row(turn, row, spec=fate.written.text, code=fate.written.code, why="its code has changed", by=by)
     elif fate.is_to_be_written:
         _change(turn, asked, fate, fate.row)
 
@@ -279,7 +278,7 @@ def _bring_up_to_date(turn: WriterTransaction, asked: Submission, fate: SpecDeci
 def _add(
     turn: WriterTransaction, asked: Submission, fates: list[SpecDecision], arrangement: Arrangement, classes: _Classes
 ) -> None:
-    """Take in jobs that are new. There may be ten thousand: what is the same of all is made once."""
+    """Add new jobs. There may be ten thousand: common fields are made once."""
     seqs, blocked = arrangement.seqs, arrangement.blockers
     now_s, waiting = turn.now_s, turn.book.waiting
     same = {
@@ -335,10 +334,10 @@ class _Classes:
 
     def of(self, draft: CheckedSpec) -> int:
         order = draft.order
-        if self._turn.book.listed or self._turn.book.tells_code_apart:
-            # Then names count, too, or code.
+        if self._turn.book.listed or self._turn.book.is_code_in_classes:
+            # Then the class depends on names, or code.
             return class_of(self._turn, draft.placed_by, self._submitter)
-        # All that their digest is made from, without making it.
+        # The fields of the digest, without computing it.
         environment = tuple([_sort_of(one) for one in order.environment])
         like = like_of(order.recipe, order.name)
         hosts = order.allowed_hosts, order.prefer_hosts
@@ -355,11 +354,11 @@ def _sort_of(choice: EnvironmentChoice) -> tuple[Any, ...]:
 
 
 def _change(turn: WriterTransaction, asked: Submission, fate: SpecDecision, row: JobRow) -> JobRow:
-    """Let a known job be as it is asked for now, in the state it is in; gives its row."""
+    """Update a job to its new spec, in its present state, and return its row."""
     written = fate.written
     order, text, code = written.order, written.text, written.code or row.code
     if fate.outcome is SubmissionOutcome.KEPT:
-        # Its result was made by the code that is written there.
+        # Its result was made by the stored code.
         code = row.code
     new: dict[str, Any] = {
         "class_id": class_of(turn, written.placed_by, row.submitter),
@@ -387,7 +386,7 @@ def _change(turn: WriterTransaction, asked: Submission, fate: SpecDecision, row:
     turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
     live = turn.book.live_by_seq.get(row.seq)
     if live is not None:
-        live.class_id, live.priority, live.attempts = new["class_id"], new["priority"], order.attempts
+        live.job.class_id, live.job.priority, live.attempts = new["class_id"], new["priority"], order.attempts
     elif row.is_ready and row.state == JobState.PENDING.value:
         leave_line(turn, row.class_id, row.priority, row.seq)
         moved = row._replace(class_id=new["class_id"], priority=new["priority"], spec=text)

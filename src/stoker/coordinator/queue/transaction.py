@@ -1,63 +1,66 @@
-"""One turn of the writer: what is known, the time, and the writes that one commit will make durable.
+"""One transaction of the writer: the state, the time, and the writes of one commit; and the moves of live jobs.
 
-Verbs take a turn and a command. They look things up, decide, change what is kept in memory and leave rows; if the
-commit fails, memory is thrown away and read again.
+Each command is a function of a transaction and the command. It reads, decides, changes the state in memory and adds
+rows; if the commit fails, the state is discarded and read again.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy.engine import Dialect
 
 from stoker.coordinator.database.database import PreparedStatement, WriterConnection
-from stoker.coordinator.queue.queue_state import QueueContext, QueueState
-from stoker.coordinator.queue.ready import ReadyJobEntry
-from stoker.coordinator.queue.sql import Queries, Statements
+from stoker.coordinator.queue.queue_state import LiveLease, QueueContext, QueueState, ReadyJobEntry
+from stoker.coordinator.queue.sql import JobRow, Queries, Statements
+from stoker.core.events import FleetKinds
+from stoker.core.frozen import frozen
+from stoker.core.job import JobState
 from stoker.core.jsontext import dumps
 from stoker.core.leases import LeaseTiming
+from stoker.core.retry import BudgetUsage, FailureCause, JobCancellation, JobFailure, after_failure
 
-# Writes that wait to be made together: rows by statement, events, counts. One transaction takes them all.
+# Writes that are sent together: rows by statement, events, counts.
 #
-# A job moves at most once in a batch: whoever moves it again lets the batch be written first, so that statements may
-# run in any order among jobs.
+# A job moves at most once in a batch: before a second move the batch is written, so that the order of statements among
+# jobs does not matter.
 
 
 class RowChanged(Exception):
-    """A row is not the one that was decided about: somebody else has written it."""
+    """A row was modified by another process since it was read."""
 
 
 class WriteBatch:
-    """One group's writes, in the order of their tables."""
+    """The writes of one group of commands, in the order of their tables."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements
         self._rows: defaultdict[PreparedStatement, list[dict[str, Any]]] = defaultdict(list)
         self._counts: defaultdict[str, int] = defaultdict(int)
         self.moved: set[int] = set()
-        """Jobs that these rows move."""
+        """Jobs moved by these rows."""
 
     @property
     def is_empty(self) -> bool:
         return not self._rows and not self._counts
 
     def add(self, statement: PreparedStatement, row: dict[str, Any]) -> None:
-        """Take a row for a statement."""
+        """Add a row for a statement."""
         self._rows[statement].append(row)
 
     def add_all(self, statement: PreparedStatement, rows: list[dict[str, Any]]) -> None:
-        """Take many rows for a statement."""
+        """Add many rows for a statement."""
         if rows:
             self._rows[statement] += rows
 
     def count(self, key: str, more: int) -> None:
-        """Let a counter grow."""
+        """Increase a counter."""
         self._counts[key] += more
 
     def write(self, connection: WriterConnection) -> None:
-        """Run everything. Raises `RowChanged` if a guarded statement did not find its row; roll back then."""
+        """Run all statements. Raises `RowChanged` if a guarded one did not find its row; the caller rolls back."""
         for key, more in self._counts.items():
             if more:
                 self._rows[self._statements.add_count].append({"key": key, "value": more})
@@ -69,14 +72,14 @@ class WriteBatch:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was taken."""
+        """Discard all writes."""
         self._rows.clear()
         self._counts.clear()
         self.moved.clear()
 
 
 class SqlStatements:
-    """All statements of one database."""
+    """All statements of one kind of database."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.queries = Queries(dialect)
@@ -87,7 +90,7 @@ _words: dict[str, SqlStatements] = {}
 
 
 def words_of(dialect: Dialect) -> SqlStatements:
-    """Return the statements for a sort of database; compiling them takes some 40 ms, once per process."""
+    """Return the statements for a kind of database; compiling them takes about 40 ms, once per process."""
     known = _words.get(dialect.name)
     if known is None:
         known = _words[dialect.name] = SqlStatements(dialect)
@@ -95,7 +98,7 @@ def words_of(dialect: Dialect) -> SqlStatements:
 
 
 class WriterTransaction:
-    """Made anew for every group of commands."""
+    """The transaction of one group of commands."""
 
     def __init__(
         self,
@@ -115,12 +118,12 @@ class WriterTransaction:
         if jumped_s:
             book.scheduler.shift(-jumped_s)
         self.tick_s = book.time.tick_s()
-        """To judge leases by."""
+        """By which leases expire."""
         self.called: dict[str, None] = {}
-        """Machines that should ask again, in this order: for what to do with a lease of theirs, or for a job."""
+        """Machines that should send a claim again, in this order: for an instruction or a job."""
         self.pace = pace
         self.completed: list[int] = []
-        """Jobs that completed in this turn: whoever was to come after them may be ready."""
+        """Jobs that completed in this transaction: jobs that depend on them may be ready."""
         self.reopened: list[int] = []
         """Jobs that are no longer completed."""
         self._connection = connection
@@ -130,7 +133,7 @@ class WriterTransaction:
         book.waiting.fetch = self._read_ready
 
     def read(self, query: PreparedStatement, **parameters: Any) -> list[tuple[Any, ...]]:
-        """Return the rows that a query finds, as they are with all writes of this turn."""
+        """Return the rows of a query, with all writes of this transaction."""
         self._open()
         if not self._batch.is_empty:
             self._batch.write(self._connection)
@@ -142,15 +145,15 @@ class WriterTransaction:
         return self._connection.many(list(values))
 
     def write(self, statement: PreparedStatement, **row: Any) -> None:
-        """Leave a row."""
+        """Add a row."""
         self._batch.add(statement, row)
 
     def write_all(self, statement: PreparedStatement, rows: list[dict[str, Any]]) -> None:
-        """Leave many rows."""
+        """Add many rows."""
         self._batch.add_all(statement, rows)
 
     def move(self, seq: int) -> None:
-        """Say that rows of this job follow; what an earlier command of this turn did to it is written first."""
+        """Announce rows of a job; rows of it by an earlier command of this transaction are written first."""
         moved = self._batch.moved
         if seq in moved:
             self._open()
@@ -159,61 +162,78 @@ class WriterTransaction:
         moved.add(seq)
 
     def tell(self, kind: str, **row: Any) -> None:
-        """Leave an event: one for every move, in the same commit."""
+        """Add an event: one for every move, in the same commit."""
         book = self.book
         book.event_id += 1
-        told = {**_NO_EVENT, "id": book.event_id, "at_s": self.now_s, "kind": kind, "generation": book.generation}
-        told.update(row)
-        fields = told["fields"]
-        told["fields"] = dumps(fields) if fields else ""
-        self._batch.add(self.statements.add_event, told)
+        event = {**_NO_EVENT, "id": book.event_id, "at_s": self.now_s, "kind": kind, "generation": book.generation}
+        event.update(row)
+        fields = event["fields"]
+        event["fields"] = dumps(fields) if fields else ""
+        self._batch.add(self.statements.add_event, event)
 
     def tell_all(self, kind: str, seqs: Iterable[int], **row: Any) -> None:
-        """Leave the same event, but for the job, of each of these."""
+        """Add the same event for each of these jobs."""
         book = self.book
-        told = {**_NO_EVENT, "at_s": self.now_s, "kind": kind, "generation": book.generation, **row}
-        told["fields"] = dumps(told["fields"]) if told["fields"] else ""
+        event = {**_NO_EVENT, "at_s": self.now_s, "kind": kind, "generation": book.generation, **row}
+        event["fields"] = dumps(event["fields"]) if event["fields"] else ""
         first = book.event_id + 1
-        rows = [{**told, "id": id, "seq": seq} for id, seq in enumerate(seqs, first)]
+        rows = [{**event, "id": id, "seq": seq} for id, seq in enumerate(seqs, first)]
         book.event_id += len(rows)
         self._batch.add_all(self.statements.add_event, rows)
 
+    def tell_live(self, kind: str, live: LiveLease, fields: dict[str, Any], *, to_state: str = "") -> None:
+        """Add an event of a live job; with `to_state`, that of its move there, which is counted."""
+        job = live.job
+        self.tell(
+            kind,
+            seq=job.seq,
+            machine=live.machine,
+            attempt=job.attempt,
+            epoch=job.epoch,
+            from_state=live.state if to_state else "",
+            to_state=to_state,
+            fields=fields,
+        )
+        if to_state:
+            self.count_move(live.state, to_state)
+            live.state = to_state
+
     def count_move(self, before: str, after: str) -> None:
-        """Count a job out of one state and into another."""
+        """Update the counters of a job's states."""
         if before:
             self._batch.count(f"state:{before}", -1)
         self._batch.count(f"state:{after}", 1)
 
     def count(self, key: str, more: int) -> None:
-        """Let a counter grow."""
+        """Increase a counter."""
         self._batch.count(key, more)
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is anything to commit."""
+        """True if there is anything to commit."""
         return self._is_written or not self._batch.is_empty
 
     def settle(self) -> None:
-        """Write everything that waits, short of the commit."""
+        """Send all pending writes, without the commit."""
         if not self._batch.is_empty:
             self._open()
             self._batch.write(self._connection)
             self._is_written = True
 
     def finish(self) -> None:
-        """Commit, or end a transaction that only read."""
+        """Commit, or roll back a transaction that only read."""
         if self._is_written:
             self._connection.commit()
         elif self._is_open:
             self._connection.roll_back()
 
     def call_machines(self) -> None:
-        """Bring the heads of the ready jobs up to date, and call the machines that should ask again now."""
+        """Update the heads of ready jobs, and call the machines that should send a claim again."""
         self.book.waiting.freshen()
         self.called.update(dict.fromkeys(self.book.scheduler.calls(self.now_s)))
 
     def call(self, machine: str) -> None:
-        """Let a machine ask again."""
+        """Request that a machine sends a claim again."""
         self.called[machine] = None
 
     def _read_ready(self, class_id: int, priority: int, after_seq: int, most: int) -> list[ReadyJobEntry]:
@@ -236,3 +256,280 @@ _NO_EVENT: dict[str, Any] = {
     "to_state": "",
     "fields": None,
 }
+
+
+# Moves of live jobs in rows: lease, attempt, job, one event; and the copy in memory likewise.
+
+COMPLETED = "completed"
+_NOTHING: tuple[object, ...] = ("", None, [])
+
+
+@frozen
+class AttemptEndRecord:
+    """The recorded end of an attempt."""
+
+    ending: str
+    """completed, failed, released, declined, expired, cancelled."""
+    kind: str
+    """Of the event."""
+    cause: str = ""
+    job_cause: str = ""
+    """Of the job, if it differs: poison."""
+    message: str = ""
+    hint: str = ""
+    error: str = ""
+    """JSON."""
+    exit_code: int | None = None
+    tree: str = ""
+    facts: str = ""
+    """JSON."""
+
+
+def return_to_line(
+    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, *, pause_s: float = 0.0, **fields: Any
+) -> None:
+    """Return a live job to the queue, with the budgets of `live`."""
+    is_ready = not live.blockers and pause_s <= 0
+    not_before_s = turn.now_s + pause_s if pause_s > 0 else 0.0
+    _end_attempt(turn, live, ending)
+    turn.write(
+        turn.statements.return_job,
+        at_seq=live.job.seq,
+        was_epoch=live.job.epoch,
+        was_state=live.state,
+        is_ready=is_ready,
+        not_before_s=not_before_s,
+        since_s=turn.now_s,
+        changed_s=turn.now_s,
+        user_failures=live.job.user_failures,
+        lost=live.job.lost,
+        declined=live.job.declined,
+        cause=ending.cause,
+        message=ending.message,
+    )
+    _tell(turn, live, ending, JobState.PENDING, fields)
+    if is_ready:
+        live.job.since_s = turn.now_s
+        enter_line(turn, live.job)
+    elif not live.blockers:
+        turn.book.next_delay_s = min(turn.book.next_delay_s, not_before_s)
+
+
+def close_job(
+    turn: WriterTransaction, live: LiveLease, state: JobState, ending: AttemptEndRecord, **fields: Any
+) -> None:
+    """End a live job as failed or cancelled."""
+    _end_attempt(turn, live, ending)
+    turn.write(
+        turn.statements.end_job,
+        at_seq=live.job.seq,
+        was_epoch=live.job.epoch,
+        was_state=live.state,
+        state=state.value,
+        ended_s=turn.now_s,
+        changed_s=turn.now_s,
+        cause=ending.job_cause or ending.cause,
+        message=ending.message,
+        hint=ending.hint,
+        error=ending.error,
+        exit_code=ending.exit_code,
+        user_failures=live.job.user_failures,
+        lost=live.job.lost,
+    )
+    _tell(turn, live, ending, state, fields)
+
+
+def complete_job(
+    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, row: dict[str, Any], **fields: Any
+) -> None:
+    """End a live job as completed; `row` is its result. If its start was not reported, it started now."""
+    was_state = live.state
+    if live.started_s is None:
+        live.started_s = turn.now_s
+        tell_start(turn, live)
+    _end_attempt(turn, live, ending)
+    turn.write(
+        turn.statements.finish_job,
+        at_seq=live.job.seq,
+        was_epoch=live.job.epoch,
+        was_state=was_state,
+        started_s=live.started_s,
+        ended_s=turn.now_s,
+        changed_s=turn.now_s,
+        **row,
+    )
+    _tell(turn, live, ending, JobState.COMPLETED, fields)
+    turn.completed.append(live.job.seq)
+
+
+def tell_start(turn: WriterTransaction, live: LiveLease, **fields: Any) -> None:
+    """Record that a claimed job runs."""
+    turn.tell_live(FleetKinds.JOB_STARTED, live, fields, to_state=JobState.RUNNING.value)
+    turn.book.scheduler.leases.started(live.allocation, turn.now_s)
+
+
+def enter_line(turn: WriterTransaction, job: ReadyJobEntry) -> None:
+    """Add a ready job to the queue."""
+    turn.book.waiting.add(job)
+    turn.count(f"class:{job.class_id}", 1)
+
+
+def leave_line(turn: WriterTransaction, class_id: int, priority: int, seq: int) -> None:
+    """Remove a ready job from the queue."""
+    turn.book.waiting.drop(class_id, priority, seq)
+    turn.count(f"class:{class_id}", -1)
+
+
+def telling(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return an event's fields without empty ones."""
+    return {name: value for name, value in fields.items() if value not in _NOTHING}
+
+
+def plain(text: str) -> str:
+    """Return text that every database can store: PostgreSQL stores no NUL."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
+
+
+def json_or_empty(value: dict[str, Any]) -> str:
+    """Return an object as stored in a column."""
+    return dumps(value) if value else ""
+
+
+def _end_attempt(turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord) -> None:
+    turn.move(live.job.seq)
+    turn.write(turn.statements.end_lease, at_seq=live.job.seq, was_epoch=live.job.epoch)
+    turn.write(
+        turn.statements.end_attempt,
+        at_seq=live.job.seq,
+        was_epoch=live.job.epoch,
+        at_attempt=live.job.attempt,
+        started_s=live.started_s,
+        ended_s=turn.now_s,
+        ending=ending.ending,
+        cause=ending.cause,
+        message=ending.message,
+        hint=ending.hint,
+        exit_code=ending.exit_code,
+        tree=ending.tree,
+        facts=ending.facts,
+    )
+    turn.book.drop_live(live, turn.now_s, is_completed=ending.ending == COMPLETED)
+
+
+def _tell(
+    turn: WriterTransaction, live: LiveLease, ending: AttemptEndRecord, state: JobState, fields: dict[str, Any]
+) -> None:
+    event_fields = {"cause": ending.job_cause or ending.cause, "message": ending.message, **fields}
+    turn.tell_live(ending.kind, live, telling(event_fields), to_state=state.value)
+
+
+# Leases of lost workers: charged to the worker, not to the job, until it has happened too often.
+
+_UNCONFIRMED = AttemptEndRecord(
+    ending="expired",
+    kind=FleetKinds.JOB_CANCELLED,
+    cause=FailureCause.CANCELLED.value,
+    message="unconfirmed: the worker was lost before it confirmed the stop",
+)
+
+
+def lose(turn: WriterTransaction, live: LiveLease, why: str) -> None:
+    """End an expired lease, guarded like every write: only if its row is unchanged."""
+    job = live.job
+    job.lost += 1
+    spent = BudgetUsage(user_failures=job.user_failures, lost=job.lost, workers_lost=_workers_lost(turn, live))
+    then = after_failure(
+        FailureCause.LOST,
+        spent,
+        turn.setting.budgets,
+        attempts=live.attempts,
+        is_cancelling=live.is_cancelling,
+        randomness=turn.setting.randomness(),
+    )
+    if isinstance(then, JobCancellation):
+        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
+    elif isinstance(then, JobFailure):
+        ending = AttemptEndRecord(
+            ending="expired",
+            kind=FleetKinds.JOB_FAILED,
+            cause=FailureCause.LOST.value,
+            job_cause=then.cause,
+            message=f"{why}; {then.why}",
+            hint="check the machines' logs, then run `stoker jobs requeue`",
+        )
+        close_job(turn, live, JobState.FAILED, ending)
+    else:
+        ending = AttemptEndRecord(
+            ending="expired", kind=FleetKinds.JOB_EXPIRED, cause=FailureCause.LOST.value, message=why
+        )
+        return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why)
+        if machine := turn.book.machines.get(live.machine):
+            machine.late_until_tick_s = float("inf")
+
+
+def forgive(turn: WriterTransaction, live: LiveLease, why: str) -> None:
+    """End a lease without a charge: the coordinator was restored from a backup."""
+    if live.is_cancelling:
+        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
+    else:
+        return_to_line(turn, live, AttemptEndRecord(ending="expired", kind=FleetKinds.JOB_EXPIRED, message=why))
+
+
+def _workers_lost(turn: WriterTransaction, live: LiveLease) -> int:
+    """Return how many different workers were lost while they ran this job, since it was last submitted or requeued."""
+    if live.started_s is None or live.job.lost < turn.setting.budgets.poisoned:
+        return 1 if live.started_s is not None else 0
+    rows = turn.read(turn.queries.lost_attempts, of_seq=live.job.seq, most=live.job.lost - 1)
+    machines = {machine for machine, started_s, ending in rows if ending == "expired" and started_s is not None}
+    return len(machines | {live.machine})
+
+
+# Jobs that depend on others: the number of unfinished dependencies, counted again whenever one completes or reopens.
+
+
+def update_followers(turn: WriterTransaction) -> None:
+    """Count the blockers of jobs that depend on one that completed or reopened in this transaction."""
+    done = [*turn.completed, *turn.reopened]
+    if not done or not turn.book.has_after:
+        return
+    followers = {seq for (seq,) in turn.read(turn.queries.followers, seqs=turn.many(done))}
+    if followers:
+        recount(turn, followers)
+
+
+def recount(turn: WriterTransaction, seqs: Iterable[int]) -> None:
+    """Count the blockers of these jobs again."""
+    some = turn.many(sorted(seqs))
+    blockers = Counter(
+        seq for seq, _, state in turn.read(turn.queries.before, seqs=some) if state != JobState.COMPLETED.value
+    )
+    for row in (JobRow(*row) for row in turn.read(turn.queries.jobs_by_seq, seqs=some)):
+        if blockers[row.seq] != row.blockers:
+            _set_blockers(turn, row, blockers[row.seq])
+
+
+def _set_blockers(turn: WriterTransaction, row: JobRow, blockers: int) -> None:
+    is_pending = row.state == JobState.PENDING.value
+    is_ready = is_pending and not blockers and row.not_before_s <= turn.now_s
+    since_s = turn.now_s if is_ready else row.since_s
+    turn.move(row.seq)
+    turn.write(
+        turn.statements.block_job,
+        at_seq=row.seq,
+        was_epoch=row.epoch,
+        was_state=row.state,
+        blockers=blockers,
+        is_ready=is_ready,
+        since_s=since_s,
+        changed_s=turn.now_s,
+    )
+    live = turn.book.live_by_seq.get(row.seq)
+    if live is not None:
+        live.blockers = blockers
+    if row.is_ready and not is_ready:
+        leave_line(turn, row.class_id, row.priority, row.seq)
+    elif is_ready and not row.is_ready:
+        enter_line(turn, ReadyJobEntry.of(row._replace(since_s=since_s)))
+        turn.tell(FleetKinds.JOB_READY, seq=row.seq, epoch=row.epoch)
+    elif is_pending and not blockers:
+        turn.book.next_delay_s = min(turn.book.next_delay_s, row.not_before_s)

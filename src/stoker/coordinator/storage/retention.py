@@ -16,7 +16,7 @@ from sqlalchemy import select
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import BUNDLES, JOBS
 from stoker.coordinator.queue.commands import PruneBundles, QueueCommandResult
-from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.storage import CoordinatorStorage
 from stoker.coordinator.storage.tree_storage import PINNED, UNUSED_S, CoordinatorTrees, TreeDecision, decide_trees
 from stoker.core.digests import Digest

@@ -20,7 +20,7 @@ from sqlalchemy import select, text
 from stoker.coordinator.database.database import Database, snapshot
 from stoker.coordinator.database.tables import CONTENTS, JOBS
 from stoker.coordinator.queue.commands import Command, DropTrees, KeepTree, QueueCommandResult, WantTree
-from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.queue.writer import Queue
 from stoker.coordinator.storage.attempt_files import UPLOAD_OPTION
 from stoker.coordinator.storage.listed_files import read_files
 from stoker.coordinator.storage.storage import CoordinatorStorage

@@ -94,7 +94,7 @@ class SimulationReport:
     uses: tuple[NodeTypeUse, ...]
     waits: tuple[Waits, ...]
     most_behind_s: float
-    """By how much a job began later than at an even pace through the queue, at the most: nobody starved longer."""
+    """Largest delay of a job's start compared with an even pace through the queue: no job starved longer."""
     times_kept: int
     """How often a machine was kept for a job that was passed too often."""
     step_s: float

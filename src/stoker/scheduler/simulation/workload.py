@@ -20,7 +20,7 @@ from typing import Any
 from stoker.core.device import GIB, MemoryType
 from stoker.core.frozen import frozen
 from stoker.core.machine import DevicePreference, Gpu, Node, Requirements, SchedulableJob
-from stoker.scheduler.job_types import UNKNOWN_S
+from stoker.scheduler.ready_queue import UNKNOWN_S
 from stoker.scheduler.snapshot import Snapshot, used_classes
 
 Range = tuple[float, float]
@@ -85,7 +85,7 @@ class JobShape:
     expected_s: float
     weight: float
     is_stated: bool = True
-    """The scheduler is told how long they take; if not, it learns that from those that end."""
+    """The scheduler knows their durations; otherwise it learns them from finished jobs."""
     like: str = ""
     """Shapes with the same word here are learned from, too."""
 

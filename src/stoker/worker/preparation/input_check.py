@@ -18,8 +18,8 @@ from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.users import OtherUser
 from stoker.jobs.pack.data_trees import known_tree
 from stoker.jobs.program import RECIPE
-from stoker.protocol.code_messages import code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.protocol.environment_messages import PYTHON
+from stoker.protocol.job_checks import code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.protocol.lease_messages import Grant
 from stoker.store.local_store import LocalStore
 from stoker.store.records import Record

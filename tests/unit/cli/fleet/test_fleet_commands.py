@@ -73,7 +73,7 @@ def test_a_token_that_is_refused_hides_nothing_of_this_machine_and_is_reported(
     here = stoker(*words.split())
     done = stoker(*words.split(), at=fleet, token="wrong")
     assert (done.code, done.out.splitlines()[0]) == (33, here.out.splitlines()[0])
-    assert "stoker: that is no token of this coordinator; only what is here is shown" in done.err
+    assert "stoker: the token is not valid at this coordinator; only what is here is shown" in done.err
     assert stoker(*words.split(), "--json", at=fleet, token="wrong").objects()[-1]["error"] == "not_allowed"
     assert stoker(*words.split(), "--at", fleet.url, at=fleet, token="wrong").code == 33
 
@@ -82,7 +82,7 @@ def test_a_machine_of_the_fleet_is_not_called_unknown_where_the_token_is_refused
     Hand(fleet.client())
     assert stoker("machines", "show", "desk", at=fleet).code == 0
     done = stoker("machines", "show", "desk", at=fleet, token="wrong")
-    assert (done.code, "that is no token of this coordinator" in done.err) == (33, True)
+    assert (done.code, "the token is not valid at this coordinator" in done.err) == (33, True)
 
 
 def test_no_command_speaks_to_a_tcp_port_of_this_machine(stoker: Stoker):
@@ -412,10 +412,10 @@ def test_opening_says_what_stays_closed_and_nothing_against_it(fleet: Fleet, sto
     Hand(fleet.client())
     stoker("machines", "cordon", "desk", "--device", "GPU-1", at=fleet)
     done = stoker("machines", "open", "desk", at=fleet)
-    assert (done.out, "desk is open already" in done.err, "closed still: GPU-1" in done.err) == ("", True, True)
+    assert (done.out, "desk is open already" in done.err, "still closed: GPU-1" in done.err) == ("", True, True)
     stoker("machines", "drain", "desk", at=fleet)
     done = stoker("machines", "open", "desk", at=fleet)
-    assert (done.out, "note: closed still: GPU-1" in done.err) == ("desk is open\n", True)
+    assert (done.out, "note: still closed: GPU-1" in done.err) == ("desk is open\n", True)
     stoker("machines", "open", "desk", "--device", "GPU-1", at=fleet)
     stoker("machines", "drain", "desk", at=fleet)
     assert stoker("machines", "open", "desk", at=fleet).out == "desk is open: jobs may come\n"
@@ -432,7 +432,7 @@ def test_what_can_not_be_of_a_job_names_its_state(fleet: Fleet, stoker: Stoker, 
 
 
 def test_reading_again_without_files_says_that_there_are_none(fleet: Fleet, stoker: Stoker):
-    assert "nothing is given to read" in stoker("admin", "reload", at=fleet).out
+    assert "nothing to reload" in stoker("admin", "reload", at=fleet).out
 
 
 def test_a_machine_that_holds_something_is_not_forgotten(fleet: Fleet, stoker: Stoker, submit):

@@ -75,7 +75,7 @@ def test_a_worker_that_finds_no_coordinator_says_after_ten_seconds_how_to_get_on
     assert 10.0 <= slept_s < 11.0
     err = capfd.readouterr().err
     assert err.count(WAITS) == 1
-    assert "`stoker serve` starts one here" in err
+    assert "start one here: `stoker serve`" in err
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from stoker.core.jsontext import dumps, loads
 from stoker.core.leases import Role
 from stoker.host.tls.certificates import make_ca, read_certificate
 from stoker.protocol.discovery import Membership, MembershipKind, read_joined
-from stoker.protocol.join_proofs import JoinCode, fingerprint
+from stoker.protocol.enrolment_messages import JoinCode, fingerprint
 from stoker.worker import enrolment
 from stoker.worker.enrolment import Invitation, VerifiedCoordinator, begin, finish, resume
 from tests.servers.door import Door, refused
@@ -61,7 +61,7 @@ def test_a_machine_joins_and_keeps_a_certificate_of_its_own_key(tmp_path, house)
 def _cut_off(door: Door, house: App, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Join, and be killed between the answer and the first file; give what is left."""
 
-    def die(*_: object) -> Membership:
+    def die(*_: object, **__: object) -> Membership:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as dying:

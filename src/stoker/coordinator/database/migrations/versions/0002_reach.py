@@ -1,4 +1,4 @@
-"""Who belongs to the fleet, what travels in it, what is wrong with it, and who is told."""
+"""Members of the fleet, trees, symptoms and webhooks."""
 
 from __future__ import annotations
 
