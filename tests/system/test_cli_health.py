@@ -58,7 +58,7 @@ def test_an_address_that_is_never_told_anything_keeps_no_job_from_being_submitte
     where = "http://169.254.169.254/"
     done = home.stoker("submit", "-y", "--in-place", "--name", "untold", "--notify", where, "--", "true", "untold")
     assert done.code == 0, done.err
-    assert f"{where} is told nothing: " in done.err
+    assert f"no webhook for {where}: " in done.err
     assert "submitted to" in done.out
 
 

@@ -60,7 +60,7 @@ def test_a_dry_run_needs_no_coordinator_and_says_so(shell: Shell) -> None:
     done = shell.stoker("submit", "m.toml", "--dry-run")
     assert done.code == 0, done.err
     assert "sweep/1" in done.out
-    assert "3 jobs; no coordinator was asked, nothing was submitted" in done.out
+    assert "3 jobs; no coordinator is known, nothing was submitted" in done.out
 
 
 def test_without_a_coordinator_faults_come_first_and_good_jobs_are_not_lost_in_silence(shell: Shell) -> None:

@@ -139,7 +139,7 @@ def with_kernels_kept(environment: Mapping[str, str], folder: str) -> dict[str, 
 
 
 def _is_own(folder: str) -> bool:
-    """Return whether a folder is this user's; `su` and `sudo` leave another's in the environment."""
+    """Return True if a folder is this user's; `su` and `sudo` leave another's in the environment."""
     try:
         found = os.stat(folder)
     except OSError:
@@ -258,7 +258,7 @@ class AppParts(Protocol):
         """Return what installs services here."""
 
     def boot_trouble(self) -> str:
-        """Give the command without which services of this user do not start with the machine; empty: none is needed."""
+        """Return the command that lets services of this user start with the machine; empty: none is needed."""
 
     def contain_by(self, mechanism: str) -> None:
         """Keep programs' memory within bounds by exactly this mechanism."""

@@ -392,12 +392,12 @@ def points_of(client: FleetClient, name: str) -> list[JobView]:
 
 
 def story_files(path: str) -> bool:
-    """Return whether a file tells how the job went: all but logs and metrics."""
+    """Return True if a file tells how the job went: all but logs and metrics."""
     return not path.startswith(("logs/", "metrics/", "code/"))
 
 
 def log_files(path: str) -> bool:
-    """Return whether a file is needed to show what was printed."""
+    """Return True if a file is needed to show what was printed."""
     return not path.startswith(("metrics/", "code/"))
 
 
@@ -439,7 +439,7 @@ class SyncedAttempt:
         return has_come
 
     def has(self, path: str) -> bool:
-        """Return whether anything of a file is here."""
+        """Return True if anything of a file is here."""
         return path in self._sizes
 
     def close(self) -> None:

@@ -226,7 +226,7 @@ def split_ref(target: str) -> tuple[str, str]:
 
 
 def _is_attempt_of_point(target: str, local: LocalJob) -> bool:
-    """Return whether `NAME/3` was asked for and what is here is an attempt of a job of the fleet."""
+    """Return True if `NAME/3` was asked for and what is here is an attempt of a job of the fleet."""
     return split_ref(target)[0] != target.partition("/")[0] and local.is_attempt
 
 

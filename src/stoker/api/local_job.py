@@ -169,7 +169,7 @@ def _with_own(stack: list[tuple[str, Any]], own: JobSetting) -> list[tuple[str, 
 
 
 def _is_in_one(path: str, origins: Container[str]) -> bool:
-    """Return whether a path is one of these, or is below one that is a map."""
+    """Return True if a path is one of these, or is below one that is a map."""
     steps = path.split(".")
     return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
 

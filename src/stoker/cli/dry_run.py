@@ -1,6 +1,6 @@
 """`stoker run --dry-run`: hit or miss with the reason for every stage, and what the misses may cost. Runs nothing.
 
-What a run would surely refuse, or fail on, is told last, and ends with the run's exit code.
+What a run would refuse, or fail on, comes last, and sets the run's exit code.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def _foreseen(call: CommandContext, build: JobBuild, seen: PlanPreview) -> Itera
         if node.id in missed and node.stage.foresee is not None:
             whose = labels.get(node.id, node.id)
             try:
-                told = node.stage.foresee(node.stage.args.make(node.args))
+                warning = node.stage.foresee(node.stage.args.make(node.args))
             except StageInputError as error:
                 yield type(error)(f"{whose}: {error}", hint=error.hint, **error.data)
             else:
-                if told:
-                    yield f"{whose}: {told}"
+                if warning:
+                    yield f"{whose}: {warning}"
 
 
 def _show_stages(call: CommandContext, seen: PlanPreview) -> None:
@@ -150,12 +150,12 @@ def _headline(seen: PlanPreview) -> str:
     total = len(seen.forecasts)
     if not misses and not unknown:
         return f"all {total} stages are known"
-    told = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are known", f"{misses} would run"]
+    parts = [f"{seen.count(ForecastVerdict.HIT)} of {total} stages are known", f"{misses} would run"]
     if unknown:
-        told.append(f"{unknown} may follow")
+        parts.append(f"{unknown} may follow")
     if seen.estimate_s is not None:
-        told.append(f"about {span(seen.estimate_s)} of work, as far as history tells")
-    return ", ".join(told)
+        parts.append(f"about {span(seen.estimate_s)} of work, by history")
+    return ", ".join(parts)
 
 
 # The expected memory of trials that share a process, on this machine.

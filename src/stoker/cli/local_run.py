@@ -27,7 +27,7 @@ from stoker.views.adapter_lines import SharedProcessRunView, forecast_lines
 from stoker.views.text_tables import ASCII, UNICODE
 from stoker.views.trial_lines import titles_of
 
-# Trainings whose results were known, so that nobody wrote the checkpoints that were asked for.
+# Trainings whose results were known, so that their checkpoint folders were not written.
 
 _COOKBOOK = "language"
 _NAMED = 5
@@ -224,7 +224,7 @@ def _check_out(folder: str) -> None:
 
 
 def _options_told(options: RunOptions) -> dict[str, Any]:
-    told = {
+    recorded = {
         "jobs": options.max_in_flight,
         "keep_going": options.keep_going,
         "max_failures": options.max_failures,
@@ -232,7 +232,7 @@ def _options_told(options: RunOptions) -> dict[str, Any]:
         "timeout_s": options.deadline_s,
         "solo": options.solo,
     }
-    return {name: value for name, value in told.items() if value not in (None, [], False)}
+    return {name: value for name, value in recorded.items() if value not in (None, [], False)}
 
 
 # What a job wants of the hub, brought before it runs: fetched where it is not here, verified in any case.

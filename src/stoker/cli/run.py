@@ -25,76 +25,77 @@ MOST_TRIALS = 100_000
 
 
 def running(unnamed: str) -> tuple[Option, ...]:
-    """Return what may be said of how work is to run; `unnamed` is what its job is called unless told."""
+    """Return the options of commands that run a job; `unnamed` is the job's default name."""
     return (
-        Option("--dry-run", help="show what would run, why, and what it may cost; run nothing"),
+        Option("--dry-run", help="show what would run, why, and its expected cost; run nothing"),
         Option(
             "--rerun",
             value="STAGE",
-            help="run this stage although its result is known; several with commas or by giving it again",
+            help="run this stage even if its result is cached; several: with commas, or repeat the option",
             is_many=True,
         ),
-        Option("--keep-going", help="go on with what does not depend on a stage that failed; a sweep does so anyway"),
-        Option("--max-failures", value="N", read=whole(1), help="with --keep-going, which it implies: stop after N"),
-        Option("--solo", help="each in a process of its own, also what could be trained together over one base"),
+        Option("--keep-going", help="continue with stages that do not depend on a failed one; sweeps always do"),
+        Option("--max-failures", value="N", read=whole(1), help="stop after N failures; implies --keep-going"),
+        Option("--solo", help="run each trial in its own process, also those that could share one over one base"),
         Option(
-            "-j", "--jobs", value="N", read=whole(1), help=f"stages at once, {MAX_IN_FLIGHT} unless told; programs 1"
+            "-j", "--jobs", value="N", read=whole(1), help=f"stages at once (default: {MAX_IN_FLIGHT}; programs: 1)"
         ),
-        Option("--name", value="NAME", help=f"what the job is called; {unnamed}, unless told"),
-        Option("--out", value="DIR", help="lay results out in DIR/NAME; stoker-out unless told"),
+        Option("--name", value="NAME", help=f"job name (default: {unnamed})"),
+        Option("--out", value="DIR", help="write results to DIR/NAME (default: stoker-out)"),
         Option("--no-out", help="keep results in the store only"),
-        Option("--timeout", value="TIME", read=duration, help="stop if the whole takes longer: 90s, 15m, 2h"),
+        Option("--timeout", value="TIME", read=duration, help="stop the job if it takes longer: 90s, 15m, 2h"),
         Option(
             "--contain",
             value="HOW",
-            help="keep memory within bounds by exactly this: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
+            help="limit memory by this mechanism: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
         ),
         Option(
             "--wandb",
             value="PROJECT",
-            help="pass metrics on to wandb too, offline unless WANDB_MODE says so; the program's Python has to have it",
+            help="also send metrics to wandb (WANDB_MODE, default: offline); requires wandb in the program's Python",
         ),
-        Option("-y", "--yes", help=f"do not ask, also for more than {MOST_UNASKED:,} trials"),
+        Option("-y", "--yes", help=f"do not ask for confirmation, not even for more than {MOST_UNASKED:,} trials"),
     )
 
 
 GRAMMAR = Grammar(
     "run",
     about=(
-        "Run a recipe, a plan or any program here, now, and watch it. A comma or a range in a value makes a sweep, and "
-        "{name} in a program's words stands for a value. Stages whose results are known are not run again; what was "
-        "interrupted continues with the same command. Results are also laid out as plain files in stoker-out/NAME."
+        "Run a recipe, a plan or any program on this machine and show its progress. A comma or a range in a value "
+        "makes a sweep; {name} in a program's words is replaced by a value. Stages with cached results are skipped. "
+        "After an interruption, run the same command again to continue. Results are also written as plain files to "
+        "stoker-out/NAME."
     ),
     positionals=(
         Positional(
             "RECIPE|PLAN.json",
             key="target",
-            help="what to run: `stoker recipes` lists the recipes; nothing if a program follows --",
+            help="what to run: `stoker recipes` lists the recipes; omit it if a program follows --",
             is_required=False,
         ),
         Positional(
             "key=value",
             key="values",
             help="settings: a.b=v changes, +a=v adds, ++a=v either, '~a' deletes, group=option; lr=1e-3,1e-4 or "
-            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps. What a program gets: gpus=2, vram=6G, shares=true "
-            "(a card beside others), cpus=4, memory=8G, python=PATH, inputs=DIR, outputs=DIR",
+            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps. Settings of a program: gpus=2, vram=6G, "
+            "shares=true (share a GPU), cpus=4, memory=8G, python=PATH, inputs=DIR, outputs=DIR",
             is_many=True,
             is_required=False,
         ),
     ),
     options=(
         Option(
-            "--config", value="FILE", help="a YAML or TOML file to start from; several: later ones win", is_many=True
+            "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
-        Option("--failed", value="JOB", help="run again what failed, or was never reached, in an earlier job"),
+        Option("--failed", value="JOB", help="run the failed and unfinished part of an earlier job again"),
         Option(
             "--ranks",
             value="N|auto",
             read=ranks,
             help="run a program, or a recipe that has ranks=, as N processes that start and end together; auto: one "
-            "for each GPU, or 1. See `stoker help gang run`",
+            "per GPU, at least 1. See `stoker help gang run`",
         ),
-        *running("the recipe's last word, or the script"),
+        *running("the recipe's last word, or the script's name"),
     ),
     examples=(
         "stoker run tabular/gbt data=iris lr=0.05",
@@ -149,7 +150,7 @@ def carry_out(
 
 
 def words_of(given: list[str]) -> list[str]:
-    """Return the words of an option that takes several with commas, or by being given again."""
+    """Return the words of an option that takes several, with commas or repeated."""
     return [word for words in given for word in words.split(",") if word]
 
 
@@ -180,7 +181,7 @@ def _refuse_shared_outputs(build: JobBuild, given: dict[str, Any]) -> None:
     if outputs:
         raise Usage(
             f"--jobs {given['jobs']}: programs that run at once would all write to {', '.join(outputs)}",
-            hint="let each write to $STOKER_OUT, which is its own, or run one at a time",
+            hint="write to $STOKER_OUT, a folder for each trial, or use --jobs 1",
         )
 
 
@@ -229,7 +230,7 @@ def _build_failed(
 
 
 def nodes_to_rerun(plan: Plan, rerun: list[str]) -> frozenset[str]:
-    """Give the nodes that the words of --rerun mean: by id, by stage, or, in a sweep, the same node of every trial."""
+    """Return the nodes that --rerun names: by id, by stage, or, in a sweep, the same node of every trial."""
     nodes: set[str] = set()
     faults = []
     for name in rerun:
@@ -284,7 +285,7 @@ def read_request(given: dict[str, Any], *, verb: str = "run") -> JobRequest:
         raise Usage(f"{target!r} is no recipe", hint=f"a program follows --: stoker {verb} -- {program}")
     elif "=" in target:
         both = f"stoker {verb} RECIPE key=value …, or stoker {verb} key=value … -- PROGRAM"
-        raise Usage(f"{target!r} is a setting, and nothing says of what", hint=both)
+        raise Usage(f"{target!r} is a setting, without a recipe or a program", hint=both)
     refuse_words(values, "an argument is one word: no spaces around the =")
     if given.get("ranks") is not None:
         values.append(f"ranks={given['ranks']}")
@@ -312,18 +313,19 @@ def refuse_words(values: Sequence[str], hint: str) -> None:
 ADAPTERS_RUN_GRAMMAR = Grammar(
     "adapters run",
     about=(
-        "Train the adapters of a file over one base, in one process, as many at once as memory allows. Each has a "
-        "label, data, checkpoints and settings of its own; one that ends, or fails, leaves the others as they are. "
-        "Results lie in stoker-out/NAME/LABEL, the best one also in stoker-out/NAME/best if all were measured on the "
-        "same data; checkpoints in the folders that the file names. The same command goes on after an interruption."
+        "Train the adapters of a file over one base, in one process, as many at once as memory allows. Each has its "
+        "own label, data, checkpoints and settings; one that ends or fails does not affect the others. Results are "
+        "written to stoker-out/NAME/LABEL, the best one also to stoker-out/NAME/best if all were measured on the same "
+        "data; checkpoints to the folders that the file names. After an interruption, run the same command again to "
+        "continue."
     ),
     positionals=(
         Positional("FILE", key="file", help="the adapters, in TOML or YAML: [[adapter]] with data and checkpoint"),
         Positional(
             "key=value",
             key="values",
-            help="what holds for every adapter that says nothing else: base=org/name, rank=16, epochs=1, "
-            "schedule=round_robin, and whatever else language/lora takes",
+            help="defaults for all adapters: base=org/name, rank=16, epochs=1, schedule=round_robin, and other "
+            "arguments of language/lora",
             is_many=True,
             is_required=False,
         ),

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
     """Return what there is, how it is bounded, whose Python runs, and how many trials go at once."""
     needs = build.plan.node(build.plan.final).needs
-    told = [
+    parts = [
         *_devices(parts.devices, needs),
         ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
         f"python = {_python(parts, build)}",
     ]
-    line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(told)}"
+    line = f"{os.uname().nodename.partition('.')[0]}: {'; '.join(parts)}"
     count = len(build.trials)
     if not is_sweep(build.trials):
         return line
@@ -37,7 +37,7 @@ def machine_line(parts: AppParts, build: JobBuild, options: RunOptions) -> str:
 
 
 def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: int) -> int:
-    """Return how many programs with these needs run side by side here, if nobody else uses the devices."""
+    """Return how many programs with these needs run at once here, if no other process uses the devices."""
     room = [most, capacity.cpu // needs.cpu if needs.cpu else most]
     if needs.gpu:
         room.append(sum(_places_on(device, needs) for device in devices) // needs.gpu)

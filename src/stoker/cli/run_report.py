@@ -74,8 +74,8 @@ def counts_text(result: RunResult) -> str:
         NodeEnding.CANCELLED: "cancelled",
         NodeEnding.PRUNED: "left out",
     }
-    told = ", ".join(f"{by_ending[ending]} {word}" for ending, word in words.items() if by_ending[ending])
-    return f"{count} stage{'' if count == 1 else 's'}: {told} ({took})"
+    parts = ", ".join(f"{by_ending[ending]} {word}" for ending, word in words.items() if by_ending[ending])
+    return f"{count} stage{'' if count == 1 else 's'}: {parts} ({took})"
 
 
 def _summary_lines(call: CommandContext, plan: Plan, result: RunResult) -> list[str]:
@@ -137,15 +137,15 @@ def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, sh
                 out.line(end.out)
         return
     counts = count_ends(job.trials, len(build.trials))
-    told = [f"{counts['completed']} ok" + (f" ({counts['kept']} kept)" if counts["kept"] else "")]
-    told += [f"{counts[state]} {state}" for state in ("failed", "cancelled") if counts[state]]
+    parts = [f"{counts['completed']} ok" + (f" ({counts['kept']} kept)" if counts["kept"] else "")]
+    parts += [f"{counts[state]} {state}" for state in ("failed", "cancelled") if counts[state]]
     if counts["not_run"]:
-        told.append(f"{counts['not_run']} not run")
+        parts.append(f"{counts['not_run']} not run")
     is_together = any(node.stage.together for node in build.plan.nodes)
     best = best_text(job.trials, build.trials[0].spec.args)
     for line in _ranking(job, build, call.parts.settings.folder) if is_together else ():
         out.line(line)
-    out.line(f"{', '.join(told)}.{f' {best}' if best else ''}")
+    out.line(f"{', '.join(parts)}.{f' {best}' if best else ''}")
     if is_together:
         _show_shared_process(call, build, job, shared)
     following = []
@@ -187,7 +187,7 @@ def where_text(best: str, bases: Collection[str]) -> str:
     """Return where the best result lies; of an adapter over one of some bases how it is loaded."""
     from stoker.cookbooks.language.bundled import BASES
 
-    # A bundled base lies in no folder that somebody could load as `base`.
+    # A bundled base has no folder that could be loaded as `base`.
     is_loaded = any(base not in BASES for base in bases)
     return f'best: PeftModel.from_pretrained(base, "{best}")' if is_loaded else f"best: {best}"
 
@@ -195,7 +195,7 @@ def where_text(best: str, bases: Collection[str]) -> str:
 def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
     """Name the best of some trials, with what it is best by; nothing if there is nothing to compare.
 
-    Of trials that were measured on different things nobody is the best, and it says why.
+    Trials that were measured on different data have no best one; the text gives the reason.
     """
     ranked = rank_trials(ends, args)
     if ranked is None:

@@ -18,11 +18,11 @@ from stoker.cli.submission_lines import (
     SubmitSummary,
     add_code,
     add_data,
+    as_json,
     change_lines,
     counts_text,
     done_text,
     order_lines,
-    told,
 )
 from stoker.cli.submit_environments import look_at_environments
 from stoker.core.errors import NotFound, Refused, StokerError, Usage
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # Code and data on their way to the coordinator before jobs that need them are submitted: shown, and gone on with.
 
-_GOES_ON = "what was sent is kept; the same command goes on from there"
+_GOES_ON = "sent files are kept; run the same command again to continue"
 _SENT_UNCHECKED_BYTES = 4 << 20
 """So little is sent at once: to check ten thousand jobs first takes longer, and a prune takes what no job names."""
 
@@ -115,7 +115,7 @@ _MOVED = (SubmissionOutcome.NEW, SubmissionOutcome.CHANGED, SubmissionOutcome.RE
 
 
 def show_alone(call: CommandContext, prepared: PreparedSubmission) -> int:
-    """Show what would be submitted where there is nobody to ask what that would change."""
+    """Show what would be submitted if no coordinator is known."""
     out = call.out
     summary = SubmitSummary(call)
     add_code(call, summary, prepared, None)
@@ -124,7 +124,7 @@ def show_alone(call: CommandContext, prepared: PreparedSubmission) -> int:
         out.object({**JOB_BODY.dump_python(order, mode="json"), "outcome": None, "dry_run": True})
     for line in order_lines(prepared.jobs, columns=out.columns):
         out.line(line)
-    out.line(f"\n{_jobs(len(prepared.jobs))}; no coordinator was asked, nothing was submitted")
+    out.line(f"\n{_jobs(len(prepared.jobs))}; no coordinator is known, nothing was submitted")
     return 0
 
 
@@ -132,7 +132,7 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
     """Ask what would change, ask the person, submit, and follow."""
     out = call.out
     if not prepared.jobs and not prepared.hosts:
-        out.line("there is nothing to submit")
+        out.line("nothing to submit")
         return 0
     summary = SubmitSummary(call)
     add_code(call, summary, prepared, client if given["dry_run"] else None)
@@ -154,7 +154,7 @@ def submit(call: CommandContext, given: dict[str, Any], prepared: PreparedSubmis
             changed_code = _ask_about_kept(call, preview)
         if not _confirm(call, preview, changed_code):
             raise Refused("nothing was submitted", hint="-y submits without asking")
-    # Whoever was asked has seen it already.
+    # A user who was asked has seen it already.
     ship(call, prepared, client, lambda: asks or sending.send(changed_code, dry_run=True))
     done = sending.send(changed_code, dry_run=False)
     _tell(call, prepared, done)
@@ -207,7 +207,7 @@ def _show(
 def _tell(call: CommandContext, prepared: PreparedSubmission, answer: SubmissionResponse) -> None:
     if call.out.is_json:
         for order, outcome in zip(prepared.jobs, answer.jobs, strict=True):
-            call.out.object({**told(order, outcome, dry_run=answer.dry_run), "all_done_s": answer.done_s})
+            call.out.object({**as_json(order, outcome, dry_run=answer.dry_run), "all_done_s": answer.done_s})
         for name in answer.vanished:
             call.out.object({"name": name, "outcome": "vanished", "dry_run": answer.dry_run})
 
@@ -219,7 +219,7 @@ def _ask_about_kept(call: CommandContext, preview: SubmissionResponse) -> OnChan
     them = (
         f"{kept[0].shown} has completed, and its" if len(kept) == 1 else f"{len(kept):,} jobs have completed, and their"
     )
-    again = call.out.asks(f"{them} code is another now. Run again?")
+    again = call.out.asks(f"{them} code has changed. Run again?")
     return OnChangedCode.RERUN if again else OnChangedCode.KEEP
 
 
@@ -231,13 +231,13 @@ def _confirm(call: CommandContext, preview: SubmissionResponse, changed_code: On
 
 
 def _warn_about_kept(call: CommandContext, answer: SubmissionResponse) -> None:
-    """Say loudly whose old result stays although its code is another now."""
+    """Warn of kept results whose code has changed."""
     kept = [job for job in answer.jobs if job.outcome is SubmissionOutcome.KEPT]
     if kept:
         signs = UNICODE if call.out.is_unicode else ASCII
         names = ", ".join(job.shown for job in kept[:5]) + (", …" if len(kept) > 5 else "")
         call.out.complain(
-            f"{signs.warned} KEPT, not run again: {names}: completed with other code than there is now "
+            f"{signs.warned} KEPT, not run again: {names}: completed, and the code has changed "
             f"({_jobs(len(kept))}); --rerun runs them again"
         )
 
@@ -252,7 +252,7 @@ def _hint_at_ended(call: CommandContext, answer: SubmissionResponse) -> None:
     outdated = [job for job in answer.jobs if job.state == JobState.COMPLETED and job.changes == ("code_tree",)]
     if outdated:
         them = f"{outdated[0].shown} stays" if len(outdated) == 1 else f"{_jobs(len(outdated))} stay"
-        call.out.note(f"hint: {them} completed, though other files of the project changed since; --rerun runs again")
+        call.out.note(f"hint: {them} completed, although other files of the project changed; --rerun runs again")
     if ended:
         name, whose = ended[0].shown, ended[0].submitter
         how = f"ask {whose} or an operator to requeue it" if whose else f"stoker jobs requeue {name} starts it again"
@@ -312,14 +312,14 @@ class KnownJobs(Collection[str]):
         return True
 
 
-# `stoker submit --notify URL|CMD`: somebody is told when a submission's jobs end, or a command runs here then.
+# `stoker submit --notify URL|CMD`: a webhook for the ends of a submission's jobs, or a command after the last.
 
 LOG = "notify.log"
 _PROGRAM = "stoker.app.notify_main"
 
 
 def is_address(target: str) -> bool:
-    """Return whether somebody elsewhere is to be told; else it is a command."""
+    """Return True if it is a webhook's URL, False if it is a command."""
     return "://" in target.split(maxsplit=1)[0] if target.split() else False
 
 
@@ -330,7 +330,7 @@ def notify(call: CommandContext, target: str, jobs: Sequence[str], client: Fleet
     if not jobs:
         return
     if len(jobs) > MOST_HOOKED_JOBS:
-        call.out.note(f"note: nobody is told: {len(jobs):,} jobs are more than {MOST_HOOKED_JOBS:,}")
+        call.out.note(f"note: no notification: {len(jobs):,} jobs are more than {MOST_HOOKED_JOBS:,}")
     elif is_address(target):
         _tell_elsewhere(call, target, jobs, client)
     else:
@@ -340,7 +340,7 @@ def notify(call: CommandContext, target: str, jobs: Sequence[str], client: Fleet
 def check_target(target: str) -> None:
     """Refuse what is neither an address nor a command, before anything is submitted."""
     if not target.strip():
-        raise Usage("--notify names nobody", hint="--notify https://…, or --notify 'a command'")
+        raise Usage("--notify: empty value", hint="--notify https://…, or --notify 'a command'")
 
 
 def _tell_elsewhere(call: CommandContext, url: str, jobs: Sequence[str], client: FleetClient) -> None:
@@ -349,10 +349,10 @@ def _tell_elsewhere(call: CommandContext, url: str, jobs: Sequence[str], client:
     try:
         made = client.make_hook(WebhookRequest(url=url, jobs=tuple(jobs), by=who_asks(call.parts.settings.environment)))
     except StokerError as error:
-        # The jobs are submitted, whoever can't be told of them.
-        call.out.note(f"note: {url} is told nothing: {error.message}{f' ({error.hint})' if error.hint else ''}")
+        # The jobs are submitted, with or without a webhook.
+        call.out.note(f"note: no webhook for {url}: {error.message}{f' ({error.hint})' if error.hint else ''}")
         return
-    call.out.note(f"{made.hook.url} is told as they end (hook {made.hook.id}); its messages are signed with")
+    call.out.note(f"webhook {made.hook.id}: {made.hook.url} gets a message as each job ends, signed with")
     call.out.note(f"  {made.secret}")
 
 
@@ -380,7 +380,7 @@ def _run_here(call: CommandContext, command: str, jobs: Sequence[str], *, at: st
     call.out.note(f"when they have ended, this runs here: {command}  (process {child.identity.pid}, log {path})")
 
 
-# What a command is told that runs when a submission has ended: variables, made purely from how its jobs stand.
+# The variables of the command that runs when a submission has ended, from the states of its jobs.
 
 PREFIX = "STOKER_NOTIFY_"
 _MOST_NAMES = 100
@@ -392,7 +392,7 @@ def notice_variables(views: Iterable[JobView], *, url: str) -> dict[str, str]:
     counts = Counter(view.state for view in jobs)
     state = next((one for one in _WORST_FIRST if counts[one]), JobState.COMPLETED)
     failed = [view for view in jobs if view.state == JobState.FAILED]
-    told = {
+    variables = {
         "STATE": state.value,
         "JOBS": str(len(jobs)),
         **{one.value.upper(): str(counts[one]) for one in _WORST_FIRST},
@@ -401,7 +401,7 @@ def notice_variables(views: Iterable[JobView], *, url: str) -> dict[str, str]:
         "WHY": failed[0].why if failed else "",
         "URL": url,
     }
-    return {f"{PREFIX}{name}": value for name, value in told.items()}
+    return {f"{PREFIX}{name}": value for name, value in variables.items()}
 
 
 _WORST_FIRST = (JobState.FAILED, JobState.CANCELLED, JobState.COMPLETED)

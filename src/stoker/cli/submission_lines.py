@@ -81,8 +81,8 @@ def counts_text(answer: SubmissionResponse) -> str:
     return f"{total:,} job{'' if total == 1 else 's'}: {listed}" if listed else "no jobs"
 
 
-def told(order: JobSpec, outcome: JobSubmissionResult, *, dry_run: bool) -> dict[str, Any]:
-    """Return what became of one job as plain data."""
+def as_json(order: JobSpec, outcome: JobSubmissionResult, *, dry_run: bool) -> dict[str, Any]:
+    """Return the outcome of one job as plain data."""
     return {
         "id": outcome.id,
         "name": outcome.name,
@@ -116,7 +116,7 @@ def needs_text(order: JobSpec) -> str:
         parts.append(f"{format_size(wants.ram_bytes)} RAM")
     if wants.cores:
         parts.append(f"{wants.cores} core{'' if wants.cores == 1 else 's'}")
-    return ", ".join(parts) or "nothing in particular"
+    return ", ".join(parts) or "no requirements"
 
 
 def _outcome_text(outcome: JobSubmissionResult) -> str:
@@ -138,7 +138,7 @@ def _outcome_text(outcome: JobSubmissionResult) -> str:
             again = f"runs again: {', '.join(outcome.changes) or 'code'} changed"
             return "; ".join(filter(None, (_other_name(outcome), again, outcome.forecast)))
         case SubmissionOutcome.KEPT:
-            kept = "kept: completed, with other code than there is now"
+            kept = "kept: completed, code has changed"
             return "; ".join(filter(None, (_other_name(outcome), kept)))
 
 
@@ -170,7 +170,7 @@ _MOST_NAMED = 8
 
 
 class SubmitSummary:
-    """The line as it comes together: whoever knows a part of it adds that."""
+    """The line, collected in parts."""
 
     def __init__(self, call: CommandContext) -> None:
         self._call = call
@@ -219,7 +219,7 @@ def add_data(call: CommandContext, summary: SubmitSummary, orders: PreparedSubmi
         # Of several, each by what it is for.
         size = f"{outside(one.what) if len(shipments) > 1 else 'data'} {format_size(tree.size_bytes)}"
         if digest not in sent:
-            summary.add(f"{size}: read where it lies")
+            summary.add(f"{size}: read in place")
             continue
         view = client.want_tree(digest, files=len(tree.entries), size_bytes=tree.size_bytes)
         summary.add(f"{size}: {data_text(view, machines)}")

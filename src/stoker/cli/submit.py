@@ -63,82 +63,80 @@ def _attempts(text: str) -> int:
 GRAMMAR = Grammar(
     "submit",
     about=(
-        "Hand jobs to the fleet: every job of a manifest, or the same words as `stoker run`, each point of a sweep a "
-        "job of its own. Everything is checked here first; then the coordinator says what would change, and on a "
-        "terminal you are asked. What is known already stays as it is: submitting twice changes nothing. A program's "
-        "code goes along: what git tracks of its project, uncommitted changes included, else all files below the "
-        "folder; .stokerignore leaves files out. Once they are submitted, this computer may be closed."
+        "Submit jobs to the fleet: every job of a manifest, or the same words as for `stoker run`, each point of a "
+        "sweep as one job. All jobs are checked first; then the changes are shown, and on a terminal you are asked to "
+        "confirm. Submitting is idempotent: the same jobs again change nothing. A program's code is sent: what git "
+        "tracks of its project, uncommitted changes included, else all files below the folder, except those in "
+        ".stokerignore. Submitted jobs do not need this computer any more."
     ),
     positionals=(
         Positional(
             "MANIFEST|RECIPE",
             key="target",
-            help="a manifest (.toml, .yaml) or a recipe; nothing if a program follows --",
+            help="a manifest (.toml, .yaml) or a recipe; omit it if a program follows --",
             is_required=False,
         ),
         Positional(
             "key=value",
             key="values",
-            help="settings, as in `stoker help run`; a comma or a range makes a sweep. What a program asks of its "
-            "machine: gpus=2, vram=6G, shares=true, cpus=4, memory=8G",
+            help="settings, as in `stoker help run`; a comma or a range makes a sweep. Requirements of a program: "
+            "gpus=2, vram=6G, shares=true, cpus=4, memory=8G",
             is_many=True,
             is_required=False,
         ),
     ),
     options=(
         Option("--dry-run", help="show what would be submitted and what that would change; submit nothing"),
-        Option("--watch", help="follow the jobs to their ends; Ctrl-C leaves them running"),
-        Option("--rerun", help="run completed jobs again whose code is another now"),
-        Option("--keep", help="keep their results, without asking"),
-        Option("-y", "--yes", help="do not ask"),
+        Option("--watch", help="follow the jobs until they end; Ctrl-C leaves them running"),
+        Option("--rerun", help="run completed jobs again whose code has changed"),
+        Option("--keep", help="keep results of completed jobs whose code has changed, without asking"),
+        Option("-y", "--yes", help="do not ask for confirmation"),
         Option(
             "--at",
             value="URL",
-            help="the coordinator; unless told STOKER_COORDINATOR, the one on this machine, or the one that was joined",
+            help="coordinator (default: STOKER_COORDINATOR, the one on this machine, or the one that was joined)",
         ),
         Option(
-            "--config", value="FILE", help="a YAML or TOML file to start from; several: later ones win", is_many=True
+            "--config", value="FILE", help="YAML or TOML file with settings; repeat it: later ones win", is_many=True
         ),
-        Option(
-            "--name", value="NAME", help="what the job is called; the recipe's last word, or the script, unless told"
-        ),
+        Option("--name", value="NAME", help="job name (default: the recipe's last word, or the script's name)"),
         Option(
             "--ranks",
             value="N",
             read=whole(1),
             help="run a program, or a recipe that has ranks=, as N processes that start and end together",
         ),
-        Option("--priority", value="N", read=_priority, help="before others if it is higher; strictly"),
-        Option("--after", value="NAME", help="a job that has to complete first; may be given again", is_many=True),
-        Option("--host", value="NAME", help="only this machine; may be given again", is_many=True),
-        Option("--secret", value="NAME", help="a variable of the worker's own, or of its secrets file", is_many=True),
+        Option("--priority", value="N", read=_priority, help="queue priority; higher starts first (default: 0)"),
+        Option("--after", value="NAME", help="a job that has to complete first; may be repeated", is_many=True),
+        Option("--host", value="NAME", help="only this machine; may be repeated", is_many=True),
+        Option("--secret", value="NAME", help="a variable of the worker or of its secrets file", is_many=True),
         Option(
             "--env",
             value="FILE",
-            help="a program's Python environment, made anew on each machine: uv.lock, requirements.txt or "
-            "pyproject.toml; PLATFORM=FILE for machines of one sort, such as linux-aarch64; may be given again",
+            help="a program's Python environment, built on each machine from uv.lock, requirements.txt or "
+            "pyproject.toml; PLATFORM=FILE for one platform, such as linux-aarch64; may be repeated",
             is_many=True,
         ),
         Option(
             "--include",
             value="GLOB",
-            help="untracked files that belong to a program's code, such as configs/local.yaml; may be given again",
+            help="untracked files that belong to a program's code, such as configs/local.yaml; may be repeated",
             is_many=True,
         ),
-        Option("--in-place", help="run programs in this folder itself, on machines that have it; send no code"),
+        Option("--in-place", help="run programs in this folder, on machines that have it; send no code"),
         Option(
             "--notify",
             value="URL|CMD",
-            help="an address that is told, signed, as these jobs end; or a command that runs here once all have",
+            help="webhook URL that gets a signed message as each job ends; or a command that runs here after the last",
         ),
-        Option("--attempts", value="N", read=_attempts, help="how often it may fail by itself, 1 unless told"),
+        Option("--attempts", value="N", read=_attempts, help="maximum attempts if the program fails (default: 1)"),
         Option("--timeout", value="TIME", read=_some_time, help="stop an attempt that runs longer: 90s, 15m, 8h"),
         Option(
             "--expected",
             value="TIME",
             read=_expected,
-            help="how long a job is expected to take on a device of speed 1 (an RTX 4090), or on the only --host; used "
-            "until jobs like it were measured",
+            help="expected run time on a device of speed 1 (an RTX 4090), or on the only --host; used until similar "
+            "jobs were measured",
         ),
     ),
     examples=(
@@ -171,9 +169,9 @@ _TYPED_ONLY = (
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Submit, or show what submitting would do."""
     if given["rerun"] and given["keep"]:
-        raise Usage("--rerun and --keep: run them again, or keep them?", hint="one of them")
+        raise Usage("--rerun and --keep exclude each other", hint="give one of them")
     if given["in_place"] and given["include"]:
-        raise Usage("--in-place sends nothing, and --include says what to send", hint="one of them")
+        raise Usage("--in-place sends no code, so --include has no effect", hint="give one of them")
     if given["notify"] is not None:
         from stoker.cli.submission import check_target
 
@@ -203,7 +201,7 @@ def _env(words: list[str]) -> dict[str, str]:
     try:
         return read_env(words)
     except ValueError as error:
-        raise Usage(str(error), hint="--env FILE, or --env PLATFORM=FILE for each sort of machine") from None
+        raise Usage(str(error), hint="--env FILE, or --env PLATFORM=FILE for each platform") from None
 
 
 def _prepare(call: CommandContext, given: dict[str, Any], client: FleetClient | None) -> PreparedSubmission:

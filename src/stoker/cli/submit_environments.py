@@ -48,15 +48,15 @@ def look_at_environments(
     from stoker.protocol.environment_messages import environment_digest, outlooks
 
     machines = machines_there(client)
-    told: dict[str, tuple[EnvironmentChoice, ...]] = {}
+    known: dict[str, tuple[EnvironmentChoice, ...]] = {}
     made: dict[int, tuple[EnvironmentChoice, ...]] = {}
     for place, (choices, folder) in ways.items():
         digest = environment_digest(choices)
-        if digest not in told:
-            told[digest] = refused_by(choices, folder, machines.values())
-            found = outlooks(told[digest], machines)
+        if digest not in known:
+            known[digest] = refused_by(choices, folder, machines.values())
+            found = outlooks(known[digest], machines)
             _show(call, choices, [one.text for one in found], {one.machine: one.to_dict() for one in found}, say)
-        made[place] = told[digest]
+        made[place] = known[digest]
     if all(made[place] is choices or made[place] == choices for place, (choices, _) in ways.items()):
         return orders
     jobs = tuple(
@@ -72,7 +72,7 @@ def machines_there(client: FleetClient) -> dict[str, MachineInventory]:
     try:
         views = client.machines()
     except StokerError:
-        # Whoever may submit may not be allowed to look.
+        # A role that may submit may not be allowed to list machines.
         return {}
     return {one.name: MachineInventory.model_validate(one.environments) for one in views if one.state not in _AWAY}
 

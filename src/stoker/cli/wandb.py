@@ -93,8 +93,8 @@ class TrialTracker:
             thread.join()
 
     def _work(self) -> None:
-        while (told := self._queue.get()) is not None:
-            what, trial = told
+        while (item := self._queue.get()) is not None:
+            what, trial = item
             if what == "end":
                 self._close(trial.spec.number)
             elif trial.spec.number not in self._sinks:

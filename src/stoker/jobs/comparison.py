@@ -103,8 +103,8 @@ class JobFacts:
         for node in (self.story.nodes[name] for name in trial.nodes.nodes if name in self.story.nodes):
             is_known = node.ending == "hit" or (node.ending == "ran" and not node.metrics)
             body = _body(self._record(node)) if is_known else {}
-            told = node.metrics or body.get("metrics")
-            metrics |= {name: float(value) for name, value in _mapping(told).items() if type(value) in (int, float)}
+            known = node.metrics or body.get("metrics")
+            metrics |= {name: float(value) for name, value in _mapping(known).items() if type(value) in (int, float)}
             made_by, made_as = str(body.get("attempt", self.folder.attempt)), str(body.get("node", node.node))
             files |= dict.fromkeys(self._curve_files(made_by, made_as))
             if node.node not in shared and node.ending == "hit":
@@ -146,7 +146,7 @@ class JobFacts:
 
 
 def _whole_story(folder: JobFolder) -> RunHistory:
-    """Read the journal; of a node that only its lost beginning told of, the end still knows the result."""
+    """Read the journal. If its beginning is lost, the results in `end.json` count."""
     story = tell(read_status(folder.status_path))
     ended = folder.ended()
     for name, key in ended.keys.items() if ended is not None else ():
@@ -208,7 +208,7 @@ class TrialRow:
     message: str
     curve_files: tuple[str, ...] = ()
     is_named: bool = False
-    """Whether somebody gave it its label, which then says more than what varies."""
+    """True if the label is a name, not made from what varies."""
     measured_on: Mapping[str, Any] = fresh(factory=dict)
     """The arguments that decided what its metrics were taken from."""
 
@@ -273,7 +273,7 @@ class Comparison:
 
     @property
     def speaker(self) -> TrialRow | None:
-        """The one that stands for all: the best, or that of the lowest number if nobody is the best of all."""
+        """The best trial, or the first if there is no best of all."""
         return self.best or min(self.rows, key=lambda row: row.n, default=None)
 
     def best_on(self, ground: ComparableTrials[TrialRow]) -> TrialRow | None:
@@ -282,7 +282,7 @@ class Comparison:
         return first if self.is_ranked(first) else None
 
     def is_ranked(self, row: TrialRow) -> bool:
-        """Return whether a trial did not fail and has a value of what is ranked by."""
+        """Return True if a trial did not fail and has a value of what is ranked by."""
         return self.measure is not None and self.measure.metric in row.metrics and not row.is_failed
 
 

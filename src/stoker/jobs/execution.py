@@ -1,7 +1,7 @@
-"""Run one job here and now: from a recipe and its arguments to results in the store and in a plain folder.
+"""Run one job on this machine: from its plan to results in the store and in a plain folder.
 
-The same for a person's `stoker run` and, later, for a worker inside a lease. Order at the end: results in the store
-(the executor saw to that), then the plain folder, then `end.json`, then the last event.
+`stoker run` and a worker's attempt both call it. Order at the end: results in the store (by the executor), then the
+plain folder, then `end.json`, then the last event.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Listener = Callable[[Event, float, int], None]
 
 @frozen
 class ExecutionTools:
-    """What running a job needs, built once by the assembly."""
+    """What running a job needs. `app` builds it."""
 
     engine: Engine
     store: LocalStore
@@ -58,21 +58,21 @@ class ExecutionTools:
 
 
 class Follower(Protocol):
-    """Goes along with a run: hears its journal, and does its own work beside it."""
+    """Receives the events of a run, and works in threads of its own."""
 
     def begin(self, emit: Callable[[Event], None]) -> None:
-        """Start; news of its own go to `emit`."""
+        """Start; `emit` takes its own events."""
 
     def hear(self, event: Event, at_s: float, seq: int) -> None:
-        """Take in an event. Called while the journal is being written: take a note, no more."""
+        """Receive an event. Called while the journal is being written: must not block."""
 
     def finish(self) -> None:
-        """The run is over: end, in bounded time."""
+        """End, in bounded time: the run is over."""
 
 
 @frozen
 class JobResult:
-    """What became of a job."""
+    """The end of a job."""
 
     folder: JobFolder
     result: RunResult | None
@@ -80,46 +80,46 @@ class JobResult:
     error: StokerError | None
     state: JobState
     trials: tuple[TrialEnd, ...] = ()
-    """Of a sweep, how its trials ended, in that order."""
+    """Of a sweep, the ends of its trials, in that order."""
 
 
 @changeable
 class Execution:
-    """One job under way."""
+    """One attempt at a job that was built, in this process."""
 
     build: JobBuild
     attempt: Attempt
     tools: ExecutionTools
     out: str | None
-    """The plain folder for the results (`stoker-out/NAME`), or None for none. `run` may take one beside it."""
+    """The plain folder for the results (`stoker-out/NAME`); None: none. `run` may choose one beside it."""
     options: RunOptions = fresh(factory=RunOptions)
     listeners: tuple[Listener, ...] = ()
     index: IndexEntry | None = None
-    """Where finished trials are written down, for a program whose sweep may have to go on another day."""
+    """The index of finished trials of a program's sweep, by which a later run continues it."""
     ran_code: TrialCode | None = None
-    """Of a program's sweep: notes which code each trial ran."""
+    """Of a program's sweep: records which code each trial ran."""
     gives_up: bool = True
-    """Stop a sweep in which everything fails in the same way."""
+    """Stop a sweep in which all trials fail in the same way."""
     followers: tuple[Follower, ...] = ()
-    """Whoever else goes along with the run."""
+    """Called with each event of the run."""
     foreseen: Mapping[str, Any] = fresh(factory=dict)
-    """What is known of it beforehand: its first event says so."""
+    """More fields of its first event."""
     _executor: Executor | None = None
     _cancelled: StokerError | None = None
     _cancelled_nodes: frozenset[str] = frozenset()
     _guard: threading.Lock = fresh(factory=threading.Lock)
     _emit: Callable[[Event], None] | None = None
     _made_out: str = ""
-    """The folder that was made for the results because a running job has the one that was wanted."""
+    """The folder made for the results because a running job uses the requested one."""
 
     def cancel(self, error: StokerError) -> None:
-        """Ask it to stop. May be called from a signal handler."""
+        """Request a stop. May be called from a signal handler."""
         self._cancelled = error
         if self._executor is not None:
             self._executor.cancel(error)
 
     def run(self) -> JobResult:
-        """Run to the end. Raises only if not even the job's folder can be written, or for a bug of ours."""
+        """Run to the end. Raises only if the job's folder can't be written, or for an internal error."""
         tools = self.tools
         folder = JobFolder.begin(tools.runs, self.attempt, mine(), self.build.papers)
         watch = self._watch(folder) if is_sweep(self.build.trials) else None
@@ -152,12 +152,12 @@ class Execution:
             self._settle_out(ends, laid_out)
             end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
             folder.end(end)
-            told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
+            fields = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
             if watch is not None:
-                told["trials"] = count_ends(ends, len(self.build.trials))
-            status.emit(Event(Kinds.RUN_END, told))
+                fields["trials"] = count_ends(ends, len(self.build.trials))
+            status.emit(Event(Kinds.RUN_END, fields))
         if self.index is not None:
-            # Without this line the next job keeps a little more than it had to.
+            # Without this line the next job keeps a few more trials than it had to.
             with suppress(StokerError):
                 self.index.end()
         return JobResult(folder=folder, result=result, laid_out=laid_out, error=error, state=end.state, trials=ends)
@@ -207,14 +207,14 @@ class Execution:
         )
 
     def _cancel_nodes(self, names: frozenset[str]) -> None:
-        """Cancel some nodes and go on with the rest; called from the thread that watches trials."""
+        """Cancel some nodes and continue with the rest; called from the thread that watches trials."""
         with self._guard:
             self._cancelled_nodes = names
             if self._executor is not None:
                 self._executor.cancel_nodes(names)
 
     def _settle(self, end: TrialEnd) -> str | None:
-        """Write a trial down, lay it out, and then warn if it ran edited code; return where its plain files are."""
+        """Record a trial, lay it out, then warn if it ran edited code; return the folder of its plain files."""
         try:
             return self._lay_out_trial(end)
         finally:
@@ -222,7 +222,7 @@ class Execution:
                 self._warn(self.ran_code.warning(end.trial))
 
     def _lay_out_trial(self, end: TrialEnd) -> str | None:
-        """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
+        """Record a trial, lay it out as plain files, and return where. Of a failed one, remove an older result."""
         from stoker.jobs.results import parts_of_trial  # noqa: PLC0415 - for sweeps alone
 
         trial, is_good = end.trial, end.state == "completed"
@@ -242,7 +242,7 @@ class Execution:
         return laid_out.folder
 
     def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: MaterialisedResult | None) -> None:
-        """Bring the plain folder to its final state: its link to the best trial; none if it was made for nothing."""
+        """Set the plain folder's link to the best trial; remove a folder that stayed empty."""
         if self.ran_code is not None:
             self._warn(self.ran_code.summary((end.trial for end in ends), len(self.build.trials)))
         self._settle_best(ends, laid_out)
@@ -252,26 +252,26 @@ class Execution:
                 os.rmdir(self._made_out)
 
     def _warn(self, warning: Event | None) -> None:
-        """Write a warning to the journal, if it can be written: the work is done without it."""
+        """Write a warning to the journal. A failure to write it is ignored: the work is done."""
         if warning is not None and self._emit is not None:
             with suppress(StokerError, OSError):
                 self._emit(warning)
 
     def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: MaterialisedResult | None) -> None:
-        """Make `best` lead to the best trial, or be no more where there is none; say so if something is in the way."""
+        """Point `best` at the best trial, or remove it if there is none. Warn if another file has that name."""
         if self.out is None or (laid_out is not None and BEST in laid_out.files):
             return
         best, in_the_way = self._best_of(ends), ""
         label = best.trial.spec.label if best is not None else None
-        # A link that can't be made is no reason to call the work failed.
+        # The work has not failed if a link can't be made.
         with suppress(StokerError, OSError):
             in_the_way = settle_best(self.out, label, [trial.spec.label for trial in self.build.trials])
         if in_the_way:
-            message = f"{in_the_way} is in the way: it stays as it is, and no link leads to the best one, {label}"
+            message = f"{in_the_way} exists and is not a link of Stoker: no link to the best trial, {label}"
             self._warn(Event(Kinds.WARNING, {"message": message}))
 
     def _best_of(self, ends: tuple[TrialEnd, ...]) -> TrialEnd | None:
-        """Return the best of trials that worked together over one base, if they can be compared, or the only one."""
+        """Return the best of the trials that shared a process, if they can be compared, or the only one."""
         done = [end for end in ends if end.out is not None]
         if not done or not any(node.stage.together for node in self.build.plan.nodes):
             return None
@@ -292,9 +292,9 @@ class Execution:
         return laid_out
 
     def _claim_out(self, folder: JobFolder) -> None:
-        """Take the folder for the results, or one beside it if a running job lays out the other shape there.
+        """Claim the folder for the results, or one beside it if a running job lays out the other shape there.
 
-        The claim is written before others are looked at, so of two that begin at once at least one sees the other.
+        The claim is written before other claims are read: of two that start at once, at least one sees the other.
         """
         if self.out is None:
             return
@@ -312,15 +312,15 @@ class Execution:
         folder.claim_out(self.out, for_trials=for_trials)
         if self._emit is not None:
             shape = "a single run" if for_trials else "a sweep"
-            message = f"{shape} that is still running writes to {wanted}: the results of this run go to {self.out}"
+            message = f"{shape} that is still running writes to {wanted}: results of this run go to {self.out}"
             self._emit(Event(Kinds.WARNING, {"message": message}))
 
     def _set_aside(self, *, for_trials: bool) -> None:
-        """Keep results of the other shape, a sweep's or a single run's, out of the folder; the journal says where."""
+        """Move results of the other shape (a sweep's or a single run's) out of the folder, with a warning."""
         older = set_aside(self.out, for_trials=for_trials) if self.out is not None else ""
         if older and self._emit is not None:
             shape = "a single run" if for_trials else "a sweep"
-            message = f"{self.out} held the results of {shape}: they are kept in {older}"
+            message = f"{self.out} had the results of {shape}: moved to {older}"
             self._emit(Event(Kinds.WARNING, {"message": message}))
 
     def _end(
@@ -351,7 +351,7 @@ class Execution:
 
 
 def folders_of(folder: JobFolder, tools: ExecutionTools, *, name: str = "") -> RunFolders:
-    """Return where a run of a job keeps its logs and metrics."""
+    """Return the folders of a run's logs and metrics."""
     return RunFolders(
         run_id=folder.attempt,
         logs=folder.log_folder,
@@ -362,7 +362,7 @@ def folders_of(folder: JobFolder, tools: ExecutionTools, *, name: str = "") -> R
 
 
 def _go_on(_why: StokerError) -> None:
-    """Give a sweep up: no."""
+    """Do not give up a sweep."""
 
 
 def abandon(tools: ExecutionTools, attempt: Attempt, error: StokerError) -> None:
@@ -377,7 +377,7 @@ def abandon(tools: ExecutionTools, attempt: Attempt, error: StokerError) -> None
 
 
 def result_parts(plan: Plan, result: RunResult) -> list[ResultPart]:
-    """Return what of a run is worth laying out: the final result at the top, kept ones in folders of their own."""
+    """Return the results to lay out: the final one at the top, kept ones in folders of their own."""
     parts = []
     for node_id in (plan.final, *plan.keep):
         for name in _results_of(result, node_id):
@@ -389,7 +389,7 @@ def result_parts(plan: Plan, result: RunResult) -> list[ResultPart]:
 
 
 def _results_of(result: RunResult, node_id: str) -> list[str]:
-    """Name whose results a node's result is: its own, or those of its instances."""
+    """Return the names of the results of a node: its own, or those of its instances."""
     node = result.nodes.get(node_id)
     if node is None:
         return []
@@ -416,7 +416,7 @@ def _part(plan: Plan, node_id: str, key: Digest, product: NodeProduct, name: str
 
 
 def clear_stale_staging(store: LocalStore, leases: KeyLeases) -> None:
-    """Remove what killed runs had half written. Costs one look at an empty folder when there is nothing."""
+    """Remove staging folders of killed runs. Lists one folder if there are none."""
     if names_in(store.places.staging):
         for path in stale_staging(store, leases.held()):
             with suppress(StokerError):

@@ -1,19 +1,19 @@
-"""A job's folder: everything that is known of one attempt, in plain files.
+"""A job's folder: one attempt in plain files.
 
     runs/20261115-031502-7f3a/
         owner.json      which process runs it                                           written once, first
         config.json     the configuration, and where each of its values came from       written once
         trials.jsonl    the points of its sweep, one if nothing varies                  written once
-        job.json        what was wanted: recipe, arguments, name, job id                written once, last of these
-        out.json        its plain folder, and whether for trials of a sweep             changes if it takes another
+        job.json        the job: recipe, arguments, name, job id                        written once, last of these
+        out.json        its plain folder, and whether for trials of a sweep             changes with the folder
         status.jsonl    the journal
-        logs/NODE.log   what each stage printed
-        metrics/        curves: what each stage measured, step by step
-        cancel/3        somebody wants trial 3 of the sweep cancelled, while the others go on
-        end.json        how it ended                                                    written once, last
-        said.log        of a fleet's attempt: what its own process wrote, if anything   put there when it is over
+        logs/NODE.log   each stage's output
+        metrics/        each stage's metrics by step
+        cancel/3        request to cancel trial 3 of the sweep; the others continue
+        end.json        its end                                                         written once, last
+        said.log        of a fleet's attempt: output of its own process, if any         moved there at its end
 
-Deleting a folder loses history, never results. A folder without an end whose process is gone is a failed job.
+Deleting a folder loses history, never results. A folder without `end.json` whose process is gone is a failed job.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Attempt:
 
 @frozen
 class JobEnd:
-    """How it ended."""
+    """The end of an attempt: `end.json`."""
 
     state: JobState
     ended_s: float
@@ -99,13 +99,13 @@ class JobEnd:
     keys: dict[str, str]
     """Key of each node that has a result."""
     out: str | None
-    """Where the results lie as plain files."""
+    """The folder of the results as plain files."""
     parts: tuple[str, ...] = ()
-    """Nodes worth giving away: the one whose result is the job's, then those that the plan keeps."""
+    """The node whose result is the job's, then those that the plan keeps."""
 
     @classmethod
     def given_up(cls, error: StokerError, *, started_s: float, ended_s: float) -> JobEnd:
-        """Return the end of a job that was stopped before it could say anything itself."""
+        """Return the end of a job that was stopped before it could write one."""
         return cls(
             state=JobState.CANCELLED,
             ended_s=ended_s,
@@ -137,7 +137,7 @@ class JobEnd:
 
 
 class JobFolder:
-    """One job's folder, for whoever writes it and whoever reads it."""
+    """One job's folder, for its writer and for readers."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -168,23 +168,23 @@ class JobFolder:
         return folder
 
     def paper(self, name: str) -> bytes:
-        """Read one of the files that say what was wanted; empty if there is none."""
+        """Read one of the files that record the request; empty if there is none."""
         try:
             return read_regular(os.path.join(self.path, name), _LARGEST_BYTES)
         except OSError:
             return b""
 
     def end(self, end: JobEnd) -> None:
-        """Write down how it ended."""
+        """Write `end.json`."""
         write_file(os.path.join(self.path, "end.json"), dumps(end.to_json(), indent=1).encode())
 
     def claim_out(self, out: str, *, for_trials: bool) -> None:
-        """Write down which plain folder it lays its results out in, and whether as the trials of a sweep."""
+        """Record the plain folder of its results, and whether they are the trials of a sweep."""
         body = {"v": 1, "folder": os.path.realpath(out), "for_trials": for_trials}
         write_file(os.path.join(self.path, "out.json"), dumps(body).encode())
 
     def claims_out(self, out: str, *, for_trials: bool) -> bool:
-        """Return whether this is the plain folder for its results, laid out in this shape."""
+        """Return True if this is the plain folder of its results, in this shape."""
         try:
             body = self._read("out.json")
         except NotFound:
@@ -192,14 +192,14 @@ class JobFolder:
         return body.get("folder") == os.path.realpath(out) and body.get("for_trials") is for_trials
 
     def cancel_trial(self, number: int) -> None:
-        """Write down that a trial is to be cancelled; the process that runs the job looks for it."""
+        """Request to cancel a trial; the process that runs the job polls for it."""
         path = os.path.join(self.path, _CANCEL, str(number))
         with translated(path):
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         write_file(path, b"")
 
     def trials_to_cancel(self) -> frozenset[int]:
-        """Return the numbers of the trials that are to be cancelled."""
+        """Return the numbers of the trials with a cancel request."""
         try:
             names = os.listdir(os.path.join(self.path, _CANCEL))
         except OSError:
@@ -219,7 +219,7 @@ class JobFolder:
         return self.begun().spec
 
     def environment(self) -> dict[str, str]:
-        """Return where it ran: host, system, interpreter; nothing if that was not written down."""
+        """Return host, system and interpreter of the run; empty if not recorded."""
         try:
             raw = self._read("job.json").get("environment")
         except NotFound:
@@ -227,7 +227,7 @@ class JobFolder:
         return {str(name): str(value) for name, value in raw.items()} if isinstance(raw, dict) else {}
 
     def ended(self) -> JobEnd | None:
-        """Read how it ended, or nothing if it has not."""
+        """Read `end.json`; None if it has not ended."""
         try:
             raw = self._read("end.json")
             return JobEnd(
@@ -254,13 +254,13 @@ class JobFolder:
             return None
 
     def may_be_running(self) -> bool:
-        """Return whether it has not ended, at the cost of one look for nearly all that have."""
+        """Return True if it has not ended. Costs one stat for nearly all that have."""
         if os.path.exists(os.path.join(self.path, "end.json")):
             return False
         return self.state()[0] is JobState.RUNNING
 
     def state(self) -> tuple[JobState, str]:
-        """Return the state and, if it is not what the folder says by itself, why."""
+        """Return the state, and the reason if the folder itself does not record it."""
         end = self.ended()
         if end is not None:
             return end.state, ""
@@ -280,7 +280,7 @@ class JobFolder:
 
 
 def job_folders(runs: str) -> Iterator[JobFolder]:
-    """Return the folders of all jobs, the newest first."""
+    """Return the folders of all jobs, newest first."""
     try:
         names = sorted(os.listdir(runs), reverse=True)
     except FileNotFoundError:
@@ -288,7 +288,7 @@ def job_folders(runs: str) -> Iterator[JobFolder]:
     except OSError as error:
         raise translate(error, runs) from error
     for _, same_second in itertools.groupby(names, key=lambda name: name[:_SECOND]):
-        # Ids tell the order down to the second; within one, the files that were written first do.
+        # Ids are ordered by second; within one second, the files' times are.
         written = [(_written_ns(os.path.join(runs, name, "job.json")), name) for name in same_second]
         for written_ns, name in sorted(written, reverse=True):
             if written_ns:
@@ -357,14 +357,14 @@ PYTHON = "python.json"
 
 
 def python_paper(facts: Mapping[str, Any]) -> bytes:
-    """Write it."""
+    """Return the file's bytes."""
     return dumps({"v": 1, **facts}, indent=1).encode()
 
 
 def read_python(folder: JobFolder) -> dict[str, Any]:
-    """Return what was written down of a job's interpreter; empty if it had none of its own."""
+    """Return the facts of a job's interpreter; empty if it had none of its own."""
     try:
-        told = loads(folder.paper(PYTHON))
+        facts = loads(folder.paper(PYTHON))
     except ValueError:
         return {}
-    return {name: value for name, value in told.items() if name != "v"} if isinstance(told, dict) else {}
+    return {name: value for name, value in facts.items() if name != "v"} if isinstance(facts, dict) else {}

@@ -263,7 +263,7 @@ class GrowingLines:
             yield from self._from(path, 0)
         self._before = ()
         try:
-            # A journal that was set aside begins anew.
+            # A journal that was moved away restarts from 0.
             self._read_bytes = min(self._read_bytes, os.stat(self._path).st_size)
         except FileNotFoundError:
             return

@@ -50,11 +50,11 @@ class RecipeForm:
         self._suggested = 0
 
     def takes(self, name: str) -> bool:
-        """Return whether it has an argument of that name at its top."""
+        """Return True if it has an argument of that name at its top."""
         return name in self.recipe.args.specs
 
     def filled(self, hyper: Mapping[str, Any], swept: Iterable[str] = ()) -> tuple[dict[str, Any], list[Diagnostic]]:
-        """Give all values, defaults filled, and all faults, `where` being a dotted path. What is swept comes later."""
+        """Return all values, defaults filled, and all faults, `where` being a dotted path. Swept values come later."""
         values = dict(self.base)
         faults: list[Diagnostic] = []
         specs = self.recipe.args.specs
@@ -77,7 +77,7 @@ class RecipeForm:
 
     def suggestion(self, name: str) -> str:
         """Return what may be meant by a name that is no argument's."""
-        # Each takes milliseconds among many names, and nobody reads the hundredth.
+        # Each takes milliseconds among many names.
         self._suggested += 1
         if self._suggested > _MOST_SUGGESTED:
             return ""
@@ -177,7 +177,7 @@ class JobChecks:
         self._forms: dict[str, RecipeForm] = {}
 
     def check(self, job: ParsedJobEntry, reading: FileDiagnostics) -> CheckedJob | None:
-        """Note what is wrong with a job, and give it with its values; nothing if nobody knows what it is."""
+        """Note a job's faults, and return it with its values; None if its recipe is unknown."""
         entry = job.entry
         if entry is None:
             return None

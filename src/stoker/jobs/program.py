@@ -168,14 +168,14 @@ RECIPE = "command"
 PLACES = ("out", "scratch")
 """Places that are filled when the program starts: where its result and its checkpoints go."""
 FOUND = ("argv", "params", "folder", "workspace", "code", "machine_gpus", "machine_cpus")
-"""Arguments of the recipe that are found out here, and that nobody types."""
+"""Arguments of the recipe that the builder sets; they can't be typed."""
 
 # Parameters may be called anything: only one that is spelt nearly like a setting is taken for a slip.
 _MISSPELT = 0.8
 
 
 def is_found(recipe: str, name: str) -> bool:
-    """Return whether an argument, by its dotted name, is one that Stoker found out for a program."""
+    """Return True if an argument, by its dotted name, is one that Stoker found out for a program."""
     return recipe == RECIPE and name.partition(".")[0] in FOUND and not name.startswith(("argv", "params"))
 
 

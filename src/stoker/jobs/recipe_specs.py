@@ -99,7 +99,7 @@ class HubArguments:
 
 
 def names_of(form: RecipeForm, args: Mapping[str, Any], brought: HubInputs) -> dict[str, str]:
-    """Give what people call such arguments, for recipes that ask (`base_name`): elsewhere they lie in other folders."""
+    """Return display names of such arguments for recipes that take them (`base_name`): paths differ by machine."""
     found: dict[str, str] = {}
     for name in form.recipe.brings:
         asked, text = f"{name}_name", args.get(name)
@@ -184,7 +184,7 @@ class RecipeSpecBuilder:
         note: Note,
         place: Mapping[str, Any] | None = None,
     ) -> JobSpec | None:
-        """Give the spec for checked values; nothing after noting what is wrong. `place` is its own beside `shared`."""
+        """Return the spec of checked values; None after noting faults. `place` has its own fields beside `shared`."""
         form = template.form
         args = self._with_whole_paths(form, values, template.given)
         try:

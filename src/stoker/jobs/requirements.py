@@ -25,7 +25,7 @@ _MOST_CORES = 65_536
 ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base"})
 _WISHES = frozenset({"require_cuda", "prefer_cuda", "gpus"})
 _MOST_ON_CPU_BYTES = 8 * GIB
-"""What needs more RAM than this on a CPU goes to a device, unless somebody says otherwise."""
+"""A job that needs more RAM than this on a CPU requires a device (default)."""
 _PROCESS_RAM_BYTES = 4 * GIB
 _MEMBER_RAM_BYTES = GIB // 4
 """What the process takes of RAM that works on a device for all jobs of one base, and what each of them takes beside."""
@@ -51,7 +51,7 @@ def required_of_entry(
 
 
 def required_of_needs(needs: Needs, shared: SharedBase | None = None, gpus: int | None = None) -> Requirements:
-    """Return what a recipe's job requires about which nobody said more: nothing declared is nothing required."""
+    """Return the requirements of a recipe's job: nothing declared is nothing required."""
     wanted = Requirements(ram_bytes=needs.memory_bytes, cores=needs.cpu if needs.cpu > 1 else 0)
     if shared is not None:
         return _sharing(wanted, (), shared, gpus)

@@ -1,7 +1,7 @@
-"""What a sweep takes over from earlier jobs: results that serve as they are, so that only the rest runs.
+"""Results that a sweep keeps from earlier jobs, so that only the rest runs.
 
-Recipes, and programs with declared inputs, need little of this: for them the cache knows. A program without them goes
-on from what its index says; and whoever asks for what failed in an earlier job keeps everything that did not.
+Recipes, and programs with declared inputs, have the cache. A program without declared inputs continues from its index.
+`run --failed` keeps everything of an earlier job that did not fail.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from stoker.store.records import Record
 
 @frozen
 class Continuation:
-    """What a run takes over from earlier ones."""
+    """What a run keeps from earlier ones."""
 
     kept: Mapping[str, Digest] = fresh(factory=dict)
-    """Nodes whose results serve, by their keys."""
+    """Node → key of the result that is kept."""
     index: IndexEntry | None = None
-    """Where the trials of a program that finish are written down."""
+    """The index of a program's finished trials."""
     ran_code: TrialCode | None = None
-    """Of a program's sweep: watches whether it is edited meanwhile."""
+    """Of a program's sweep: checks whether its code is edited during the run."""
     note: str = ""
 
 
 def go_on(order: JobBuild, cache: Cache, folder: str, *, afresh: bool = False) -> Continuation:
-    """Decide what a program's sweep keeps. Writes nothing: `index.begin` does, when it really runs.
+    """Decide what a program's sweep keeps. Writes nothing: `index.begin` does, when it runs.
 
-    `folder` holds the indexes of all families; `afresh` keeps nothing.
+    `folder` has the indexes of all families; `afresh` keeps nothing.
     """
     entry, written = _index_of(order, folder)
     if entry is None:
@@ -65,16 +65,16 @@ def go_on(order: JobBuild, cache: Cache, folder: str, *, afresh: bool = False) -
 def go_on_after(
     order: JobBuild, cache: Cache, folder: str, *, trials: Sequence[Trial], story: RunHistory
 ) -> tuple[Continuation, int]:
-    """Decide what is kept of an earlier job (its trials, its journal) of which only what failed is wanted again.
+    """Decide what `run --failed` keeps of an earlier job, from its trials and journal.
 
-    Also gives how many trials there are to run.
+    Also return the number of trials to run.
     """
     shared = shared_nodes(trials)
     ends = {trial.spec.number: end_of(trial, story, shared) for trial in trials}
     kept = _kept_of_job(order, ends, story, cache.store)
     entry, written = _index_of(order, folder)
     if entry is not None:
-        # Killed after a result had its name and before the journal told: it is no failure, and need not run again.
+        # Killed after a result had its name and before its event was written: no failure, and need not run again.
         unreached = [trial for trial in order.trials if ends[trial.spec.number].state not in ("completed", "failed")]
         whole = _whole(order, unreached, written, cache)
         usable = frozenset(trial for trial, one in whole.items() if one.code == entry.code)
@@ -94,7 +94,7 @@ def _ran_code(order: JobBuild, cache: Cache) -> TrialCode | None:
 
 
 def _index_of(order: JobBuild, folder: str) -> tuple[IndexEntry | None, SweepIndexContent]:
-    """Return where an order's trials are written down, and what is; nothing where the cache knows by itself."""
+    """Return the index of a job's trials and its content; None if the cache has the results."""
     program = order.program
     if program is None or not is_sweep(order.trials) or order.plan.node(order.trials[0].nodes.final).stage.cached:
         return None, SweepIndexContent()
@@ -106,7 +106,7 @@ def _index_of(order: JobBuild, folder: str) -> tuple[IndexEntry | None, SweepInd
 def _whole(
     order: JobBuild, trials: Sequence[Trial], written: SweepIndexContent, cache: Cache
 ) -> dict[str, FinishedTrial]:
-    """Return which of some trials have finished and lie in the store as they were written down."""
+    """Return the trials that have finished and whose results are in the store as recorded."""
     found: dict[str, FinishedTrial] = {}
     if not written.finished and not written.attempts:
         return found
@@ -120,7 +120,7 @@ def _whole(
         if line is not None and record.digest == line.digest:
             found[trial.spec.id] = line
             continue
-        # Another line, or a single run of the same program, may have put its own result there meanwhile.
+        # Another sweep, or a single run of the same program, may have put its own result there meanwhile.
         attempt = str(record.body.get("attempt", ""))
         if attempt in written.attempts:
             code = written.attempts[attempt]
@@ -135,7 +135,7 @@ def _keys(trials: Sequence[Trial], kept: frozenset[str], whole: Mapping[str, Fin
 def _kept_of_job(
     order: JobBuild, ends: Mapping[int, TrialEnd], story: RunHistory, store: LocalStore
 ) -> dict[str, Digest]:
-    """Return the results of an earlier job's good trials, but none that a trial which is to run would read."""
+    """Return the results of an earlier job's completed trials, except those that a trial to run would read."""
     read_again: set[str] = set()
     good: dict[str, str] = {}
     for trial in order.trials:
@@ -159,15 +159,15 @@ def _kept_of_job(
     return kept
 
 
-# Let a job's old result stand for what the same job would make now, stage by stage.
+# Adopt a job's old result for what the same job would make now, stage by stage.
 #
-# Only a person can know that a change has no effect; `engine.result_cache` writes down who said so and why. What comes
-# before the stage has to be known already, because the stage's key is made of it.
+# Only a person can know that a change has no effect; `engine.result_cache` records author and reason. Results of the
+# stages before it must be known: the stage's key is made from them.
 
 
 @frozen
 class AdoptionApproval:
-    """Who lets a result stand, and why."""
+    """Author and reason of an adoption."""
 
     author: str
     reason: str
@@ -176,7 +176,7 @@ class AdoptionApproval:
 
 @frozen
 class AdoptedResult:
-    """A result that now stands under another key too."""
+    """A result that is now also stored under another key."""
 
     node: str
     old: Digest
@@ -186,7 +186,7 @@ class AdoptedResult:
 def adopt_stage(
     cache: Cache, plan: Plan, stage: str, *, old: Mapping[str, Digest], blessing: AdoptionApproval
 ) -> list[AdoptedResult]:
-    """Adopt for one node, or for every instance of a fan-out; `old` gives the key to take by node or instance."""
+    """Adopt for one node, or for every instance of a fan-out; `old` has the key to adopt by node or instance."""
     node = next((node for node in plan.nodes if node.id == stage), None)
     if node is None:
         known = [node.id for node in plan.nodes]
@@ -208,7 +208,7 @@ def adopt_stage(
 
 
 def _known_before(cache: Cache, plan: Plan, target: PlanNode) -> PlanProgress:
-    """Return what every node before the target makes now, all of it known."""
+    """Return the known results of every node before the target. Raises `Refused` if one is not known."""
     needed = _ancestors(plan, target)
     progress = PlanProgress(plan)
     for node in plan.nodes:

@@ -94,7 +94,7 @@ def part_of(store: LocalStore, node: str, key: Digest, *, below: str, recipe: st
 
 
 def part_of_record(store: LocalStore, key: Digest, *, name: str, again: str) -> ResultPart:
-    """Find what lies under a key, whoever made it; `NotFound` or `CorruptBytes` if its bytes are not there any more."""
+    """Return the record of a key. Raises `NotFound` or `CorruptBytes` if its bytes are missing."""
     return _part(_found(store, key, what=name, again=again).record, node=name, below="")
 
 

@@ -1,6 +1,6 @@
-"""What a program's variables hold is not shown: people put tokens and passwords there.
+"""Masked values: a program's variables are shown by name only, because they may be tokens and passwords.
 
-It is known by name only. What is kept in a job's folder is not changed: a job could not be run again without it.
+The job's folder keeps the values: without them the job could not run again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stoker.core.jsontext import dumps, loads
 from stoker.jobs.job_folder import JobFolder
 from stoker.jobs.program import RECIPE, ProgramWords
 
-# `config.json` of a job's folder: what its values were composed of; of a program, its words and its code as well.
+# `config.json` of a job's folder: the composed values with their origins; of a program also its words and its code.
 
 CONFIG = "config.json"
 
 
 def config_paper(composed: ComposedConfig | None, program: ProgramWords | None, code: Mapping[str, str]) -> bytes:
-    """Write it. `code` are the program's own files, each with the digest of what it holds."""
+    """Return the file's bytes. `code` is the program's own files → digest."""
     said: dict[str, Any] = {"v": 1}
     if composed is not None:
         axes = axes_of(composed.sweep) if composed.sweep else ()
@@ -34,7 +34,7 @@ def config_paper(composed: ComposedConfig | None, program: ProgramWords | None, 
 
 
 def read_config(folder: JobFolder) -> dict[str, Any]:
-    """Return the configuration that a job was ordered with; empty if it had none."""
+    """Return the configuration that a job was built from; empty if it had none."""
     try:
         config = loads(folder.paper(CONFIG))
     except ValueError:
@@ -44,12 +44,12 @@ def read_config(folder: JobFolder) -> dict[str, Any]:
 
 MASK: Final = "…"
 _ENV = "env"
-# An argument is told as it was typed, with the value in it.
+# The origin of an argument contains it as typed, with the value.
 _TYPED = re.compile(r"(argument \d+ \((?:\+\+|\+|~)?env(?:\.[^=]*)?=).*\)", re.DOTALL)
 
 
 def is_secret(recipe: str, path: str) -> bool:
-    """Return whether a setting, by its dotted path, may hold what nobody should see."""
+    """Return True if a setting, by its dotted path, may be a secret."""
     return recipe == RECIPE and path.partition(".")[0] == _ENV
 
 

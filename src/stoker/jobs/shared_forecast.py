@@ -28,7 +28,7 @@ class SharedProcessCapacity:
 
 @frozen
 class SharedProcessEstimate:
-    """One shared process to be."""
+    """The expected memory of one shared process."""
 
     members: int
     at_once: int
@@ -77,7 +77,7 @@ def estimate_shared_processes(
 
 
 def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str) -> SharedProcessEstimate:
-    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only a shared process should cost
+    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only shared processes need
 
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes

@@ -1,7 +1,7 @@
 """Stop a job that another process runs, or one trial of it. Always confirmed.
 
 A job: its owner is asked, and ended firmly if it is not gone in time. A trial: the request is a file in the job's
-folder, and the job's journal says how the trial ended; the owner goes on with the others.
+folder, and the job's journal records the trial's end; the owner continues with the others.
 
 The owner is known by identity, so a recycled number is never signalled. Only the owner is asked: it stops its stages
 itself and writes down how the job ended. If it has to be killed, so is everything it had started, and the end is
@@ -31,7 +31,7 @@ from stoker.jobs.trials import Trial, nodes_to_cancel, read_trials
 
 # The owner gives its stages ten seconds before it kills them; it gets those and some for itself.
 PATIENCE_S = 15.0
-# A trial's end is told when its folder is settled, behind those of others.
+# A trial's end is written after its folder is laid out, which may wait for other trials.
 TRIAL_PATIENCE_S = 60.0
 _LEFTOVERS_S = 2.0
 _LOOK_AGAIN_S = 0.05
@@ -175,7 +175,7 @@ def _descendants(owner: ProcessIdentity) -> list[ProcessIdentity]:
 
 
 def _write_end(folder: JobFolder, clock: Clock) -> None:
-    """Write down that the job was stopped, unless it did so itself. Nobody else writes here any more."""
+    """Write the job's end, unless its process did. No other process writes here any more."""
     if folder.ended() is None:
         error = Terminated("it was cancelled and had to be ended from outside")
         folder.end(JobEnd.given_up(error, started_s=folder.begun().started_s, ended_s=clock.wall_s()))

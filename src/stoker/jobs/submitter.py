@@ -1,4 +1,4 @@
-"""Who asks: `user@host`, as the coordinator records it. Said by the program itself, and proof of nothing."""
+"""The submitter: `user@host`, as the coordinator records it. Not authenticated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stoker.devices.this_machine import host_name
 
 
 def who_asks(environment: Mapping[str, str]) -> str:
-    """Name this user on this machine."""
+    """Return `user@host` of this process."""
     return f"{user_name()}@{host_name(environment)[0]}"
 
 
 def user_name() -> str:
-    """Name this user; one whom the system does not know is somebody all the same."""
+    """Return this user's name; a placeholder if the system has none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -56,7 +56,7 @@ def _error_of_cancelled(cancelled: Sequence[TrialEnd], total: int) -> StokerErro
 
 
 def clear_away(store: LocalStore, folder: str) -> None:
-    """Take away what an older trial of the same point left as plain files; what somebody edited stays."""
+    """Remove the plain files of an older trial of the same point; edited files stay."""
     if not os.path.isfile(os.path.join(folder, SIDECAR)):
         return
     lay_out(store, [], folder)
@@ -85,7 +85,7 @@ def settle_best(out: str, label: str | None, labels: Collection[str]) -> str:
 
 
 def has_best(out: str, labels: Collection[str] = ()) -> bool:
-    """Return whether `best` is a link of ours."""
+    """Return True if `best` is a link of ours."""
     name = led_beside(os.path.join(out, BEST))
     if name is None:
         return False

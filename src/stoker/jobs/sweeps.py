@@ -24,7 +24,7 @@ from stoker.host.durable import translated, write_file
 from stoker.host.locks import BriefLocks
 
 _LARGEST_BYTES = 256 * 1024 * 1024
-# So many lines may stand in a file beside those that count before it is written anew.
+# So many outdated lines may be in a file before it is rewritten.
 _MOST_IDLE_LINES = 1_000
 
 
@@ -49,7 +49,7 @@ class SweepIndexContent:
     attempts: Mapping[str, str] = fresh(factory=dict)
     """The jobs that worked on it since a trial was last wanted afresh, each with the code that it ran."""
     is_ended: bool = False
-    """Whether the last of them came to its end, so that somebody was told how it went."""
+    """True if the last of them ended and reported its result."""
     lines: int = 0
 
 
@@ -68,7 +68,7 @@ def decide_kept(
 ) -> SweepDecision:
     """Decide which trials a sweep of a program may keep, from those that have finished and are whole.
 
-    If all have, whoever asks again wants them again; unless the last job was killed before it could say so.
+    If all have, the same sweep again runs all of them; unless the last job was killed before it reported its end.
     """
     known = [trial for trial in wanted if trial in finished]
     usable = frozenset(trial for trial in known if finished[trial].code == code)

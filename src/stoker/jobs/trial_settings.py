@@ -60,14 +60,14 @@ def winner(config: Mapping[str, Any], path: str) -> tuple[str, Any]:
 
 
 def is_same_value(value: Any, other: Any) -> bool:
-    """Return whether two values are one: 1, 1.0 and true are three."""
+    """Return True if two values are one: 1, 1.0 and true are three."""
     if isinstance(value, str | int | float) and type(value) is type(other):
         return bool(value == other)
     return dumps(value) == dumps(other)
 
 
 def is_as_typed(spec: JobSpec, value: Any, typed: Any) -> bool:
-    """Return whether a value is what was typed, or the whole path of a path that was."""
+    """Return True if a value is what was typed, or the whole path of a path that was."""
     if is_same_value(value, typed):
         return True
     both = isinstance(value, str) and isinstance(typed, str)

@@ -39,7 +39,7 @@ class TrialWatch:
         requests: Callable[[], frozenset[int]],
         metrics: KnownMetrics,
     ) -> None:
-        """`requests` returns the numbers of the trials that somebody wants cancelled, all of them each time."""
+        """`requests` returns the numbers of all trials with a cancel request."""
         self._trials = trials
         self._metrics = metrics
         self._settle = settle

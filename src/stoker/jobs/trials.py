@@ -1,7 +1,7 @@
 """Trials: the points of a job's sweep, each with its arguments and its part of the job's plan. One, if nothing varies.
 
-Written down before the first one starts (`trials.jsonl`), so that whoever looks at the job later, also at one that was
-killed, knows what was wanted. How each ended is read from the journal.
+They are written (`trials.jsonl`) before the first one starts, so that the request is known of a killed job too. The
+end of each is read from the journal.
 """
 
 from __future__ import annotations
@@ -112,15 +112,15 @@ def trials_of_job(folder: JobFolder) -> list[Trial]:
 
 @frozen
 class TrialEnd:
-    """How a trial stands."""
+    """The state of a trial."""
 
     trial: Trial
     state: str
     """completed, failed, cancelled, running or pending."""
     is_kept: bool = False
-    """Its result was there already: nothing of it ran in this job."""
+    """Its result was known: nothing of it ran in this job."""
     seconds: float | None = None
-    """How long what is its own ran; what it shares with others counts for nobody."""
+    """Run time of its own stages; shared stages are not counted."""
     cause: str = ""
     message: str = ""
     hint: str = ""
@@ -135,13 +135,13 @@ class TrialEnd:
     digest: str = ""
     """Of its result."""
     out: str | None = None
-    """Where its result lies as plain files."""
+    """The folder of its result as plain files."""
     known: tuple[str, ...] = ()
-    """Keys of those of its nodes whose results were known: what was measured then stands in their records."""
+    """Keys of its nodes whose results were known: their records have the metrics."""
 
 
 def end_of(trial: Trial, story: RunHistory, shared: frozenset[str]) -> TrialEnd:
-    """Return how a trial stands, from what the journal tells of its nodes. `shared` are nodes of several trials."""
+    """Return the state of a trial, from its nodes in the journal. `shared` are nodes of several trials."""
     nodes = [story.nodes[name] for name in trial.nodes.nodes if name in story.nodes]
     # A trial that shares all it has with others is none the less itself.
     is_all_shared = shared.issuperset(trial.nodes.nodes)
@@ -182,21 +182,21 @@ def _keys(trial: Trial, story: RunHistory) -> dict[str, str]:
         node = story.nodes.get(name)
         instances = [f"{name}[{index}]" for index in range(node.instances or 0)] if node else []
         for one in instances or [name]:
-            told = story.nodes.get(one)
-            if told is not None and told.key and told.ending in _GOOD:
-                found[one] = told.key
+            instance = story.nodes.get(one)
+            if instance is not None and instance.key and instance.ending in _GOOD:
+                found[one] = instance.key
     return found
 
 
 class KnownMetrics:
-    """What records say was measured when results were made. Trials share nodes, so each record is read once."""
+    """Metrics from the records of known results. Trials share nodes, so each record is read once."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
         self._read: dict[str, Mapping[str, float]] = {}
 
     def added_to(self, end: TrialEnd) -> TrialEnd:
-        """Add what is known of those of a trial's nodes that did not run."""
+        """Add the metrics of those of a trial's nodes that did not run."""
         metrics: dict[str, float] = {}
         for key in end.known:
             metrics.update(self._of(key))
@@ -220,12 +220,12 @@ def trial_numbered(trials: Sequence[Trial], text: str, job: str) -> Trial:
 
 
 def is_sweep(trials: Sequence[Trial]) -> bool:
-    """Return whether trials are points of a sweep, which may have only one."""
+    """Return True if trials are points of a sweep, which may have only one."""
     return len(trials) > 1 or any(trial.spec.label for trial in trials)
 
 
 def shared_nodes(trials: Iterable[Trial]) -> frozenset[str]:
-    """Name the nodes that belong to more than one trial."""
+    """Return the nodes that belong to more than one trial."""
     seen: set[str] = set()
     shared: set[str] = set()
     for trial in trials:
@@ -257,7 +257,7 @@ def nodes_to_cancel(trials: Sequence[Trial], numbers: Collection[int]) -> frozen
     return frozenset(unwanted - needed)
 
 
-# When to give a sweep up: if everything that has run so far failed in the same way, the rest will too.
+# When to give up a sweep: if all trials so far failed in the same way, the rest will too.
 
 ENOUGH = 3
 """So many failures of one kind, and nothing that went well, are no accident."""
@@ -274,10 +274,9 @@ class SweepAbort:
 
 
 def decide_give_up(ends: Sequence[TrialEnd], left: int) -> SweepAbort | None:
-    """Decide from the trials that have ended whether those that are left are worth running.
+    """Decide from the trials that have ended whether to run the rest.
 
-    What was kept from earlier says nothing about how things go now. What diverged did so by its own values: others have
-    other ones.
+    Kept results do not count. Neither do trials that diverged: that depends on their own values.
     """
     failed = [end for end in ends if end.state == "failed"]
     if not left or len(failed) < ENOUGH or any(end.state == "completed" and not end.is_kept for end in ends):
@@ -295,11 +294,11 @@ def _kind_of(message: str) -> str:
     return _VARIABLE.sub("#", message)
 
 
-# What trials were measured on. A metric over one text says nothing about a trial that was measured on another.
+# What trials were measured on. Metrics over different data are not comparable.
 
 
 class MeasuredTrial(Protocol):
-    """A trial with metrics, however it is shown."""
+    """A trial with metrics."""
 
     @property
     def n(self) -> int:
@@ -318,15 +317,15 @@ class ComparableTrials(Generic[T]):
     """Trials that may be compared with each other."""
 
     told_by: Mapping[str, Any]
-    """What tells it from the other grounds; nothing if there is no other."""
+    """The arguments that distinguish it from other groups; empty if there is no other."""
     trials: tuple[T, ...]
 
 
 def on_grounds(trials: Sequence[T], measured: Sequence[T]) -> list[ComparableTrials[T]]:
-    """Put trials together that were measured on the same, in the order they come; that of the lowest number first.
+    """Group trials that were measured on the same data, in their order; the group of the lowest number first.
 
-    Only those of them that were `measured` tell grounds apart: one that has no value is compared with nobody. Where
-    none was, its ground comes last.
+    Only those that were `measured` define the groups: a trial without a value is not compared. A group without a
+    measured trial comes last.
     """
     names = dict.fromkeys(name for trial in measured for name in trial.measured_on)
     differing = [name for name in names if len({_spelt(trial, [name]) for trial in measured}) > 1]
@@ -347,9 +346,9 @@ def on_grounds(trials: Sequence[T], measured: Sequence[T]) -> list[ComparableTri
 
 
 def settled(measured_on: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return what metrics are taken from; where nobody said it, what the plan's stages were given for it.
+    """Return the arguments that metrics depend on; for one that is not set, the value of the plan's stages.
 
-    So one who names a default stands on one ground with one who leaves it out.
+    So a trial that sets a default is comparable with one that leaves it out.
     """
     return {name: _meant(name, plan) if value is None else value for name, value in measured_on.items()}
 

@@ -1,8 +1,7 @@
-"""Keep the store in order: which results are in use, which nobody can want any more, and what is rubbish.
+"""Upkeep of the store: which results are in use, which are obsolete, and what is garbage.
 
-Here and not in the store, because only jobs know what is in use. What a prune takes is decided by `store.prune`;
-rubbish is what no decision is needed about: staging folders, leases and blobs that processes left behind when they
-died. Nothing of a living process is touched.
+Only jobs know what is in use. `store.prune` decides what a prune removes. Garbage needs no decision: staging folders,
+leases and blobs that dead processes left. Nothing of a living process is touched.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Rubbish:
     blobs: int
     blob_bytes: int
     scratch: tuple[str, ...] = ()
-    """Checkpoints of work that did not succeed and that nobody came back to."""
+    """Checkpoints of failed work that was not continued."""
     uploads: tuple[str, ...] = ()
-    """Uploads, by id, that nobody went on with."""
+    """Uploads, by id, that were not continued."""
 
     @property
     def is_none(self) -> bool:
@@ -73,7 +72,7 @@ def why_kept(store: LocalStore, leases: KeyLeases, runs: str) -> Callable[[Diges
 
 
 def why_let_go(store: LocalStore) -> Callable[[Record], str]:
-    """Return a function that says why nobody can want a record any more, or nothing."""
+    """Return a function that returns why a record is obsolete, or nothing."""
     named = {ref.key for ref in list_refs(store.places)}
     return lambda record: (
         "no name stands for it any more" if record.body.get("stage") == PUT and record.key not in named else ""
@@ -84,7 +83,7 @@ FORGOTTEN_S = 30 * 86400.0
 """How long checkpoints of work that did not succeed are kept."""
 
 UPLOAD_GRACE_S = 7 * 86400.0
-"""How long an upload may rest before nobody is thought to go on with it."""
+"""An upload that rests longer is given up."""
 
 
 def find_rubbish(
@@ -132,7 +131,7 @@ def remove_all(paths: Iterable[str]) -> CleanupResult:
 
 
 def sweep_uploads(store: LocalStore, objects: ObjectStore) -> int:
-    """Drop uploads that nobody went on with; give the bytes that this freed."""
+    """Drop uploads that were not continued; return the bytes freed."""
     before_bytes = folder_bytes(store.places.uploads)
     objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)
     return before_bytes - folder_bytes(store.places.uploads)
@@ -149,7 +148,7 @@ def _look(path: str) -> os.stat_result | None:
 
 
 class LeasedStoreWriter:
-    """The way into a store, under a lease; `heed` is told of every byte that goes it."""
+    """Puts trees into a store, under a lease; `heed` is called with the bytes."""
 
     def __init__(self, store: LocalStore, *, leases: KeyLeases, clock: Clock, heed: Heed) -> None:
         self._store = store

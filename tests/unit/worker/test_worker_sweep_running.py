@@ -141,7 +141,7 @@ def test_a_sweep_keeps_the_results_of_a_single_run_of_its_name_in_another_folder
     older = top.with_name(f"{top.name}~")
     assert sorted(os.listdir(older)) == [".stoker.json", "made", "mine.txt"]
     (warning,) = told(job.folder, "warning")
-    assert warning["message"] == f"{top} held the results of a single run: they are kept in {older}"
+    assert warning["message"] == f"{top} had the results of a single run: moved to {older}"
     assert os.readlink(top.with_name("last")) == top.name
 
 
@@ -193,7 +193,7 @@ def test_a_single_run_leaves_the_folder_of_a_sweep_that_still_runs_alone(sweeps:
     assert single.laid_out is not None
     assert (single.laid_out.folder, (own / "made").read_text()) == (str(own), "5\n")
     (warning,) = told(single.folder, "warning")
-    assert warning["message"] == f"a sweep that is still running writes to {top}: the results of this run go to {own}"
+    assert warning["message"] == f"a sweep that is still running writes to {top}: results of this run go to {own}"
     assert sorted(os.listdir(top.parent)) == ["last", top.name, own.name]
 
 

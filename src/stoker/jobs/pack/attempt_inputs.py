@@ -1,4 +1,4 @@
-"""Inputs put into a job's arguments: paths of this machine in the place of those of whoever submitted it.
+"""Inputs in a job's arguments: paths of this machine in place of those of the submitting machine.
 
 env:DATA        a program's variable
 arg:data        an argument that is a path
@@ -61,7 +61,7 @@ def with_runtime(recipe: Recipe, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def places_of(recipe: Recipe, args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give where in a recipe's arguments paths stand, and the paths; a program's variables have words of their own."""
+    """Return the paths in a recipe's arguments with their places; a program's variables have names of their own."""
     for name, value in args.items():
         spec = recipe.args.specs.get(name)
         if spec is None or value is None:

@@ -157,7 +157,7 @@ class _Reading:
             if is_same:
                 remember_file(whole, before, digest, memo=self._memo, clock=self._clock)
                 return digest, before
-        raise Refused(f"{path} changes while it is read", hint="submit again when nobody writes to it", path=whole)
+        raise Refused(f"{path} changes while it is read", hint="submit again when no process writes to it", path=whole)
 
     def _link(self, path: str, whole: str) -> TreeEntry | None:
         with translated(whole):

@@ -1,7 +1,7 @@
 """Data as trees: a folder is its tree, a file a tree of one entry under its own name.
 
-The same for whoever submits and for whoever looks whether it is still that. Every file is read once and then known by
-how it looks (the memo), so a second look costs a stat for each.
+Used to submit data and to check whether it has changed. Each file is read once; then the memo has its digest, and a
+check costs a stat for each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tree_at(path: str, name: str, hasher: Hasher = hash_file) -> Tree:
 
 
 def read_tree(path: str, name: str, *, memo: Memo, clock: Clock, heed: Heed = lambda _: None) -> Tree:
-    """Return what lies at a path as a tree; `heed` is told of every byte that had to be read for it."""
+    """Return what lies at a path as a tree; `heed` is called with the bytes that were read."""
     return tree_at(path, name, partial(_read, memo=memo, clock=clock, heed=heed))
 
 

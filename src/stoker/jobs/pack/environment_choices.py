@@ -110,24 +110,28 @@ class EnvironmentChoices:
 def refused_by(
     choices: Iterable[EnvironmentChoice], project: str, machines: Iterable[MachineInventory]
 ) -> tuple[EnvironmentChoice, ...]:
-    """Return the choices with what their locks say can't be on these machines, told before any of them tries.
+    """Return the choices with the platforms that their locks can't be installed on, before any machine tries.
 
     A machine that has made the environment, or found that it can't, knows better than a lock.
     """
     choices = tuple(choices)
-    told: dict[int, dict[str, str]] = {}
+    refused: dict[int, dict[str, str]] = {}
     for held in machines:
         platform = platform_held(held)
         choice = choose(choices, platform)
         if choice is None or choice.kind != LOCK or not platform.system:
             continue
         at = choices.index(choice)
-        if choice.digest in held.environments or choice.digest in held.impossible or platform.text in told.get(at, {}):
+        if (
+            choice.digest in held.environments
+            or choice.digest in held.impossible
+            or platform.text in refused.get(at, {})
+        ):
             continue
         why = _why_not(choice, project, platform)
         if why:
-            told.setdefault(at, {})[platform.text] = why[:_LONGEST_WHY]
-    return tuple(changed(one, refused=told[at]) if at in told else one for at, one in enumerate(choices))
+            refused.setdefault(at, {})[platform.text] = why[:_LONGEST_WHY]
+    return tuple(changed(one, refused=refused[at]) if at in refused else one for at, one in enumerate(choices))
 
 
 def _why_not(choice: EnvironmentChoice, project: str, platform: Platform) -> str:

@@ -5,7 +5,7 @@
     pyproject.toml     itself
 
 Who submits and who builds call the same function, so an environment's digest means the same bytes on both sides. Of a
-`pyproject.toml` only what changes an installation counts: to format a project in another way builds nothing anew.
+`pyproject.toml` only what changes an installation counts: another format of the project builds nothing again.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def gather(project: str, path: str, *, python: str = "", extras: Sequence[str] =
         if extras:
             raise BadInput(f"{path} has no extras to choose from", hint="name what it installs in the file")
     wish = python or made.pinned() or made.requires
-    told = [RECIPE_VERSION, kind, path, made.digests, wish, sorted({*extras, *made.extras})]
+    identity = [RECIPE_VERSION, kind, path, made.digests, wish, sorted({*extras, *made.extras})]
     return EnvironmentSources(
         kind=kind,
         path=path,
         files=tuple(sorted(made.digests)),
-        digest=str(digest_value("environment files", told)),
+        digest=str(digest_value("environment files", identity)),
         python=wish,
         extras=tuple(sorted({*extras, *made.extras})),
         local=tuple(dict.fromkeys(made.local)),

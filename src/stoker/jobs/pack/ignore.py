@@ -55,7 +55,7 @@ class IgnorePatterns:
         return bool(self._patterns)
 
     def leaves_out(self, path: str) -> bool:
-        """Return whether a file is left out, by its `/`-separated path: it, or a folder above it."""
+        """Return True if a file is left out, by its `/`-separated path: it, or a folder above it."""
         return self.leaves_out_folder(path.rpartition("/")[0]) or self._decide(path, is_folder=False)
 
     def leaves_out_folder(self, path: str) -> bool:
@@ -166,7 +166,7 @@ def _stars(text: str, at: int) -> tuple[str, int]:
     end = at
     while end < len(text) and text[end] == "*":
         end += 1
-    # Git takes what is plain at the beginning off first: what follows begins anew for it.
+    # Git removes a literal prefix first: the pattern starts after it.
     begins = not _SPECIAL.search(text[:at]) or text[at - 1] == "/"
     is_alone = begins and (end == len(text) or text.startswith(("/", "\\/"), end))
     if end - at == 1 or not is_alone:

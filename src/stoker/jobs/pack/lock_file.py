@@ -76,7 +76,7 @@ def read_lock(text: str) -> UvLock:
     try:
         return UvLock(python=str(raw.get("requires-python", "")), packages=tuple(map(_package, packages)))
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"it does not look like a lock of uv: {error}", hint="uv lock writes it anew") from None
+        raise BadInput(f"it does not look like a lock of uv: {error}", hint="uv lock") from None
 
 
 def _package(raw: Mapping[str, Any]) -> LockedPackage:

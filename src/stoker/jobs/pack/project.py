@@ -23,7 +23,7 @@ from stoker.host.folders import FolderWalk
 from stoker.host.git import FILTERS, NOT_THERE, ask_git, without_filters
 from stoker.jobs.pack.ignore import IgnorePatterns
 
-# A folder that is no git repository, as a project: everything below it but what nobody means by "my code".
+# A folder that is no git repository, as a project: everything below it but caches, environments and the like.
 
 MOST_FILES = 10_000
 MOST_BYTES = 100 << 20
@@ -55,7 +55,7 @@ _MOST_NAMED = 3
 
 
 def is_rubbish(name: str) -> bool:
-    """Return whether a file or folder of this name is left out without a word."""
+    """Return True if a file or folder of this name is left out without a word."""
     return name in _RUBBISH or name.endswith((".pyc", ".egg-info"))
 
 
@@ -167,7 +167,7 @@ class ProjectFiles:
     """Paths that are not as that commit has them: changed, new, deleted, or untracked and named."""
     notes: tuple[str, ...] = ()
     sizes: Mapping[str, int] = fresh(factory=dict)
-    """Of files, where somebody looked already."""
+    """Files that were found already."""
 
 
 def find_project(folder: str, *, environment: Mapping[str, str]) -> Project:
@@ -197,7 +197,7 @@ def find_project(folder: str, *, environment: Mapping[str, str]) -> Project:
         hint = "git config --unset core.worktree; or --in-place, which runs it in the folder itself"
         raise BadInput(f"the repository {top} says that its files lie in {root}, not beside it", hint=hint)
     below = prefix.rstrip("/")
-    # Of a shallow copy nobody knows what its first commit is.
+    # The first commit of a shallow clone is unknown.
     commits = first.lines() if first.is_good and shallow != "true" else []
     identity = f"{commits[-1]}/{below}".rstrip("/") if commits else os.path.join(root, below).rstrip("/")
     return Project(root=root, folder=below, identity=identity, is_git=True, quiet=without_filters(filters))

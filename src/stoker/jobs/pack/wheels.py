@@ -1,4 +1,4 @@
-"""Can a locked environment be installed on a platform at all? Told from the lock alone, before anything is fetched.
+"""Whether a locked environment can be installed on a platform, from the lock alone, before anything is fetched.
 
 Only what is certain is called impossible: a package that is needed there, of which no wheel fits and no source is
 given. Where a marker can't be judged, nothing is said. Importing this loads `packaging`.
@@ -36,14 +36,14 @@ def why_impossible(
 ) -> list[str]:
     """Return what keeps a lock from being installed on a platform; nothing: it may be possible.
 
-    Asked of every Python of the platform that the lock and the wish allow: what is told is of the one that lacks least.
+    Checks every Python of the platform that the lock and the request allow; returns the faults of the best one.
     """
     able = [version for version in platform.pythons if fits(version, wish) and fits(version, lock.python)]
     if platform.pythons and not able:
         wants = " and ".join(dict.fromkeys(filter(None, (wish, lock.python))))
         return [f"no Python that is {wants}: it has {', '.join(platform.pythons)}"]
-    told = [_missing(lock, platform, version, extras, groups) for version in able]
-    return min(told, key=len, default=[])
+    missing = [_missing(lock, platform, version, extras, groups) for version in able]
+    return min(missing, key=len, default=[])
 
 
 def _missing(
@@ -110,7 +110,7 @@ def _needed(
         by_name.setdefault(one.name, []).append(one)
     ahead = _first_needs(lock, extras, groups)
     seen: set[tuple[str, str, tuple[str, ...]]] = set()
-    told: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str]] = set()
     while ahead:
         need = ahead.pop()
         if not holds(need.marker, facts):
@@ -123,8 +123,8 @@ def _needed(
             ahead += package.needs
             for name in need.extras:
                 ahead += package.optional.get(name, ())
-            if which[:2] not in told:
-                told.add(which[:2])
+            if which[:2] not in seen:
+                seen.add(which[:2])
                 yield package
 
 
@@ -145,7 +145,7 @@ def _meant(need: LockedDependency, packages: Sequence[LockedPackage]) -> Sequenc
 
 
 def _holds(marker: str, facts: dict[str, str]) -> bool:
-    """Return whether a marker holds for certain."""
+    """Return True if a marker holds for certain."""
     if not marker:
         return True
     if "extra" in marker:

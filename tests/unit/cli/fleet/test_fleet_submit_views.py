@@ -90,8 +90,8 @@ def test_of_several_data_each_is_called_by_what_it_is_for(capsys: pytest.Capture
         summary.show()
         return capsys.readouterr().out.replace("; ", " · ")
 
-    assert line("data") == "data 9 B: read where it lies\n"
-    assert line("base", "data") == "base 9 B: read where it lies · data 9 B: read where it lies\n"
+    assert line("data") == "data 9 B: read in place\n"
+    assert line("base", "data") == "base 9 B: read in place · data 9 B: read in place\n"
 
 
 @pytest.mark.parametrize(("sizes", "steps"), [([4 << 20], ["sent"]), ([1, 4 << 20], ["checked", "sent", "sent"])])
@@ -148,7 +148,7 @@ def test_of_very_many_jobs_the_first_are_listed_and_the_rest_counted() -> None:
 @pytest.mark.parametrize(
     ("wants", "text"),
     [
-        (Requirements(ram_bytes=0), "nothing in particular"),
+        (Requirements(ram_bytes=0), "no requirements"),
         (
             Requirements(wish=DevicePreference.REQUIRE, vram_bytes=6 * GIB, cores=2),
             "a GPU with 6.0 GiB, 4.0 GiB RAM, 2 cores",
