@@ -491,8 +491,8 @@ def test_whatever_follows_the_end_is_refused(out: Out) -> None:
         with pytest.raises(InvalidArchive) as refused:
             out.unpack(squeezed(GOOD) + more)
         assert "data after" in refused.value.faults[0].message
-    assert "follows" in out.fault(GOOD + b"x")[1]
-    assert "follows" in out.fault(GOOD + tar(file("evil")))[1]
+    assert "data after" in out.fault(GOOD + b"x")[1]
+    assert "data after" in out.fault(GOOD + tar(file("evil")))[1]
 
 
 def test_a_frame_before_the_tar_is_refused(out: Out) -> None:
